@@ -1,0 +1,32 @@
+"""loopkit: a training-loop engine for PyTorch, with everything but the loop in plugins."""
+
+from loopkit.epoch import Epoch
+from loopkit.errors import CancelEpoch, CancelFit, CancelStep, LoopkitError
+from loopkit.events import Event
+from loopkit.hooks import hookimpl
+from loopkit.learner import Learner
+from loopkit.phases import Phase, PredictionPhase, TrainingPhase, ValidationPhase
+from loopkit.progress import Progress
+from loopkit.reproducible import seed_everything
+from loopkit.result import FitResult
+from loopkit.step import Step
+
+__version__ = "0.1.0"
+__all__ = [
+    "CancelEpoch",
+    "CancelFit",
+    "CancelStep",
+    "Epoch",
+    "Event",
+    "FitResult",
+    "Learner",
+    "LoopkitError",
+    "Phase",
+    "PredictionPhase",
+    "Progress",
+    "Step",
+    "TrainingPhase",
+    "ValidationPhase",
+    "hookimpl",
+    "seed_everything",
+]

@@ -1,0 +1,59 @@
+"""What can be told of a batch without knowing what it means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["count_samples", "describe"]
+
+
+def parts(batch: Any) -> Iterator[tuple[str, Any]]:
+    """The named parts of a mapping, dataclass, tuple or list; nothing for anything else."""
+    if isinstance(batch, Mapping):
+        yield from ((str(key), value) for key, value in batch.items())
+    elif is_dataclass(batch) and not isinstance(batch, type):
+        yield from ((field.name, getattr(batch, field.name)) for field in fields(batch))
+    elif isinstance(batch, (tuple, list)):
+        yield from ((str(i), value) for i, value in enumerate(batch))
+
+
+def count_samples(batch: Any) -> int:
+    """The length of the first tensor (or array) in a batch, looked for in order and depth first; 1 without one."""
+    if type(batch) in (tuple, list) and batch and isinstance(batch[0], Tensor) and batch[0].ndim:
+        return batch[0].shape[0]
+    found = _leading(batch)
+    return 1 if found is None else found
+
+
+def _leading(value: Any) -> int | None:
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        return int(shape[0]) if len(shape) else None
+    for _, part in parts(value):
+        found = _leading(part)
+        if found is not None:
+            return found
+    return None
+
+
+def describe(value: Any, depth: int = 2) -> str:
+    """A short description with types, shapes, dtypes and devices.
+
+    >>> import torch
+    >>> describe((torch.zeros(2, 3), 1))
+    'tuple(Tensor[2, 3] float32 cpu, int)'
+    """
+    if isinstance(value, Tensor):
+        return f"Tensor{list(value.shape)} {str(value.dtype).removeprefix('torch.')} {value.device}"
+    if (shape := getattr(value, "shape", None)) is not None and not isinstance(value, type):
+        return f"{type(value).__name__}{list(shape)} {getattr(value, 'dtype', '')}".rstrip()
+    inner = list(parts(value)) if depth else []
+    if not inner:
+        return type(value).__name__
+    named = not isinstance(value, (tuple, list))
+    shown = [f"{key}: {describe(part, depth - 1)}" if named else describe(part, depth - 1) for key, part in inner[:6]]
+    return f"{type(value).__name__}({', '.join(shown)}{', ...' if len(inner) > 6 else ''})"

@@ -1,0 +1,465 @@
+"""From plugins to the calls that the engine makes: one compiled plan per phase.
+
+pluggy holds the specifications and the registered plugins. Its own way of calling costs microseconds an event,
+so the implementations that it lists are ordered once (`loopkit.order`) and compiled into flat tuples of calls.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import length_hint
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from loopkit.errors import Cancel, CancelEpoch, CancelFit, OrderError, PluginConflict, PluginError
+from loopkit.events import Event, FitBegin, FitEnd, snake_case
+from loopkit.hooks import PROJECT, PROVIDES, STATES, Hook, HookOptions, check_declaration, hooks, specification
+from loopkit.order import EVERYTHING, Entry, Placed, arrange, nearest, overlaps
+
+if TYPE_CHECKING:
+    from loopkit.learner import Learner
+    from loopkit.phases import Phase
+    from loopkit.step import Step
+
+__all__ = ["Implementation", "Instrument", "Plan", "Registry"]
+
+Instrument = Callable[[str, str, "partial[Any]"], Any]
+"""``fn(hook, plugin, call)``: must return ``call()``, a partial of the implementation and its arguments."""
+Fire = Callable[["Step | None"], None]
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One plugin's implementation of one hook."""
+
+    plugin: Any
+    hook: Hook
+    function: Callable[..., Any]
+    arguments: tuple[str, ...]
+    phase: type[Phase] | tuple[type[Phase], ...] | None
+    entry: Entry
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the engine calls during one phase; every event that may fire is a key of ``fire``."""
+
+    fire: dict[type[Event], Fire | None]
+    epoch_contexts: tuple[Callable[[], Any], ...]
+    step_contexts: tuple[Callable[[Step], Any], ...]
+    move_batch: Callable[[Any], Any] | None
+    optimizer_step: Callable[..., Any] | None
+    order: dict[str, list[Placed]]
+
+
+class Registry:
+    """The plugins of one learner, and the plans compiled from them."""
+
+    def __init__(self, learner: Learner, order: Sequence[Any], instrument: Instrument | None) -> None:
+        self.learner = learner
+        self.chains = _chains(order)
+        self.instrument = instrument
+        self.version = 0
+        """Changes whenever a plugin comes or goes."""
+        self._manager = pluggy.PluginManager(PROJECT)
+        self._specified: set[str] = set()
+        self._plans: dict[int, tuple[Phase, Plan]] = {}
+        self._learner_plans: dict[str, list[Implementation]] = {}
+        self._implementations: list[Implementation] = []
+
+    @property
+    def plugins(self) -> dict[str, Any]:
+        """The plugins by name, sorted."""
+        return dict(sorted(self._manager.list_name_plugin(), key=lambda item: item[0]))
+
+    def change(self, add: Iterable[Any] = (), remove: Iterable[str] = ()) -> None:
+        """Remove and add plugins, all or none.
+
+        Raises:
+            PluginError: What is wrong with a plugin, or how it clashes with another one.
+        """
+        removed: list[tuple[str, Any]] = []
+        added: list[str] = []
+        try:
+            for name in remove:
+                removed.append((name, self._unregister(name)))  # noqa: PERF401 - a comprehension loses the first ones
+            for plugin in add:
+                added.append(self._register(plugin))  # noqa: PERF401
+            self._check()
+        except BaseException:
+            for name in added:
+                self._manager.unregister(name=name)
+            for name, plugin in removed:
+                self._manager.register(plugin, name)
+            self._collect()
+            raise
+
+    def find(self, word: str) -> str:
+        """The name of the plugin that is called ``word`` or is the only one that provides it.
+
+        Raises:
+            PluginError: None is, or several provide it.
+        """
+        plugins = self.plugins
+        if word in plugins:
+            return word
+        matches = [name for name, plugin in plugins.items() if provided(plugin) == word]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            raise PluginError(f"several plugins provide {word!r}: {', '.join(matches)}; use a name")
+        raise PluginError(f"no plugin is called {word!r}{nearest(word, plugins)}; there are: {', '.join(plugins)}")
+
+    def _register(self, plugin: Any) -> str:
+        name = plugin_name(plugin)
+        registered = self._manager.get_plugin(name)
+        if registered is not None:
+            again = "the same object" if registered is plugin else f"{registered!r} and {plugin!r}"
+            raise PluginError(f"two plugins are called {name!r}: {again}; give it name=... to have both")
+        self._specify()
+        _check_plugin(plugin, name)
+        self._manager.register(plugin, name)
+        return name
+
+    def _unregister(self, word: str) -> Any:
+        return self._manager.unregister(name=self.find(word))
+
+    def _specify(self) -> None:
+        """Tell pluggy of the hooks that were defined since the last time."""
+        for name, hook in hooks().items():
+            if name not in self._specified:
+                self._manager.add_hookspecs(specification(hook))
+                self._specified.add(name)
+
+    def _collect(self) -> None:
+        self.version += 1
+        self._plans.clear()
+        self._learner_plans.clear()
+        self._implementations = []
+        for name, hook in hooks().items():
+            if name in self._specified:
+                for impl in getattr(self._manager.hook, name).get_hookimpls():
+                    self._implementations.append(_implementation(impl, hook))
+
+    def _check(self) -> None:
+        """Everything that can be told before a phase runs."""
+        self._collect()
+        self._check_names()
+        self._check_owners()
+        for hook in ("setup_model", "fit_begin"):
+            self.ordered(hook)
+        for phase in self.learner.phases.values():
+            self.plan(phase)
+
+    def _check_names(self) -> None:
+        plugins = self.plugins
+        names = {*plugins, *map(provided, plugins.values())} - {""}
+        written = {s for i in self._implementations for s in (*i.entry.writes, *i.entry.updates)}
+        declared = [(i.entry.plugin, i.hook.name, i.entry) for i in self._implementations]
+        for plugin, hook, entry in declared:
+            for state in (*entry.reads, *entry.updates, *entry.writes):
+                root = state.split(".")[0]
+                if root in STATES or root in names or root in PROVIDES or state == EVERYTHING:
+                    continue
+                hint = nearest(root, [*STATES, *names])
+                if hint or not any(overlaps(state, other) for other in written):
+                    raise PluginError(
+                        f"plugin {plugin!r}, {hook}: no state is called {state!r}{hint}; "
+                        f"known are {', '.join(STATES)}, step.<attribute> and <plugin>.<field>"
+                    )
+            for word in (*entry.before, *entry.after):
+                self._check_word(word, f"plugin {plugin!r}, {hook}", names)
+        for chain in self.chains:
+            for word in chain:
+                self._check_word(word, "order", names)
+
+    def _check_word(self, word: str, where: str, names: set[str]) -> None:
+        if word not in names and word not in PROVIDES and (hint := nearest(word, names | set(PROVIDES))):
+            raise OrderError(f"{where}: no plugin is called {word!r}{hint}")
+
+    def _check_owners(self) -> None:
+        owners: list[tuple[str, str]] = []
+        for name, plugin in self.plugins.items():
+            for state in declared(plugin, "owns", getattr(plugin, "owns", ())):
+                for other, theirs in owners:
+                    if overlaps(state, theirs):
+                        raise PluginConflict(f'{other!r} and {name!r} both own "{state}": keep one of them')
+                owners.append((name, state))
+
+    def implementations(self, hook: str, phase: Phase | None = None) -> list[Implementation]:
+        """The implementations of a hook, those for ``phase`` if given, in no order."""
+        return [
+            impl
+            for impl in self._implementations
+            if impl.hook.name == hook and (phase is None or impl.phase is None or isinstance(phase, impl.phase))
+        ]
+
+    def ordered(self, hook: str) -> list[Implementation]:
+        """The implementations of a hook that belongs to no phase, in order."""
+        if hook not in self._learner_plans:
+            impls = {impl.entry.plugin: impl for impl in self.implementations(hook)}
+            placed = arrange([impl.entry for impl in impls.values()], self.chains, hook)
+            self._learner_plans[hook] = [impls[p.entry.plugin] for p in placed]
+        return self._learner_plans[hook]
+
+    def fit_order(self) -> list[str]:
+        """The names of the plugins that set up or tear down a fit, in the order of ``fit_begin``.
+
+        A plugin with a ``fit_end`` alone stands where its ``before`` and ``after``, turned round, put it.
+        """
+        entries = {impl.entry.plugin: _reverse(impl.entry) for impl in self.implementations(FitEnd.hook)}
+        entries.update({impl.entry.plugin: impl.entry for impl in self.implementations(FitBegin.hook)})
+        return [placed.entry.plugin for placed in arrange(list(entries.values()), self.chains, FitEnd.hook)]
+
+    def call(self, impl: Implementation, **given: Any) -> Any:
+        """Call an implementation that belongs to no phase."""
+        call = partial(impl.function, *(given[name] for name in impl.arguments))
+        return call() if self.instrument is None else self.instrument(impl.hook.name, impl.entry.plugin, call)
+
+    def check_run(self, phases: Sequence[Phase]) -> None:
+        """Refuse what can never work with these phases: events that none emits, state that nobody makes."""
+        emitted = {event.hook for phase in phases for event in phase.events()} | {FitBegin.hook, FitEnd.hook}
+        phase_names = [phase.name for phase in phases]
+        makers = {*self.plugins, *map(provided, self.plugins.values())}
+        written = [state for impl in self._implementations for state in (*impl.entry.writes, *impl.entry.updates)]
+        for impl in self._implementations:
+            where = f"plugin {impl.entry.plugin!r}, {impl.hook.name}"
+            if impl.hook.kind == "event" and impl.hook.name not in emitted:
+                raise PluginError(
+                    f"{where}: no known phase emits this event; the phases are {', '.join(phase_names)}. "
+                    f"Give the phase that does: Learner(phases=[...])"
+                )
+            for state in impl.entry.reads:
+                root, _, rest = state.partition(".")
+                if root == "metrics" and rest:
+                    phase = rest.split("/")[0]
+                    made = [other.partition(".")[2] for other in written if other.startswith("metrics.")]
+                    if "/" in rest and "*" not in phase and phase not in phase_names:
+                        raise PluginError(
+                            f"{where}: reads {state!r}, but no phase is called {phase!r}{nearest(phase, phase_names)}"
+                        )
+                    if not any(overlaps(state, other) for other in written):
+                        names = sorted({name.replace("*/", f"{phase}/") for name in made})
+                        raise PluginError(
+                            f"{where}: reads {state!r}, which no plugin makes{nearest(rest, names)}; "
+                            f"made are {', '.join(names) or 'none'}"
+                        )
+                elif root in PROVIDES and root not in STATES and root not in makers:
+                    raise PluginError(f"{where}: reads {state!r}, but no plugin is called {root!r} or provides it")
+
+    def plan(self, phase: Phase) -> Plan:
+        """The compiled plan of a phase."""
+        if id(phase) not in self._plans:
+            self._plans[id(phase)] = (phase, self._compile(phase))
+        return self._plans[id(phase)][1]
+
+    def _compile(self, phase: Phase) -> Plan:
+        self._specify()
+        order: dict[str, list[Placed]] = {}
+        impls: dict[str, list[Implementation]] = {}
+        for name, hook in hooks().items():
+            if "phase" in hook.arguments:
+                found = {impl.entry.plugin: impl for impl in self.implementations(name, phase)}
+                order[name] = arrange([impl.entry for impl in found.values()], self.chains, name)
+                impls[name] = [found[placed.entry.plugin] for placed in order[name]]
+        verbs = impls["optimizer_step"]
+        if len(verbs) > 1:
+            names = " and ".join(repr(impl.entry.plugin) for impl in verbs)
+            raise PluginConflict(f"{names} both implement the verb optimizer_step in phase {phase.name!r}: keep one")
+        call = partial(self._call, phase=phase)
+        return Plan(
+            fire={event: self._event(event, impls[event.hook], phase) for event in phase.events()},
+            epoch_contexts=tuple(call(impl, ()) for impl in impls["epoch_context"]),
+            step_contexts=tuple(call(impl, ("step",)) for impl in impls["step_context"]),
+            move_batch=_chain([call(impl, ("batch",)) for impl in impls["move_batch"]]),
+            optimizer_step=call(verbs[0], ("step", "optimizer", "closure", "default")) if verbs else None,
+            order=order,
+        )
+
+    def _event(self, event: type[Event], impls: list[Implementation], phase: Phase) -> Fire | None:
+        if not impls:
+            return None
+        calls = tuple(self._call(impl, ("step",), phase) for impl in impls)
+        names = [impl.entry.plugin for impl in impls]
+        learner = self.learner
+
+        def fire(step: Step | None) -> None:
+            pending = iter(calls)
+            try:
+                for call in pending:
+                    call(step)
+            except BaseException as error:
+                index = len(calls) - length_hint(pending) - 1
+                settle(error, index, step)
+
+        def settle(error: BaseException, index: int, step: Step | None) -> None:
+            """Reach the remaining plugins after a cancel, then raise the strongest of what was raised."""
+            cancels: list[Cancel] = []
+            while isinstance(error, Cancel):
+                error.by = error.by or names[index]
+                cancels.append(error)
+                for index in range(index + 1, len(calls)):  # noqa: B020 - goes on from where the cancel was raised
+                    try:
+                        calls[index](step)
+                    except BaseException as raised:
+                        error = raised
+                        break
+                else:
+                    raise strongest(cancels)
+            for cancel in cancels:
+                error.add_note(f"{type(cancel).__name__}({cancel.reason!r}) by plugin {cancel.by!r} came before it")
+            locate(error, f"in {event.hook} of plugin {names[index]!r}, {learner.where(phase, step)}")
+            raise error
+
+        return fire
+
+    def _call(self, impl: Implementation, dynamic: tuple[str, ...], phase: Phase) -> Callable[..., Any]:
+        """A callable that takes the ``dynamic`` arguments by position and passes on those that are wanted."""
+        fixed = {"learner": self.learner, "phase": phase}
+        wanted = impl.arguments
+        function, instrument = impl.function, self.instrument
+        if instrument is not None:
+            hook, plugin = impl.hook.name, impl.entry.plugin
+
+            def measured(*values: Any) -> Any:
+                given = {**fixed, **dict(zip(dynamic, values, strict=False))}
+                return instrument(hook, plugin, partial(function, *(given[name] for name in wanted)))
+
+            return measured
+        leading = wanted[: len(wanted) - len(dynamic)]
+        if wanted == leading + dynamic and all(name in fixed for name in leading):
+            return partial(function, *(fixed[name] for name in leading)) if leading else function
+
+        def adapted(*values: Any) -> Any:
+            given = {**fixed, **dict(zip(dynamic, values, strict=False))}
+            return function(*(given[name] for name in wanted))
+
+        if not set(wanted) & set(dynamic):
+            bound = partial(function, *(fixed[name] for name in wanted))
+            return lambda *values: bound()
+        return adapted
+
+
+def strongest(cancels: Sequence[Cancel]) -> Cancel:
+    """The cancel that ends the most; the first of its kind."""
+    for kind in (CancelFit, CancelEpoch):
+        for cancel in cancels:
+            if isinstance(cancel, kind):
+                return cancel
+    return cancels[0]
+
+
+def locate(error: BaseException, where: str) -> None:
+    """Note on an error where it was raised, unless a note says so already."""
+    if not any(note.startswith("loopkit: ") for note in getattr(error, "__notes__", ())):
+        error.add_note(f"loopkit: {where}")
+
+
+def plugin_name(plugin: Any) -> str:
+    """A plugin's ``name``, else its class's in snake case."""
+    name = getattr(plugin, "name", None)
+    if name is None:
+        name = snake_case(type(plugin).__name__)
+    if not isinstance(name, str) or not name or "." in name or not name.isprintable():
+        raise PluginError(f"plugin {plugin!r}: its name is {name!r}; a name is printable text without a dot")
+    return name
+
+
+def provided(plugin: Any) -> str:
+    """What a plugin says that it is, or an empty string."""
+    return getattr(plugin, "provides", "")
+
+
+def declared(plugin: Any, label: str, declaration: Any) -> tuple[str, ...]:
+    """The names of a declaration; a function of the plugin is called."""
+    check_declaration(f"plugin {plugin_name(plugin)!r}: {label}", declaration)
+    if callable(declaration):
+        names = declaration() if inspect.ismethod(declaration) else declaration(plugin)
+        check_declaration(f"plugin {plugin_name(plugin)!r}: what {label} returns", names)
+        return tuple(names)
+    return tuple(declaration)
+
+
+def _implementation(impl: pluggy.HookImpl, hook: Hook) -> Implementation:
+    options: HookOptions = impl.function.loopkit_options  # type: ignore[attr-defined]
+    plugin = impl.plugin
+
+    def names(label: str) -> tuple[str, ...]:
+        return declared(plugin, label, getattr(options, label) or getattr(plugin, label, ()))
+
+    labels = ("reads", "updates", "writes", "before", "after")
+    entry = Entry(impl.plugin_name, provided(plugin), **{label: names(label) for label in labels})
+    return Implementation(plugin, hook, impl.function, tuple(impl.argnames), options.phase, entry)
+
+
+def _check_plugin(plugin: Any, name: str) -> None:
+    """Refuse what pluggy would take silently, or with a message that does not say what to write instead."""
+    if inspect.isclass(plugin):
+        raise PluginError(f"{plugin.__name__} is a class; a plugin is an instance: {plugin.__name__}(...)")
+    known = hooks()
+    where = f"plugin {name!r} ({type(plugin).__name__})"
+    word = provided(plugin)
+    if not isinstance(word, str) or not (word == "" or word.isidentifier()):
+        raise PluginError(f"{where}: provides is {word!r}; it is one word, such as {'clip'!r}")
+    for attribute in dir(plugin):
+        method = inspect.getattr_static(plugin, attribute)
+        if not inspect.isroutine(method):
+            continue
+        options = getattr(method, f"{PROJECT}_impl", None)
+        own_options: HookOptions | None = getattr(method, "loopkit_options", None)
+        if options is None:
+            if attribute in known:
+                raise PluginError(
+                    f"{where}: {attribute} has a hook's name but no @hookimpl; add it, or rename the method"
+                )
+            continue
+        if any(options.get(key) for key in ("tryfirst", "trylast", "wrapper", "hookwrapper")):
+            raise PluginError(f"{where}: {attribute} uses pluggy's own options; use before=, after= or a context")
+        if own_options is None:
+            raise PluginError(f"{where}: {attribute} is marked by pluggy's marker; use loopkit.hookimpl")
+        if attribute not in known:
+            raise PluginError(f"{where}: there is no hook {attribute!r}{nearest(attribute, known)}")
+        _check_arguments(getattr(plugin, attribute), known[attribute], f"{where}, {attribute}")
+        if "phase" not in known[attribute].arguments and own_options.phase is not None:
+            raise PluginError(f"{where}: {attribute} belongs to no phase, so it takes no phase=...")
+
+
+def _check_arguments(method: Callable[..., Any], hook: Hook, where: str) -> None:
+    for argument in inspect.signature(method).parameters.values():
+        if argument.default is not argument.empty:
+            raise PluginError(f"{where}: argument {argument.name!r} has a default; a hook's arguments have none")
+        if argument.kind is not argument.POSITIONAL_OR_KEYWORD or argument.name not in hook.arguments:
+            raise PluginError(
+                f"{where}: no argument is called {argument.name!r}{nearest(argument.name, hook.arguments)}; "
+                f"it can take {', '.join(hook.arguments)}"
+            )
+
+
+def _chains(order: Sequence[Any]) -> list[tuple[str, ...]]:
+    """``order=["a", "b"]`` is one chain, ``order=[["a", "b"], ["c", "d"]]`` are two."""
+    if isinstance(order, str):
+        raise OrderError(f"order is the string {order!r}: write a list of plugin names")
+    if all(isinstance(item, str) for item in order):
+        return [tuple(order)] if order else []
+    return [tuple(chain) for chain in order]
+
+
+def _chain(calls: list[Callable[[Any], Any]]) -> Callable[[Any], Any] | None:
+    if len(calls) <= 1:
+        return calls[0] if calls else None
+
+    def move(batch: Any) -> Any:
+        for call in calls:
+            batch = call(batch)
+        return batch
+
+    return move
+
+
+def _reverse(entry: Entry) -> Entry:
+    """The entry as it must stand in a list that is run backwards; access has no say there."""
+    return Entry(entry.plugin, entry.provides, before=entry.after, after=entry.before)

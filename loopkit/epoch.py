@@ -1,0 +1,375 @@
+"""Epoch: one pass of a phase over its data, with its events, contexts, modes and control flow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, nullcontext
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from loopkit.batches import count_samples, describe
+from loopkit.dispatch import Plan, locate
+from loopkit.errors import (
+    Cancel,
+    CancelEpoch,
+    CancelFit,
+    CancelStep,
+    LoopkitError,
+    PhaseError,
+    PhaseInputError,
+    ReentrancyError,
+    StepResultError,
+)
+from loopkit.events import (
+    BackwardBegin,
+    BackwardEnd,
+    EpochBegin,
+    EpochEnd,
+    Event,
+    PhaseEnd,
+    StepBegin,
+    StepCancelled,
+    StepEnd,
+    UpdateBegin,
+    UpdateEnd,
+    UpdateSkipped,
+)
+from loopkit.phases import VERBS
+from loopkit.step import Step
+from loopkit.window import Window
+
+if TYPE_CHECKING:
+    from loopkit.learner import Learner
+    from loopkit.phases import Phase
+
+__all__ = ["Epoch"]
+
+PAIRS = (tuple, list)
+
+
+class StopEpoch(Exception):
+    """Leaves a user's loop at the first step after ``learner.stop``, as a normal end of the epoch."""
+
+
+class Epoch:
+    """One pass of a phase; made by ``learner.epoch(phase)`` and used as a context manager.
+
+    Example::
+
+        with learner.epoch("train", length=len(batches)) as epoch:
+            for batch in batches:
+                step = epoch.step(batch)
+    """
+
+    def __init__(self, learner: Learner, phase: Phase, length: int | None) -> None:
+        self.learner = learner
+        self.phase = phase
+        self.length = length
+        self.last_index = -1 if length is None else length - 1
+        self.steps = 0
+        """Batches taken so far, those of cancelled steps included."""
+        self.windows: tuple[Window, ...] = ()
+        self.current: Step | None = None
+        self.pending: Cancel | None = None
+        """A cancel raised at ``epoch_begin``; the first step raises it."""
+        self._contexts = ExitStack()
+        grad_modes: dict[str, Callable[[], Any]] = {
+            "no_grad": torch.no_grad,
+            "inference_mode": torch.inference_mode,
+            "grad": nullcontext,
+        }
+        if phase.grad_mode not in grad_modes:
+            raise PhaseError(f"{phase!r}: grad_mode is {phase.grad_mode!r}; it is one of {', '.join(grad_modes)}")
+        self._grad_mode: Callable[[], Any] | None = grad_modes[phase.grad_mode]
+
+    def window(self, name: str) -> Window:
+        """The window of an optimizer."""
+        for window in self.windows:
+            if window.name == name:
+                return window
+        names = ", ".join(repr(window.name) for window in self.windows)
+        raise PhaseError(f"no optimizer is called {name!r}; there are: {names or 'none'}")
+
+    def __enter__(self) -> Epoch:
+        learner, phase = self.learner, self.phase
+        if learner._cancelled is not None:
+            raise learner._cancelled
+        if not learner._epochs and not learner._fitting:
+            learner._stop = None
+        self._stop_before = learner._stop
+        learner._check_phase(phase)
+        if phase.training:
+            self._grad_mode = None if torch.is_grad_enabled() else torch.enable_grad
+            if any(window.count for outer in learner._epochs for window in outer.windows):
+                raise ReentrancyError(f"phase {phase.name!r} trains inside an open accumulation window")
+            self.windows = learner._make_windows()
+        self._replan()
+        learner._epochs.append(self)
+        self._contexts.callback(learner._epochs.remove, self)
+        try:
+            self.set_modes()
+            self._contexts.callback(self.restore_modes)
+            learner._forget_metrics(phase)
+            for make in self.plan.epoch_contexts:
+                if (context := make()) is not None:
+                    self._contexts.enter_context(context)
+            self._fire(EpochBegin)
+        except (CancelEpoch, CancelFit) as cancel:
+            self.pending = cancel
+        except BaseException as error:
+            locate(error, f"at the begin of the epoch, {learner.where(phase, None)}")
+            self._leave(error)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        learner = self.learner
+        cancel: Cancel | None = self.pending
+        if learner._changes != self._changes:
+            self._replan()
+        try:
+            if isinstance(error, (CancelEpoch, CancelFit)):
+                cancel = error
+            elif error is not None and not isinstance(error, (StopEpoch, GeneratorExit)):
+                raise error
+            if cancel is None:
+                cancel = self._catch(self._close_windows)
+            self._drop_windows(lambda window: True)
+            cancel = self._stronger(cancel, self._catch(lambda: self._fire(EpochEnd)))
+        except BaseException as raised:
+            self._drop_windows(lambda window: True)
+            self._leave(raised)
+            if raised is error:
+                return False
+            raise
+        self._contexts.close()
+        if self.phase.training:
+            learner.progress.epochs += 1
+        cancel = self._stronger(cancel, self._catch(lambda: self._fire(PhaseEnd)))
+        learner._end_of_pass(cancel)
+        return not isinstance(error, GeneratorExit)
+
+    def set_modes(self) -> None:
+        """Put the modules in the phase's mode, remembering the one that each was in."""
+        self._modes = [(module, module.training) for module in self.learner._modules()]
+        for model in self.learner.models.values():
+            model.train(self.phase.training)
+
+    def restore_modes(self) -> None:
+        """Put the modules back in the modes in which `set_modes` found them."""
+        for module, training in self._modes:
+            module.training = training
+
+    def _leave(self, error: BaseException) -> None:
+        """Leave the contexts because of an error, which none of them may swallow."""
+        self._contexts.__exit__(type(error), error, error.__traceback__)
+
+    def _fire(self, event: type[Event]) -> None:
+        if (fire := self.plan.fire[event]) is not None:
+            fire(None)
+
+    def _catch(self, act: Callable[[], None]) -> Cancel | None:
+        try:
+            act()
+        except (CancelEpoch, CancelFit) as cancel:
+            return cancel
+        return None
+
+    @staticmethod
+    def _stronger(one: Cancel | None, other: Cancel | None) -> Cancel | None:
+        return other if one is None or (isinstance(other, CancelFit) and not isinstance(one, CancelFit)) else one
+
+    def _replan(self) -> Plan:
+        """Take over the plan of the plugins as they are now."""
+        self._changes = self.learner._changes
+        plan = self.plan = self.learner._registry.plan(self.phase)
+        only = self.windows[0] if len(self.windows) == 1 and self.windows[0].is_plain else None
+        heard = [event for event in VERBS if plan.fire.get(event) is not None]
+        self.plain_backward = None if BackwardBegin in heard or BackwardEnd in heard else only
+        updates = (UpdateBegin, UpdateEnd, UpdateSkipped)
+        self.plain_update = None if plan.optimizer_step or any(event in heard for event in updates) else only
+        return plan
+
+    def step(self, batch: Any) -> Step:
+        """Run one step of the phase, between its events.
+
+        Raises:
+            PhaseInputError: The batch is None or holds no sample, or the step failed on it for its type.
+            StepResultError: The phase's ``step`` returned something.
+        """
+        if self.pending is not None:
+            raise self.pending
+        if self.learner._stop is not self._stop_before:
+            raise StopEpoch
+        self.run((batch,))
+        assert self.current is not None
+        return self.current
+
+    def run(self, batches: Iterable[Any], after_step: Callable[[], bool] | None = None) -> bool:
+        """Run a step for each batch, until ``learner.stop``.
+
+        Args:
+            batches: What the steps process.
+            after_step: Called after each step; the run ends when it returns True.
+
+        Returns:
+            Whether the batches were all taken.
+        """
+        if self._grad_mode is None:
+            return self._run(batches, after_step)
+        for batch in batches:
+            with self._grad_mode():
+                complete = self._run((batch,), after_step)
+            if not complete:
+                return False
+        return True
+
+    def _run(self, batches: Iterable[Any], after_step: Callable[[], bool] | None) -> bool:
+        """The loop itself; what it needs in every step is in local variables, which is what makes it fast."""
+        learner, phase, stop = self.learner, self.phase, self._stop_before
+        phase_step: Callable[..., Any] = phase.step
+        progress = learner.progress if phase.training else None
+        changes = -1
+        for batch in batches:
+            if learner._changes != changes:
+                plan = self.plan if learner._changes == self._changes else self._replan()
+                changes = self._changes
+                begin, end = plan.fire[StepBegin], plan.fire[StepEnd]
+                contexts, move = plan.step_contexts, plan.move_batch
+            if move is not None:
+                batch = self._moved(move, batch)
+            first = batch[0] if batch.__class__ in PAIRS and batch else None
+            samples = first.shape[0] if first.__class__ is Tensor and first.ndim else count_samples(batch)
+            step = self.current = Step(self, self.steps, batch, samples)
+            self.steps += 1
+            try:
+                if not samples or batch is None:
+                    if batch is None and phase.skip_none:
+                        continue
+                    raise PhaseInputError(f"batch {step.index} is {describe(batch)}: {NONE if samples else EMPTY}")
+                if begin is not None:
+                    begin(step)
+                if contexts:
+                    self._run_in_contexts(step)
+                elif (result := phase_step(learner, step)) is not None:
+                    raise self._bad_result(result)
+            except Cancel as cancel:
+                self._cancelled(step, cancel)
+            except BaseException as error:
+                explained = self._explained(error, step)
+                if explained is error:
+                    raise
+                raise explained from error
+            else:
+                if progress is not None:
+                    progress.steps += 1
+                    progress.samples += samples
+                if end is not None:
+                    try:
+                        end(step)
+                    except CancelStep:
+                        pass  # the step has ended already
+            if learner._stop is not stop or (after_step is not None and after_step()):
+                return False
+        return True
+
+    def _run_in_contexts(self, step: Step) -> None:
+        raised: BaseException | None = None
+        with ExitStack() as contexts:
+            for make in self.plan.step_contexts:
+                if (context := make(step)) is not None:
+                    contexts.enter_context(context)
+            try:
+                phase_step: Callable[..., Any] = self.phase.step
+                if (result := phase_step(self.learner, step)) is not None:
+                    raise self._bad_result(result)
+            except BaseException as error:
+                raised = error
+                raise
+        if raised is not None:  # a plugin's context swallowed it
+            raise raised
+
+    def _cancelled(self, step: Step, cancel: Cancel) -> None:
+        cancel.by = cancel.by or f"phase {self.phase.name}"
+        self._drop_windows(lambda window: window.index == step.index)
+        try:
+            if (fire := self.plan.fire[StepCancelled]) is not None:
+                fire(step)
+        except Cancel as again:
+            cancel = again if isinstance(cancel, CancelStep) or isinstance(again, CancelFit) else cancel
+        if not isinstance(cancel, CancelStep):
+            raise cancel
+
+    def _bad_result(self, result: Any) -> StepResultError:
+        name = type(self.phase).__name__
+        return StepResultError(
+            f"{name}.step returned {describe(result)}: a step returns nothing. Put results on the step "
+            f"(step.loss = loss) and call step.backward(loss) and step.update()"
+        )
+
+    def _explained(self, error: BaseException, step: Step) -> BaseException:
+        """Say where an error came from, and what the batch was."""
+        where = self.learner.where(self.phase, step)
+        if isinstance(error, (TypeError, ValueError, AttributeError, KeyError, IndexError)) and not (
+            isinstance(error, LoopkitError)
+            or isinstance(step.batch, (tuple, list, dict))
+            or hasattr(step.batch, "shape")
+        ):
+            wrong = PhaseInputError(
+                f"batch {step.index} is {describe(step.batch)}, which {self.phase!r} cannot take: {error}"
+            )
+            wrong.__cause__ = error
+            error = wrong
+        device = next(
+            (str(p.device) for model in self.learner.models.values() for p in model.parameters()), "no parameters"
+        )
+        hint = "; this loss was differentiated before: compute it again in each step, or detach what is carried over"
+        again = hint if "backward through the graph a second time" in str(error) else ""
+        locate(
+            error,
+            f"in {type(self.phase).__name__}.step, {where}; batch: {describe(step.batch)}; model on {device}{again}",
+        )
+        return error
+
+    def _moved(self, move: Callable[[Any], Any], batch: Any) -> Any:
+        try:
+            return move(batch)
+        except Exception as error:
+            locate(
+                error, f"in move_batch, {self.learner.where(self.phase, None)}, batch {self.steps}: {describe(batch)}"
+            )
+            raise
+
+    def _close_windows(self) -> None:
+        """Give each window that is still open its update, after the last step."""
+        for window in self.windows:
+            if window.count and self.current is not None:
+                self.current.apply(window)
+
+    def _drop_windows(self, when: Callable[[Window], bool]) -> None:
+        for window in self.windows:
+            if window.count and when(window):
+                window.drop()
+
+    def batches(self, data: Iterable[Any]) -> Iterator[Any]:
+        """The batches of ``data``; an error of the loader gets a note that says which batch it was making."""
+        try:
+            for batch in data:  # noqa: UP028 - an exception thrown into this generator is not the loader's
+                yield batch
+        except Exception as error:
+            hint = "; workers that are spawned need functions that can be pickled: def them in a module, no lambda"
+            pickling = hint if "pickle" in str(error).lower() else ""
+            locate(
+                error,
+                f"the loader raised this while making batch {self.steps}, {self.learner.where(self.phase, None)}{pickling}",
+            )
+            raise
+
+
+EMPTY = "it has no samples; drop empty batches in the loader"
+NONE = "drop such batches in the loader, or let the phase pass over them with skip_none=True"

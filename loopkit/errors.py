@@ -1,0 +1,107 @@
+"""The exceptions of loopkit: errors, and the signals that cancel a step, an epoch or a fit."""
+
+from __future__ import annotations
+
+__all__ = [
+    "AccessError",
+    "Cancel",
+    "CancelEpoch",
+    "CancelFit",
+    "CancelStep",
+    "EmptyDataError",
+    "EventError",
+    "ExhaustedIteratorError",
+    "LoopkitError",
+    "LossError",
+    "NonFiniteError",
+    "OrderError",
+    "PhaseError",
+    "PhaseInputError",
+    "PluginConflict",
+    "PluginError",
+    "ReentrancyError",
+    "StepResultError",
+    "StepStateError",
+]
+
+
+class LoopkitError(Exception):
+    """Base of every error that loopkit raises itself."""
+
+
+class EventError(LoopkitError, ValueError):
+    """An event is badly named, defined twice, or emitted by a phase that does not declare it."""
+
+
+class PluginError(LoopkitError, ValueError):
+    """A plugin cannot be registered as it is: its name, a hook, an argument or a declaration is wrong."""
+
+
+class PluginConflict(PluginError):
+    """Two plugins own the same thing or implement the same verb."""
+
+
+class OrderError(PluginError):
+    """The order of two or more plugins is ambiguous or contradictory."""
+
+
+class AccessError(LoopkitError, RuntimeError):
+    """A plugin reads or changes what it did not declare (found by ``loopkit.testing``)."""
+
+
+class PhaseError(LoopkitError, ValueError):
+    """A phase is misused: an unknown name, a verb in the wrong place."""
+
+
+class PhaseInputError(PhaseError):
+    """A batch is not what the phase can take."""
+
+
+class StepResultError(PhaseError):
+    """A phase's ``step`` returned something, or never did what its phase is for."""
+
+
+class StepStateError(LoopkitError, AttributeError):
+    """A step's attribute is read before the phase has set it."""
+
+
+class LossError(LoopkitError, ValueError):
+    """The loss cannot be differentiated: no tensor, no scalar, or no gradient."""
+
+
+class NonFiniteError(LoopkitError, ArithmeticError):
+    """A loss or a gradient is infinite or not a number."""
+
+
+class EmptyDataError(LoopkitError, ValueError):
+    """The data holds no batch."""
+
+
+class ExhaustedIteratorError(EmptyDataError):
+    """An iterator that can be passed over only once was used for a second epoch."""
+
+
+class ReentrancyError(LoopkitError, RuntimeError):
+    """``fit`` was called while a fit was running, or a training phase inside an open window."""
+
+
+class Cancel(Exception):
+    """Base of the signals; raise one of its subclasses, with the reason as its argument."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.by = ""
+        """The plugin or phase that raised it, filled in by the engine."""
+
+
+class CancelStep(Cancel):
+    """End this step: ``step_cancelled`` fires, then the next step runs."""
+
+
+class CancelEpoch(Cancel):
+    """End this pass: ``step_cancelled``, ``epoch_end``, ``phase_end``, then the next phase runs."""
+
+
+class CancelFit(Cancel):
+    """End the fit: ``step_cancelled``, ``epoch_end``, ``phase_end``, ``fit_end``; no error."""

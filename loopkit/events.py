@@ -1,0 +1,164 @@
+"""Every event of the loop: when it fires and what the step holds by then.
+
+One pass of a phase over its data, and where each event stands in it::
+
+    FitBegin
+    for each epoch, for each phase:
+        EpochBegin
+        for each batch:
+            StepBegin                    step.batch
+                LossBegin                + inputs, targets, outputs
+                BackwardBegin            + loss                      training phases
+                BackwardEnd              gradients of this step added
+                UpdateBegin              gradients final             when an update is due
+                UpdateEnd                parameters changed
+                or UpdateSkipped         parameters unchanged
+            StepEnd                      everything
+            or StepCancelled             instead of StepEnd
+        EpochEnd
+        PhaseEnd
+    FitEnd                               always
+
+An event is a class, its hook is the class's name in snake case: plugins listen to ``LossBegin`` with
+``def loss_begin(self, step)``. A new event is a new subclass::
+
+    class CriticBegin(Event):
+        \"\"\"The critic is about to score real and generated images.\"\"\"
+
+    step.emit(CriticBegin)  # calls every plugin's ``critic_begin``
+"""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+from loopkit.errors import EventError
+
+__all__ = [
+    "BackwardBegin",
+    "BackwardEnd",
+    "EpochBegin",
+    "EpochEnd",
+    "Event",
+    "FitBegin",
+    "FitEnd",
+    "LossBegin",
+    "PhaseEnd",
+    "StepBegin",
+    "StepCancelled",
+    "StepEnd",
+    "UpdateBegin",
+    "UpdateEnd",
+    "UpdateSkipped",
+]
+
+
+def snake_case(name: str) -> str:
+    """``LossBegin`` -> ``loss_begin``, ``GANBegin`` -> ``gan_begin``."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+class Event:
+    """A point of the loop that is announced to plugins. Subclass it to add one.
+
+    The name of a subclass ends in ``Begin`` or ``End``. Defining a class of the same name again in the
+    same module (a notebook cell run twice) replaces it; in another module it is refused, since both
+    would have the same hook.
+
+    Raises:
+        EventError: The name does not end in ``Begin`` or ``End``, or another module has the hook.
+    """
+
+    hook: ClassVar[str]
+    """The hook's name, made from the class's."""
+    arguments: ClassVar[tuple[str, ...]] = ("learner", "phase", "step")
+    """What the hook's implementations can take, by name."""
+    by_hook: ClassVar[dict[str, type[Event]]] = {}
+    """Every event by its hook's name, in the order of definition."""
+
+    def __init_subclass__(cls) -> None:
+        cls.hook = snake_case(cls.__name__)
+        endings = ("Begin", "End", "Skipped", "Cancelled") if cls.__module__ == __name__ else ("Begin", "End")
+        if not cls.__name__.endswith(endings):
+            raise EventError(
+                f"event class {cls.__name__!r}: an event's name ends in Begin or End, "
+                f"such as {cls.__name__}Begin, so that its hook says when it fires"
+            )
+        known = Event.by_hook.get(cls.hook)
+        if known is not None and known.__module__ != cls.__module__:
+            raise EventError(
+                f"event class {cls.__module__}.{cls.__name__}: its hook {cls.hook!r} belongs to "
+                f"{known.__module__}.{known.__name__}; give the event another name"
+            )
+        Event.by_hook[cls.hook] = cls
+
+
+class FitBegin(Event):
+    """``fit`` starts. Nothing has run; models and optimizers are set up."""
+
+    arguments = ("learner",)
+
+
+class EpochBegin(Event):
+    """A pass of a phase over its data starts. The contexts of the epoch are entered, the mode is set."""
+
+    arguments = ("learner", "phase")
+
+
+class StepBegin(Event):
+    """A step starts. ``step.batch`` is what the loader yielded, after ``move_batch``."""
+
+
+class LossBegin(Event):
+    """The forward pass is done: ``step.inputs``, ``step.targets`` and ``step.outputs`` exist."""
+
+
+class BackwardBegin(Event):
+    """``step.loss`` exists and backward is about to start from ``step.seed``, which may be multiplied."""
+
+
+class BackwardEnd(Event):
+    """The gradients of this step have been added to those of the window."""
+
+
+class UpdateBegin(Event):
+    """An update is due and its gradients are final: sync, unscale, clip, inspect, or vote to skip it.
+
+    ``step.optimizer_name``, ``step.optimizer`` and ``step.params`` say whose update it is. With a closure
+    it fires after each evaluation of the closure.
+    """
+
+
+class UpdateEnd(Event):
+    """The optimizer has changed the parameters; ``learner.progress.updates`` counts this update."""
+
+
+class UpdateSkipped(Event):
+    """Instead of ``UpdateEnd``: a plugin voted to skip, parameters and counters are unchanged."""
+
+
+class StepEnd(Event):
+    """The step is done and counted; it holds everything that the phase has put on it."""
+
+
+class StepCancelled(Event):
+    """Instead of ``StepEnd``: the step was cancelled. It holds whatever existed by then."""
+
+
+class EpochEnd(Event):
+    """The pass is over, complete, stopped or cancelled (not after an error). Contexts are still entered."""
+
+    arguments = ("learner", "phase")
+
+
+class PhaseEnd(Event):
+    """All contexts are left: raw weights and modes are back, ``learner.metrics`` holds this pass's values."""
+
+    arguments = ("learner", "phase")
+
+
+class FitEnd(Event):
+    """``fit`` is over, however it ended. Runs in reverse of the ``fit_begin`` order, once per plugin."""
+
+    arguments = ("learner", "result")

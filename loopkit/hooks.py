@@ -1,0 +1,244 @@
+"""The hooks: what plugins can implement, and ``hookimpl``, which marks an implementation.
+
+Each event of `loopkit.events` is a hook of the same name in snake case. The hooks below are the other three
+kinds: contexts, verbs and transforms. An implementation takes only the arguments it needs, by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+import pluggy
+import torch
+from torch import nn
+
+from loopkit.errors import PluginError
+from loopkit.events import Event
+
+if TYPE_CHECKING:
+    from loopkit.learner import Learner
+    from loopkit.phases import Phase
+    from loopkit.step import Step
+
+__all__ = ["PROJECT", "PROVIDES", "STATES", "Declaration", "Hook", "hookimpl", "hooks"]
+
+PROJECT = "loopkit"
+F = TypeVar("F", bound=Callable[..., Any])
+Declaration = tuple[str, ...] | Callable[[Any], tuple[str, ...]]
+"""State or plugin names, or a function of the plugin that returns them, called when the plugin is added."""
+
+STATES = {
+    "batch": "what the loader yielded",
+    "inputs": "what the model takes",
+    "targets": "what the outputs are compared with",
+    "outputs": "what the model returned",
+    "loss": "the scalar that backward starts from",
+    "step": "any other attribute of a step, as step.<attribute>",
+    "grads": "the gradients of an update; grads.scale and grads.sync are owned by one plugin each",
+    "params": "the parameters",
+    "buffers": "the buffers, such as running statistics",
+    "model": "the modules themselves: their device, mode, wrapping",
+    "optimizer": "the optimizers; optimizer.lr and other hyperparameters are under it",
+    "metrics": "learner.metrics, as metrics.<phase>/<metric>",
+    "progress": "learner.progress",
+    "rng": "the random generators",
+}
+"""The names of state that ``reads``, ``updates``, ``writes`` and ``owns`` can hold; each covers all under it."""
+
+PROVIDES = {
+    "average": "averaged weights",
+    "checkpoint": "saving and restoring of the run",
+    "clip": "bounded gradients",
+    "compile": "a compiled model",
+    "device": "models and batches on a device",
+    "early_stopping": "an end of the fit by a criterion",
+    "freeze": "parameters that are not trained",
+    "history": "a record of the metrics",
+    "log": "metrics written elsewhere",
+    "memory_format": "models and batches in another memory layout",
+    "metrics": "metrics of each pass",
+    "mixed_precision": "autocast and loss scaling",
+    "noise": "noise on the gradients",
+    "non_finite": "a guard against infinite and undefined numbers",
+    "norm": "the norms of the gradients",
+    "progress": "a display of the run's progress",
+    "sanity_check": "checks before anything is trained",
+    "schedule": "hyperparameters as functions of the progress",
+    "sync": "gradients averaged over processes",
+}
+"""What a plugin can say that it is (``provides``); others can be used too."""
+
+
+class Hooks:
+    """The contexts, verbs and transforms, as pluggy reads them."""
+
+    def epoch_context(self, learner: Learner, phase: Phase) -> AbstractContextManager[Any] | None:
+        """A fresh context manager around one pass of a phase, entered before ``epoch_begin``, or None.
+
+        It is left after ``epoch_end`` and before ``phase_end``, whatever was raised inside.
+        """
+
+    def step_context(self, learner: Learner, phase: Phase, step: Step) -> AbstractContextManager[Any] | None:
+        """A fresh context manager around the phase's ``step``, entered after ``step_begin``, or None.
+
+        It is left before ``step_end``, whatever was raised inside.
+        """
+
+    def optimizer_step(
+        self,
+        learner: Learner,
+        phase: Phase,
+        step: Step,
+        optimizer: torch.optim.Optimizer,
+        closure: Callable[[], Any] | None,
+        default: Callable[[], Any],
+    ) -> None:
+        """Verb: take one optimizer step between ``update_begin`` and ``update_end``.
+
+        At most one plugin implements it. Without one the engine runs ``default()``, which is
+        ``optimizer.step(closure)``. Call ``step.skip_update(reason)`` if the parameters were left unchanged.
+        """
+
+    def setup_model(self, learner: Learner, name: str, model: nn.Module) -> nn.Module:
+        """Transform: move, freeze, compile or wrap one of the learner's modules; return it or its wrapper.
+
+        Called once per module, when the learner is built or the plugin is added, before an optimizer factory
+        is called. ``name`` is the module's key, ``"model"`` if there is only one.
+        """
+        return model
+
+    def move_batch(self, learner: Learner, phase: Phase, batch: Any) -> Any:
+        """Transform: return the batch, or a changed one. Runs before ``step_begin``."""
+        return batch
+
+
+Kind = Literal["event", "context", "verb", "transform"]
+
+
+@dataclass(frozen=True)
+class Hook:
+    """One hook: its name, kind and the arguments that an implementation can take."""
+
+    name: str
+    kind: Kind
+    arguments: tuple[str, ...]
+    doc: str
+
+
+_OTHERS: dict[str, Kind] = {
+    "epoch_context": "context",
+    "step_context": "context",
+    "optimizer_step": "verb",
+    "setup_model": "transform",
+    "move_batch": "transform",
+}
+
+
+def hooks() -> dict[str, Hook]:
+    """Every hook by name: the events known so far, then contexts, verbs and transforms."""
+    found = {name: Hook(name, "event", event.arguments, event.__doc__ or "") for name, event in Event.by_hook.items()}
+    for name, kind in _OTHERS.items():
+        function = getattr(Hooks, name)
+        arguments = function.__code__.co_varnames[1 : function.__code__.co_argcount]
+        found[name] = Hook(name, kind, arguments, function.__doc__ or "")
+    return found
+
+
+def specification(hook: Hook) -> type:
+    """An object that pluggy's ``add_hookspecs`` accepts, with this one hook."""
+    namespace: dict[str, Any] = {}
+    exec(f"def {hook.name}({', '.join(('self', *hook.arguments))}): ...", namespace)
+    function = pluggy.HookspecMarker(PROJECT)(namespace[hook.name])
+    function.__doc__ = hook.doc
+    return type("Specification", (), {hook.name: function})
+
+
+@dataclass(frozen=True)
+class HookOptions:
+    """What `hookimpl` was given."""
+
+    phase: type[Phase] | tuple[type[Phase], ...] | None
+    reads: Declaration
+    updates: Declaration
+    writes: Declaration
+    before: Declaration
+    after: Declaration
+
+
+@overload
+def hookimpl(function: F, /) -> F: ...
+@overload
+def hookimpl(
+    *,
+    phase: type[Phase] | tuple[type[Phase], ...] | None = None,
+    reads: Declaration = (),
+    updates: Declaration = (),
+    writes: Declaration = (),
+    before: Declaration = (),
+    after: Declaration = (),
+    **refused: Any,
+) -> Callable[[F], F]: ...
+def hookimpl(
+    function: F | None = None,
+    /,
+    *,
+    phase: type[Phase] | tuple[type[Phase], ...] | None = None,
+    reads: Declaration = (),
+    updates: Declaration = (),
+    writes: Declaration = (),
+    before: Declaration = (),
+    after: Declaration = (),
+    **refused: Any,
+) -> F | Callable[[F], F]:
+    """Mark a method as a hook's implementation.
+
+    Args:
+        phase: Call it only in phases of this class, subclasses included; all phases by default.
+        reads: State it looks at, as dotted names (`STATES`, or ``"<plugin>.<field>"``); ``"*"`` is everything.
+        updates: State it changes in place, reading it first.
+        writes: State it makes or makes valid.
+        before: Plugins (by name, or by what they provide) that this runs before, in this event.
+        after: Plugins that this runs after.
+
+    Raises:
+        PluginError: An option of pluggy's that would order or wrap hooks by other means.
+
+    Example::
+
+        class ClipValue:
+            provides = "clip"
+
+            @hookimpl(updates=("grads",))
+            def update_begin(self, step):
+                torch.nn.utils.clip_grad_value_(step.params, 1.0)
+    """
+    if refused:
+        option = sorted(refused)[0]
+        instead = "a step_context or epoch_context" if "wrapper" in option else "before=(...) or after=(...)"
+        raise PluginError(f"hookimpl({option}=...): loopkit orders hooks by declared access; use {instead}")
+    for label, value in {
+        "reads": reads,
+        "updates": updates,
+        "writes": writes,
+        "before": before,
+        "after": after,
+    }.items():
+        check_declaration(f"hookimpl({label}=...)", value)
+
+    def mark(function: F) -> F:
+        marked = pluggy.HookimplMarker(PROJECT)(function)
+        marked.loopkit_options = HookOptions(phase, reads, updates, writes, before, after)  # type: ignore[attr-defined]
+        return marked
+
+    return mark if function is None else mark(function)
+
+
+def check_declaration(where: str, value: object) -> None:
+    """Refuse what is no declaration; a plain string is the common mistake."""
+    if isinstance(value, str):
+        raise PluginError(f"{where} is the string {value!r}: write a tuple, ({value!r},)")
+    if not callable(value) and not (isinstance(value, tuple) and all(isinstance(item, str) for item in value)):
+        raise PluginError(f"{where} is {value!r}: write a tuple of names, or a function of the plugin returning one")

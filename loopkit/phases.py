@@ -1,0 +1,162 @@
+"""Phases: kinds of passes over data. Subclass one and write its ``step``, or only the part that differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from loopkit.batches import describe
+from loopkit.errors import PhaseInputError
+from loopkit.events import (
+    BackwardBegin,
+    BackwardEnd,
+    EpochBegin,
+    EpochEnd,
+    Event,
+    LossBegin,
+    PhaseEnd,
+    StepBegin,
+    StepCancelled,
+    StepEnd,
+    UpdateBegin,
+    UpdateEnd,
+    UpdateSkipped,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from loopkit.learner import Learner
+    from loopkit.step import Step
+
+__all__ = ["Phase", "PredictionPhase", "TrainingPhase", "ValidationPhase"]
+
+BRACKETS = (EpochBegin, StepBegin, StepEnd, StepCancelled, EpochEnd, PhaseEnd)
+VERBS = (BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, UpdateSkipped)
+
+
+class Phase:
+    """A kind of pass over data.
+
+    Args:
+        name: Replaces the class's ``name``, so that one class can serve two phases of a learner.
+        skip_none: Pass over batches that are None instead of handing them to ``step``.
+    """
+
+    name: str = "phase"
+    """Prefix of its metrics, as in ``"train/loss"``."""
+    training: ClassVar[bool] = False
+    """True: modules in train mode, gradients on, ``backward`` and ``update`` allowed, progress counted."""
+    emits: ClassVar[tuple[type[Event], ...]] = ()
+    """The events that ``step`` emits itself; those of the verbs need not be repeated."""
+    grad_mode: Literal["no_grad", "inference_mode", "grad"] = "no_grad"
+    """How steps that do not train run: ``"inference_mode"`` is faster, but what modules cache there is unusable
+    for training; ``"grad"`` is for steps that differentiate without training."""
+
+    def __init__(self, name: str | None = None, *, skip_none: bool = False) -> None:
+        if name is not None:
+            self.name = name
+        self.skip_none = skip_none
+
+    def step(self, learner: Learner, step: Step) -> None:
+        """Process one batch. The engine fires ``StepBegin`` before and ``StepEnd`` after it."""
+        raise NotImplementedError(f"{type(self).__name__} has no step(self, learner, step)")
+
+    def events(self) -> tuple[type[Event], ...]:
+        """Every event that can fire during this phase."""
+        return (*BRACKETS, *self.emits, *(VERBS if self.training else ()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+
+class SupervisedPhase(Phase):
+    """What the three standard phases share: how a batch becomes inputs, targets, outputs and a loss."""
+
+    def unpack(self, batch: Any) -> tuple[Any, Any]:
+        """Split a batch into ``(inputs, targets)``.
+
+        It can be a tuple or list of the two, or a mapping or dataclass with those names. Anything else:
+        override this method.
+
+        Raises:
+            PhaseInputError: The batch is none of these.
+        """
+        if isinstance(batch, (tuple, list)) and len(batch) == 2:
+            return batch  # type: ignore[return-value]
+        if isinstance(batch, Mapping) and "inputs" in batch and "targets" in batch:
+            return batch["inputs"], batch["targets"]
+        if is_dataclass(batch) and hasattr(batch, "inputs") and hasattr(batch, "targets"):
+            return batch.inputs, batch.targets
+        raise PhaseInputError(
+            f"{type(self).__name__} takes (inputs, targets), or a mapping or dataclass with these names; "
+            f"this batch is {describe(batch)}. Override {type(self).__name__}.unpack(batch) to split it"
+        )
+
+    def forward(self, learner: Learner, inputs: Any) -> Any:
+        """``learner.model(inputs)``; override it for a model that takes something else."""
+        return learner.model(inputs)  # type: ignore[operator]
+
+    def loss(self, learner: Learner, outputs: Any, targets: Any) -> Tensor:
+        """``learner.loss_fn(outputs, targets)``, a scalar."""
+        return learner.loss_fn(outputs, targets)  # type: ignore[no-any-return]
+
+
+class TrainingPhase(SupervisedPhase):
+    """Supervised training: forward, loss, backward, update.
+
+    Events of a step: StepBegin, LossBegin, BackwardBegin, BackwardEnd, and, when due, UpdateBegin and UpdateEnd
+    (or UpdateSkipped); then StepEnd.
+    """
+
+    name = "train"
+    training = True
+    emits = (LossBegin, BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, UpdateSkipped)
+
+    def step(self, learner: Learner, step: Step) -> None:  # noqa: D102 - the class's docstring says it
+        step.inputs, step.targets = self.unpack(step.batch)
+        step.outputs = self.forward(learner, step.inputs)
+        step.emit(LossBegin)
+        step.loss = self.loss(learner, step.outputs, step.targets)
+        step.backward(step.loss)
+        step.update()
+
+
+class ValidationPhase(SupervisedPhase):
+    """Forward and loss in eval mode without gradients.
+
+    Events of a step: StepBegin, LossBegin, StepEnd.
+    """
+
+    name = "val"
+    emits = (LossBegin,)
+
+    def step(self, learner: Learner, step: Step) -> None:  # noqa: D102 - the class's docstring says it
+        step.inputs, step.targets = self.unpack(step.batch)
+        step.outputs = self.forward(learner, step.inputs)
+        step.emit(LossBegin)
+        step.loss = self.loss(learner, step.outputs, step.targets)
+
+
+class PredictionPhase(SupervisedPhase):
+    """Forward alone, in eval mode without gradients. Events of a step: StepBegin, StepEnd.
+
+    The inputs are the first of a tuple or list, ``inputs`` of a mapping or dataclass, else the batch itself; so
+    the data that a model was trained on can be given as it is.
+    """
+
+    name = "predict"
+
+    def unpack(self, batch: Any) -> tuple[Any, Any]:  # noqa: D102 - the class's docstring says it
+        if isinstance(batch, (tuple, list)) and batch:
+            return batch[0], None
+        if isinstance(batch, Mapping) and "inputs" in batch:
+            return batch["inputs"], None
+        if is_dataclass(batch) and hasattr(batch, "inputs"):
+            return batch.inputs, None
+        return batch, None
+
+    def step(self, learner: Learner, step: Step) -> None:  # noqa: D102 - the class's docstring says it
+        step.inputs, _ = self.unpack(step.batch)
+        step.outputs = self.forward(learner, step.inputs)

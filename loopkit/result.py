@@ -1,0 +1,41 @@
+"""FitResult: how a fit ended and what it did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = ["FitResult"]
+
+
+@dataclass
+class FitResult:
+    """What ``fit`` returns. An early stop is a result like any other, not an error."""
+
+    reason: Literal["running", "end", "epochs", "max_steps", "max_updates", "stop", "cancel", "error"] = "running"
+    """What ended the fit: a limit, ``learner.stop``, `CancelFit`, the end of the user's own loop, or (seen in
+    ``fit_end`` only) an error."""
+    message: str = ""
+    """The text given to ``learner.stop`` or `CancelFit`."""
+    by: str = ""
+    """The plugin or phase that asked for the end, if one did."""
+    epochs: int = 0
+    steps: int = 0
+    updates: int = 0
+    samples: int = 0
+    """Counts of this fit, in training phases."""
+    seconds: float = 0.0
+    seed: int = 0
+    """What torch's generator was last seeded with when the fit began."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The last value of every metric, as ``"val/loss"``."""
+    history: list[dict[str, Any]] = field(default_factory=list)
+    """One row per pass of a phase, made by the history plugin."""
+
+    def __str__(self) -> str:
+        ended = {"stop": "stopped", "cancel": "cancelled", "error": "failed"}.get(self.reason, f"reached {self.reason}")
+        who = f" by {self.by}" if self.by else ""
+        why = f": {self.message}" if self.message else ""
+        counts = f"{self.epochs} epochs, {self.updates:,} updates, {self.samples:,} samples"
+        values = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
+        return f"{ended}{who}{why} after {counts} in {self.seconds:.1f} s" + (f"; {values}" if values else "")

@@ -1,0 +1,288 @@
+"""Step: the state of one batch on its way through a phase, and the verbs that a phase calls on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from loopkit.batches import describe
+from loopkit.errors import EventError, LossError, PhaseError, StepStateError
+from loopkit.events import BackwardBegin, BackwardEnd, Event, UpdateBegin, UpdateEnd, UpdateSkipped
+
+if TYPE_CHECKING:
+    from loopkit.epoch import Epoch
+    from loopkit.window import Window
+
+__all__ = ["Step"]
+
+autocast_is_on = torch._C._is_any_autocast_enabled  # one call for all device types
+SET_BEFORE = {"inputs": "LossBegin", "targets": "LossBegin", "outputs": "LossBegin", "loss": "BackwardBegin"}
+
+
+class Step:
+    """One batch's state. Any attribute can be put on it; these have a meaning:
+
+    ``batch`` is what the loader yielded; the phase adds ``inputs``, ``targets``, ``outputs`` and ``loss``, a
+    scalar. ``samples`` is the length of the batch's first tensor. During an update, ``optimizer_name``,
+    ``optimizer`` and ``params`` say whose it is.
+    """
+
+    batch: Any
+    inputs: Any
+    targets: Any
+    outputs: Any
+    loss: Tensor
+    index: int
+    """Position in the epoch, from 0."""
+    samples: int
+    weight: float | Tensor
+    """The step's share in its window: its number of samples unless the phase sets it before ``backward``."""
+    seed: float | Tensor
+    """The gradient that backward starts from. Plugins multiply it at ``backward_begin``."""
+    optimizer_name: str
+    optimizer: torch.optim.Optimizer
+    params: Sequence[Tensor]
+
+    _skip: str | None = None
+
+    def __init__(self, epoch: Epoch, index: int, batch: Any, samples: int) -> None:
+        self._epoch = epoch
+        self.index = index
+        self.batch = batch
+        self.samples = self.weight = samples
+
+    if not TYPE_CHECKING:  # else every misspelt attribute would type-check
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            phase = self._epoch.phase
+            if name in SET_BEFORE:
+                when = f"the phase sets it in its step, before {SET_BEFORE[name]}; listen to that event or a later one"
+            elif name == "seed":
+                when = "it exists from backward_begin on"
+            elif name in ("optimizer_name", "optimizer", "params"):
+                when = "it exists from update_begin to update_end or update_skipped"
+            else:
+                when = f"{type(phase).__name__}.step has not set it by now"
+            raise StepStateError(f"step.{name} is not set: {when} (phase {phase.name!r}, step {self.index})")
+
+    @property
+    def last(self) -> bool:
+        """Whether ``len(data)`` says that this is the epoch's last step."""
+        return self.index == self._epoch.last_index
+
+    def emit(self, event: type[Event]) -> None:
+        """Fire an event: call the plugins that listen to it.
+
+        Raises:
+            EventError: The phase does not list the event in ``emits``.
+        """
+        try:
+            fire = self._epoch.plan.fire[event]
+        except KeyError:
+            phase = type(self._epoch.phase).__name__
+            raise EventError(
+                f"{phase}.step emits {event.__name__}, which {phase}.emits does not list: add it there, so that "
+                f"plugins which wait for it can be told whether it comes"
+            ) from None
+        if fire is not None:
+            fire(self)
+
+    def backward(self, loss: Tensor, name: str | None = None) -> None:
+        """Fire ``BackwardBegin``, run backward from ``loss``, fire ``BackwardEnd``.
+
+        Args:
+            loss: A scalar that requires grad.
+            name: Add gradients only to the parameters of this optimizer; to all by default.
+
+        Raises:
+            LossError: The loss is no tensor, no scalar, or does not require grad.
+        """
+        window = self._epoch.plain_backward
+        if window is None or name is not None or autocast_is_on():
+            self._backward(loss, name)
+            return
+        if window.count == 0:
+            for p in window.params:
+                p.grad = None
+            window.count = 1
+        window.index = self.index
+        try:
+            loss.backward()  # type: ignore[no-untyped-call]
+        except (AttributeError, TypeError, RuntimeError):
+            self._check_loss(loss)
+            raise
+
+    def _backward(self, loss: Tensor, name: str | None) -> None:
+        """What `backward` does when there is more to it than clearing gradients and calling torch."""
+        self._check_loss(loss)
+        with autocast_off():
+            self._backward_from(loss, name)
+
+    def _backward_from(self, loss: Tensor, name: str | None) -> None:
+        epoch = self._epoch
+        begin, end = epoch.plan.fire[BackwardBegin], epoch.plan.fire[BackwardEnd]
+        windows = epoch.windows if name is None else (epoch.window(name),)
+        seed = self.seed = windows[0].seed(self.weight, self.index)
+        if len(windows) > 1 and windows[0].size > 1:
+            self._check_shared_seed(windows)
+        if begin is not None:
+            begin(self)
+            seed = self.seed
+        for window in windows:
+            window.enter(self)
+        gradient = None
+        if seed.__class__ is not float or seed != 1.0:
+            gradient = seed.to(loss).reshape(()) if isinstance(seed, Tensor) else torch.full_like(loss, seed)
+        if name is None:
+            loss.backward(gradient)  # type: ignore[no-untyped-call]
+        else:
+            params = [p for p in windows[0].params if p.requires_grad]
+            loss.backward(gradient, inputs=params)  # type: ignore[no-untyped-call]
+        if end is not None:
+            end(self)
+
+    def _check_shared_seed(self, windows: Sequence[Window]) -> None:
+        """One backward has one seed; windows that began at different steps would need several."""
+        if any(window.count != windows[0].count or window.first is not windows[0].first for window in windows):
+            raise PhaseError("step.backward(loss) would add to windows that are out of step: give it a name")
+
+    def _check_loss(self, loss: Any) -> None:
+        phase = self._epoch.phase
+        where = f"phase {phase.name!r}, step {self.index}"
+        if not phase.training:
+            raise PhaseError(f"step.backward in {where}: only a phase with training = True has it")
+        if not self._epoch.windows:
+            raise PhaseError(f"step.backward in {where}: the learner has no optimizer; give Learner(optimizer=...)")
+        if not isinstance(loss, Tensor):
+            raise LossError(f"the loss is {describe(loss)} {str(loss)[:40]} ({where}); it must be a scalar tensor")
+        if loss.ndim:
+            raise LossError(f"the loss has shape {tuple(loss.shape)} ({where}): reduce it, with .mean() or .sum()")
+        if not loss.requires_grad:
+            raise LossError(
+                f"the loss does not require grad ({where}): was it made under no_grad, or detached, or by .item(); or "
+                f"are all parameters frozen (requires_grad=False)?"
+            )
+
+    def update(self, name: str | None = None, closure: Callable[[], Any] | None = None) -> None:
+        """Update the parameters if the window is full: ``UpdateBegin``, optimizer step, ``UpdateEnd``.
+
+        Args:
+            name: The optimizer; each in the mapping's order by default.
+            closure: For optimizers that evaluate the loss themselves (LBFGS): computes it, calls
+                ``step.backward`` and returns it. ``UpdateBegin`` fires after each evaluation.
+
+        Raises:
+            PhaseError: There was no ``step.backward`` for this optimizer, or a closure meets accumulation.
+        """
+        epoch = self._epoch
+        window = epoch.plain_update
+        if window is None or not window.count or name is not None or closure is not None or autocast_is_on():
+            self._update(name, closure)
+            return
+        window.optimizer.step()
+        epoch.learner.progress.updates += 1
+        window.count = 0
+        for p in window.params:
+            p.grad = None
+
+    def _update(self, name: str | None, closure: Callable[[], Any] | None) -> None:
+        """What `update` does when there is more to it than a step of the only optimizer."""
+        if not self._epoch.phase.training:
+            phase = self._epoch.phase.name
+            raise PhaseError(f"step.update in phase {phase!r}: only a phase with training = True has it")
+        with autocast_off() as ambient:
+            if closure is None:
+                self._update_due(name)
+            else:
+                self._update_with(name, closure, ambient)
+        if ambient:
+            torch.clear_autocast_cache()  # else the next forward of this step would see the old weights
+
+    def _update_due(self, name: str | None) -> None:
+        epoch = self._epoch
+        windows: Sequence[Window] = epoch.windows if name is None else (epoch.window(name),)
+        opened = False
+        for window in windows:
+            if window.count:
+                opened = True
+                if window.count >= window.size or self.index == epoch.last_index:
+                    self.apply(window)
+        if not opened:
+            raise PhaseError(
+                f"step.update before step.backward in phase {epoch.phase.name!r}, step {self.index}: "
+                f"call step.backward(loss), which takes the place of loss.backward(), first"
+            )
+
+    def apply(self, window: Window, closure: Callable[[], Any] | None = None) -> None:
+        """Update the parameters of a window now (the engine's part of `update`)."""
+        epoch = self._epoch
+        plan, optimizer = epoch.plan, window.optimizer
+        begin, end, skipped = plan.fire[UpdateBegin], plan.fire[UpdateEnd], plan.fire[UpdateSkipped]
+        self.optimizer_name, self.optimizer, self.params = window.name, optimizer, window.params
+        self._skip = None
+        if closure is None:
+            window.rescale()
+            if begin is not None:
+                begin(self)
+        if self._skip is None:
+            default = optimizer.step if closure is None else partial(optimizer.step, closure)
+            if plan.optimizer_step is None:
+                default()
+            else:
+                plan.optimizer_step(self, optimizer, closure, default)
+        if self._skip is None:
+            epoch.learner.progress.updates += 1
+            if end is not None:
+                end(self)
+        elif skipped is not None:
+            skipped(self)
+        window.drop()
+
+    def _update_with(
+        self, name: str | None, closure: Callable[[], Any], ambient: Sequence[tuple[str, torch.dtype]]
+    ) -> None:
+        windows: Sequence[Window] = self._epoch.windows if name is None else (self._epoch.window(name),)
+        if len(windows) != 1 or windows[0].size != 1:
+            raise PhaseError("step.update(closure=...): name one optimizer, and do not accumulate")
+        window = windows[0]
+        fire = self._epoch.plan.fire[UpdateBegin]
+
+        def evaluate() -> Any:
+            window.drop()
+            with ExitStack() as stack:
+                for device, dtype in ambient:
+                    stack.enter_context(torch.autocast(device, dtype))
+                stack.enter_context(torch.enable_grad())
+                loss = closure()
+            if not window.count:
+                raise PhaseError("the closure given to step.update did not call step.backward")
+            if fire is not None:
+                fire(self)
+            if self._skip is not None:
+                raise PhaseError(f"an update with a closure cannot be skipped ({self._skip})")
+            return loss
+
+        self.apply(window, evaluate)
+
+    def skip_update(self, reason: str) -> None:
+        """Vote, at ``update_begin`` or in ``optimizer_step``, that this update is not applied."""
+        self._skip = self._skip or reason
+
+
+@contextmanager
+def autocast_off() -> Iterator[list[tuple[str, torch.dtype]]]:
+    """Switch autocast off; yields the device types and dtypes that it was on for."""
+    accelerator = torch.accelerator.current_accelerator()
+    devices = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
+    ambient = [(device, torch.get_autocast_dtype(device)) for device in devices if torch.is_autocast_enabled(device)]
+    with ExitStack() as stack:
+        for device, _ in ambient:
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield ambient

@@ -1,0 +1,104 @@
+"""Window: the steps whose gradients make one update of one optimizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from loopkit.errors import PhaseError
+
+if TYPE_CHECKING:
+    from loopkit.step import Step
+
+__all__ = ["Window"]
+
+
+class Window:
+    """The accumulated gradients of one optimizer, ``sum(w_i g_i) / sum(w_i)`` over the window's steps.
+
+    Backward of step i starts from ``(w_i / w_0) / size``; at the update the gradients are multiplied by
+    ``size * w_0 / sum(w_i)`` unless that is exactly 1. So a full window of equal weights is bitwise
+    ``(loss / size).backward()``. With ``mean=False`` the gradients are ``sum(g_i)`` and weights are ignored.
+    """
+
+    def __init__(self, name: str, optimizer: torch.optim.Optimizer, size: int, mean: bool) -> None:
+        self.name = name
+        self.optimizer = optimizer
+        self.size = size
+        self.weighted = mean and size > 1
+        self.count = 0
+        """Steps in the window so far; 0 is closed."""
+        self.index = -1
+        """The last of these steps."""
+        self.first: float | Tensor = 1.0
+        self.total: float | Tensor = 0.0
+        self._weight: float | Tensor = 1.0
+        self._clears_itself = type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
+        self._sizes: list[int] = []
+        self.params: Sequence[Tensor] = ()
+        self.refresh()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each step is an update of its own, and clearing a gradient is setting it to None."""
+        return self.size == 1 and not self._clears_itself
+
+    def refresh(self) -> None:
+        """Take the parameters from the optimizer's groups."""
+        groups = self.optimizer.param_groups
+        self._sizes = [len(group["params"]) for group in groups]
+        self.params = [p for group in groups for p in group["params"]]
+
+    def seed(self, weight: float | Tensor, index: int) -> float | Tensor:
+        """What backward of a step with this weight starts from."""
+        if not self.weighted:
+            return 1.0
+        if not isinstance(weight, Tensor) and not 0 < weight < math.inf:
+            raise PhaseError(f"step.weight is {weight!r} at step {index}: a weight is a positive, finite number")
+        if self.count == 0:
+            return 1.0 / self.size
+        if self.index == index:
+            weight = self._weight
+        return weight / self.first / self.size
+
+    def enter(self, step: Step) -> None:
+        """Count a step, once however often it calls backward; the first one clears the gradients."""
+        if self.count == 0:
+            if [len(group["params"]) for group in self.optimizer.param_groups] != self._sizes:
+                self.refresh()
+            self.clear()
+            self.first, self.total = step.weight, 0.0
+        elif self.index == step.index:
+            return
+        self.count += 1
+        self.index = step.index
+        if self.weighted:
+            self._weight = step.weight
+            self.total = self.total + step.weight
+
+    def rescale(self) -> None:
+        """Make the gradients those of the window as it is."""
+        if not self.weighted:
+            return
+        factor = self.size * self.first / self.total
+        if isinstance(factor, Tensor) or factor != 1.0:
+            grads = [p.grad for p in self.params if p.grad is not None]
+            if grads:
+                torch._foreach_mul_(grads, factor.to(grads[0].device) if isinstance(factor, Tensor) else factor)
+
+    def clear(self) -> None:
+        """Clear the gradients."""
+        if self._clears_itself:
+            self.optimizer.zero_grad()
+        else:
+            for p in self.params:
+                p.grad = None
+
+    def drop(self) -> None:
+        """Close the window and clear its gradients."""
+        self.count = 0
+        self.clear()
