@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from loopkit.errors import Cancel, CancelEpoch, CancelFit, OrderError, PluginConflict, PluginError
+from loopkit.errors import Cancel, CancelEpoch, CancelFit, CancelStep, OrderError, PluginConflict, PluginError
 from loopkit.events import Event, FitBegin, FitEnd, snake_case
 from loopkit.hooks import PROJECT, PROVIDES, STATES, Hook, HookOptions, check_declaration, hooks, specification
 from loopkit.order import EVERYTHING, Entry, Placed, arrange, nearest, overlaps
@@ -185,8 +185,12 @@ class Registry:
         owners: list[tuple[str, str]] = []
         for name, plugin in self.plugins.items():
             for state in declared(plugin, "owns", getattr(plugin, "owns", ())):
+                root = state.split(".")[0]
+                if root.isidentifier() and root not in {*STATES, *PROVIDES, *self.plugins}:
+                    if hint := nearest(root, STATES):
+                        raise PluginError(f"plugin {name!r}: owns {state!r}, but no state is called so{hint}")
                 for other, theirs in owners:
-                    if overlaps(state, theirs):
+                    if other != name and overlaps(state, theirs):
                         raise PluginConflict(f'{other!r} and {name!r} both own "{state}": keep one of them')
                 owners.append((name, state))
 
@@ -309,7 +313,10 @@ class Registry:
                         error = raised
                         break
                 else:
-                    raise strongest(cancels)
+                    cancel = strongest(cancels)
+                    if step is None and isinstance(cancel, CancelStep):  # there is no step to end: an error
+                        locate(cancel, f"in {event.hook} of plugin {cancel.by!r}, {learner.where(phase, step)}")
+                    raise cancel
             for cancel in cancels:
                 error.add_note(f"{type(cancel).__name__}({cancel.reason!r}) by plugin {cancel.by!r} came before it")
             locate(error, f"in {event.hook} of plugin {names[index]!r}, {learner.where(phase, step)}")
@@ -361,6 +368,12 @@ def locate(error: BaseException, where: str) -> None:
 
 def plugin_name(plugin: Any) -> str:
     """A plugin's ``name``, else its class's in snake case."""
+    if inspect.isclass(plugin):
+        raise PluginError(f"{plugin.__name__} is a class; a plugin is an instance: {plugin.__name__}(...)")
+    if plugin is None or type(plugin) in (str, list, tuple, set, dict):
+        raise PluginError(
+            f"{plugin!r} is no plugin: plugins are objects with hooks, such as Learner(plugins=[Metrics()])"
+        )
     name = getattr(plugin, "name", None)
     if name is None:
         name = snake_case(type(plugin).__name__)
@@ -398,8 +411,6 @@ def _implementation(impl: pluggy.HookImpl, hook: Hook) -> Implementation:
 
 def _check_plugin(plugin: Any, name: str) -> None:
     """Refuse what pluggy would take silently, or with a message that does not say what to write instead."""
-    if inspect.isclass(plugin):
-        raise PluginError(f"{plugin.__name__} is a class; a plugin is an instance: {plugin.__name__}(...)")
     known = hooks()
     where = f"plugin {name!r} ({type(plugin).__name__})"
     word = provided(plugin)
@@ -445,6 +456,9 @@ def _chains(order: Sequence[Any]) -> list[tuple[str, ...]]:
         raise OrderError(f"order is the string {order!r}: write a list of plugin names")
     if all(isinstance(item, str) for item in order):
         return [tuple(order)] if order else []
+    for chain in order:
+        if isinstance(chain, str) or not all(isinstance(word, str) for word in chain):
+            raise OrderError(f"order holds {chain!r}: write one list of plugin names, or a list of such lists")
     return [tuple(chain) for chain in order]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -69,10 +69,9 @@ class Epoch:
         self.phase = phase
         self.length = length
         self.last_index = -1 if length is None else length - 1
-        self.steps = 0
-        """Batches taken so far, those of cancelled steps included."""
         self.windows: tuple[Window, ...] = ()
         self.current: Step | None = None
+        """The last step that was begun."""
         self.pending: Cancel | None = None
         """A cancel raised at ``epoch_begin``; the first step raises it."""
         self._contexts = ExitStack()
@@ -84,6 +83,11 @@ class Epoch:
         if phase.grad_mode not in grad_modes:
             raise PhaseError(f"{phase!r}: grad_mode is {phase.grad_mode!r}; it is one of {', '.join(grad_modes)}")
         self._grad_mode: Callable[[], Any] | None = grad_modes[phase.grad_mode]
+
+    @property
+    def steps(self) -> int:
+        """Steps begun so far, cancelled ones included."""
+        return 0 if self.current is None else self.current.index + 1
 
     def window(self, name: str) -> Window:
         """The window of an optimizer."""
@@ -97,8 +101,9 @@ class Epoch:
         learner, phase = self.learner, self.phase
         if learner._cancelled is not None:
             raise learner._cancelled
-        if not learner._epochs and not learner._fitting:
+        if not learner._epochs and not learner._fitting and not learner._ending:
             learner._stop = None
+        learner._leave_if_stopped()
         self._stop_before = learner._stop
         learner._check_phase(phase)
         if phase.training:
@@ -150,7 +155,11 @@ class Epoch:
         self._contexts.close()
         if self.phase.training:
             learner.progress.epochs += 1
-        cancel = self._stronger(cancel, self._catch(lambda: self._fire(PhaseEnd)))
+        learner._ending += 1
+        try:
+            cancel = self._stronger(cancel, self._catch(lambda: self._fire(PhaseEnd)))
+        finally:
+            learner._ending -= 1
         learner._end_of_pass(cancel)
         return not isinstance(error, GeneratorExit)
 
@@ -188,6 +197,7 @@ class Epoch:
         """Take over the plan of the plugins as they are now."""
         self._changes = self.learner._changes
         plan = self.plan = self.learner._registry.plan(self.phase)
+        self.fire = plan.fire
         only = self.windows[0] if len(self.windows) == 1 and self.windows[0].is_plain else None
         heard = [event for event in VERBS if plan.fire.get(event) is not None]
         self.plain_backward = None if BackwardBegin in heard or BackwardEnd in heard else only
@@ -206,6 +216,8 @@ class Epoch:
             raise self.pending
         if self.learner._stop is not self._stop_before:
             raise StopEpoch
+        if self.learner._changes != self._changes:
+            self._replan()
         self.run((batch,))
         assert self.current is not None
         return self.current
@@ -220,33 +232,42 @@ class Epoch:
         Returns:
             Whether the batches were all taken.
         """
-        if self._grad_mode is None:
-            return self._run(batches, after_step)
-        for batch in batches:
-            with self._grad_mode():
-                complete = self._run((batch,), after_step)
-            if not complete:
-                return False
+        try:
+            if self._grad_mode is None:
+                return self._run(batches, after_step)
+            for batch in batches:
+                with self._grad_mode():
+                    complete = self._run((batch,), after_step)
+                if not complete:
+                    return False
+        except Cancel:
+            raise
+        except Exception as error:  # what a step or a hook raised has its note by now
+            hint = "; workers that are spawned need functions that can be pickled: def them in a module, no lambda"
+            pickling = hint if "pickle" in str(error).lower() else ""
+            where = self.learner.where(self.phase, None)
+            locate(error, f"the loader raised this while making batch {self.steps}, {where}{pickling}")
+            raise
         return True
 
     def _run(self, batches: Iterable[Any], after_step: Callable[[], bool] | None) -> bool:
         """The loop itself; what it needs in every step is in local variables, which is what makes it fast."""
-        learner, phase, stop = self.learner, self.phase, self._stop_before
+        learner, phase = self.learner, self.phase
         phase_step: Callable[..., Any] = phase.step
         progress = learner.progress if phase.training else None
+        index = self.steps
         changes = -1
         for batch in batches:
-            if learner._changes != changes:
-                plan = self.plan if learner._changes == self._changes else self._replan()
-                changes = self._changes
+            if changes != self._changes:
+                changes, plan = self._changes, self.plan
                 begin, end = plan.fire[StepBegin], plan.fire[StepEnd]
                 contexts, move = plan.step_contexts, plan.move_batch
             if move is not None:
                 batch = self._moved(move, batch)
             first = batch[0] if batch.__class__ in PAIRS and batch else None
             samples = first.shape[0] if first.__class__ is Tensor and first.ndim else count_samples(batch)
-            step = self.current = Step(self, self.steps, batch, samples)
-            self.steps += 1
+            step = self.current = Step(self, index, batch, samples)
+            index += 1
             try:
                 if not samples or batch is None:
                     if batch is None and phase.skip_none:
@@ -274,7 +295,11 @@ class Epoch:
                         end(step)
                     except CancelStep:
                         pass  # the step has ended already
-            if learner._stop is not stop or (after_step is not None and after_step()):
+            if learner._changes != changes:
+                if learner._stop is not self._stop_before:
+                    return False
+                self._replan()
+            if after_step is not None and after_step():
                 return False
         return True
 
@@ -301,7 +326,7 @@ class Epoch:
             if (fire := self.plan.fire[StepCancelled]) is not None:
                 fire(step)
         except Cancel as again:
-            cancel = again if isinstance(cancel, CancelStep) or isinstance(again, CancelFit) else cancel
+            cancel = again if isinstance(cancel, CancelStep) else self._stronger(cancel, again) or cancel
         if not isinstance(cancel, CancelStep):
             raise cancel
 
@@ -349,26 +374,15 @@ class Epoch:
         """Give each window that is still open its update, after the last step."""
         for window in self.windows:
             if window.count and self.current is not None:
-                self.current.apply(window)
+                try:
+                    self.current.apply(window)
+                except CancelStep:
+                    window.drop()  # the step has ended already; its update does not happen
 
     def _drop_windows(self, when: Callable[[Window], bool]) -> None:
         for window in self.windows:
             if window.count and when(window):
                 window.drop()
-
-    def batches(self, data: Iterable[Any]) -> Iterator[Any]:
-        """The batches of ``data``; an error of the loader gets a note that says which batch it was making."""
-        try:
-            for batch in data:  # noqa: UP028 - an exception thrown into this generator is not the loader's
-                yield batch
-        except Exception as error:
-            hint = "; workers that are spawned need functions that can be pickled: def them in a module, no lambda"
-            pickling = hint if "pickle" in str(error).lower() else ""
-            locate(
-                error,
-                f"the loader raised this while making batch {self.steps}, {self.learner.where(self.phase, None)}{pickling}",
-            )
-            raise
 
 
 EMPTY = "it has no samples; drop empty batches in the loader"

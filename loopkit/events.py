@@ -67,7 +67,7 @@ class Event:
     would have the same hook.
 
     Raises:
-        EventError: The name does not end in ``Begin`` or ``End``, or another module has the hook.
+        EventError: The name does not end in ``Begin`` or ``End``, or another event has the hook.
     """
 
     hook: ClassVar[str]
@@ -86,7 +86,7 @@ class Event:
                 f"such as {cls.__name__}Begin, so that its hook says when it fires"
             )
         known = Event.by_hook.get(cls.hook)
-        if known is not None and known.__module__ != cls.__module__:
+        if known is not None and (known.__module__, known.__name__) != (cls.__module__, cls.__name__):
             raise EventError(
                 f"event class {cls.__module__}.{cls.__name__}: its hook {cls.hook!r} belongs to "
                 f"{known.__module__}.{known.__name__}; give the event another name"

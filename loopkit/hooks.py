@@ -227,6 +227,9 @@ def hookimpl(
         "after": after,
     }.items():
         check_declaration(f"hookimpl({label}=...)", value)
+    for kind in phase if isinstance(phase, tuple) else (phase,):
+        if kind is not None and not isinstance(kind, type):
+            raise PluginError(f"hookimpl(phase={kind!r}): write the phase's class, such as phase=TrainingPhase")
 
     def mark(function: F) -> F:
         marked = pluggy.HookimplMarker(PROJECT)(function)

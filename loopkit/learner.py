@@ -31,7 +31,7 @@ from loopkit.order import nearest
 from loopkit.phases import Phase, PredictionPhase, TrainingPhase, ValidationPhase
 from loopkit.progress import Progress
 from loopkit.reproducible import seed_everything
-from loopkit.result import FitResult
+from loopkit.result import FitResult, Planned
 from loopkit.routing import Route
 from loopkit.window import Window
 
@@ -160,19 +160,31 @@ class Learner:
         """Put a plugin in the place of the one that has this name or provides this."""
         before = self.plugins
         self._change(add=[plugin], remove=[word])
-        self._join({name for name, new in self.plugins.items() if before.get(name) is not new})
+        now = self.plugins
+        gone = [old for name, old in before.items() if now.get(name) is not old]
+        self._join({name for name, new in now.items() if before.get(name) is not new}, gone)
 
     def _change(self, add: Iterable[Any] = (), remove: Iterable[str] = ()) -> None:
         self._registry.change(add, remove)
         self._changes += 1
 
-    def _join(self, names: set[str]) -> None:
+    def _join(self, names: set[str], gone: Iterable[Any] = ()) -> None:
+        """Set the new plugins up; if one fails, take them out again and put those back that had gone for them."""
+        wrappers = {name: route.wrapper for name, route in self._routes.items()}
         try:
             self._setup_models(names)
             if self._fitting:
                 self._begin_fit(names)
         except BaseException:
-            self._change(remove=names)
+            failed = [self.plugins[name] for name in names & self._not_begun]
+            self._fit_ends = [impl for impl in self._fit_ends if not any(impl.plugin is each for each in failed)]
+            self._not_begun -= names
+            self._change(add=gone, remove=names)
+            for name, route in list(self._routes.items()):
+                if name in wrappers:
+                    route.wrapper = wrappers[name]
+                else:
+                    self._routes.pop(name).undo()
             raise
 
     def explain(self, phase: str | Phase | None = None) -> Explanation:
@@ -231,12 +243,14 @@ class Learner:
         valid_phase = self._role(
             val_phase, lambda p: not p.training and not isinstance(p, PredictionPhase), "val", "val_phase"
         )
-        _check_data(train)
-        if val is not None:
-            _check_data(val)
+        for each, given in ((train_phase, train), (valid_phase, val)):
+            if given is not None or each is train_phase:
+                _check_data(given)
+                _check_length(each, given, _length(given))
         if overfit_batches is not None:
             train = [batch for batch, _ in zip(_iterable(train), range(overfit_batches), strict=False)]
-        with self.fitting() as result:
+        planned = _planned(epochs, max_steps, max_updates, _length(train), self.accumulate)
+        with self.fitting(planned) as result:
             start = self.progress.steps, self.progress.updates
 
             def limit() -> str:
@@ -299,7 +313,7 @@ class Learner:
         _check_data(data)
         batches = _iterable(data)
         with self.epoch(chosen, length=_length(batches)) as epoch:
-            for batch in epoch.batches(batches):
+            for batch in batches:
                 step = epoch.step(batch)
                 if "outputs" in vars(step):
                     epoch.restore_modes()
@@ -317,10 +331,13 @@ class Learner:
         return Epoch(self, self._phase(phase), length)
 
     @contextmanager
-    def fitting(self) -> Iterator[FitResult]:
+    def fitting(self, planned: Planned | None = None) -> Iterator[FitResult]:
         """``fit`` without its loop: fires ``fit_begin`` and ``fit_end`` around passes that you run yourself.
 
         `CancelFit` and ``learner.stop`` leave the block after the pass in which they came.
+
+        Args:
+            planned: How far the fit is meant to go, for displays and schedules.
 
         Example::
 
@@ -330,7 +347,7 @@ class Learner:
         """
         if self._fitting:
             raise ReentrancyError("a fit is running: call run, evaluate or predict from a hook, not fit")
-        result = self.result = FitResult(seed=torch.initial_seed())
+        result = self.result = FitResult(seed=torch.initial_seed(), planned=planned or Planned())
         before = astuple(self.progress)
         started = time.monotonic()
         failure: BaseException | None = None
@@ -358,7 +375,7 @@ class Learner:
         try:
             self._end_fit(result, failure)
         finally:
-            self._fitting = False
+            self._fitting, self._cancelled = False, None
 
     def stop(self, reason: str = "", by: str = "") -> None:
         """Ask for a normal end: the current step ends, then the epoch with its events, then the fit.
@@ -369,6 +386,17 @@ class Learner:
         """
         if self._stop is None:
             self._stop = (reason, by)
+            self._changes += 1
+
+    @property
+    def running(self) -> Epoch | None:
+        """The pass that is running, the innermost one if a phase runs inside another."""
+        return self._epochs[-1] if self._epochs else None
+
+    @property
+    def fitting_now(self) -> bool:
+        """Whether a fit is running."""
+        return self._fitting
 
     @property
     def stop_requested(self) -> bool:
@@ -385,14 +413,11 @@ class Learner:
     def _pass(self, phase: Phase, data: Any, after_step: Callable[[], bool] | None = None, first: bool = True) -> None:
         batches = _iterable(data)
         length = _length(batches)
-        if length == 0:
-            raise EmptyDataError(
-                f"the data of phase {phase.name!r} holds no batch: len() is 0 ({type(batches).__name__})"
-            )
+        _check_length(phase, batches, length)
         with self.epoch(phase, length) as epoch:
             if epoch.pending is not None:
                 raise epoch.pending
-            if epoch.run(epoch.batches(batches), after_step):
+            if epoch.run(batches, after_step):
                 _check_count(phase, batches, epoch.steps, length, first)
 
     def _end_of_pass(self, cancel: Cancel | None) -> None:
@@ -494,7 +519,7 @@ class Learner:
                 wrapper = self._registry.call(impl, learner=self, name=name, model=top)
                 if not isinstance(wrapper, nn.Module):
                     raise PluginError(
-                        f"plugin {impl.entry.plugin!r}: setup_model returned {describe(wrapper)}, not a module or its wrapper"
+                        f"plugin {impl.entry.plugin!r}: setup_model returned {describe(wrapper)}, not a module"
                     )
                 if wrapper is module or wrapper is top:
                     continue
@@ -558,6 +583,20 @@ def _check_limits(limits: Mapping[str, int | float | None]) -> None:
             )
 
 
+def _planned(
+    epochs: int | float | None, max_steps: int | None, max_updates: int | None, length: int | None, accumulate: int
+) -> Planned:
+    finite = int(epochs) if epochs is not None and epochs != math.inf else None
+    steps, updates = max_steps, max_updates
+    if finite is not None and length is not None:
+        steps = min(finite * length, max_steps or finite * length)
+    if steps is not None and length is not None:
+        full, rest = divmod(steps, length)
+        updates = full * math.ceil(length / accumulate) + math.ceil(rest / accumulate)
+        updates = min(updates, max_updates or updates)
+    return Planned(finite, steps, updates)
+
+
 def _check_data(data: Any) -> None:
     if isinstance(data, (Tensor, str, bytes, Mapping)) or not (
         callable(data) or hasattr(data, "__iter__") or hasattr(data, "__getitem__")
@@ -579,11 +618,16 @@ def _length(data: Any) -> int | None:
         return None
 
 
+def _check_length(phase: Phase, data: Any, length: int | None) -> None:
+    if length == 0:
+        raise EmptyDataError(f"the data of phase {phase.name!r} holds no batch: len() is 0 ({type(data).__name__})")
+
+
 def _check_count(phase: Phase, data: Any, steps: int, length: int | None, first: bool) -> None:
     if steps == 0:
         if hasattr(data, "__next__") and not first:
             raise ExhaustedIteratorError(
-                f"the data of phase {phase.name!r} is an iterator ({type(data).__name__}) that an earlier epoch used up: "
+                f"the data of phase {phase.name!r} is a {type(data).__name__} that an earlier epoch used up: "
                 f"pass something that can be iterated again, or a function that returns a new iterator"
             )
         raise EmptyDataError(f"the data of phase {phase.name!r} gave no batch ({type(data).__name__})")

@@ -9,6 +9,7 @@ by name, so that the order in which plugins are listed never matters.
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -20,6 +21,8 @@ from loopkit.errors import OrderError
 __all__ = ["Entry", "Placed", "arrange", "nearest", "overlaps"]
 
 EVERYTHING = "*"
+BY_USER = "the order given to the learner"
+WILDCARD = re.compile(r"[*?[\]]")
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,16 @@ def overlaps(one: str, other: str) -> bool:
     True
     """
     pairs = zip(one.split("."), other.split("."), strict=False)
-    return all(a == b or fnmatchcase(a, b) or fnmatchcase(b, a) for a, b in pairs)
+    return all(a == b or fnmatchcase(a, b) or fnmatchcase(b, a) or _both_match(a, b) for a, b in pairs)
+
+
+def _both_match(one: str, other: str) -> bool:
+    """Whether two patterns, both with a wildcard, can match the same text: what is around the wildcards agrees."""
+    a, b = WILDCARD.split(one), WILDCARD.split(other)
+    if len(a) == 1 or len(b) == 1:
+        return False
+    starts = a[0].startswith(b[0]) or b[0].startswith(a[0])
+    return starts and (a[-1].endswith(b[-1]) or b[-1].endswith(a[-1]))
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -103,7 +115,7 @@ def _explicit(entries: Sequence[Entry], chains: Sequence[Sequence[str]]) -> Edge
         members = [[i for i, entry in enumerate(entries) if entry.is_called(word)] for word in chain]
         for k, group in enumerate(members):
             for later in members[k + 1 :]:
-                edges.update({(i, j): "the order given to the learner" for i in group for j in later if i != j})
+                edges.update({(i, j): BY_USER for i in group for j in later if i != j})
     chained = _closure(len(entries), edges)
     for i, entry in enumerate(entries):
         for j, other in enumerate(entries):
@@ -198,8 +210,10 @@ def _cycle(entries: Sequence[Entry], edges: Edges, waits: dict[int, set[int]], e
         path.append(previous)
     steps = "; ".join(edges[a, b] for a, b in pairwise(cycle))
     names = " -> ".join(repr(entries[i].plugin) for i in cycle)
-    a, b = entries[cycle[0]].plugin, entries[cycle[1]].plugin
-    return (
-        f"{event}: the order of the plugins is a cycle, {names}: {steps}. "
-        f'Remove one of these declarations, or give the learner order=["{b}", "{a}"] to turn one round'
-    )
+    fix = "Remove one of them from order=[...]"
+    for a, b in pairwise(cycle):
+        if edges[a, b] != BY_USER:
+            turned = f'["{entries[b].plugin}", "{entries[a].plugin}"]'
+            fix = f"Remove one of these declarations, or give the learner order={turned} to turn one round"
+            break
+    return f"{event}: the order of the plugins is a cycle, {names}: {steps}. {fix}"

@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["FitResult"]
+__all__ = ["FitResult", "Planned"]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """How far a fit is meant to go, where that can be told: limits, and limits times the length of the data."""
+
+    epochs: int | None = None
+    steps: int | None = None
+    updates: int | None = None
+    """For a phase that makes one update per window."""
 
 
 @dataclass
@@ -27,6 +37,8 @@ class FitResult:
     seconds: float = 0.0
     seed: int = 0
     """What torch's generator was last seeded with when the fit began."""
+    planned: Planned = field(default_factory=Planned)
+    """How far the fit was meant to go."""
     metrics: dict[str, float] = field(default_factory=dict)
     """The last value of every metric, as ``"val/loss"``."""
     history: list[dict[str, Any]] = field(default_factory=list)

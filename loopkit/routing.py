@@ -32,6 +32,18 @@ class Route:
                 finally:
                     active = False
 
+            def __reduce_ex__(self, protocol: Any) -> Any:
+                reduced = super().__reduce_ex__(protocol)
+                if not isinstance(reduced, tuple):
+                    return reduced
+                make, arguments, *state = reduced
+                return (make, tuple(cls if given is Routed else given for given in arguments), *state)
+
         Routed.__name__, Routed.__qualname__, Routed.__module__ = cls.__name__, cls.__qualname__, cls.__module__
         Routed.__doc__ = cls.__doc__
         module.__class__ = Routed
+        self._module, self._cls = module, cls
+
+    def undo(self) -> None:
+        """Let calls of the module reach it directly again."""
+        self._module.__class__ = self._cls

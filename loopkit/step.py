@@ -77,6 +77,16 @@ class Step:
         """Whether ``len(data)`` says that this is the epoch's last step."""
         return self.index == self._epoch.last_index
 
+    @property
+    def had_backward(self) -> bool:
+        """Whether the phase has called `backward` on this step."""
+        return any(window.index == self.index for window in self._epoch.windows)
+
+    @property
+    def update_overdue(self) -> bool:
+        """Whether a window is full although the phase had its chance to call `update`."""
+        return any(window.count >= window.size for window in self._epoch.windows)
+
     def emit(self, event: type[Event]) -> None:
         """Fire an event: call the plugins that listen to it.
 
@@ -84,7 +94,7 @@ class Step:
             EventError: The phase does not list the event in ``emits``.
         """
         try:
-            fire = self._epoch.plan.fire[event]
+            fire = self._epoch.fire[event]
         except KeyError:
             phase = type(self._epoch.phase).__name__
             raise EventError(
@@ -122,12 +132,15 @@ class Step:
     def _backward(self, loss: Tensor, name: str | None) -> None:
         """What `backward` does when there is more to it than clearing gradients and calling torch."""
         self._check_loss(loss)
-        with autocast_off():
+        if autocast_is_on():
+            with autocast_off():
+                self._backward_from(loss, name)
+        else:
             self._backward_from(loss, name)
 
     def _backward_from(self, loss: Tensor, name: str | None) -> None:
         epoch = self._epoch
-        begin, end = epoch.plan.fire[BackwardBegin], epoch.plan.fire[BackwardEnd]
+        begin, end = epoch.fire[BackwardBegin], epoch.fire[BackwardEnd]
         windows = epoch.windows if name is None else (epoch.window(name),)
         seed = self.seed = windows[0].seed(self.weight, self.index)
         if len(windows) > 1 and windows[0].size > 1:
@@ -139,7 +152,7 @@ class Step:
             window.enter(self)
         gradient = None
         if seed.__class__ is not float or seed != 1.0:
-            gradient = seed.to(loss).reshape(()) if isinstance(seed, Tensor) else torch.full_like(loss, seed)
+            gradient = seed.to(loss).reshape(loss.shape) if isinstance(seed, Tensor) else torch.full_like(loss, seed)
         if name is None:
             loss.backward(gradient)  # type: ignore[no-untyped-call]
         else:
@@ -162,7 +175,7 @@ class Step:
             raise PhaseError(f"step.backward in {where}: the learner has no optimizer; give Learner(optimizer=...)")
         if not isinstance(loss, Tensor):
             raise LossError(f"the loss is {describe(loss)} {str(loss)[:40]} ({where}); it must be a scalar tensor")
-        if loss.ndim:
+        if loss.numel() != 1:  # torch takes shape (1,) too
             raise LossError(f"the loss has shape {tuple(loss.shape)} ({where}): reduce it, with .mean() or .sum()")
         if not loss.requires_grad:
             raise LossError(
@@ -197,13 +210,15 @@ class Step:
         if not self._epoch.phase.training:
             phase = self._epoch.phase.name
             raise PhaseError(f"step.update in phase {phase!r}: only a phase with training = True has it")
+        if closure is None and not autocast_is_on():
+            self._update_due(name)
+            return
         with autocast_off() as ambient:
             if closure is None:
                 self._update_due(name)
             else:
                 self._update_with(name, closure, ambient)
-        if ambient:
-            torch.clear_autocast_cache()  # else the next forward of this step would see the old weights
+        torch.clear_autocast_cache()  # else the next forward of this step would see the old weights
 
     def _update_due(self, name: str | None) -> None:
         epoch = self._epoch

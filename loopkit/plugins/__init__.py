@@ -1,9 +1,33 @@
-"""The standard plugins, one concern a module."""
+"""The standard plugins, one concern a module. They use the public API alone."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+from loopkit.plugins.call_on import call_on
+from loopkit.plugins.history import History
+from loopkit.plugins.metrics import Metrics
+from loopkit.plugins.progress import Progress
+from loopkit.plugins.sanity_check import SanityCheck
+from loopkit.plugins.stop_on_non_finite import StopOnNonFinite
+from loopkit.plugins.throttle import throttle
+from loopkit.plugins.to_device import ToDevice
 
-def standard_set(given: list[Any]) -> list[Any]:
-    return []
+__all__ = [
+    "History",
+    "Metrics",
+    "Progress",
+    "SanityCheck",
+    "StopOnNonFinite",
+    "ToDevice",
+    "call_on",
+    "throttle",
+]
+
+
+def standard_set(given: Iterable[Any]) -> list[Any]:
+    """The standard plugins whose name, and what they provide, ``given`` does not hold."""
+    words = {word for plugin in given for word in (getattr(plugin, "name", ""), getattr(plugin, "provides", ""))}
+    made: list[Any] = [Metrics(), History(), Progress(), SanityCheck(), StopOnNonFinite()]
+    return [plugin for plugin in made if plugin.name not in words and plugin.provides not in words]

@@ -1,0 +1,374 @@
+"""What loopkit adds to a training step: each line runs both sides in this process, interleaved.
+
+    python benchmarks/overhead.py [--rounds 60] [--runs 5] [--json FILE]
+
+The work: digits in batches of 32 that are cut beforehand, an MLP 64-64-10, SGD with momentum, torch on one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gc
+import io
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from loopkit.data import TensorLoader
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from tqdm import tqdm
+
+from loopkit import Learner, Phase, hookimpl
+from loopkit.metrics import Accuracy
+from loopkit.plugins import Metrics, Progress
+
+BATCH = 32
+Work = Callable[[], object]
+
+
+def digits() -> tuple[torch.Tensor, torch.Tensor]:
+    X, y = load_digits(return_X_y=True)
+    return torch.as_tensor(X / 16).float(), torch.as_tensor(y)
+
+
+def problem() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def interleaved(sides: dict[str, Work], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each side in each round; the order within a round changes from round to round."""
+    for work in sides.values():
+        work()
+    names = list(sides)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    gc.collect()
+    for number in range(rounds):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            start = time.perf_counter()
+            sides[name]()
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+class Report:
+    def __init__(self, rounds: int, runs: int) -> None:
+        self.rounds, self.runs = rounds, runs
+        self.figures: dict[str, Any] = {}
+
+    def ratio(self, title: str, ours: Work, theirs: Work, bound: float, steps: int) -> None:
+        """Print ours / theirs: per run the ratio of medians and of minima; the median and the worst of all runs."""
+        medians, minima, each = [], [], []
+        for _ in range(self.runs):
+            seconds = interleaved({"ours": ours, "theirs": theirs}, self.rounds)
+            medians.append(statistics.median(seconds["ours"]) / statistics.median(seconds["theirs"]))
+            minima.append(min(seconds["ours"]) / min(seconds["theirs"]))
+            each.append(statistics.median(seconds["theirs"]) / steps * 1e6)
+        median, low = statistics.median(medians), statistics.median(minima)
+        print(
+            f"{title:62} {median:6.3f}  (worst run {max(medians):.3f}; of minima {low:.3f}; at most {bound:.2f}; "
+            f"theirs {statistics.median(each):.0f} us a step)",
+            flush=True,
+        )
+        self.figures[title] = {"median": median, "runs": medians, "minima": minima, "bound": bound, "us": each}
+
+    def value(self, title: str, value: float, unit: str, bound: float | None = None) -> None:
+        limit = "" if bound is None else f"  (at most {bound:g})"
+        print(f"{title:62} {value:6.2f} {unit}{limit}", flush=True)
+        self.figures[title] = {"value": value, "unit": unit, "bound": bound}
+
+
+def bare(report: Report, batches: list[Any]) -> None:
+    loss_fn = nn.CrossEntropyLoss()
+    model, optimizer = problem()
+    cached_model, cached_optimizer = problem()
+    params = list(cached_model.parameters())
+    learner = Learner(*_with_loss(problem(), loss_fn), standard=False)
+
+    def raw() -> None:
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            loss = loss_fn(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+
+    def raw_cached() -> None:
+        for inputs, targets in batches:
+            for p in params:
+                p.grad = None
+            loss = loss_fn(cached_model(inputs), targets)
+            loss.backward()
+            cached_optimizer.step()
+
+    def engine() -> None:
+        learner.run("train", batches)
+
+    report.ratio("bare engine / raw loop with zero_grad()", engine, raw, 1.00, len(batches))
+    report.ratio("bare engine / raw loop with cached p.grad = None", engine, raw_cached, 1.03, len(batches))
+
+
+def _with_loss(made: tuple[nn.Module, torch.optim.Optimizer], loss_fn: nn.Module) -> tuple[Any, Any, Any]:
+    return made[0], loss_fn, made[1]
+
+
+class Screen(io.StringIO):
+    """Takes what a progress bar writes, like a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def with_metrics(report: Report, batches: list[Any]) -> None:
+    loss_fn = nn.CrossEntropyLoss()
+    model, optimizer = problem()
+    small = Learner(
+        *_with_loss(problem(), loss_fn),
+        plugins=[Metrics(Accuracy()), Progress(file=Screen())],
+        standard=False,
+    )
+    default = Learner(*_with_loss(problem(), loss_fn), plugins=[Metrics(Accuracy()), Progress(file=Screen())])
+    screen = Screen()
+
+    def raw() -> tuple[float, float]:
+        total = torch.zeros(())
+        correct = torch.zeros((), dtype=torch.long)
+        count = 0
+        for inputs, targets in tqdm(batches, file=screen, leave=False):
+            optimizer.zero_grad()
+            outputs = model(inputs)
+            loss = loss_fn(outputs, targets)
+            loss.backward()
+            optimizer.step()
+            total += loss.detach() * len(targets)
+            correct += (outputs.argmax(1) == targets).sum()
+            count += len(targets)
+        return total.item() / count, correct.item() / count
+
+    report.ratio(
+        "loss, accuracy, bar / raw loop doing the same with tqdm",
+        lambda: small.run("train", batches),
+        raw,
+        1.00,
+        len(batches),
+    )
+    report.ratio(
+        "default learner with accuracy / the same raw loop",
+        lambda: default.run("train", batches),
+        raw,
+        1.05,
+        len(batches),
+    )
+
+
+class Nothing(Phase):
+    """A phase whose step does nothing."""
+
+    name = "nothing"
+    training = True
+
+    def step(self, learner: Any, step: Any) -> None:
+        pass
+
+
+class Listener:
+    def __init__(self, number: int) -> None:
+        self.name = f"listener_{number}"
+
+    @hookimpl
+    def step_end(self, step: Any) -> None:
+        pass
+
+
+def dispatch(report: Report, batches: list[Any]) -> None:
+    model, optimizer = problem()
+    many = [batches[0]] * 20_000
+    learners = {
+        count: Learner(
+            model, None, optimizer, plugins=[Listener(i) for i in range(count)], phases=[Nothing()], standard=False
+        )
+        for count in (0, 1, 2, 9)
+    }
+    seconds = interleaved({str(n): (lambda it=it: it.run("nothing", many)) for n, it in learners.items()}, 15)
+    cost = {int(name): min(values) / len(many) * 1e6 for name, values in seconds.items()}
+    listener = Listener(0)
+    call = listener.step_end
+    loops = 200_000
+
+    def calls() -> None:
+        for _ in range(loops):
+            call(None)
+
+    def no_calls() -> None:
+        for _ in range(loops):
+            pass
+
+    timed = interleaved({"calls": calls, "none": no_calls}, 9)
+    method = (min(timed["calls"]) - min(timed["none"])) / loops * 1e6
+    report.value("an empty step", cost[0], "us")
+    report.value("the first listener of an event", cost[1] - cost[0], "us", 0.4)
+    report.value("each further no-op listener", (cost[9] - cost[2]) / 7, "us", 2 * method)
+    report.value("a plain method call", method, "us")
+
+
+def loaders(report: Report) -> None:
+    x, y = torch.randn(100_000, 64), torch.randint(0, 10, (100_000,))
+    ours = TensorLoader(x, y, batch_size=BATCH, shuffle=True)
+    theirs = DataLoader(TensorDataset(x, y), batch_size=BATCH, shuffle=True)
+    rounds, runs = report.rounds, report.runs
+    report.rounds, report.runs = 3, 1
+    count = len(ours)
+    report.ratio(
+        "TensorLoader / DataLoader, 100,000 x 64",
+        lambda: sum(1 for _ in ours),
+        lambda: sum(1 for _ in theirs),
+        0.1,
+        count,
+    )
+    report.rounds, report.runs = rounds, runs
+
+    loss_fn = nn.CrossEntropyLoss()
+    model, optimizer = problem()
+    learner = Learner(*_with_loss(problem(), loss_fn), standard=False)
+    images, labels = digits()
+    resident = TensorLoader(images, labels, batch_size=BATCH, shuffle=True)
+    loader = DataLoader(TensorDataset(images, labels), batch_size=BATCH, shuffle=True)
+
+    def raw() -> None:
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            loss = loss_fn(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+
+    report.ratio(
+        "digits epoch with TensorLoader / raw loop on a DataLoader",
+        lambda: learner.run("train", resident),
+        raw,
+        0.75,
+        57,
+    )
+
+
+def start_up(report: Report) -> None:
+    code = "import torch, pluggy, time; t = time.perf_counter(); import loopkit; print(time.perf_counter() - t)"
+    seconds = [
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout) for _ in range(5)
+    ]
+    report.value("import loopkit beyond import torch, pluggy", min(seconds) * 1e3, "ms", 40)
+
+
+PEAK = """
+import resource, sys
+sys.path.insert(0, {here!r})
+import overhead
+from torch import nn
+x, y = overhead.digits()
+batches = list(zip(x.split(32), y.split(32)))
+model, optimizer = overhead.problem()
+loss_fn = nn.CrossEntropyLoss()
+learner = overhead.Learner(model, loss_fn, optimizer, standard=False)
+for _ in range(20):
+    if {engine}:
+        learner.run("train", batches)
+    else:
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            loss = loss_fn(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+def memory(report: Report) -> None:
+    here = str(Path(__file__).parent)
+
+    def peak(engine: bool) -> float:
+        command = [sys.executable, "-c", PEAK.format(here=here, engine=engine)]
+        return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    pairs = [(peak(True), peak(False)) for _ in range(5)]
+    more = statistics.median(engine - raw for engine, raw in pairs)
+    report.value("peak memory of a fit beyond the raw loop's", more, "MiB", 1)
+
+    tiny = nn.Linear(2, 2)
+    learner = Learner(tiny, nn.MSELoss(), torch.optim.SGD(tiny.parameters(), lr=1e-3), standard=False)
+    batches = [(torch.ones(1, 2), torch.zeros(1, 2))] * 10_000
+    process = psutil.Process()
+    for _ in range(3):
+        learner.run("train", batches)
+    before = process.memory_info().rss
+    for _ in range(30):
+        learner.run("train", batches)
+    report.value("growth of RSS over 300,000 tiny steps", (process.memory_info().rss - before) / 2**20, "MiB", 1)
+
+
+def gpu(report: Report, batches: list[Any]) -> None:
+    """An epoch with the standard plugins in which any wait for the device inside a step is an error."""
+    if not torch.cuda.is_available():
+        print("no CUDA device: the epoch under set_sync_debug_mode('error') was not run")
+        return
+    model, _ = problem()
+
+    class NoSync:
+        name = "no_sync_allowed"
+
+        @hookimpl(before=("metrics", "progress", "history", "sanity_check", "non_finite"))
+        def step_begin(self) -> None:
+            torch.cuda.set_sync_debug_mode("error")
+
+        @hookimpl
+        def epoch_end(self) -> None:
+            torch.cuda.set_sync_debug_mode("default")
+
+    on_device = [(x.cuda(), y.cuda()) for x, y in batches]
+    learner = Learner(
+        model.cuda(),
+        nn.CrossEntropyLoss(),
+        lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9),
+        plugins=[Metrics(Accuracy()), Progress(file=Screen()), NoSync()],
+        order=["no_sync_allowed", "metrics"],
+    )
+    learner.fit(on_device, epochs=2)
+    report.value("GPU: waits for the device inside a step", 0, "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=60, help="rounds of each run")
+    parser.add_argument("--runs", type=int, default=5, help="runs of which the median is taken")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    images, labels = digits()
+    batches = list(zip(images.split(BATCH), labels.split(BATCH), strict=True))
+    report = Report(arguments.rounds, arguments.runs)
+    about = (
+        f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}"
+    )
+    print(f"{datetime.date.today()}, {about}; {report.runs} runs of {report.rounds} rounds\n")
+    bare(report, batches)
+    with_metrics(report, batches)
+    dispatch(report, batches)
+    loaders(report)
+    start_up(report)
+    memory(report)
+    gpu(report, batches)
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"about": about, "figures": report.figures}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

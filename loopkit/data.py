@@ -1,0 +1,448 @@
+"""Loaders of batches with a position: tensors in memory, and batches made by a function.
+
+They do no work per sample and start no processes. For samples that are read or decoded one by one,
+``torch.utils.data.DataLoader`` is the right tool.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loopkit.batches import describe, parts
+from loopkit.errors import EmptyDataError, LoopkitError
+
+__all__ = ["Loader", "LoaderError", "TensorLoader", "from_function"]
+
+BLOCK_BYTES = 1 << 20
+BLOCK_BATCHES = 1024
+
+
+class LoaderError(LoopkitError, ValueError):
+    """A loader cannot be made of these arguments, or a saved state is not one of this loader."""
+
+
+class _Place:
+    """Where an iterator is. Each moves its own, so that one that was left behind moves no later one."""
+
+    __slots__ = ("begun", "epoch", "position")
+
+    def __init__(self, epoch: int = 0, position: int = 0, begun: bool = False) -> None:
+        self.epoch = epoch
+        self.position = position
+        self.begun = begun
+
+
+class Loader(ABC):
+    """What the loaders of this module have in common: a length, a position, a state and `map`.
+
+    Each pass over a loader is an epoch, counted from 0. A pass that was left early is over: the next one begins the
+    next epoch at its first batch. An epoch begins when its first batch is asked for, not when ``iter`` is called.
+    """
+
+    def __init__(self) -> None:
+        self._place = _Place()
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Batches per epoch."""
+
+    @abstractmethod
+    def _batches(self, epoch: int, start: int) -> Iterator[Any]:
+        """The batches of an epoch from the one with index ``start`` on."""
+
+    @abstractmethod
+    def _identity(self) -> dict[str, Any]:
+        """What decides which batches come, and must be the same where a state is loaded."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the last batch came from; after its end, the next one."""
+        return self._place.epoch
+
+    @property
+    def position(self) -> int:
+        """Batches of this epoch that were yielded."""
+        return self._place.position
+
+    def __iter__(self) -> Iterator[Any]:
+        place = self._place
+        if place.begun:
+            place = self._place = _Place(place.epoch + 1)
+        place.begun = True
+        for batch in self._batches(place.epoch, place.position):
+            place.position += 1
+            yield batch
+        place.epoch, place.position, place.begun = place.epoch + 1, 0, False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass be this epoch, from its first batch.
+
+        If a state of the same epoch was just loaded, its position is kept, so that a loop that sets the epoch at the
+        begin of every pass goes on where it was.
+
+        Args:
+            epoch: From 0.
+        """
+        epoch = _whole("epoch", epoch, 0)
+        if self._place.begun or self._place.epoch != epoch:
+            self._place = _Place(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader is, and what must be the same where this is loaded. It can be written as JSON.
+
+        ``"epoch"`` and ``"position"``: while the k-th batch of a pass is processed the position is k, the last one
+        included; once the pass has ended, the state is position 0 of the next epoch.
+        """
+        return {"epoch": self.epoch, "position": self.position, **self._identity()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next pass go on where `state_dict` was called; batches before that are not made again.
+
+        The next pass over a loader that was saved while it processed its last batch has no batch.
+
+        Raises:
+            LoaderError: The state is of a loader with other samples, batch size, order or seed.
+        """
+        own = self._identity()
+        other = {name: value for name, value in state.items() if name not in ("epoch", "position")}
+        differences = [
+            f"{_entry(name, other)} in the state, {_entry(name, own)} here"
+            for name in {**other, **own}
+            if _entry(name, other) != _entry(name, own)
+        ]
+        differences += [f"no {name} in the state" for name in ("epoch", "position") if name not in state]
+        if differences:
+            raise LoaderError(
+                f"the state is not one of this {type(self).__name__}: {'; '.join(differences)}. Make the loader as it "
+                f"was when the state was saved, or call set_epoch to begin an epoch without the state"
+            )
+        epoch, position = _whole("the state's epoch", state["epoch"], 0), _whole("the position", state["position"], 0)
+        if position > len(self):
+            raise LoaderError(f"the state's position is {position}, but an epoch has {len(self)} batches")
+        self._place = _Place(epoch, position)
+
+    def map(self, fn: Callable[..., Any], seed: int | None = None) -> Loader:
+        """A loader of the same length whose batches are ``fn(batch)``, made when they are asked for.
+
+        It begins at this loader's position and from then on has its own: passes over one do not move the other.
+        States fit both, unless a seed is given here.
+
+        Args:
+            fn: Called with a batch, which it may change in place.
+            seed: Call ``fn(batch, generator)`` with a ``torch.Generator`` on the device of the batch's first tensor,
+                seeded from this seed, the epoch and the batch's index: what is drawn for a batch does not depend on
+                how the loader came to it. Of several maps with equal seeds each draws its own numbers. The generator
+                is seeded again for the next batch, so ``fn`` must not keep it.
+
+        Example::
+
+            >>> loader = TensorLoader(torch.zeros(4, 2), batch_size=2)
+            >>> doubled = loader.map(lambda x: 2 * x)
+            >>> noisy = loader.map(lambda x, generator: x + torch.randn(x.shape, generator=generator), seed=0)
+            >>> len(noisy), torch.equal(next(iter(noisy)), next(iter(noisy)))
+            (2, False)
+        """
+        return _MappedLoader(self, fn, seed)
+
+
+class TensorLoader(Loader):
+    """Batches of tensors that are in memory, of a CPU or of a device.
+
+    Blocks of whole batches of about 1 MiB (at least one batch, at most 1,024) are gathered at once, and the batches
+    are parts of a block, for which a batch costs a few microseconds. Batches are contiguous and share no memory with
+    the tensors or with each other, but a batch that is kept may keep its block in memory: ``clone()`` what you keep
+    or save.
+
+    Args:
+        tensors: Tensors of the same length, ``(samples, ...)``, or one mapping of names to such tensors. One tensor
+            gives batches that are tensors ``(batch_size, ...)``, several give tuples, a mapping gives dicts. Tensors
+            that are on ``device`` already are used as they are, not copied.
+        batch_size: Samples per batch, from 1; the last batch holds what is left.
+        shuffle: Take the samples in a new order in every epoch. The order depends on the seed and the epoch, not on
+            the device or on torch's global generator, which is not used. It takes 8 bytes per sample.
+        seed: For ``shuffle``.
+        drop_last: Leave out a last batch that is not full.
+        device: Move the tensors there, once.
+
+    Raises:
+        LoaderError: There is no tensor, something that is no tensor, lengths or devices that differ, a tensor that
+            requires grad, or ``batch_size < 1``.
+        EmptyDataError: There is no batch.
+
+    Example::
+
+        >>> inputs, targets = torch.arange(10.0).reshape(5, 2), torch.arange(5)
+        >>> loader = TensorLoader(inputs, targets, batch_size=2, shuffle=True, seed=1)
+        >>> len(loader), [targets.shape[0] for _, targets in loader]
+        (3, [2, 2, 1])
+        >>> for batch in TensorLoader({"inputs": inputs, "targets": targets}, batch_size=5):
+        ...     print(batch["targets"])
+        tensor([0, 1, 2, 3, 4])
+
+        >>> batches = iter(loader)
+        >>> first, state = next(batches), loader.state_dict()
+        >>> state["epoch"], state["position"]
+        (1, 1)
+        >>> again = TensorLoader(inputs, targets, batch_size=2, shuffle=True, seed=1)
+        >>> again.load_state_dict(state)
+        >>> all(torch.equal(one[1], other[1]) for one, other in zip(batches, again, strict=True))
+        True
+    """
+
+    def __init__(
+        self,
+        *tensors: Tensor | Mapping[str, Tensor],
+        batch_size: int,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        device: torch.device | str | int | None = None,
+    ) -> None:
+        super().__init__()
+        named = _named(tensors)
+        self.batch_size = _whole("batch_size", batch_size, 1)
+        self.shuffle = bool(shuffle)
+        self.seed = _whole("seed", seed)
+        self.drop_last = bool(drop_last)
+        self.samples = _check_tensors(named, device)
+        self._tensors = [tensor if device is None else tensor.to(device) for tensor in named.values()]
+        self._keys = list(named) if isinstance(tensors[0], Mapping) else None
+        count = self.samples // self.batch_size if drop_last else -(-self.samples // self.batch_size)
+        if not count:
+            raise EmptyDataError(
+                f"there is no batch: the tensors hold {self.samples} samples and batch_size is {self.batch_size}"
+                + (" with drop_last=True" if self.samples else "")
+            )
+        self._count = count
+        batch_bytes = [tensor.nbytes // self.samples * self.batch_size for tensor in self._tensors]
+        self._block = max(1, min(BLOCK_BATCHES, BLOCK_BYTES // max(1, sum(batch_bytes)))) * self.batch_size
+        # Where a matrix begins may decide which kernel multiplies it, and so the last bits of the product: batches
+        # that would not begin like a tensor of their own are copied out of their block.
+        alignments = [64 if tensor.device.type == "cpu" else 256 for tensor in self._tensors]
+        shared = self._block > self.batch_size
+        self._copied = [shared and size % align != 0 for size, align in zip(batch_bytes, alignments, strict=True)]
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __repr__(self) -> str:
+        held = dict(zip(self._keys, self._tensors, strict=True)) if self._keys else tuple(self._tensors)
+        return (
+            f"TensorLoader({describe(held)}, batch_size={self.batch_size}, shuffle={self.shuffle}, seed={self.seed}, "
+            f"drop_last={self.drop_last})"
+        )
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "samples": self.samples,
+            "batch_size": self.batch_size,
+            "drop_last": self.drop_last,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+        }
+
+    def _batches(self, epoch: int, start: int) -> Iterator[Any]:
+        stop = min(self.samples, self._count * self.batch_size)
+        order = self._order(epoch) if self.shuffle else None
+        for low in range(start * self.batch_size, stop, self._block):
+            columns = self._gather(order, low, min(low + self._block, stop))
+            if self._keys is not None:
+                for row in zip(*columns, strict=True):
+                    yield dict(zip(self._keys, row, strict=True))
+            elif len(columns) > 1:
+                yield from zip(*columns, strict=True)
+            else:
+                yield from columns[0]
+
+    def _order(self, epoch: int) -> Tensor:
+        generator = torch.Generator("cpu").manual_seed(_mix(self.seed, epoch))
+        order = torch.randperm(self.samples, generator=generator, device="cpu")
+        return order.to(self._tensors[0].device)
+
+    def _gather(self, order: Tensor | None, low: int, high: int) -> list[Iterator[Tensor]]:
+        """For each tensor the batches of a block, that is of the samples from ``low`` to ``high`` in this order."""
+        columns = []
+        with torch.inference_mode(False):  # a block may serve steps inside and outside of inference mode
+            for tensor, copied in zip(self._tensors, self._copied, strict=True):
+                if order is None:
+                    block = tensor[low:high].clone(memory_format=torch.contiguous_format)
+                else:
+                    block = tensor.index_select(0, order[low:high])
+                # unsafe: each part counts its in-place changes by itself, else autograd would take a change of one
+                # batch for a change of the others
+                batches: tuple[Tensor, ...] = block.unsafe_split(self.batch_size)
+                columns.append(map(torch.clone, batches) if copied else iter(batches))
+        return columns
+
+
+def from_function(n: int, fn: Callable[..., Any], seed: int | None = None) -> Loader:
+    """A loader of n batches that a function makes, each when it is asked for: synthetic data, simulations, slices.
+
+    Args:
+        n: Batches per epoch, from 1.
+        fn: ``fn(index) -> batch``, the index from 0.
+        seed: Call ``fn(index, generator)`` with a ``torch.Generator`` (of the CPU) seeded from this seed, the epoch
+            and the index. The generator is seeded again for the next batch, so ``fn`` must not keep it.
+
+    Raises:
+        LoaderError: ``n`` is no whole number, or ``fn`` cannot be called.
+        EmptyDataError: ``n < 1``.
+
+    Example::
+
+        >>> from_function(3, lambda index: torch.full((2,), index)).state_dict()
+        {'epoch': 0, 'position': 0, 'batches': 3, 'seed': None}
+        >>> loader = from_function(100, lambda index, generator: torch.randn(8, 2, generator=generator), seed=0)
+        >>> first, second = list(loader), list(loader)
+        >>> len(first), torch.equal(first[0], second[0])
+        (100, False)
+    """
+    return _FunctionLoader(n, fn, seed)
+
+
+class _FunctionLoader(Loader):
+    def __init__(self, n: int, fn: Callable[..., Any], seed: int | None) -> None:
+        super().__init__()
+        self._count = _whole("n", n)
+        if self._count < 1:
+            raise EmptyDataError(f"there is no batch: n is {n}; it counts the batches of an epoch, from 1")
+        self._fn = _callable(fn)
+        self._seed = None if seed is None else _whole("seed", seed)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _identity(self) -> dict[str, Any]:
+        return {"batches": self._count, "seed": self._seed}
+
+    def _batches(self, epoch: int, start: int) -> Iterator[Any]:
+        fn, seed = self._fn, self._seed
+        if seed is None:
+            yield from map(fn, range(start, self._count))
+            return
+        generator = torch.Generator("cpu")
+        for index in range(start, self._count):
+            yield fn(index, generator.manual_seed(_mix(seed, epoch, index)))
+
+
+class _MappedLoader(Loader):
+    def __init__(self, source: Loader, fn: Callable[..., Any], seed: int | None) -> None:
+        super().__init__()
+        self._source = source
+        self._fn = _callable(fn)
+        self._seed = None if seed is None else _whole("seed", seed)
+        self._place = _Place(source.epoch, source.position, source._place.begun)
+        self._seeds: list[int] = list(source._identity().get("map_seeds", ()))
+        if self._seed is not None:
+            self._seeds.append(self._seed)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def _identity(self) -> dict[str, Any]:
+        identity = self._source._identity()
+        return {**identity, "map_seeds": list(self._seeds)} if self._seeds else identity
+
+    def _batches(self, epoch: int, start: int) -> Iterator[Any]:
+        fn, seed = self._fn, self._seed
+        batches = self._source._batches(epoch, start)
+        if seed is None:
+            yield from map(fn, batches)
+            return
+        generator = torch.Generator("cpu")
+        for index, batch in enumerate(batches, start):
+            device = _device(batch)
+            if device != generator.device:
+                generator = torch.Generator(device)
+            yield fn(batch, generator.manual_seed(_mix(seed, epoch, index, len(self._seeds))))
+
+
+def _mix(*numbers: int) -> int:
+    """A seed in which every bit depends on every number, so that neighbouring seeds, epochs and batches differ."""
+    digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8, usedforsecurity=False).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def _device(batch: Any) -> torch.device:
+    """The device of the first tensor in a batch; the CPU without one."""
+    found = _first_device(batch)
+    return torch.device("cpu") if found is None else found
+
+
+def _first_device(value: Any) -> torch.device | None:
+    if isinstance(value, Tensor):
+        return value.device
+    for _, part in parts(value):
+        if (found := _first_device(part)) is not None:
+            return found
+    return None
+
+
+def _entry(name: str, values: Mapping[str, Any]) -> str:
+    return f"{name} {values[name]!r}" if name in values else f"no {name}"
+
+
+def _whole(name: str, value: Any, least: int | None = None) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or (least is not None and number < least):
+        raise LoaderError(
+            f"{name} is {value!r}: it must be a whole number" + ("" if least is None else f", from {least}")
+        )
+    return number
+
+
+def _callable(fn: Any) -> Callable[..., Any]:
+    if not callable(fn):
+        raise LoaderError(f"fn is {describe(fn)}: it must be a function that returns a batch")
+    return fn  # type: ignore[no-any-return]
+
+
+def _named(given: tuple[Any, ...]) -> dict[str, Any]:
+    """The tensors by name, or by their number."""
+    if given and isinstance(given[0], Mapping):
+        if len(given) > 1:
+            raise LoaderError("give TensorLoader one mapping of tensors alone, or tensors")
+        named = dict(given[0])
+    else:
+        named = {str(number): tensor for number, tensor in enumerate(given)}
+    if not named:
+        raise LoaderError("TensorLoader was given no tensor")
+    return named
+
+
+def _check_tensors(named: Mapping[str, Any], device: Any) -> int:
+    """Raise what is wrong with the tensors; return their length."""
+    for name, tensor in named.items():
+        if not isinstance(tensor, Tensor):
+            if type(tensor).__module__ == "numpy":
+                fix = "torch.from_numpy(array) makes a tensor of it"
+            elif isinstance(tensor, (tuple, list)) and any(isinstance(part, Tensor) for part in tensor):
+                fix = "give the tensors themselves, TensorLoader(*tensors, batch_size=...)"
+            else:
+                fix = "torch.as_tensor(...) makes one of numbers"
+            raise LoaderError(f"tensor {name!r} is {describe(tensor)}, not a tensor: {fix}")
+        if not tensor.ndim:
+            raise LoaderError(f"tensor {name!r} has no dimension: the first one must be that of the samples")
+        if tensor.layout != torch.strided or tensor.is_nested:
+            raise LoaderError(f"tensor {name!r} has layout {tensor.layout}: only dense tensors can be cut into batches")
+        if tensor.requires_grad:
+            raise LoaderError(f"tensor {name!r} requires grad, which batches cannot pass on: give tensor.detach()")
+    lengths = {name: tensor.shape[0] for name, tensor in named.items()}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name!r} has {length}" for name, length in lengths.items())
+        raise LoaderError(f"the tensors have different numbers of samples (their first dimension): {listed}")
+    devices = {name: tensor.device for name, tensor in named.items()}
+    if device is None and len(set(devices.values())) > 1:
+        listed = ", ".join(f"{name!r} is on {place}" for name, place in devices.items())
+        raise LoaderError(f"the tensors are on different devices: {listed}. Give device=... to move them to one")
+    return int(next(iter(lengths.values())))

@@ -1,0 +1,328 @@
+"""Metrics: numbers accumulated over a pass, on the device, and read once.
+
+A metric is any object with ``update(outputs, targets)``, ``compute()`` and ``reset()``; torchmetrics objects are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from loopkit.batches import count_samples
+
+__all__ = ["F1", "Accuracy", "BinaryAccuracy", "FunctionMetric", "Loss", "Mean", "Metric", "Precision", "Recall"]
+
+
+@runtime_checkable
+class MetricLike(Protocol):
+    """What ``loopkit.plugins.Metrics`` accepts."""
+
+    def update(self, outputs: Any, targets: Any, /) -> Any:
+        """Take in one batch."""
+
+    def compute(self) -> Any:
+        """The value over all batches since `reset`: a number, a scalar tensor, or a mapping of them."""
+
+    def reset(self) -> Any:
+        """Forget everything."""
+
+
+def accumulator(like: Tensor, shape: tuple[int, ...] = ()) -> Tensor:
+    """Zeros to add to: float64, or float32 on a device that has no float64."""
+    return torch.zeros(shape, dtype=torch.float32 if like.device.type == "mps" else torch.float64, device=like.device)
+
+
+class Metric:
+    """Base of loopkit's own metrics: everything in ``vars(self)`` that `reset` sets is its state."""
+
+    name = "metric"
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        raise NotImplementedError
+
+    def compute(self) -> Tensor | float:
+        """The value so far, without waiting for the device; nan before the first batch."""
+        raise NotImplementedError
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was taken in since `reset`."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of what has been accumulated."""
+        return {key: value.clone() if isinstance(value, Tensor) else value for key, value in vars(self).items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        for key, value in state.items():
+            setattr(self, key, value.clone() if isinstance(value, Tensor) else value)
+
+
+class Mean(Metric):
+    """Mean over a pass of a number that the phase puts on its steps, weighted by ``step.weight``.
+
+    Args:
+        attribute: The step's attribute: a scalar tensor or a number, such as ``"critic_loss"``.
+    """
+
+    def __init__(self, attribute: str) -> None:
+        self.attribute = self.name = attribute
+        super().__init__()
+
+    def reset(self) -> None:  # noqa: D102
+        self.total: Tensor | None = None
+        self.weight: Tensor | float = 0.0
+
+    def add(self, value: Tensor | float, weight: Tensor | float) -> None:
+        """Add one value."""
+        if not isinstance(value, Tensor):
+            value = torch.tensor(float(value))
+        if self.total is None:
+            self.total = accumulator(value)
+        if isinstance(weight, Tensor):
+            self.total += value.detach() * weight.detach()
+        else:
+            self.total.add_(value.detach(), alpha=weight)
+        self.weight = self.weight + weight
+
+    @property
+    def is_empty(self) -> bool:  # noqa: D102
+        return self.total is None
+
+    def compute(self) -> Tensor | float:  # noqa: D102
+        return math.nan if self.total is None else self.total / self.weight
+
+
+class Loss(Mean):
+    """Mean loss over a pass, weighted by ``step.weight``: right for an uneven last batch."""
+
+    def __init__(self) -> None:
+        super().__init__("loss")
+
+
+class FunctionMetric(Metric):
+    """Mean over a pass of ``function(outputs, targets)``.
+
+    A scalar counts for all samples of its batch; a tensor of shape ``(batch, ...)`` counts element by element.
+
+    Args:
+        function: Its name is the metric's.
+    """
+
+    def __init__(self, function: Callable[[Any, Any], Any], name: str | None = None) -> None:
+        self.function = function
+        self.name = name or str(getattr(function, "__name__", type(function).__name__))
+        super().__init__()
+
+    def reset(self) -> None:  # noqa: D102
+        self.mean = Mean(self.name)
+
+    def update(self, outputs: Any, targets: Any) -> None:
+        """Call the function on one batch."""
+        value = self.function(outputs, targets)
+        if isinstance(value, Tensor) and value.ndim:
+            self.mean.add(value.detach().to(accumulator(value).dtype).mean(), value.numel())
+        else:
+            self.mean.add(value, count_samples(outputs))
+
+    @property
+    def is_empty(self) -> bool:  # noqa: D102
+        return self.mean.is_empty
+
+    def compute(self) -> Tensor | float:  # noqa: D102
+        return self.mean.compute()
+
+    def state_dict(self) -> dict[str, Any]:  # noqa: D102
+        return self.mean.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: D102
+        self.mean.load_state_dict(state)
+
+
+def classes_axis(outputs: Tensor, targets: Tensor) -> int:
+    """The axis of ``outputs`` that holds the classes: the last, or the second as in ``cross_entropy``.
+
+    Raises:
+        ValueError: The shapes are neither ``(..., classes)`` and ``(...)`` nor ``(n, classes, ...)`` and ``(n, ...)``.
+    """
+    if outputs.shape[:-1] == targets.shape:
+        return -1
+    if outputs.ndim > 2 and outputs.shape[:1] + outputs.shape[2:] == targets.shape:
+        return 1
+    raise ValueError(
+        f"outputs have shape {tuple(outputs.shape)} and targets {tuple(targets.shape)}; class indices are compared "
+        f"with outputs of shape (..., classes), or (batch, classes, ...)"
+    )
+
+
+class Accuracy(Metric):
+    """Share of targets that are the class with the highest output.
+
+    Args:
+        ignore_index: Targets of this value do not count.
+
+    Shapes: outputs ``(..., classes)`` or ``(batch, classes, ...)``, targets class indices without that axis.
+    """
+
+    name = "accuracy"
+
+    def __init__(self, ignore_index: int | None = None) -> None:
+        self.ignore_index = ignore_index
+        super().__init__()
+
+    def reset(self) -> None:  # noqa: D102
+        self.correct: Tensor | None = None
+        self.count: Tensor | int = 0
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        """Count one batch."""
+        correct = outputs.argmax(classes_axis(outputs, targets)).eq(targets)
+        if self.ignore_index is None:
+            self.count += targets.numel()
+        else:
+            counted = targets.ne(self.ignore_index)
+            correct, self.count = correct & counted, self.count + counted.sum()
+        self.correct = correct.sum() if self.correct is None else self.correct.add_(correct.sum())
+
+    @property
+    def is_empty(self) -> bool:  # noqa: D102
+        return self.correct is None
+
+    def compute(self) -> Tensor | float:  # noqa: D102
+        return math.nan if self.correct is None else self.correct / self.count
+
+
+class BinaryAccuracy(Metric):
+    """Share of targets (0 or 1) on whose side of the threshold the output lies.
+
+    Args:
+        from_logits: True for raw outputs, False for probabilities. There is no default: comparing logits with
+            0.5 is a common and silent mistake.
+        threshold: A probability, between 0 and 1.
+
+    Shapes: outputs and targets of the same number of elements.
+    """
+
+    name = "accuracy"
+
+    def __init__(self, *, from_logits: bool, threshold: float = 0.5) -> None:
+        if not 0 < threshold < 1:
+            raise ValueError(f"threshold is {threshold}: it is a probability between 0 and 1")
+        self.limit = math.log(threshold / (1 - threshold)) if from_logits else threshold
+        super().__init__()
+
+    def reset(self) -> None:  # noqa: D102
+        self.correct: Tensor | None = None
+        self.count = 0
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        """Count one batch."""
+        if outputs.numel() != targets.numel():
+            raise ValueError(f"outputs have shape {tuple(outputs.shape)}, targets {tuple(targets.shape)}")
+        correct = outputs.reshape(targets.shape).gt(self.limit).eq(targets.bool()).sum()
+        self.correct = correct if self.correct is None else self.correct.add_(correct)
+        self.count += targets.numel()
+
+    @property
+    def is_empty(self) -> bool:  # noqa: D102
+        return self.correct is None
+
+    def compute(self) -> Tensor | float:  # noqa: D102
+        return math.nan if self.correct is None else self.correct / self.count
+
+
+class ClassCounts(Metric):
+    """True positives, predictions and targets per class, and a score made of them.
+
+    Args:
+        average: ``"macro"``: mean of the classes' scores, classes that never occur included (with score 0);
+            ``"micro"``: the score of the pooled counts; ``"weighted"``: mean weighted by each class's targets.
+
+    Shapes: outputs ``(..., classes)`` or ``(batch, classes, ...)``, targets class indices without that axis.
+    """
+
+    def __init__(self, average: Literal["macro", "micro", "weighted"] = "macro") -> None:
+        if average not in ("macro", "micro", "weighted"):
+            raise ValueError(f"average is {average!r}: it is 'macro', 'micro' or 'weighted'")
+        self.average = average
+        super().__init__()
+
+    def reset(self) -> None:
+        self.hits: Tensor | None = None
+        self.predicted: Tensor | None = None
+        self.actual: Tensor | None = None
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        """Count one batch."""
+        axis = classes_axis(outputs, targets)
+        classes = torch.arange(outputs.shape[axis], device=outputs.device)
+        predicted = outputs.argmax(axis).reshape(-1, 1).eq(classes)
+        actual = targets.reshape(-1, 1).eq(classes)
+        counts = (predicted & actual).sum(0), predicted.sum(0), actual.sum(0)
+        if self.hits is None or self.predicted is None or self.actual is None:
+            self.hits, self.predicted, self.actual = counts
+        else:
+            self.hits, self.predicted, self.actual = (
+                self.hits + counts[0],
+                self.predicted + counts[1],
+                self.actual + counts[2],
+            )
+
+    def score(self, hits: Tensor, predicted: Tensor, actual: Tensor) -> Tensor:
+        """The score of counts, 0 where its denominator is 0."""
+        raise NotImplementedError
+
+    @property
+    def is_empty(self) -> bool:
+        return self.hits is None
+
+    def compute(self) -> Tensor | float:
+        if self.hits is None or self.predicted is None or self.actual is None:
+            return math.nan
+        counts = self.hits, self.predicted, self.actual
+        if self.average == "micro":
+            return self.score(*(count.sum() for count in counts))
+        scores = self.score(*counts)
+        if self.average == "macro":
+            return scores.mean()
+        return (scores * self.actual).sum() / self.actual.sum()
+
+
+def _ratio(above: Tensor, below: Tensor) -> Tensor:
+    return above / below.clamp(min=1)
+
+
+class Precision(ClassCounts):
+    """Hits / predictions, per class and averaged."""
+
+    name = "precision"
+
+    def score(self, hits: Tensor, predicted: Tensor, actual: Tensor) -> Tensor:  # noqa: D102
+        return _ratio(hits, predicted)
+
+
+class Recall(ClassCounts):
+    """Hits / targets, per class and averaged."""
+
+    name = "recall"
+
+    def score(self, hits: Tensor, predicted: Tensor, actual: Tensor) -> Tensor:  # noqa: D102
+        return _ratio(hits, actual)
+
+
+class F1(ClassCounts):
+    """2 hits / (predictions + targets), per class and averaged."""
+
+    name = "f1"
+
+    def score(self, hits: Tensor, predicted: Tensor, actual: Tensor) -> Tensor:  # noqa: D102
+        return _ratio(2 * hits, predicted + actual)

@@ -1,0 +1,95 @@
+"""Run a plugin less often."""
+
+from __future__ import annotations
+
+import inspect
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from loopkit.dispatch import plugin_name
+from loopkit.errors import PluginError
+from loopkit.hooks import PROJECT, hooks
+
+__all__ = ["throttle"]
+
+
+def throttle(plugin: Any, *, every: int | None = None, seconds: float | None = None) -> Any:
+    """The plugin, called on some steps only; its name, order, access and state are those of the plugin.
+
+    What belongs to a step (its events and ``step_context``) is called on the first step and then on every ``every``-th,
+    or once at least ``seconds`` have passed; all hooks of one step go together, and each phase has its own count.
+    What belongs to an epoch, a fit or an optimizer step, and transforms, is always called.
+
+    Args:
+        plugin: Any plugin.
+        every: Steps, from 1.
+        seconds: Seconds, from 0.
+
+    Raises:
+        PluginError: Not exactly one of ``every`` and ``seconds`` is given, or it is out of range.
+    """
+    if (every is None) == (seconds is None):
+        raise PluginError("throttle: give either every=... (steps) or seconds=...")
+    if (every is not None and every < 1) or (seconds is not None and seconds < 0):
+        raise PluginError(f"throttle: every={every}, seconds={seconds}: steps count from 1, seconds from 0")
+    return _Throttled(plugin, every, seconds)
+
+
+class _Throttled:
+    def __init__(self, plugin: Any, every: int | None, seconds: float | None) -> None:
+        self.plugin = plugin
+        self.name = plugin_name(plugin)
+        self._every, self._seconds = every, seconds
+        self._last: Callable[[], Any] = lambda: None
+        self._active = False
+        self._counts: dict[str, int] = {}
+        self._times: dict[str, float] = {}
+        for hook in hooks().values():
+            method = getattr(plugin, hook.name, None)
+            if method is not None and hasattr(method, f"{PROJECT}_impl"):
+                on_steps = "step" in hook.arguments and hook.kind in ("event", "context")
+                setattr(self, hook.name, self._sometimes(method) if on_steps else method)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "plugin":
+            raise AttributeError(name)
+        return getattr(self.plugin, name)
+
+    def _sometimes(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """The method behind the decision for its step, which it must be given whatever the method takes."""
+        wanted = list(inspect.signature(method).parameters)
+
+        def implementation(learner: Any, phase: Any, step: Any) -> Any:
+            if self._decide(phase, step):
+                given = {"learner": learner, "phase": phase, "step": step}
+                return method(*(given[name] for name in wanted))
+            return None
+
+        for attribute in (f"{PROJECT}_impl", "loopkit_options"):
+            setattr(implementation, attribute, getattr(method, attribute))
+        return implementation
+
+    def _decide(self, phase: Any, step: Any) -> bool:
+        if self._last() is not step:
+            self._last = weakref.ref(step)
+            if self._every is not None:
+                count = self._counts.get(phase.name, 0)
+                self._counts[phase.name] = count + 1
+                self._active = count % self._every == 0
+            else:
+                now = time.monotonic()
+                self._active = now - self._times.get(phase.name, -float("inf")) >= (self._seconds or 0.0)
+                if self._active:
+                    self._times[phase.name] = now
+        return self._active
+
+    def state_dict(self) -> dict[str, Any]:
+        state = self.plugin.state_dict() if hasattr(self.plugin, "state_dict") else {}
+        return {"counts": dict(self._counts), "plugin": state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._counts = dict(state["counts"])
+        if hasattr(self.plugin, "load_state_dict"):
+            self.plugin.load_state_dict(state["plugin"])

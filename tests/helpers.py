@@ -1,0 +1,105 @@
+"""What several test modules share: small data, a small learner, and plugins that log or act on any hook."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from loopkit import Event, Learner, hookimpl
+from loopkit.hooks import hooks
+
+EVENTS = tuple(name for name, event in Event.by_hook.items() if event.__module__ == "loopkit.events")
+
+
+def on(hook: str, function: Callable[..., Any], name: str = "acting", **options: Any) -> Any:
+    """A plugin with one hook, which calls ``function`` with all the arguments of the hook by name."""
+    arguments = hooks()[hook].arguments
+    namespace: dict[str, Any] = {"function": function}
+    given = ", ".join(f"{argument}={argument}" for argument in arguments)
+    exec(f"def {hook}({', '.join(('self', *arguments))}): return function({given})", namespace)
+    methods = {hook: hookimpl(**options)(namespace[hook])}
+    return type("On", (), {**methods, "name": name})()
+
+
+def raising(hook: str, error: BaseException, at: int | None = None, phase: str = "train", name: str = "acting") -> Any:
+    """A plugin that raises ``error`` the first time that ``hook`` comes (in the step ``at`` of a phase)."""
+    raised: list[bool] = []
+
+    def act(**given: Any) -> None:
+        if "phase" in given and given["phase"].name != phase:
+            return
+        if at is not None and given["step"].index != at:
+            return
+        if not raised:
+            raised.append(True)
+            raise error
+
+    return on(hook, act, name)
+
+
+class EventLog:
+    """Logs every event as a word; words of one phase and step are gathered in a line.
+
+    Contexts, if wanted, are logged as brackets: ``<`` and ``>`` for the epoch's, ``[`` and ``]`` for the step's.
+    """
+
+    def __init__(self, *more: str, name: str = "event_log", contexts: bool = False) -> None:
+        self.name = name
+        self.words: list[tuple[str, str]] = []
+        for hook in (*EVENTS, *more):
+            setattr(self, hook, self._listener(hook))
+        if contexts:
+            self.epoch_context = hookimpl(lambda phase: self._bracket(phase.name, "<", ">"))
+            self.step_context = hookimpl(lambda phase, step: self._bracket(f"{phase.name} {step.index}", "[", "]"))
+
+    def _listener(self, hook: str) -> Callable[..., None]:
+        arguments = hooks()[hook].arguments
+        if "step" in arguments:
+            return hookimpl(lambda phase, step: self.words.append((f"{phase.name} {step.index}", hook)))
+        if "phase" in arguments:
+            return hookimpl(lambda phase: self.words.append((phase.name, hook)))
+        return hookimpl(lambda: self.words.append(("", hook)))
+
+    @contextmanager
+    def _bracket(self, place: str, opening: str, closing: str) -> Iterator[None]:
+        self.words.append((place, opening))
+        try:
+            yield
+        finally:
+            self.words.append((place, closing))
+
+    @property
+    def lines(self) -> list[str]:
+        """``"train 0: step_begin loss_begin"``, ...; events of the fit stand alone."""
+        lines: list[str] = []
+        last = None
+        for place, word in self.words:
+            new_pass = word == "<" or (word == "epoch_begin" and not lines[-1].endswith("<") if lines else False)
+            if place and place == last and not new_pass:
+                lines[-1] += f" {word}"
+            else:
+                lines.append(f"{place}: {word}" if place else word)
+            last = place
+        return lines
+
+    def count(self, hook: str) -> int:
+        """How often an event came."""
+        return [word for _, word in self.words].count(hook)
+
+
+def batches(count: int, size: int = 4, seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Batches of inputs ``(size, 3)`` and targets ``(size, 1)``."""
+    generator = torch.Generator().manual_seed(seed)
+    return [(torch.randn(size, 3, generator=generator), torch.randn(size, 1, generator=generator)) for _ in range(count)]
+
+
+def make_learner(*plugins: Any, model: nn.Module | None = None, lr: float = 0.1, **options: Any) -> Learner:
+    """A linear regression with SGD, without the standard plugins."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1) if model is None else model
+    options.setdefault("standard", False)
+    return Learner(model, nn.MSELoss(), lambda p: torch.optim.SGD(p, lr=lr), plugins=plugins, **options)
