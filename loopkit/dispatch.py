@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
+from loopkit.batches import describe
 from loopkit.errors import Cancel, CancelEpoch, CancelFit, CancelStep, OrderError, PluginConflict, PluginError
 from loopkit.events import Event, FitBegin, FitEnd, snake_case
 from loopkit.hooks import PROJECT, PROVIDES, STATES, Hook, HookOptions, check_declaration, hooks, specification
@@ -51,7 +52,7 @@ class Plan:
     fire: dict[type[Event], Fire | None]
     epoch_contexts: tuple[Callable[[], Any], ...]
     step_contexts: tuple[Callable[[Step], Any], ...]
-    move_batch: Callable[[Any], Any] | None
+    move_batch: Callable[[Any, int], Any] | None
     optimizer_step: Callable[..., Any] | None
     order: dict[str, list[Placed]]
 
@@ -222,7 +223,13 @@ class Registry:
     def call(self, impl: Implementation, **given: Any) -> Any:
         """Call an implementation that belongs to no phase."""
         call = partial(impl.function, *(given[name] for name in impl.arguments))
-        return call() if self.instrument is None else self.instrument(impl.hook.name, impl.entry.plugin, call)
+        try:
+            return call() if self.instrument is None else self.instrument(impl.hook.name, impl.entry.plugin, call)
+        except Cancel:
+            raise
+        except BaseException as error:
+            locate(error, f"in {impl.hook.name} of plugin {impl.entry.plugin!r}")
+            raise
 
     def check_run(self, phases: Sequence[Phase]) -> None:
         """Refuse what can never work with these phases: events that none emits, state that nobody makes."""
@@ -232,7 +239,8 @@ class Registry:
         written = [state for impl in self._implementations for state in (*impl.entry.writes, *impl.entry.updates)]
         for impl in self._implementations:
             where = f"plugin {impl.entry.plugin!r}, {impl.hook.name}"
-            if impl.hook.kind == "event" and impl.hook.name not in emitted:
+            may_never_come = getattr(impl.plugin, "optional", ())  # hooks that a plugin can do without
+            if impl.hook.kind == "event" and impl.hook.name not in emitted and impl.hook.name not in may_never_come:
                 raise PluginError(
                     f"{where}: no known phase emits this event; the phases are {', '.join(phase_names)}. "
                     f"Give the phase that does: Learner(phases=[...])"
@@ -274,12 +282,12 @@ class Registry:
         if len(verbs) > 1:
             names = " and ".join(repr(impl.entry.plugin) for impl in verbs)
             raise PluginConflict(f"{names} both implement the verb optimizer_step in phase {phase.name!r}: keep one")
-        call = partial(self._call, phase=phase)
+        call = partial(self._located, phase=phase)
         return Plan(
             fire={event: self._event(event, impls[event.hook], phase) for event in phase.events()},
             epoch_contexts=tuple(call(impl, ()) for impl in impls["epoch_context"]),
             step_contexts=tuple(call(impl, ("step",)) for impl in impls["step_context"]),
-            move_batch=_chain([call(impl, ("batch",)) for impl in impls["move_batch"]]),
+            move_batch=_chain([self._mover(impl, phase) for impl in impls["move_batch"]]),
             optimizer_step=call(verbs[0], ("step", "optimizer", "closure", "default")) if verbs else None,
             order=order,
         )
@@ -323,6 +331,39 @@ class Registry:
             raise error
 
         return fire
+
+    def _located(self, impl: Implementation, dynamic: tuple[str, ...], phase: Phase) -> Callable[..., Any]:
+        """`_call` for a context or a verb, with a note on its errors."""
+        call, name, learner = self._call(impl, dynamic, phase), impl.entry.plugin, self.learner
+
+        def located(*values: Any) -> Any:
+            try:
+                return call(*values)
+            except Cancel as cancel:
+                cancel.by = cancel.by or name
+                raise
+            except BaseException as error:
+                locate(error, f"in {impl.hook.name} of plugin {name!r}, {learner.where(phase, *values[:1] or (None,))}")
+                raise
+
+        return located
+
+    def _mover(self, impl: Implementation, phase: Phase) -> Callable[[Any, int], Any]:
+        """`_call` for a transform of batches, with a note on its errors that describes the batch."""
+        call, name, learner = self._call(impl, ("batch",), phase), impl.entry.plugin, self.learner
+
+        def move(batch: Any, index: int) -> Any:
+            try:
+                return call(batch)
+            except Cancel as cancel:
+                cancel.by = cancel.by or name
+                raise
+            except BaseException as error:
+                where = f"{learner.where(phase, None)}, batch {index}: {describe(batch)}"
+                locate(error, f"in move_batch of plugin {name!r}, {where}")
+                raise
+
+        return move
 
     def _call(self, impl: Implementation, dynamic: tuple[str, ...], phase: Phase) -> Callable[..., Any]:
         """A callable that takes the ``dynamic`` arguments by position and passes on those that are wanted."""
@@ -418,6 +459,8 @@ def _check_plugin(plugin: Any, name: str) -> None:
         raise PluginError(f"{where}: provides is {word!r}; it is one word, such as {'clip'!r}")
     for attribute in dir(plugin):
         method = inspect.getattr_static(plugin, attribute)
+        if isinstance(method, (staticmethod, classmethod)):
+            method = method.__func__
         if not inspect.isroutine(method):
             continue
         options = getattr(method, f"{PROJECT}_impl", None)
@@ -462,13 +505,13 @@ def _chains(order: Sequence[Any]) -> list[tuple[str, ...]]:
     return [tuple(chain) for chain in order]
 
 
-def _chain(calls: list[Callable[[Any], Any]]) -> Callable[[Any], Any] | None:
+def _chain(calls: list[Callable[[Any, int], Any]]) -> Callable[[Any, int], Any] | None:
     if len(calls) <= 1:
         return calls[0] if calls else None
 
-    def move(batch: Any) -> Any:
+    def move(batch: Any, index: int) -> Any:
         for call in calls:
-            batch = call(batch)
+            batch = call(batch, index)
         return batch
 
     return move

@@ -89,6 +89,11 @@ class Epoch:
         """Steps begun so far, cancelled ones included."""
         return 0 if self.current is None else self.current.index + 1
 
+    @property
+    def window_open(self) -> bool:
+        """Whether any optimizer's accumulation window holds gradients that wait for their update."""
+        return any(window.count for window in self.windows)
+
     def window(self, name: str) -> Window:
         """The window of an optimizer."""
         for window in self.windows:
@@ -99,7 +104,7 @@ class Epoch:
 
     def __enter__(self) -> Epoch:
         learner, phase = self.learner, self.phase
-        if learner._cancelled is not None:
+        if learner._cancelled is not None and not learner._ending:
             raise learner._cancelled
         if not learner._epochs and not learner._fitting and not learner._ending:
             learner._stop = None
@@ -163,6 +168,11 @@ class Epoch:
         learner._end_of_pass(cancel)
         return not isinstance(error, GeneratorExit)
 
+    @property
+    def stopped(self) -> bool:
+        """Whether ``learner.stop`` was called during this pass."""
+        return self.learner._stop is not self._stop_before
+
     def set_modes(self) -> None:
         """Put the modules in the phase's mode, remembering the one that each was in."""
         self._modes = [(module, module.training) for module in self.learner._modules()]
@@ -214,7 +224,7 @@ class Epoch:
         """
         if self.pending is not None:
             raise self.pending
-        if self.learner._stop is not self._stop_before:
+        if self.stopped:
             raise StopEpoch
         if self.learner._changes != self._changes:
             self._replan()
@@ -262,8 +272,8 @@ class Epoch:
                 changes, plan = self._changes, self.plan
                 begin, end = plan.fire[StepBegin], plan.fire[StepEnd]
                 contexts, move = plan.step_contexts, plan.move_batch
-            if move is not None:
-                batch = self._moved(move, batch)
+            if move is not None and batch is not None:
+                batch = move(batch, index)
             first = batch[0] if batch.__class__ in PAIRS and batch else None
             samples = first.shape[0] if first.__class__ is Tensor and first.ndim else count_samples(batch)
             step = self.current = Step(self, index, batch, samples)
@@ -360,15 +370,6 @@ class Epoch:
             f"in {type(self.phase).__name__}.step, {where}; batch: {describe(step.batch)}; model on {device}{again}",
         )
         return error
-
-    def _moved(self, move: Callable[[Any], Any], batch: Any) -> Any:
-        try:
-            return move(batch)
-        except Exception as error:
-            locate(
-                error, f"in move_batch, {self.learner.where(self.phase, None)}, batch {self.steps}: {describe(batch)}"
-            )
-            raise
 
     def _close_windows(self) -> None:
         """Give each window that is still open its update, after the last step."""

@@ -124,6 +124,10 @@ class Learner:
         self._stop: tuple[str, str] | None = None
         self._cancelled: CancelFit | None = None
         self._fitting = False
+        self._ending = 0
+        """How many ``fit_begin``, ``phase_end`` or ``fit_end`` are running: their hooks' passes are nested ones."""
+        self._outside: list[Epoch] = []
+        """The passes that were open when the fit began."""
         self._fit_ends: list[Implementation] = []
         self._not_begun: set[str] = set()
         self._checked: dict[int, tuple[Phase, int]] = {}
@@ -353,8 +357,13 @@ class Learner:
         failure: BaseException | None = None
         self._fitting, self._stop, self._cancelled = True, None, None
         self._fit_ends, self._not_begun = [], set()
+        self._outside = list(self._epochs)
         try:
-            self._begin_fit(set(self.plugins))
+            self._ending += 1
+            try:
+                self._begin_fit(set(self.plugins))
+            finally:
+                self._ending -= 1
             yield result
             if result.reason == "running":
                 result.reason = "end"
@@ -372,9 +381,11 @@ class Learner:
         )
         result.metrics = dict(self.metrics)
         result.seconds = time.monotonic() - started
+        self._ending += 1
         try:
             self._end_fit(result, failure)
         finally:
+            self._ending -= 1
             self._fitting, self._cancelled = False, None
 
     def stop(self, reason: str = "", by: str = "") -> None:
@@ -417,6 +428,8 @@ class Learner:
         with self.epoch(phase, length) as epoch:
             if epoch.pending is not None:
                 raise epoch.pending
+            if epoch.stopped:
+                return
             if epoch.run(batches, after_step):
                 _check_count(phase, batches, epoch.steps, length, first)
 
@@ -426,8 +439,13 @@ class Learner:
             if self._fitting or self._epochs:
                 raise cancel
             self._stop = (cancel.reason, cancel.by)
-        if self._stop is not None and self._fitting and not self._epochs:
-            raise StopFit
+        self._leave_if_stopped()
+
+    def _leave_if_stopped(self) -> None:
+        """Leave the fit's own loop after `stop`; a pass that a hook runs, whatever its event, is none of it."""
+        if self._stop is not None and self._fitting and not self._ending:
+            if all(epoch in self._outside for epoch in self._epochs):
+                raise StopFit
 
     def _begin_fit(self, names: set[str]) -> None:
         registry = self._registry

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 from typing import Any
 
 from torch import nn
@@ -36,8 +37,9 @@ class Route:
                 reduced = super().__reduce_ex__(protocol)
                 if not isinstance(reduced, tuple):
                     return reduced
-                make, arguments, *state = reduced
-                return (make, tuple(cls if given is Routed else given for given in arguments), *state)
+                make, given, *state = reduced
+                make = _new if make is copyreg.__newobj__ else make  # type: ignore[attr-defined]
+                return (make, tuple(cls if each is Routed else each for each in given), *state)
 
         Routed.__name__, Routed.__qualname__, Routed.__module__ = cls.__name__, cls.__qualname__, cls.__module__
         Routed.__doc__ = cls.__doc__
@@ -47,3 +49,7 @@ class Route:
     def undo(self) -> None:
         """Let calls of the module reach it directly again."""
         self._module.__class__ = self._cls
+
+
+def _new(cls: type[nn.Module], *given: Any) -> nn.Module:
+    return cls.__new__(cls, *given)

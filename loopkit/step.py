@@ -47,6 +47,8 @@ class Step:
     optimizer_name: str
     optimizer: torch.optim.Optimizer
     params: Sequence[Tensor]
+    closure: Callable[[], Any] | None = None
+    """What the optimizer evaluates the loss with, during an update that was given one."""
 
     _skip: str | None = None
 
@@ -241,6 +243,7 @@ class Step:
         plan, optimizer = epoch.plan, window.optimizer
         begin, end, skipped = plan.fire[UpdateBegin], plan.fire[UpdateEnd], plan.fire[UpdateSkipped]
         self.optimizer_name, self.optimizer, self.params = window.name, optimizer, window.params
+        self.closure = closure
         self._skip = None
         if closure is None:
             window.rescale()

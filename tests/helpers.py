@@ -76,14 +76,14 @@ class EventLog:
     def lines(self) -> list[str]:
         """``"train 0: step_begin loss_begin"``, ...; events of the fit stand alone."""
         lines: list[str] = []
-        last = None
+        last = "", ""
         for place, word in self.words:
-            new_pass = word == "<" or (word == "epoch_begin" and not lines[-1].endswith("<") if lines else False)
-            if place and place == last and not new_pass:
+            starts_pass = word == "<" or (word == "epoch_begin" and last[1] != "<")
+            if place and place == last[0] and not starts_pass:
                 lines[-1] += f" {word}"
             else:
                 lines.append(f"{place}: {word}" if place else word)
-            last = place
+            last = place, word
         return lines
 
     def count(self, hook: str) -> int:

@@ -263,11 +263,15 @@ def test_batches_made_in_inference_mode_can_be_trained_on(shuffle: bool) -> None
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_blocks_hold_at_most_a_mebibyte(shuffle: bool) -> None:
-    loader = TensorLoader(*wide(), batch_size=4, shuffle=shuffle)
-    held = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x, _ in list(loader)}
-    assert max(held.values()) <= 2**20
-    assert len(held) == 2  # 15 batches of 64 KiB and 32 bytes in the first
+def test_blocks_on_a_cpu_hold_at_most_32768_elements(shuffle: bool) -> None:
+    batches = list(TensorLoader(*wide(), batch_size=4, shuffle=shuffle))
+    held = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() // 4 for x, _ in batches}
+    assert sorted(held.values()) == [16_384] + [32_768] * 12
+
+
+def test_blocks_on_a_device_hold_at_most_a_mebibyte() -> None:
+    loader = TensorLoader(wide()[0], batch_size=4, shuffle=True, device="meta")
+    assert [batch.untyped_storage().nbytes() for batch in loader] == [2**20] * 16 + [9 * 2**16] * 9
 
 
 def test_blocks_hold_one_batch_that_is_larger_than_a_mebibyte() -> None:
@@ -296,7 +300,7 @@ def test_batches_begin_like_tensors_of_their_own(shape: tuple[int, ...], batch_s
 
 
 def test_an_epoch_takes_one_index_select_a_block_and_tensor() -> None:
-    inputs, targets = wide()
+    inputs, targets = numbered(1000, 64)
     loader = TensorLoader(inputs, targets, batch_size=8, shuffle=True)
     with Operations() as operations:
         for _ in loader:
@@ -304,6 +308,13 @@ def test_an_epoch_takes_one_index_select_a_block_and_tensor() -> None:
     assert operations.count["index_select"] == 4
     assert operations.count["randperm"] == 1
     assert operations.count.total() <= 13
+
+
+def test_batches_that_fill_a_block_are_not_copied_again() -> None:
+    with Operations() as operations:
+        list(TensorLoader(torch.zeros(90, 1001), batch_size=33, shuffle=True))
+    assert operations.count["index_select"] == 3
+    assert operations.count["clone"] == 0
 
 
 def test_device_moves_the_tensors_once() -> None:
@@ -422,6 +433,15 @@ def test_an_iterator_that_was_left_behind_does_not_move_the_loader() -> None:
     next(new)
     list(old)
     assert (loader.epoch, loader.position) == (0, 1)
+
+
+def test_an_iterator_that_another_replaced_does_not_move_the_loader() -> None:
+    loader = TensorLoader(torch.arange(9), batch_size=2, shuffle=True)
+    old, new = iter(loader), iter(loader)
+    next(old)
+    next(new)
+    next(old)
+    assert (loader.epoch, loader.position) == (1, 1)
 
 
 def test_two_iterators_at_once_are_two_epochs() -> None:

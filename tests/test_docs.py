@@ -1,0 +1,302 @@
+"""The documentation: its code runs and prints what the pages show, and its lists are those of the code."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import io
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from loopkit import Event
+from loopkit.hooks import PROVIDES, STATES, Hook, hooks
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+LONG: set[str] = set()
+"""Examples that take too long for the default run: they are marked slow."""
+LANGUAGES = {"python", "text", "sh", "toml", "ini", "yaml", "json"}
+EXACT, WRAPPED, SHAPE = "output", "output, wrapped", "output, numbers differ"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page, and the HTML comment right above it."""
+
+    language: str
+    text: str
+    comment: str
+    line: int
+    """Of the opening fence, from 1."""
+
+
+def blocks(page: str) -> list[Block]:
+    found = []
+    pattern = r"(?:^<!-- *((?:(?!-->).)*?) *-->\n+)?^```(\w*)[^\n]*\n(.*?)^```$"
+    for match in re.finditer(pattern, page, re.MULTILINE | re.DOTALL):
+        line = page.count("\n", 0, match.start(2)) + 1
+        found.append(Block(match[2], match[3], match[1] or "", line))
+    return found
+
+
+def shape(text: str) -> str:
+    """The text with its durations and numbers replaced, and runs of spaces made one."""
+    text = re.sub(r"\d+:\d\d(:\d\d)?|\d+(\.\d+)? s\b", "TIME", text)
+    return re.sub(r" +", " ", re.sub(r"\d[\d,]*(\.\d+)?(e[-+]?\d+)?", "N", text))
+
+
+def agrees(shown: str, printed: str, how: str = EXACT) -> bool:
+    """Whether a page shows what was printed; a line ``...`` of a shape stands for any lines."""
+    if how == EXACT:
+        return shown.rstrip() == printed.rstrip()
+    if how == WRAPPED:
+        return shown.split() == printed.split()
+    parts = [re.escape(part.strip()) for part in re.split(r"^\.\.\.$", shape(shown), flags=re.MULTILINE)]
+    return re.fullmatch("\n(?:.*\n)*".join(parts), shape(printed).strip()) is not None
+
+
+def run_page(page: Path) -> None:
+    """Run the Python blocks of a page in one namespace and compare what they print with what the page shows.
+
+    A block that is text of an example is not run here: the example is.
+    """
+    examples = [example.read_text() for example in EXAMPLES]
+    module = types.ModuleType("page_" + re.sub(r"\W", "_", page.stem))
+    sys.modules[module.__name__] = module
+    printed: str | None = None
+    try:
+        for block in blocks(page.read_text()):
+            where = f"{page.name}:{block.line}"
+            assert block.language in LANGUAGES, f"{where}: a block in {block.language!r}, one of {sorted(LANGUAGES)}"
+            if block.language == "python":
+                code = compile("\n" * block.line + block.text, str(page), "exec")
+                skipped = block.comment.startswith("no-run:")
+                assert not skipped or block.comment.removeprefix("no-run:").strip(), f"{where}: no-run without a reason"
+                printed = None
+                if not skipped and not any(block.text in example for example in examples):
+                    out = io.StringIO()
+                    with contextlib.redirect_stdout(out):
+                        exec(code, vars(module))
+                    printed = out.getvalue()
+            elif block.comment in (EXACT, WRAPPED, SHAPE):
+                assert printed is not None, f"{where}: no block before this output was run"
+                assert agrees(block.text, printed, block.comment), f"{where}: it printed\n{printed}"
+    finally:
+        del sys.modules[module.__name__]
+
+
+@pytest.fixture
+def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty directory; events, seeds and settings made by a page do not outlive its test."""
+    monkeypatch.chdir(tmp_path)
+    own = {hook: event for hook, event in Event.by_hook.items() if event.__module__ == "loopkit.events"}
+    monkeypatch.setattr(Event, "by_hook", own)
+    rng, python_rng, threads = torch.get_rng_state(), random.getstate(), torch.get_num_threads()
+    cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    deterministic, environment = torch.are_deterministic_algorithms_enabled(), dict(os.environ)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield tmp_path
+    torch.set_rng_state(rng)
+    random.setstate(python_rng)
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
+    for name in set(os.environ) - set(environment):
+        del os.environ[name]
+
+
+@functools.cache
+def run_example(name: str) -> subprocess.CompletedProcess[str]:
+    """Run an example in an empty directory with one thread."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    with tempfile.TemporaryDirectory() as directory:
+        return subprocess.run(
+            [sys.executable, str(ROOT / "examples" / name)],
+            cwd=directory,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+
+
+# Pages and examples
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page_code_runs_and_prints_what_the_page_shows(page: Path, isolated: Path) -> None:
+    run_page(page)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page_links_lead_to_files(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#\s]+)(?:#[^)]*)?\)", re.sub(r"(?s)```.*?```", "", page.read_text()))
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize(
+    "example", [pytest.param(e.name, marks=[pytest.mark.slow] if e.name in LONG else []) for e in EXAMPLES]
+)
+def test_example_runs(example: str) -> None:
+    done = run_example(example)
+    assert done.returncode == 0, done.stderr
+
+
+SHOWN = [
+    pytest.param(block, match[1], id=f"{page.name}-{match[1]}")
+    for page in PAGES
+    for block in blocks(page.read_text())
+    if (match := re.fullmatch(r"output: examples/(\w+\.py)", block.comment))
+]
+
+
+@pytest.mark.parametrize(("block", "example"), SHOWN)
+def test_example_output_has_the_shape_that_the_page_shows(block: Block, example: str) -> None:
+    printed = run_example(example).stdout
+    assert agrees(block.text, printed, SHAPE), printed
+
+
+def test_readme_shows_the_output_of_digits() -> None:
+    if not any("README.md" in str(param.id) and "digits.py" in str(param.id) for param in SHOWN):
+        pytest.skip("the README has no block after <!-- output: examples/digits.py -->")
+
+
+# The machinery above
+
+
+def test_page_with_other_output_fails(isolated: Path) -> None:
+    page = isolated / "page.md"
+    page.write_text("```python\nprint(1)\n```\n\n<!-- output -->\n```text\n2\n```\n")
+    with pytest.raises(AssertionError, match=r"page\.md:6: it printed\n1"):
+        run_page(page)
+
+
+def test_page_with_an_error_fails_at_its_line(isolated: Path) -> None:
+    page = isolated / "page.md"
+    page.write_text("# Title\n\n```python\nx = 1\n1 / 0\n```\n")
+    with pytest.raises(ZeroDivisionError) as caught:
+        run_page(page)
+    assert caught.traceback[-1].lineno + 1 == 5  # pytest counts from 0
+
+
+def test_page_blocks_share_a_namespace(isolated: Path) -> None:
+    page = isolated / "page.md"
+    page.write_text("```python\nx = 1\n```\n```python\nprint(x)\n```\n<!-- output -->\n```text\n1\n```\n")
+    run_page(page)
+
+
+def test_page_block_with_no_run_is_not_run(isolated: Path) -> None:
+    page = isolated / "page.md"
+    page.write_text("<!-- no-run: needs two machines -->\n```python\n1 / 0\n```\n")
+    run_page(page)
+
+
+def test_page_block_with_no_run_needs_a_reason(isolated: Path) -> None:
+    page = isolated / "page.md"
+    page.write_text("<!-- no-run: -->\n```python\n1 / 0\n```\n")
+    with pytest.raises(AssertionError, match="no-run without a reason"):
+        run_page(page)
+
+
+def test_page_block_in_an_unknown_language_fails(isolated: Path) -> None:
+    page = isolated / "page.md"
+    page.write_text("```py\n1 / 0\n```\n")
+    with pytest.raises(AssertionError, match="a block in 'py'"):
+        run_page(page)
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "how", "expected"),
+    [
+        ("a\nb", "a\nb\n", EXACT, True),
+        ("a b", "a\nb\n", EXACT, False),
+        ("a b", "a\nb\n", WRAPPED, True),
+        ("a c", "a\nb\n", WRAPPED, False),
+        ("loss 0.5  time 0.4 s", "loss 0.25  time 3:05", SHAPE, True),
+        ("loss 0.5", "accuracy 0.5", SHAPE, False),
+        ("epoch 1/9\n...\nend", "epoch 1/9\nepoch 2/9\nepoch 3/9\nend\n", SHAPE, True),
+        ("epoch 1/9\n...\nend", "epoch 1/9\nepoch 2/9\n", SHAPE, False),
+        ("epoch 1/9", "epoch 1/9\nepoch 2/9\n", SHAPE, False),
+    ],
+)
+def test_output_agrees(shown: str, printed: str, how: str, expected: bool) -> None:
+    assert agrees(shown, printed, how) is expected
+
+
+# Lists that must be those of the code
+
+HOOKS_PAGE = (ROOT / "docs" / "hooks.md").read_text()
+
+
+def own_hooks() -> list[Hook]:
+    """The hooks of loopkit itself: other test modules define events too."""
+    own = {event.hook for event in Event.by_hook.values() if event.__module__ == "loopkit.events"}
+    return [hook for hook in hooks().values() if hook.kind != "event" or hook.name in own]
+
+
+def sections(page: str) -> dict[str, str]:
+    """The text under each second-level heading, by heading."""
+    page = re.sub(r"(?ms)^```.*?^```$", "", page)
+    parts = re.split(r"^(#{1,2} .+)$", page, flags=re.MULTILINE)
+    return {head[3:]: text for head, text in zip(parts[1::2], parts[2::2], strict=True) if head.startswith("## ")}
+
+
+def table(page: str, heading: str) -> dict[str, str]:
+    """The first two columns of the first table under a first-level heading; code marks are left out."""
+    text = re.split(rf"^# {re.escape(heading)}$", page, flags=re.MULTILINE)[1]
+    rows = re.search(r"^\|.*\n\|[-| ]+\n((?:\|.*\n)+)", text, re.MULTILINE)
+    assert rows is not None
+    cells = [[cell.strip().replace("`", "") for cell in row.split("|")[1:-1]] for row in rows[1].splitlines()]
+    return {row[0]: row[1] for row in cells}
+
+
+def test_hooks_page_headings_are_the_signatures_of_the_hooks() -> None:
+    expected = [f"{hook.name}({', '.join(hook.arguments)})" for hook in own_hooks()]
+    assert list(sections(HOOKS_PAGE)) == expected
+
+
+@pytest.mark.parametrize("label", ["When.", "There by then.", "May change."])
+def test_hooks_page_says_the_same_things_of_every_hook(label: str) -> None:
+    missing = [heading for heading, text in sections(HOOKS_PAGE).items() if not re.search(rf"\*\*{label}\*\* \S", text)]
+    assert missing == []
+
+
+def test_hooks_page_map_holds_every_hook() -> None:
+    loop_map = next(block.text for block in blocks(HOOKS_PAGE) if block.language == "text")
+    assert sorted(re.findall(r"^[^#\n]*?\b([a-z]+_[a-z]+)\b", loop_map, re.MULTILINE)) == sorted(
+        hook.name for hook in own_hooks()
+    )
+
+
+def test_hooks_page_lists_the_state_names() -> None:
+    assert table(HOOKS_PAGE, "State names") == STATES
+
+
+def test_hooks_page_lists_what_plugins_can_provide() -> None:
+    assert table(HOOKS_PAGE, "What a plugin can provide") == PROVIDES
+
+
+def test_plugins_page_is_up_to_date() -> None:
+    path = ROOT / "docs" / "make_plugins_table.py"
+    spec = importlib.util.spec_from_file_location("make_plugins_table", path)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    page = script.PAGE.read_text()
+    assert page == script.updated(page), "run: python docs/make_plugins_table.py"
