@@ -70,8 +70,9 @@ class Epoch:
         self.length = length
         self.last_index = -1 if length is None else length - 1
         self.windows: tuple[Window, ...] = ()
+        self._taken = 0
         self.current: Step | None = None
-        """The last step that was begun."""
+        """The last step that was begun, while the pass runs."""
         self.pending: Cancel | None = None
         """A cancel raised at ``epoch_begin``; the first step raises it."""
         self._contexts = ExitStack()
@@ -87,7 +88,7 @@ class Epoch:
     @property
     def steps(self) -> int:
         """Steps begun so far, cancelled ones included."""
-        return 0 if self.current is None else self.current.index + 1
+        return self._taken if self.current is None else self.current.index + 1
 
     @property
     def window_open(self) -> bool:
@@ -118,7 +119,7 @@ class Epoch:
             self.windows = learner._make_windows()
         self._replan()
         learner._epochs.append(self)
-        self._contexts.callback(learner._epochs.remove, self)
+        self._contexts.callback(self._forget)
         try:
             self.set_modes()
             self._contexts.callback(self.restore_modes)
@@ -130,7 +131,7 @@ class Epoch:
         except (CancelEpoch, CancelFit) as cancel:
             self.pending = cancel
         except BaseException as error:
-            locate(error, f"at the begin of the epoch, {learner.where(phase, None)}")
+            locate(error, self._of_context("epoch_context", None))
             self._leave(error)
             raise
         return self
@@ -157,7 +158,7 @@ class Epoch:
             if raised is error:
                 return False
             raise
-        self._contexts.close()
+        self._leave(None)
         if self.phase.training:
             learner.progress.epochs += 1
         learner._ending += 1
@@ -173,6 +174,11 @@ class Epoch:
         """Whether ``learner.stop`` was called during this pass."""
         return self.learner._stop is not self._stop_before
 
+    def _forget(self) -> None:
+        """Let go of the last step, whose graph would live on in the cycle of epoch and step."""
+        self.learner._epochs.remove(self)
+        self._taken, self.current = self.steps, None
+
     def set_modes(self) -> None:
         """Put the modules in the phase's mode, remembering the one that each was in."""
         self._modes = [(module, module.training) for module in self.learner._modules()]
@@ -184,9 +190,20 @@ class Epoch:
         for module, training in self._modes:
             module.training = training
 
-    def _leave(self, error: BaseException) -> None:
-        """Leave the contexts because of an error, which none of them may swallow."""
-        self._contexts.__exit__(type(error), error, error.__traceback__)
+    def _leave(self, error: BaseException | None) -> None:
+        """Leave the contexts, be it because of an error, which none of them may swallow."""
+        try:
+            self._contexts.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+        except BaseException as raised:
+            if raised is not error:
+                locate(raised, self._of_context("epoch_context", None))
+            raise
+
+    def _of_context(self, hook: str, step: Step | None) -> str:
+        """Where an error was raised that came from entering or leaving a context."""
+        plugins = " or ".join(repr(placed.entry.plugin) for placed in self.plan.order[hook])
+        who = f"in {hook} of plugin {plugins}" if plugins else "at the begin or end of the epoch"
+        return f"{who}, {self.learner.where(self.phase, step)}"
 
     def _fire(self, event: type[Event]) -> None:
         if (fire := self.plan.fire[event]) is not None:
@@ -309,23 +326,28 @@ class Epoch:
                 if learner._stop is not self._stop_before:
                     return False
                 self._replan()
-            if after_step is not None and after_step():
-                return False
+            if after_step is not None and (after_step() or learner._stop is not self._stop_before):
+                return False  # what it ran, such as a validation, may have asked for the stop
         return True
 
     def _run_in_contexts(self, step: Step) -> None:
         raised: BaseException | None = None
-        with ExitStack() as contexts:
-            for make in self.plan.step_contexts:
-                if (context := make(step)) is not None:
-                    contexts.enter_context(context)
-            try:
-                phase_step: Callable[..., Any] = self.phase.step
-                if (result := phase_step(self.learner, step)) is not None:
-                    raise self._bad_result(result)
-            except BaseException as error:
-                raised = error
-                raise
+        try:
+            with ExitStack() as contexts:
+                for make in self.plan.step_contexts:
+                    if (context := make(step)) is not None:
+                        contexts.enter_context(context)
+                try:
+                    phase_step: Callable[..., Any] = self.phase.step
+                    if (result := phase_step(self.learner, step)) is not None:
+                        raise self._bad_result(result)
+                except BaseException as error:
+                    raised = error
+                    raise
+        except BaseException as error:
+            if error is not raised and not isinstance(error, Cancel):
+                locate(error, self._of_context("step_context", step))
+            raise
         if raised is not None:  # a plugin's context swallowed it
             raise raised
 

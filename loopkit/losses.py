@@ -64,7 +64,7 @@ def focal_loss(
 
     if outputs.shape == targets.shape:
         loss = _binary(outputs, targets, gamma, alpha)
-    elif outputs.ndim > 1 and outputs.shape[:1] + outputs.shape[2:] == targets.shape:
+    elif outputs.shape[:1] + outputs.shape[2:] == targets.shape:
         loss = _multi_class(outputs, targets, gamma, alpha)
     else:
         raise ValueError(

@@ -31,18 +31,20 @@ class MetricLike(Protocol):
         """Forget everything."""
 
 
-def accumulator(like: Tensor, shape: tuple[int, ...] = ()) -> Tensor:
-    """Zeros to add to: float64, or float32 on a device that has no float64."""
-    return torch.zeros(shape, dtype=torch.float32 if like.device.type == "mps" else torch.float64, device=like.device)
+def wide(value: Tensor) -> Tensor:
+    """The value in float64, so that sums over a pass keep their digits; in float32 where a device has no float64."""
+    return value.detach().to(torch.float32 if value.device.type == "mps" else torch.float64)
 
 
 class Metric:
-    """Base of loopkit's own metrics: everything in ``vars(self)`` that `reset` sets is its state."""
+    """Base of loopkit's own metrics: the attributes that `reset` sets are its state."""
 
     name = "metric"
 
     def __init__(self) -> None:
+        options = set(vars(self))
         self.reset()
+        self._state = tuple(key for key in vars(self) if key not in options)
 
     def reset(self) -> None:
         """Forget everything."""
@@ -59,12 +61,21 @@ class Metric:
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of what has been accumulated."""
-        return {key: value.clone() if isinstance(value, Tensor) else value for key, value in vars(self).items()}
+        values = {key: getattr(self, key) for key in self._state}
+        return {key: value.clone() if isinstance(value, Tensor) else value for key, value in values.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
-        for key, value in state.items():
+        for key in self._state:
+            value = state[key]
             setattr(self, key, value.clone() if isinstance(value, Tensor) else value)
+
+    def to(self, device: torch.device) -> None:
+        """Move what has been accumulated, such as a state that was loaded."""
+        for key in self._state:
+            value = getattr(self, key)
+            if isinstance(value, Tensor):
+                setattr(self, key, value.to(device))
 
 
 class Mean(Metric):
@@ -83,15 +94,22 @@ class Mean(Metric):
         self.weight: Tensor | float = 0.0
 
     def add(self, value: Tensor | float, weight: Tensor | float) -> None:
-        """Add one value."""
+        """Add one value.
+
+        Raises:
+            ValueError: It is a tensor of several elements.
+        """
         if not isinstance(value, Tensor):
-            value = torch.tensor(float(value))
-        if self.total is None:
-            self.total = accumulator(value)
+            value = torch.tensor(float(value), dtype=torch.float64)
+        elif value.numel() != 1:
+            raise ValueError(f"{self.name} has shape {tuple(value.shape)}: its mean takes one number for each step")
+        value = value.detach().reshape(())
+        total = torch.zeros_like(wide(value)) if self.total is None else self.total
         if isinstance(weight, Tensor):
-            self.total += value.detach() * weight.detach()
+            weight = wide(weight)
+            self.total = total + value * weight
         else:
-            self.total.add_(value.detach(), alpha=weight)
+            self.total = torch.add(total, value, alpha=weight)  # in the wider dtype of the two
         self.weight = self.weight + weight
 
     @property
@@ -112,10 +130,12 @@ class Loss(Mean):
 class FunctionMetric(Metric):
     """Mean over a pass of ``function(outputs, targets)``.
 
-    A scalar counts for all samples of its batch; a tensor of shape ``(batch, ...)`` counts element by element.
+    A scalar counts with the weight of its step, the number of its samples by default; a tensor of shape
+    ``(batch, ...)`` counts element by element.
 
     Args:
         function: Its name is the metric's.
+        name: Another name.
     """
 
     def __init__(self, function: Callable[[Any, Any], Any], name: str | None = None) -> None:
@@ -126,13 +146,13 @@ class FunctionMetric(Metric):
     def reset(self) -> None:  # noqa: D102
         self.mean = Mean(self.name)
 
-    def update(self, outputs: Any, targets: Any) -> None:
+    def update(self, outputs: Any, targets: Any, weight: Tensor | float | None = None) -> None:
         """Call the function on one batch."""
         value = self.function(outputs, targets)
         if isinstance(value, Tensor) and value.ndim:
-            self.mean.add(value.detach().to(accumulator(value).dtype).mean(), value.numel())
+            self.mean.add(wide(value).mean(), value.numel())
         else:
-            self.mean.add(value, count_samples(outputs))
+            self.mean.add(value, count_samples(outputs) if weight is None else weight)
 
     @property
     def is_empty(self) -> bool:  # noqa: D102
@@ -147,21 +167,31 @@ class FunctionMetric(Metric):
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: D102
         self.mean.load_state_dict(state)
 
+    def to(self, device: torch.device) -> None:  # noqa: D102
+        self.mean.to(device)
 
-def classes_axis(outputs: Tensor, targets: Tensor) -> int:
+
+def classes_axis(outputs: Tensor, targets: Tensor, axis: int | None = None) -> int:
     """The axis of ``outputs`` that holds the classes: the last, or the second as in ``cross_entropy``.
 
     Raises:
-        ValueError: The shapes are neither ``(..., classes)`` and ``(...)`` nor ``(n, classes, ...)`` and ``(n, ...)``.
+        ValueError: The shapes are neither ``(..., classes)`` and ``(...)`` nor ``(n, classes, ...)`` and ``(n, ...)``,
+            or are both and ``axis`` does not say which; or there is one class only.
     """
-    if outputs.shape[:-1] == targets.shape:
-        return -1
-    if outputs.ndim > 2 and outputs.shape[:1] + outputs.shape[2:] == targets.shape:
-        return 1
-    raise ValueError(
-        f"outputs have shape {tuple(outputs.shape)} and targets {tuple(targets.shape)}; class indices are compared "
-        f"with outputs of shape (..., classes), or (batch, classes, ...)"
-    )
+    last = outputs.shape[:-1] == targets.shape
+    second = outputs.ndim > 2 and outputs.shape[:1] + outputs.shape[2:] == targets.shape
+    where = f"outputs have shape {tuple(outputs.shape)} and targets {tuple(targets.shape)}"
+    if axis is None and last and second:
+        raise ValueError(f"{where}: the classes could be the last axis or the second; say which, axis=-1 or axis=1")
+    fits = last or second if axis is None else (last and axis in (-1, outputs.ndim - 1)) or (second and axis == 1)
+    if not fits:
+        raise ValueError(
+            f"{where}; class indices are compared with outputs of shape (..., classes), or (batch, classes, ...)"
+        )
+    axis = axis if axis is not None else -1 if last else 1
+    if outputs.shape[axis] == 1:
+        raise ValueError(f"{where}, so there is one class, and each prediction is right: BinaryAccuracy takes these")
+    return axis
 
 
 class Accuracy(Metric):
@@ -169,14 +199,16 @@ class Accuracy(Metric):
 
     Args:
         ignore_index: Targets of this value do not count.
+        axis: The axis of the classes, -1 or 1; needed only where the shapes leave it open.
 
     Shapes: outputs ``(..., classes)`` or ``(batch, classes, ...)``, targets class indices without that axis.
     """
 
     name = "accuracy"
 
-    def __init__(self, ignore_index: int | None = None) -> None:
+    def __init__(self, ignore_index: int | None = None, axis: int | None = None) -> None:
         self.ignore_index = ignore_index
+        self.axis = axis
         super().__init__()
 
     def reset(self) -> None:  # noqa: D102
@@ -185,20 +217,20 @@ class Accuracy(Metric):
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Count one batch."""
-        correct = outputs.argmax(classes_axis(outputs, targets)).eq(targets)
+        correct = outputs.argmax(classes_axis(outputs, targets, self.axis)).eq(targets)
         if self.ignore_index is None:
-            self.count += targets.numel()
+            self.count = self.count + targets.numel()
         else:
             counted = targets.ne(self.ignore_index)
             correct, self.count = correct & counted, self.count + counted.sum()
-        self.correct = correct.sum() if self.correct is None else self.correct.add_(correct.sum())
+        self.correct = correct.sum() if self.correct is None else self.correct + correct.sum()
 
     @property
     def is_empty(self) -> bool:  # noqa: D102
         return self.correct is None
 
     def compute(self) -> Tensor | float:  # noqa: D102
-        return math.nan if self.correct is None else self.correct / self.count
+        return math.nan if self.correct is None else wide(self.correct) / self.count
 
 
 class BinaryAccuracy(Metric):
@@ -209,7 +241,7 @@ class BinaryAccuracy(Metric):
             0.5 is a common and silent mistake.
         threshold: A probability, between 0 and 1.
 
-    Shapes: outputs and targets of the same number of elements.
+    Shapes: outputs and targets of the same shape, but for axes of length 1.
     """
 
     name = "accuracy"
@@ -226,10 +258,13 @@ class BinaryAccuracy(Metric):
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Count one batch."""
-        if outputs.numel() != targets.numel():
-            raise ValueError(f"outputs have shape {tuple(outputs.shape)}, targets {tuple(targets.shape)}")
+        if [n for n in outputs.shape if n != 1] != [n for n in targets.shape if n != 1]:
+            raise ValueError(
+                f"outputs have shape {tuple(outputs.shape)}, targets {tuple(targets.shape)}; for class indices and "
+                f"outputs with an axis of classes take Accuracy"
+            )
         correct = outputs.reshape(targets.shape).gt(self.limit).eq(targets.bool()).sum()
-        self.correct = correct if self.correct is None else self.correct.add_(correct)
+        self.correct = correct if self.correct is None else self.correct + correct
         self.count += targets.numel()
 
     @property
@@ -237,7 +272,12 @@ class BinaryAccuracy(Metric):
         return self.correct is None
 
     def compute(self) -> Tensor | float:  # noqa: D102
-        return math.nan if self.correct is None else self.correct / self.count
+        return math.nan if self.correct is None else wide(self.correct) / self.count
+
+
+def count(indices: Tensor, counted: Tensor, length: int) -> Tensor:
+    """How often each index occurs among those counted; unlike ``bincount`` it never waits for the device."""
+    return torch.zeros(length, dtype=torch.long, device=indices.device).scatter_add_(0, indices, counted.long())
 
 
 class ClassCounts(Metric):
@@ -246,14 +286,23 @@ class ClassCounts(Metric):
     Args:
         average: ``"macro"``: mean of the classes' scores, classes that never occur included (with score 0);
             ``"micro"``: the score of the pooled counts; ``"weighted"``: mean weighted by each class's targets.
+        ignore_index: Targets of this value do not count.
+        axis: The axis of the classes, -1 or 1; needed only where the shapes leave it open.
 
     Shapes: outputs ``(..., classes)`` or ``(batch, classes, ...)``, targets class indices without that axis.
     """
 
-    def __init__(self, average: Literal["macro", "micro", "weighted"] = "macro") -> None:
+    def __init__(
+        self,
+        average: Literal["macro", "micro", "weighted"] = "macro",
+        ignore_index: int | None = None,
+        axis: int | None = None,
+    ) -> None:
         if average not in ("macro", "micro", "weighted"):
             raise ValueError(f"average is {average!r}: it is 'macro', 'micro' or 'weighted'")
         self.average = average
+        self.ignore_index = ignore_index
+        self.axis = axis
         super().__init__()
 
     def reset(self) -> None:
@@ -263,19 +312,20 @@ class ClassCounts(Metric):
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Count one batch."""
-        axis = classes_axis(outputs, targets)
-        classes = torch.arange(outputs.shape[axis], device=outputs.device)
-        predicted = outputs.argmax(axis).reshape(-1, 1).eq(classes)
-        actual = targets.reshape(-1, 1).eq(classes)
-        counts = (predicted & actual).sum(0), predicted.sum(0), actual.sum(0)
+        axis = classes_axis(outputs, targets, self.axis)
+        classes = outputs.shape[axis]
+        predicted, targets = outputs.argmax(axis).flatten(), targets.flatten()
+        counted = torch.ones_like(targets, dtype=torch.bool)
+        if self.ignore_index is not None:
+            counted = targets.ne(self.ignore_index)
+        known = counted & targets.ge(0) & targets.lt(classes)
+        hits = count(predicted, counted & predicted.eq(targets), classes)
+        made = count(predicted, counted, classes)
+        actual = count(targets.clamp(0, classes - 1).long(), known, classes)
         if self.hits is None or self.predicted is None or self.actual is None:
-            self.hits, self.predicted, self.actual = counts
+            self.hits, self.predicted, self.actual = hits, made, actual
         else:
-            self.hits, self.predicted, self.actual = (
-                self.hits + counts[0],
-                self.predicted + counts[1],
-                self.actual + counts[2],
-            )
+            self.hits, self.predicted, self.actual = self.hits + hits, self.predicted + made, self.actual + actual
 
     def score(self, hits: Tensor, predicted: Tensor, actual: Tensor) -> Tensor:
         """The score of counts, 0 where its denominator is 0."""
@@ -288,13 +338,13 @@ class ClassCounts(Metric):
     def compute(self) -> Tensor | float:
         if self.hits is None or self.predicted is None or self.actual is None:
             return math.nan
-        counts = self.hits, self.predicted, self.actual
+        counts = wide(self.hits), wide(self.predicted), wide(self.actual)
         if self.average == "micro":
             return self.score(*(count.sum() for count in counts))
         scores = self.score(*counts)
         if self.average == "macro":
             return scores.mean()
-        return (scores * self.actual).sum() / self.actual.sum()
+        return (scores * counts[2]).sum() / counts[2].sum().clamp(min=1)
 
 
 def _ratio(above: Tensor, below: Tensor) -> Tensor:

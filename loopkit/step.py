@@ -109,6 +109,8 @@ class Step:
     def backward(self, loss: Tensor, name: str | None = None) -> None:
         """Fire ``BackwardBegin``, run backward from ``loss``, fire ``BackwardEnd``.
 
+        During the two events ``step.loss`` is this loss, whatever the phase keeps there.
+
         Args:
             loss: A scalar that requires grad.
             name: Add gradients only to the parameters of this optimizer; to all by default.
@@ -144,9 +146,13 @@ class Step:
         epoch = self._epoch
         begin, end = epoch.fire[BackwardBegin], epoch.fire[BackwardEnd]
         windows = epoch.windows if name is None else (epoch.window(name),)
+        if windows[0].weighted and isinstance(self.weight, Tensor):  # counts of tokens, say: as exact as the loss
+            self.weight = self.weight.to(torch.promote_types(loss.dtype, torch.float32))
         seed = self.seed = windows[0].seed(self.weight, self.index)
         if len(windows) > 1 and windows[0].size > 1:
             self._check_shared_seed(windows)
+        own = vars(self).get("loss")
+        self.loss = loss
         if begin is not None:
             begin(self)
             seed = self.seed
@@ -162,6 +168,10 @@ class Step:
             loss.backward(gradient, inputs=params)  # type: ignore[no-untyped-call]
         if end is not None:
             end(self)
+        if own is None:
+            del self.loss
+        elif own is not loss:
+            self.loss = own
 
     def _check_shared_seed(self, windows: Sequence[Window]) -> None:
         """One backward has one seed; windows that began at different steps would need several."""

@@ -50,7 +50,7 @@ from loopkit.events import (
     UpdateEnd,
     UpdateSkipped,
 )
-from loopkit.hooks import Hook, hookimpl, hooks
+from loopkit.hooks import STATES, Hook, hookimpl, hooks
 from loopkit.learner import Learner
 from loopkit.order import EVERYTHING, Entry, nearest
 from loopkit.phases import Phase, PredictionPhase
@@ -225,6 +225,11 @@ class Bench(Learner):
         phase, val_phase = self.case.train_phase, self.case.val_phase
         self.fit(train, val, epochs=epochs, max_steps=max_steps, phase=phase, val_phase=val_phase)
 
+    def events(self) -> list[type[Event]]:
+        """The events that come in every pass of the training phase."""
+        events = dict.fromkeys(self._phase(self.case.train_phase).events())
+        return [event for event in events if event not in (StepCancelled, UpdateSkipped)]
+
 
 Check = Callable[[Case], list[str]]
 
@@ -240,7 +245,8 @@ def check_plugin(
 ) -> None:
     """Run a plugin through the contract, and report every promise that it breaks.
 
-    Each check is documented by its function in `CHECKS`. The generators of random numbers are left as they were.
+    Each check is documented by its function in `CHECKS`. The generators of random numbers and the
+    number of torch's threads are left as they were.
 
     Args:
         factory: Makes a fresh plugin at each call; or a tuple of it and the companions that it needs (such as a plugin
@@ -273,7 +279,7 @@ def check_plugin(
     cause: BaseException | None = None
     for name in names:
         if name not in left_out:
-            with _own_generators():
+            with _alone():
                 try:
                     broken += [f"{name}: {message}" for message in CHECKS[name](case)]
                 except Exception as error:
@@ -292,16 +298,19 @@ def _describe(error: BaseException) -> str:
 
 
 @contextmanager
-def _own_generators() -> Iterator[None]:
-    """Seed the generators; put them back afterwards."""
+def _alone() -> Iterator[None]:
+    """Seed the generators, and use one thread, which is fastest for tiny tensors; put all back afterwards."""
     python = random.getstate()
     numpy = sys.modules["numpy"].random if "numpy" in sys.modules else None
     state = None if numpy is None else numpy.get_state()
+    threads = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         try:
+            torch.set_num_threads(1)
             _seed()
             yield
         finally:
+            torch.set_num_threads(threads)
             random.setstate(python)
             if numpy is not None:
                 numpy.set_state(state)
@@ -357,9 +366,12 @@ def declared_access(case: Case) -> list[str]:
     plugins = case.plugins()
     watch = _AccessWatch(plugin_name(plugins[0]))
     learner = case.bench([*plugins, _Disturbance()], watch)
-    learner.train()
-    if isinstance(learner.model, nn.Module) and not case.phases:
-        learner.predict(learner.problem.train)
+    try:
+        learner.train()
+        if isinstance(learner.model, nn.Module) and not case.phases:
+            learner.predict(learner.problem.train)
+    except StepStateError:
+        pass  # another check reports it
     return list(watch.broken.values())
 
 
@@ -387,11 +399,11 @@ def cancelled_step(case: Case) -> list[str]:
     trouble = _Trouble(last=False)
     learner = case.bench([*case.plugins(), trouble])
     before, threads = _environment(learner), set(threading.enumerate())
-    fired = [
-        event for event in learner._phase(case.train_phase).events() if event not in (StepCancelled, UpdateSkipped)
+    cancels: list[tuple[str, type[Exception]]] = [
+        (e.hook, CancelStep) for e in learner.events() if "step" in e.arguments
     ]
-    cancels: list[tuple[str, type[Exception]]] = [(e.hook, CancelStep) for e in fired if "step" in e.arguments]
-    for hook, cancel in (*cancels, ("step_begin", CancelEpoch), ("step_begin", CancelFit)):
+    cancels += [("step_begin", CancelEpoch), ("step_begin", CancelFit)]
+    for hook, cancel in cancels:
         where = f"{cancel.__name__} raised in {hook} by another plugin"
         trouble.arm(hook, cancel)
         try:
@@ -414,8 +426,7 @@ def error_elsewhere(case: Case) -> list[str]:
         calls = _Calls(plugins[0])
         learner = case.bench([*plugins, trouble], calls)
         before, threads = _environment(learner), set(threading.enumerate())
-        fired = [e for e in learner._phase(case.train_phase).events() if e not in (StepCancelled, UpdateSkipped)]
-        for hook in ("fit_begin", *(event.hook for event in fired)):
+        for hook in ("fit_begin", *(event.hook for event in learner.events())):
             where = f"an error in {hook} of another plugin"
             trouble.arm(hook, _Deliberate)
             try:
@@ -431,6 +442,8 @@ def error_elsewhere(case: Case) -> list[str]:
                 learner.train(epochs=1)
             except Exception as error:
                 return [f"after {where}, the next fit {_describe(error)}"]
+            if broken := calls.unbalanced():
+                return [f"in the next fit after {where}, {message}" for message in broken]
     return []
 
 
@@ -543,11 +556,11 @@ def unknown_phases(case: Case) -> list[str]:
     """It works under phases that its author never saw, and with accumulation.
 
     They are: a phase without backward, one with two models, two optimizers and two backwards, one with two backwards
-    for one update, and one whose step puts nothing on the step. A plugin that is for some phases only limits its hooks
-    to them with ``@hookimpl(phase=...)``.
+    for one update, one whose step puts nothing on the step, and prediction. A plugin that is for some phases only
+    limits its hooks to them with ``@hookimpl(phase=...)``.
     """
     broken = []
-    for phase in (_NoBackward(), _Adversarial(), _TwoBackwards(), _Bare()):
+    for phase in (_NoBackward(), _Adversarial(), _TwoBackwards(), _Bare(), PredictionPhase()):
         problem = tiny_problem()
         if isinstance(phase, _Adversarial):
             problem = _adversarial_problem(problem.train)
@@ -559,7 +572,8 @@ def unknown_phases(case: Case) -> list[str]:
         except Exception as error:
             unset = next((e for e in (error, error.__cause__) if isinstance(e, StepStateError)), None)
             hint = "; ask with getattr(step, ..., None), or limit the hook with @hookimpl(phase=...)" if unset else ""
-            broken.append(f"under {phase.what}, the fit {_describe(unset or error)}{hint}")
+            what = phase.what if isinstance(phase, _Unknown) else "prediction (outputs alone)"
+            broken.append(f"under {what}, the fit {_describe(unset or error)}{hint}")
     try:
         case.bench(case.plugins(), accumulate=3).train()
     except Exception as error:
@@ -616,20 +630,7 @@ CHECKS: dict[str, Check] = {
 }
 """Every check by name. A check takes a `Case` and returns a message for each broken promise."""
 
-EFFECTS = (
-    "batch",
-    "inputs",
-    "targets",
-    "outputs",
-    "loss",
-    "step",
-    "grads",
-    "params",
-    "buffers",
-    "model",
-    "optimizer",
-    "rng",
-)
+EFFECTS = STATES.keys() - {"metrics", "progress"}
 """The states whose declared change means that the parameters may come out differently."""
 
 SYNCS = (
@@ -678,7 +679,7 @@ class _Trouble:
         self._quiet = 0
         self._error: Callable[[], BaseException] = _Deliberate
         for hook in Event.by_hook:
-            setattr(self, hook, hookimpl(partial(self._come, hook)))
+            setattr(self, hook, self._implementation(hook))
 
     def arm(self, hook: str, error: Callable[[], BaseException]) -> None:
         self._armed, self._error = hook, error
@@ -687,13 +688,16 @@ class _Trouble:
     def disarm(self) -> None:
         self._armed = ""
 
-    def _come(self, hook: str) -> None:
-        if hook == self._armed:
-            if self._quiet:
-                self._quiet -= 1
-            else:
-                self.disarm()
-                raise self._error()
+    def _implementation(self, hook: str) -> Callable[[], None]:
+        def implementation() -> None:
+            if hook == self._armed:
+                if self._quiet:
+                    self._quiet -= 1
+                else:
+                    self.disarm()
+                    raise self._error()
+
+        return hookimpl(implementation)
 
 
 class _Disturbance:
@@ -1093,11 +1097,11 @@ class _Calls:
         return result
 
     def unbalanced(self) -> list[str]:
-        """A message if a fit that began had not one ``fit_end``; a plugin that has not both is not compared."""
-        begun, ended = self.begun, self.ended
-        self.begun = self.ended = 0
-        if begun != ended and hasattr(self.plugin, "fit_begin") and hasattr(self.plugin, "fit_end"):
-            return [f"its fit_end was called {ended} times where its fit_begin was completed {begun} times"]
+        """A message if the last fit had not one ``fit_end``, or none where no ``fit_begin`` was completed."""
+        due = 1 if self.begun or not hasattr(self.plugin, "fit_begin") else 0
+        ended, self.begun, self.ended = self.ended, 0, 0
+        if ended != due and hasattr(self.plugin, "fit_end"):
+            return [f"its fit_end was called {ended} times, not {due}"]
         return []
 
 

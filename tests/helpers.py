@@ -94,7 +94,9 @@ class EventLog:
 def batches(count: int, size: int = 4, seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Batches of inputs ``(size, 3)`` and targets ``(size, 1)``."""
     generator = torch.Generator().manual_seed(seed)
-    return [(torch.randn(size, 3, generator=generator), torch.randn(size, 1, generator=generator)) for _ in range(count)]
+    return [
+        (torch.randn(size, 3, generator=generator), torch.randn(size, 1, generator=generator)) for _ in range(count)
+    ]
 
 
 def make_learner(*plugins: Any, model: nn.Module | None = None, lr: float = 0.1, **options: Any) -> Learner:

@@ -141,10 +141,11 @@ def test_evaluate_in_a_hook_outside_the_passes_works_after_the_end_was_asked_for
     done = []
     log = EventLog()
 
-    def end(learner):
-        if how == "cancel":
-            raise CancelFit
-        learner.stop()
+    def end(learner, phase=None, **_):
+        if phase is None or phase.training:
+            if how == "cancel":
+                raise CancelFit
+            learner.stop()
 
     def evaluate(learner, phase=None, **_):
         if phase is None or phase.name == "train":
@@ -152,10 +153,10 @@ def test_evaluate_in_a_hook_outside_the_passes_works_after_the_end_was_asked_for
             done.append(True)
 
     first = "fit_begin" if hook == "fit_begin" else "loss_begin"
-    plugins = [on(first, lambda learner, **_: end(learner), "a"), on(hook, evaluate, "b")]
+    plugins = [on(first, end, "a"), on(hook, evaluate, "b")]
     result = make_learner(log, *plugins).fit(batches(1), epochs=3)
     assert done == [True]
-    assert log.lines.count("val 1: step_begin loss_begin step_end") == (how == "stop" or hook != "x")
+    assert log.lines.count("val 1: step_begin loss_begin step_end") == 1
     assert result.reason == how
 
 
@@ -328,7 +329,7 @@ def test_stop_is_heard_while_a_prediction_is_suspended():
     learner.add(on("step_end", lambda learner, phase, **_: phase.training and learner.stop()))
     result = learner.fit(batches(1), epochs=3)
     assert (result.reason, result.epochs) == ("stop", 1)
-    assert len(list(outputs)) == 1
+    outputs.close()
 
 
 def test_stop_in_a_loop_of_your_own_survives_an_evaluation_at_its_end():
@@ -490,7 +491,8 @@ def test_validation_leaves_parameters_buffers_and_gradients_untouched():
 
 
 @pytest.mark.parametrize(
-    ("mode", "enabled", "inference"), [("no_grad", False, False), ("inference_mode", False, True), ("grad", True, False)]
+    ("mode", "enabled", "inference"),
+    [("no_grad", False, False), ("inference_mode", False, True), ("grad", True, False)],
 )
 def test_grad_mode_of_a_phase_that_does_not_train(mode, enabled, inference):
     class Phase(ValidationPhase):
@@ -503,11 +505,19 @@ def test_grad_mode_of_a_phase_that_does_not_train(mode, enabled, inference):
     assert torch.is_grad_enabled()
 
 
+@pytest.mark.parametrize("phase", ["val", "predict"])
+def test_grad_mode_is_no_grad_by_default(phase):
+    seen = []
+    look = on("step_end", lambda step, **_: seen.append((step.outputs.requires_grad, step.outputs.is_inference())))
+    make_learner(look).run(phase, batches(1))
+    assert seen == [(False, False)]
+
+
 def test_grad_mode_unknown_is_refused():
     class Phase(ValidationPhase):
         grad_mode = "off"
 
-    with pytest.raises(PhaseError, match="'off'.*no_grad"):
+    with pytest.raises(PhaseError, match=r"'off'.*no_grad"):
         make_learner(phases=[Phase()]).evaluate(batches(1))
 
 
@@ -707,6 +717,16 @@ def test_evaluate_returns_the_metrics_of_its_phase():
     assert result.metrics == {"train/seen": 2.0, "val/seen": 1.0}
     assert learner.evaluate(batches(3)) == {"val/seen": 3.0}
     assert learner.metrics["train/seen"] == 2.0
+
+
+def test_metrics_of_an_earlier_pass_are_forgotten_when_the_phase_runs_again():
+    def measure(learner, phase):
+        if learner.running.steps > 1:
+            learner.metrics[f"{phase.name}/seen"] = float(learner.running.steps)
+
+    learner = make_learner(on("epoch_end", measure, writes=("metrics",)))
+    assert learner.evaluate(batches(2)) == {"val/seen": 2.0}
+    assert learner.evaluate(batches(1)) == {}
 
 
 def test_evaluate_takes_the_only_phase_of_your_own_that_fits():

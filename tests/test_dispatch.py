@@ -580,10 +580,6 @@ def test_replace_in_a_fit_ends_each_plugin_that_began_once_even_if_the_new_one_f
 # What a hook implementation can be
 
 
-def names_called(learner, phase="train"):
-    learner.run(phase, batches(1))
-
-
 @pytest.mark.parametrize("limit", [TrainingPhase, (TrainingPhase, Rain)])
 def test_hookimpl_limits_a_hook_to_phases(limit):
     seen = []
@@ -1097,6 +1093,12 @@ def test_wrapped_models_copy_is_not_wrapped():
     assert (other(x) * 2).equal(learner.model(x))
     assert type(other) is nn.Linear
     assert scale.wrappers[0].calls == 1
+
+
+def test_wrapped_models_class_makes_modules_that_are_not_wrapped():
+    scale = Scale()
+    type(make(scale).model)(4, 3)(torch.ones(2, 4))
+    assert scale.wrappers[0].calls == 0
 
 
 def test_wrapped_model_can_be_pickled():

@@ -68,12 +68,17 @@ def agrees(shown: str, printed: str, how: str = EXACT) -> bool:
     return re.fullmatch("\n(?:.*\n)*".join(parts), shape(printed).strip()) is not None
 
 
+def compact(code: str) -> str:
+    """The code without blank lines."""
+    return re.sub(r"\n\s*\n", "\n", f"\n{code}\n")
+
+
 def run_page(page: Path) -> None:
     """Run the Python blocks of a page in one namespace and compare what they print with what the page shows.
 
-    A block that is text of an example is not run here: the example is.
+    A block that is part of an example (blank lines aside) is not run here: the example is.
     """
-    examples = [example.read_text() for example in EXAMPLES]
+    examples = [compact(example.read_text()) for example in EXAMPLES]
     module = types.ModuleType("page_" + re.sub(r"\W", "_", page.stem))
     sys.modules[module.__name__] = module
     printed: str | None = None
@@ -86,7 +91,7 @@ def run_page(page: Path) -> None:
                 skipped = block.comment.startswith("no-run:")
                 assert not skipped or block.comment.removeprefix("no-run:").strip(), f"{where}: no-run without a reason"
                 printed = None
-                if not skipped and not any(block.text in example for example in examples):
+                if not skipped and not any(compact(block.text) in example for example in examples):
                     out = io.StringIO()
                     with contextlib.redirect_stdout(out):
                         exec(code, vars(module))
@@ -113,7 +118,8 @@ def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     torch.set_rng_state(rng)
     random.setstate(python_rng)
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(deterministic)
+    if torch.are_deterministic_algorithms_enabled() != deterministic:  # setting it imports much, even to no effect
+        torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
     for name in set(os.environ) - set(environment):
         del os.environ[name]
@@ -135,6 +141,11 @@ def run_example(name: str) -> subprocess.CompletedProcess[str]:
         )
 
 
+def anchors(page: str) -> set[str]:
+    """The headings of a page as links name them."""
+    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in re.findall(r"(?m)^#+ (.+)$", page)}
+
+
 # Pages and examples
 
 
@@ -144,9 +155,14 @@ def test_page_code_runs_and_prints_what_the_page_shows(page: Path, isolated: Pat
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_page_links_lead_to_files(page: Path) -> None:
-    links = re.findall(r"\]\((?!https?:)([^)#\s]+)(?:#[^)]*)?\)", re.sub(r"(?s)```.*?```", "", page.read_text()))
-    assert [link for link in links if not (page.parent / link).exists()] == []
+def test_page_links_lead_to_files_and_headings(page: Path) -> None:
+    text = re.sub(r"(?ms)^```.*?^```$", "", page.read_text())
+    dead = []
+    for link, anchor in re.findall(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]*))?\)", text):
+        target = page.parent / link if link else page
+        if not target.exists() or (anchor and anchor not in anchors(target.read_text())):
+            dead.append(f"{link}#{anchor}")
+    assert dead == []
 
 
 @pytest.mark.parametrize(
@@ -182,7 +198,7 @@ def test_readme_shows_the_output_of_digits() -> None:
 def test_page_with_other_output_fails(isolated: Path) -> None:
     page = isolated / "page.md"
     page.write_text("```python\nprint(1)\n```\n\n<!-- output -->\n```text\n2\n```\n")
-    with pytest.raises(AssertionError, match=r"page\.md:6: it printed\n1"):
+    with pytest.raises(AssertionError, match=r"page\.md:6: it printed\s+1"):
         run_page(page)
 
 

@@ -19,15 +19,15 @@ OPEN = "step_begin loss_begin backward_begin backward_end step_end"  # a step th
 VAL = "step_begin loss_begin step_end"
 
 
-class CriticBegin(Event):
-    """The critic is about to score."""
+class ScoringBegin(Event):
+    """Outputs are about to be scored."""
 
 
-class CriticPhase(TrainingPhase):
-    emits = (CriticBegin, *TrainingPhase.emits)
+class ScoringPhase(TrainingPhase):
+    emits = (ScoringBegin, *TrainingPhase.emits)
 
     def step(self, learner, step):
-        step.emit(CriticBegin)
+        step.emit(ScoringBegin)
         super().step(learner, step)
 
 
@@ -136,7 +136,9 @@ def test_fitting_brackets_a_loop_of_your_own():
 def test_step_begin_sees_the_batch_after_move_batch():
     seen = []
     move = on("move_batch", lambda batch, **_: ("moved", *batch), name="move")
-    look = on("step_begin", lambda step, **_: seen.append(step.batch) or (_ for _ in ()).throw(CancelStep()), name="look")
+    look = on(
+        "step_begin", lambda step, **_: seen.append(step.batch) or (_ for _ in ()).throw(CancelStep()), name="look"
+    )
     make_learner(move, look).evaluate([("a", "b")])
     assert seen == [("moved", "a", "b")]
 
@@ -463,7 +465,9 @@ def test_cancel_fit_is_not_replaced_by_a_later_one():
 
 def test_cancel_fit_in_validation_ends_the_fit():
     log = EventLog()
-    result = make_learner(log, raising("loss_begin", CancelFit("no"), phase="val")).fit(batches(1), batches(2), epochs=3)
+    result = make_learner(log, raising("loss_begin", CancelFit("no"), phase="val")).fit(
+        batches(1), batches(2), epochs=3
+    )
     assert log.lines == [
         "fit_begin",
         "train: epoch_begin",
@@ -703,12 +707,12 @@ def test_skip_update_within_optimizer_step_fires_update_skipped():
 
 
 def test_own_event_reaches_its_hook():
-    log = EventLog("critic_begin")
-    make_learner(log, phases=[CriticPhase()]).fit(batches(1), batches(1), epochs=1)
+    log = EventLog("scoring_begin")
+    make_learner(log, phases=[ScoringPhase()]).fit(batches(1), batches(1), epochs=1)
     assert log.lines == [
         "fit_begin",
         "train: epoch_begin",
-        "train 0: step_begin critic_begin loss_begin backward_begin backward_end update_begin update_end step_end",
+        "train 0: step_begin scoring_begin loss_begin backward_begin backward_end update_begin update_end step_end",
         "train: epoch_end phase_end",
         "val: epoch_begin",
         f"val 0: {VAL}",
@@ -734,10 +738,10 @@ def test_own_event_of_another_module_reaches_its_hook():
 
 
 def test_own_event_that_the_phase_does_not_list_is_refused():
-    class Forgetful(CriticPhase):
+    class Forgetful(ScoringPhase):
         emits = TrainingPhase.emits
 
-    with pytest.raises(EventError, match=r"Forgetful.step emits CriticBegin, which Forgetful.emits does not list"):
+    with pytest.raises(EventError, match=r"Forgetful.step emits ScoringBegin, which Forgetful.emits does not list"):
         make_learner(phases=[Forgetful()]).fit(batches(1), epochs=1)
 
 
@@ -774,9 +778,11 @@ class CellPhase(TrainingPhase):
 
 
 def test_event_defined_again_in_another_module_is_refused():
-    with pytest.raises(EventError, match=r"elsewhere.CriticBegin.*'critic_begin' belongs to test_events.CriticBegin"):
-        exec("class CriticBegin(Event): ...", {"__name__": "elsewhere", "Event": Event})
-    assert Event.by_hook["critic_begin"] is CriticBegin
+    with pytest.raises(
+        EventError, match=r"elsewhere.ScoringBegin.*'scoring_begin' belongs to test_events.ScoringBegin"
+    ):
+        exec("class ScoringBegin(Event): ...", {"__name__": "elsewhere", "Event": Event})
+    assert Event.by_hook["scoring_begin"] is ScoringBegin
 
 
 def test_event_of_the_engine_cannot_be_redefined():
@@ -785,15 +791,15 @@ def test_event_of_the_engine_cannot_be_redefined():
 
 
 def test_event_with_the_hook_of_another_name_is_refused():
-    with pytest.raises(EventError, match=r"'critic_begin' belongs to test_events.CriticBegin"):
-        type("CRITICBegin", (Event,), {})
+    with pytest.raises(EventError, match=r"'scoring_begin' belongs to test_events.ScoringBegin"):
+        type("SCORINGBegin", (Event,), {})
 
 
 def test_event_name_must_end_in_begin_or_end():
-    with pytest.raises(EventError, match="CriticBegin"):
-        type("Critic", (Event,), {})
-    with pytest.raises(EventError, match="CriticSkippedBegin"):
-        type("CriticSkipped", (Event,), {})
+    with pytest.raises(EventError, match="ScoringBegin"):
+        type("Scoring", (Event,), {})
+    with pytest.raises(EventError, match="ScoringSkippedBegin"):
+        type("ScoringSkipped", (Event,), {})
 
 
 # Two optimizers

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from loopkit.dispatch import plugin_name
 from loopkit.plugins.call_on import call_on
 from loopkit.plugins.history import History
 from loopkit.plugins.metrics import Metrics
@@ -28,6 +29,6 @@ __all__ = [
 
 def standard_set(given: Iterable[Any]) -> list[Any]:
     """The standard plugins whose name, and what they provide, ``given`` does not hold."""
-    words = {word for plugin in given for word in (getattr(plugin, "name", ""), getattr(plugin, "provides", ""))}
+    words = {word for plugin in given for word in (plugin_name(plugin), getattr(plugin, "provides", ""))}
     made: list[Any] = [Metrics(), History(), Progress(), SanityCheck(), StopOnNonFinite()]
     return [plugin for plugin in made if plugin.name not in words and plugin.provides not in words]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from loopkit.hooks import hookimpl
+from loopkit.order import nearest
 from loopkit.plugins.late import read
 
 if TYPE_CHECKING:
@@ -19,6 +23,19 @@ if TYPE_CHECKING:
 __all__ = ["History"]
 
 
+@dataclass
+class _Pass:
+    """A pass that has begun: when, and the losses of its steps, unread."""
+
+    phase: str
+    started: float
+    losses: dict[int, Tensor | float] = field(default_factory=dict)
+
+    def read(self) -> dict[int, float]:
+        values = read({str(step): loss for step, loss in self.losses.items()})
+        return {int(step): value for step, value in values.items()}
+
+
 class History:
     """Keep every metric of every pass; ``FitResult.history`` holds the rows of its fit.
 
@@ -27,7 +44,15 @@ class History:
 
     A row of a pass is ``{"phase", "epoch", "steps", "updates", "samples", "seconds", "<phase>/<metric>", ...}``: the
     learner's counters after the pass, the pass's duration and its metrics. ``epoch`` is the number of epochs that
-    were complete by then.
+    were complete by then. A row of a step is ``{"phase", "epoch", "step", "<phase>/loss"}``, with the same ``epoch``
+    and the step's position in the pass, from 0.
+
+    Example::
+
+        history = History(steps=True)
+        learner = Learner(model, loss_fn, optimizer, plugins=[history])
+        learner.fit(train, val, epochs=3)
+        history.values("val/loss")  # three numbers
     """
 
     name = "history"
@@ -37,25 +62,34 @@ class History:
         self.rows: list[dict[str, Any]] = []
         self.step_rows: list[dict[str, Any]] = []
         self._steps = steps
-        self._losses: dict[str, list[tuple[int, Tensor]]] = {}
-        self._started: dict[str, float] = {}
-        self._first = 0
+        self._passes: list[_Pass] = []
+        """The passes that have begun, the innermost last."""
+        self._resumed: dict[str, _Pass] = {}
+        self._first = self._outside = 0
+        """The rows, and the passes, that were there when the fit began."""
 
     @hookimpl
     def fit_begin(self) -> None:
         """Remember where this fit's rows begin."""
-        self._first = len(self.rows)
+        self._first, self._outside = len(self.rows), len(self._passes)
 
     @hookimpl
     def fit_end(self, result: FitResult) -> None:
         """Hand over this fit's rows."""
         result.history = self.rows[self._first :]
+        del self._passes[self._outside :]
 
     @hookimpl
-    def epoch_begin(self, phase: Phase) -> None:
-        """Start the clock."""
-        self._started[phase.name] = time.monotonic()
-        self._losses[phase.name] = []
+    @contextmanager
+    def epoch_context(self, phase: Phase) -> Iterator[None]:
+        """Start the clock; after an error, for which there is no ``phase_end``, forget the pass."""
+        begun = self._resumed.pop(phase.name, None) or _Pass(phase.name, time.monotonic())
+        self._passes.append(begun)
+        try:
+            yield
+        except BaseException:
+            self._passes.remove(begun)
+            raise
 
     @hookimpl(reads=("loss",))
     def step_end(self, phase: Phase, step: Step) -> None:
@@ -63,11 +97,13 @@ class History:
         if self._steps:
             loss = getattr(step, "loss", None)
             if isinstance(loss, Tensor):
-                self._losses[phase.name].append((step.index, loss.detach().mean()))
+                self._innermost(phase).losses[step.index] = loss.detach().mean()
 
     @hookimpl(reads=("metrics", "progress"))
     def phase_end(self, learner: Learner, phase: Phase) -> None:
         """Make the row."""
+        done = self._innermost(phase)
+        self._passes.remove(done)
         counts = learner.progress
         prefix = f"{phase.name}/"
         self.rows.append(
@@ -77,16 +113,20 @@ class History:
                 "steps": counts.steps,
                 "updates": counts.updates,
                 "samples": counts.samples,
-                "seconds": time.monotonic() - self._started[phase.name],
+                "seconds": time.monotonic() - done.started,
                 **{name: value for name, value in learner.metrics.items() if name.startswith(prefix)},
             }
         )
-        losses = self._losses.pop(phase.name)
-        values = read({str(index): loss for index, loss in losses})
         self.step_rows += [
-            {"phase": phase.name, "epoch": counts.epochs, "step": int(index), f"{phase.name}/loss": value}
-            for index, value in values.items()
+            {"phase": phase.name, "epoch": counts.epochs, "step": step, f"{phase.name}/loss": value}
+            for step, value in done.read().items()
         ]
+
+    def _innermost(self, phase: Phase) -> _Pass:
+        """The pass that is running; a new one if the plugin was added in mid-pass."""
+        if not self._passes or self._passes[-1].phase != phase.name:
+            self._passes.append(_Pass(phase.name, time.monotonic()))
+        return self._passes[-1]
 
     def values(self, name: str) -> list[float]:
         """All values of one metric, such as ``"val/loss"``, in the order in which they were made."""
@@ -95,32 +135,55 @@ class History:
     def plot(self, *names: str) -> Any:
         """Draw metrics over epochs with matplotlib (``pip install loopkit[plot]``); all of them by default.
 
+        Over steps instead, if a phase ran several times in an epoch.
+
         Returns:
             The ``matplotlib`` figure, one panel per metric, the phases in one panel.
+
+        Raises:
+            ImportError: There is no matplotlib.
+            ValueError: No row has such a metric.
         """
         try:
             import matplotlib.pyplot as plt
         except ImportError as error:
             raise ImportError("History.plot needs matplotlib: pip install 'loopkit[plot]'") from error
-        names = names or tuple(dict.fromkeys(name for row in self.rows for name in row if "/" in name))
-        panels: dict[str, list[str]] = {}
+        known = list(dict.fromkeys(name for row in self.rows for name in row if "/" in name))
         for name in names:
+            if name not in known:
+                raise ValueError(f"no metric is called {name!r}{nearest(name, known)}; there are: {', '.join(known)}")
+        panels: dict[str, list[str]] = {}
+        for name in names or known:
             panels.setdefault(name.partition("/")[2], []).append(name)
+        passes = [(row["phase"], row["epoch"]) for row in self.rows]
+        over, label = ("epoch", "epochs") if len(set(passes)) == len(passes) else ("steps", "steps")
         figure, axes = plt.subplots(1, max(len(panels), 1), figsize=(4 * max(len(panels), 1), 3), squeeze=False)
         for axis, (metric, members) in zip(axes[0], panels.items(), strict=False):
             for name in members:
-                points = [(row["epoch"], row[name]) for row in self.rows if name in row]
+                points = [(row[over], row[name]) for row in self.rows if name in row]
                 axis.plot(*zip(*points, strict=True), marker=".", label=name.partition("/")[0])
-            axis.set(xlabel="epoch", title=metric)
+            axis.set(xlabel=label, title=metric)
             axis.legend()
         figure.tight_layout()
         return figure
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows."""
-        return {"rows": [dict(row) for row in self.rows], "step_rows": [dict(row) for row in self.step_rows]}
+        """The rows, and of passes that are running the seconds and losses so far."""
+        now = time.monotonic()
+        running = [{"phase": p.phase, "seconds": now - p.started, "losses": p.read()} for p in self._passes]
+        return {
+            "rows": [dict(row) for row in self.rows],
+            "step_rows": [dict(row) for row in self.step_rows],
+            "running": running,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from these rows."""
+        """Go on from these rows; ``FitResult.history`` holds those that come from now on."""
         self.rows = [dict(row) for row in state["rows"]]
         self.step_rows = [dict(row) for row in state["step_rows"]]
+        self._first = len(self.rows)
+        now = time.monotonic()
+        self._resumed = {
+            each["phase"]: _Pass(each["phase"], now - each["seconds"], dict(each["losses"]))
+            for each in state["running"]
+        }

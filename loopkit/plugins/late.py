@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -10,32 +10,32 @@ from torch import Tensor
 __all__ = ["LateValues", "read"]
 
 
-def _stack(values: Mapping[str, Tensor | float]) -> Tensor:
-    device = next((value.device for value in values.values() if isinstance(value, Tensor)), torch.device("cpu"))
+def _stack(values: Iterable[Tensor | float]) -> Tensor:
+    """Scalars in one tensor, on the device of the first that is not on the CPU."""
+    values = list(values)
+    devices = [value.device for value in values if isinstance(value, Tensor)]
+    device = next((each for each in devices if each.type != "cpu"), torch.device("cpu"))
     dtype = torch.float32 if device.type == "mps" else torch.float64
-    tensors = [
-        value.detach().to(device, dtype).reshape(())
-        if isinstance(value, Tensor)
-        else torch.full((), value, dtype=dtype)
-        for value in values.values()
-    ]
-    return torch.stack([tensor.to(device) for tensor in tensors])
+    return torch.stack(
+        [
+            value.detach().to(device, dtype, non_blocking=True).reshape(())
+            if isinstance(value, Tensor)
+            else torch.full((), value, dtype=dtype, device=device)
+            for value in values
+        ]
+    )
 
 
 def read(values: Mapping[str, Tensor | float]) -> dict[str, float]:
     """Read scalars in one transfer."""
     if not values:
         return {}
-    stacked = _stack(values)
-    if stacked.device.type == "cuda":
-        late = LateValues()
-        late.send(values)
-        return late.wait()
+    stacked = _stack(values.values())
     return dict(zip(values, stacked.tolist(), strict=True))  # host sync: the values are wanted now
 
 
 class LateValues:
-    """One transfer at a time, which on CUDA no step waits for."""
+    """One transfer of scalars at a time, which on CUDA no step waits for."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
@@ -44,9 +44,10 @@ class LateValues:
 
     def send(self, values: Mapping[str, Tensor | float]) -> None:
         """Start the transfer of scalars; one that is under way is forgotten."""
-        stacked = _stack(values)
-        self._names = list(values)
-        self._event = None
+        self._names, self._host, self._event = list(values), None, None
+        if not values:
+            return
+        stacked = _stack(values.values())
         if stacked.device.type == "cuda":
             self._host = torch.empty(stacked.shape, dtype=stacked.dtype, pin_memory=True)
             self._host.copy_(stacked, non_blocking=True)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from loopkit.batches import describe
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 from loopkit.metrics import FunctionMetric, Loss, Mean, Metric, MetricLike
@@ -22,6 +26,21 @@ if TYPE_CHECKING:
 __all__ = ["Metrics"]
 
 
+@dataclass
+class _Pass:
+    """The metrics of a phase, and how far its pass has come."""
+
+    metrics: dict[str, Any]
+    running: bool = False
+    """Between ``epoch_begin`` and ``epoch_end``: what there is to save."""
+    resumed: bool = False
+    """Loaded: the next pass goes on from here."""
+    fed: bool = False
+    """Outputs and targets were taken in."""
+    placed: bool = False
+    """What was loaded, or is a module, has been moved to the device."""
+
+
 class Metrics:
     """Accumulate metrics over each pass of each phase; at its end put them into ``learner.metrics``.
 
@@ -32,110 +51,186 @@ class Metrics:
         named: The same, under a name of your own.
 
     A phase that does not put ``outputs`` and ``targets`` (or ``loss``) on its steps is left without the metrics that
-    need them.
+    need them. An average counts each step with ``step.weight``, which is its number of samples unless the phase sets
+    it, for example to a number of tokens.
+
+    Raises:
+        PluginError: Two metrics have one name, or something is no metric.
 
     Example::
 
         Metrics(Accuracy(), F1(average="macro"), mae=lambda outputs, targets: (outputs - targets).abs())
     """
 
+    name = "metrics"
     provides = "metrics"
 
     def __init__(self, *metrics: Any, **named: Any) -> None:
-        self.name = "metrics"
-        loss = Loss()
-        self._prototypes: dict[str, Any] = {"loss": loss}
-        for metric in metrics:
-            self._include(getattr(metric, "name", None), metric)
-        for name, metric in named.items():
-            self._include(name, metric)
-        self._phases: dict[str, dict[str, Any]] = {}
+        given = [self._checked(metric, None) for metric in metrics]
+        given += [self._checked(metric, name) for name, metric in named.items()]
+        self._prototypes: dict[str, Any] = {"loss": Loss()}
+        for i, (name, metric) in enumerate(given):
+            if name in (other for other, _ in given[:i]):
+                raise PluginError(f"Metrics: two metrics are called {name!r}; name one: Metrics(other_{name}=...)")
+            self._prototypes[name] = metric
+        self._passes: dict[str, _Pass] = {}
+        self._open: list[str] = []
+        """The phases whose pass is running, the innermost last."""
 
-    def _include(self, name: str | None, metric: Any) -> None:
+    @staticmethod
+    def _checked(metric: Any, name: str | None) -> tuple[str, Any]:
         if isinstance(metric, type):
             raise PluginError(f"Metrics: {metric.__name__} is a class; give an instance, {metric.__name__}()")
-        if not isinstance(metric, (Mean, MetricLike)):
-            if not callable(metric):
-                raise PluginError(f"Metrics: {metric!r} is neither a function nor has it update, compute and reset")
-            metric = FunctionMetric(metric, name)
-            name = metric.name
-        name = name if isinstance(name, str) else type(metric).__name__.lower()
-        if name in self._prototypes and name != "loss":
-            raise PluginError(f"Metrics: two metrics are called {name!r}; name one: Metrics(other_{name}=...)")
-        self._prototypes[name] = metric
+        if isinstance(metric, (Mean, MetricLike)):
+            name = name or getattr(metric, "name", None)
+            return name if isinstance(name, str) else type(metric).__name__.lower(), metric
+        if not callable(metric):
+            raise PluginError(f"Metrics: {metric!r} is neither a function nor has it update, compute and reset")
+        metric = FunctionMetric(metric, name)
+        if metric.name == "<lambda>":
+            raise PluginError("Metrics: a lambda has no name; give it one, Metrics(mae=lambda outputs, targets: ...)")
+        return metric.name, metric
 
     def names(self) -> tuple[str, ...]:
         """The names that it puts into ``learner.metrics``, with ``*`` for the phase."""
         found: list[str] = []
         for name, metric in self._prototypes.items():
-            found += metric.keys() if isinstance(metric, Mapping) or hasattr(metric, "keys") else [name]
+            found += metric.keys() if hasattr(metric, "keys") else [name]
         return tuple(f"metrics.*/{name}" for name in found)
+
+    @hookimpl
+    @contextmanager
+    def epoch_context(self, phase: Phase) -> Iterator[None]:
+        """Keep what a pass has accumulated while the same phase runs inside it."""
+        outer = self._passes.pop(phase.name, None) if phase.name in self._open else None
+        self._open.append(phase.name)
+        try:
+            yield
+        finally:
+            self._open.pop()
+            if outer is not None:
+                self._passes[phase.name] = outer
 
     @hookimpl
     def epoch_begin(self, phase: Phase) -> None:
         """Start from nothing."""
-        if phase.name not in self._phases:
-            self._phases[phase.name] = {name: copy.deepcopy(metric) for name, metric in self._prototypes.items()}
-        for metric in self._phases[phase.name].values():
-            metric.reset()
+        now = self._pass(phase.name)
+        if not now.resumed:
+            now.fed = False
+            for metric in now.metrics.values():
+                metric.reset()
+        now.running, now.resumed, now.placed = True, False, False
 
     @hookimpl(reads=("loss", "outputs", "targets", "step"))
     def step_end(self, phase: Phase, step: Step) -> None:
         """Take in one step."""
-        outputs = getattr(step, "outputs", None)
-        targets = getattr(step, "targets", None)
-        for metric in self._phases[phase.name].values():
-            if isinstance(metric, Mean):
-                value = getattr(step, metric.attribute, None)
-                if value is not None:
-                    metric.add(value, step.weight)
-            elif outputs is not None and targets is not None:
-                if isinstance(metric, Metric) and not isinstance(metric, FunctionMetric):
-                    metric.update(outputs, targets)  # type: ignore[attr-defined]
-                else:
-                    _update_foreign(metric, outputs, targets)
+        now = self._pass(phase.name)
+        outputs = _detached(getattr(step, "outputs", None))
+        targets = _detached(getattr(step, "targets", None))
+        with torch.no_grad():
+            if not now.placed:
+                _place(now.metrics, outputs, getattr(step, "loss", None))
+                now.placed = True
+            for name, metric in now.metrics.items():
+                try:
+                    if isinstance(metric, Mean):
+                        value = getattr(step, metric.attribute, None)
+                        if value is not None:
+                            metric.add(value, step.weight)
+                    elif outputs is not None and targets is not None:
+                        now.fed = True
+                        if isinstance(metric, FunctionMetric):
+                            metric.update(outputs, targets, step.weight)
+                        else:
+                            metric.update(outputs, targets)
+                except Exception as error:
+                    error.add_note(
+                        f"metric {name!r} raised this; outputs: {describe(outputs)}; targets: {describe(targets)}"
+                    )
+                    raise
 
     @hookimpl(writes=lambda plugin: plugin.names())
     def epoch_end(self, learner: Learner, phase: Phase) -> None:
         """Read the values of this pass."""
+        now = self._pass(phase.name)
+        now.running = False
         values: dict[str, Any] = {}
-        for name, metric in self._phases[phase.name].items():
-            if not _is_empty(metric):
+        for name, metric in now.metrics.items():
+            if metric.is_empty if isinstance(metric, Metric) else not now.fed:
+                continue
+            try:
                 value = metric.compute()
-                values.update(value if isinstance(value, Mapping) else {name: value})
+            except Exception as error:
+                error.add_note(f"metric {name!r} raised this")
+                raise
+            values.update(value if isinstance(value, Mapping) else {name: value})
         for name, value in values.items():
-            if isinstance(value, Tensor) and value.numel() != 1:
-                raise PluginError(f"metric {name!r} is a tensor of shape {tuple(value.shape)}: a metric is one number")
+            if not _is_number(value):
+                raise PluginError(f"metric {name!r} is {describe(value)}: a metric is one number")
         learner.metrics.update({f"{phase.name}/{name}": value for name, value in read(values).items()})
 
     def peek(self, phase: str) -> dict[str, Tensor | float]:
         """The values so far of loopkit's own metrics, unread (they may still be on their way)."""
-        metrics = self._phases.get(phase, {})
-        return {n: m.compute() for n, m in metrics.items() if isinstance(m, Metric) and not _is_empty(m)}
+        if phase not in self._passes:
+            return {}
+        own = {n: m for n, m in self._passes[phase].metrics.items() if isinstance(m, Metric) and not m.is_empty}
+        values = {name: metric.compute() for name, metric in own.items()}
+        return {name: value for name, value in values.items() if _is_number(value)}
+
+    def _pass(self, phase: str) -> _Pass:
+        if phase not in self._passes:
+            self._passes[phase] = _Pass({name: _copied(metric) for name, metric in self._prototypes.items()})
+        return self._passes[phase]
 
     def state_dict(self) -> dict[str, Any]:
-        """What has been accumulated, by phase and metric; metrics without ``state_dict`` are left out."""
+        """What the passes that are running have accumulated; metrics without ``state_dict`` are left out."""
         return {
-            phase: {name: metric.state_dict() for name, metric in metrics.items() if hasattr(metric, "state_dict")}
-            for phase, metrics in self._phases.items()
+            phase: {
+                "fed": now.fed,
+                "metrics": {n: dict(m.state_dict()) for n, m in now.metrics.items() if hasattr(m, "state_dict")},
+            }
+            for phase, now in self._passes.items()
+            if now.running or now.resumed
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
-        for phase, metrics in state.items():
-            own = self._phases.setdefault(phase, {n: copy.deepcopy(m) for n, m in self._prototypes.items()})
-            for name, values in metrics.items():
-                own[name].load_state_dict(values)
+        """Let the next pass of each phase that was running go on from there."""
+        for now in self._passes.values():
+            now.running = now.resumed = False
+        for phase, saved in state.items():
+            now = self._pass(phase)
+            now.fed, now.resumed, now.placed = saved["fed"], True, False
+            for name, values in saved["metrics"].items():
+                now.metrics[name].reset()
+                now.metrics[name].load_state_dict(values)
 
 
-@torch.no_grad()
-def _update_foreign(metric: Any, outputs: Any, targets: Any) -> None:
-    """Update a metric that is not ours, on the outputs' device and without a graph."""
-    if isinstance(outputs, Tensor) and callable(getattr(metric, "to", None)):
-        metric.to(outputs.device)
-    metric.update(outputs.detach() if isinstance(outputs, Tensor) else outputs, targets)
+def _copied(metric: Any) -> Any:
+    metric = copy.deepcopy(metric)
+    if callable(getattr(metric, "persistent", None)):
+        metric.persistent(True)  # else the state_dict of a torchmetrics object is empty
+    return metric
 
 
-def _is_empty(metric: Any) -> bool:
-    """Whether nothing was taken in, so that there is no value (torchmetrics calls it ``update_called``)."""
-    return metric.is_empty if isinstance(metric, Metric) else not getattr(metric, "update_called", True)
+def _detached(value: Any) -> Any:
+    """The value without its graph, which a metric that keeps all outputs would keep alive."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    if type(value) is dict:
+        return {key: _detached(part) for key, part in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(_detached(part) for part in value)
+    return value
+
+
+def _place(metrics: dict[str, Any], outputs: Any, loss: Any) -> None:
+    """Move the metrics that can be moved to where the outputs are."""
+    like = outputs if isinstance(outputs, Tensor) else loss
+    if isinstance(like, Tensor):
+        for metric in metrics.values():
+            if callable(getattr(metric, "to", None)):
+                metric.to(like.device)
+
+
+def _is_number(value: Any) -> bool:
+    return value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, Real)

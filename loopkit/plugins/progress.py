@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from loopkit.hooks import hookimpl
@@ -27,7 +29,7 @@ class Progress:
         file: Where to write; standard output by default.
 
     The values on a bar are read from the device late, so that no step waits for them. If the output is closed, the
-    display ends silently and the training goes on.
+    display ends silently and the training goes on; a character that the output cannot encode becomes a ``?``.
     """
 
     name = "progress"
@@ -36,30 +38,28 @@ class Progress:
     def __init__(self, bar: bool | None = None, file: TextIO | None = None) -> None:
         self._wanted = bar
         self._file = file
-        self._broken = False
-        self._bars: list[Any] = []
-        self._next = 0.0
-        self._late = LateValues()
+        self._output: _Output | None = None
+        self._passes: list[_Pass] = []
+        """The passes that are running, the innermost last."""
         self._row: dict[str, float] = {}
         self._columns: list[str] = []
         self._epoch = 0
+        """The epochs of this fit that were complete at the last row to write; 0 if there is none."""
         self._started = self._lap = 0.0
         self._done_before = 0
 
     @property
-    def _out(self) -> TextIO:
-        return self._file if self._file is not None else sys.stdout
+    def _out(self) -> _Output:
+        stream = self._file if self._file is not None else sys.stdout
+        if self._output is None or self._output.stream is not stream:
+            self._output = _Output(stream)
+        return self._output
 
     @property
     def _draws(self) -> bool:
-        if self._broken:
-            return False
-        if self._wanted is not None:
-            return self._wanted
-        try:
-            return self._out.isatty() or (self._file is None and "ipykernel" in sys.modules)
-        except (AttributeError, ValueError):  # no such method, or closed
-            return False
+        if self._out.broken or self._wanted is not None:
+            return bool(self._wanted) and not self._out.broken
+        return self._out.isatty() or (self._file is None and "ipykernel" in sys.modules)
 
     @hookimpl
     def fit_begin(self, learner: Learner) -> None:
@@ -70,119 +70,163 @@ class Progress:
 
     @hookimpl
     def fit_end(self, learner: Learner) -> None:
-        """Write the last row; leave no bar behind."""
-        while self._bars:
-            self._close(self._bars.pop())
+        """Write the last row."""
         self._write_row(learner)
 
     @hookimpl
-    def epoch_begin(self, learner: Learner, phase: Phase) -> None:
-        """Write the row of the epoch before, if this pass begins another one, and start a bar."""
+    @contextmanager
+    def epoch_context(self, learner: Learner, phase: Phase) -> Iterator[None]:
+        """Write the row of the epoch before, if this pass begins another one; show a bar during the pass."""
         if phase.training:
             self._write_row(learner)
-        self._next = 0.0
-        self._bars.append(self._open(learner, phase) if self._draws else None)
+        now = _Pass(phase.training or any(outer.training for outer in self._passes))
+        if self._draws:
+            now.bar = self._bar(learner, self._title(learner, phase, now.training))
+        self._passes.append(now)
+        try:
+            yield
+        finally:
+            self._passes.pop()
+            if now.bar is not None:
+                now.bar.close()
 
     @hookimpl(reads=("metrics",))
     def step_end(self, learner: Learner, phase: Phase) -> None:
         """Redraw the bar, ten times a second at most."""
-        if self._bars[-1] is not None:
+        if self._passes and self._passes[-1].bar is not None:
             now = time.monotonic()
-            if now >= self._next:
-                self._next = now + REDRAW_SECONDS
-                self._redraw(learner, phase)
+            if now >= self._passes[-1].next_redraw:
+                self._passes[-1].next_redraw = now + REDRAW_SECONDS
+                self._redraw(self._passes[-1], learner, phase)
 
-    @hookimpl
-    def epoch_end(self) -> None:
-        """Take the bar away."""
-        self._close(self._bars.pop())
-
-    @hookimpl(reads=("metrics",))
+    @hookimpl(reads=("metrics", "progress"))
     def phase_end(self, learner: Learner, phase: Phase) -> None:
         """Keep the metrics for the epoch's row."""
         if learner.fitting_now:
             prefix = f"{phase.name}/"
             self._row.update({n: v for n, v in learner.metrics.items() if n.startswith(prefix)})
-            self._epoch = max(learner.progress.epochs - self._done_before, self._epoch)
+            if phase.training:
+                self._epoch = learner.progress.epochs - self._done_before
 
-    def _open(self, learner: Learner, phase: Phase) -> Any:
+    def _title(self, learner: Learner, phase: Phase, training: bool) -> str:
+        planned = learner.result.planned.epochs if learner.result is not None and learner.fitting_now else None
+        if not planned:
+            return phase.name
+        return f"epoch {learner.progress.epochs - self._done_before + training}/{planned} {phase.name}"
+
+    def _bar(self, learner: Learner, title: str) -> Any:
         from tqdm.auto import tqdm
 
-        epoch = learner.running
-        planned = learner.result.planned.epochs if learner.result is not None and learner.fitting_now else None
-        number = f"epoch {learner.progress.epochs - self._done_before + (1 if phase.training else 0)}"
-        title = f"{number}/{planned} {phase.name}" if planned else phase.name
-        try:
-            return tqdm(
-                total=None if epoch is None else epoch.length,
-                desc=title,
-                leave=False,
-                file=self._file if self._file is not None else sys.stdout,
-                dynamic_ncols=True,
-                unit="step",
-                mininterval=0,
-                position=len(self._bars),
-            )
-        except (OSError, ValueError):
-            self._broken = True
-            return None
+        started = time.monotonic()
 
-    def _redraw(self, learner: Learner, phase: Phase) -> None:
-        bar, epoch = self._bars[-1], learner.running
-        try:
-            bar.n = 0 if epoch is None else epoch.steps
-            values = self._late.arrived()
-            if values:
-                bar.set_postfix_str(", ".join(f"{name} {value:.4g}" for name, value in values.items()), refresh=False)
-            bar.refresh()
-        except (OSError, ValueError):  # closed, or text that the output cannot encode
-            self._broken = True
-            self._bars[-1] = None
-            return
+        class Bar(tqdm):  # type: ignore[type-arg]  # generic in its stub only
+            monitor_interval = 0  # no thread to watch bars that never lag
+
+            @property
+            def format_dict(self) -> Any:
+                return {**super().format_dict, "elapsed": time.monotonic() - started}  # tqdm's own clock can jump
+
+        return Bar(
+            total=None if learner.running is None else learner.running.length,
+            desc=self._out.encodable(title),
+            leave=False,
+            file=self._out,
+            dynamic_ncols=True,
+            unit="step",
+            mininterval=0,
+            position=len(self._passes),
+        )
+
+    def _redraw(self, now: _Pass, learner: Learner, phase: Phase) -> None:
+        now.bar.n = 0 if learner.running is None else learner.running.steps
+        values = now.late.arrived()
+        if values:
+            text = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+            now.bar.set_postfix_str(self._out.encodable(text), refresh=False)
+        now.bar.refresh()
         for plugin in learner.plugins.values():
             if getattr(plugin, "provides", "") == "metrics" and hasattr(plugin, "peek"):
-                self._late.send(plugin.peek(phase.name))
-
-    def _close(self, bar: Any) -> None:
-        if bar is not None:
-            try:
-                bar.close()
-            except (OSError, ValueError):
-                self._broken = True
+                now.late.send(plugin.peek(phase.name))
 
     def _write_row(self, learner: Learner) -> None:
-        if not self._epoch and not self._row:
+        if not self._epoch:
             return
         now = time.monotonic()
         planned = learner.result.planned.epochs if learner.result is not None else None
-        left = (now - self._started) / max(self._epoch, 1) * (planned - self._epoch) if planned else None
-        values = {name: f"{value:.4f}" for name, value in self._row.items()}
-        times = {"time": duration(now - self._lap), "left": "" if left is None else duration(max(left, 0))}
-        number = f"{self._epoch}/{planned}" if planned else str(self._epoch)
-        self._lap = now
+        values = {name: number(value) for name, value in self._row.items()}
+        times = {"time": duration(now - self._lap)}
+        if planned:
+            left = (now - self._started) / self._epoch * (planned - self._epoch)
+            times["left"] = duration(max(left, 0.0))
+        epoch = f"{self._epoch}/{planned}" if planned else str(self._epoch)
         if self._draws:
-            cells = {"epoch": number, **values, **times}
+            cells = {"epoch": epoch, **values, **times}
             if list(cells) != self._columns:
                 self._columns = list(cells)
-                self._write("  ".join(f"{name:>{max(len(name), 8)}}" for name in cells))
-            self._write("  ".join(f"{cell:>{max(len(name), 8)}}" for name, cell in cells.items()))
+                self._out.line("  ".join(f"{name:>{max(len(name), 8)}}" for name in cells))
+            self._out.line("  ".join(f"{cell:>{max(len(name), 8)}}" for name, cell in cells.items()))
         else:
-            shown = [f"epoch {number}", *(f"{name} {value}" for name, value in values.items())]
-            self._write("  ".join([*shown, *(f"{name} {value}" for name, value in times.items() if value)]))
-        self._row, self._epoch = {}, 0
+            shown = {**values, **times}
+            self._out.line("  ".join([f"epoch {epoch}", *(f"{name} {value}" for name, value in shown.items())]))
+        self._lap, self._row, self._epoch = now, {}, 0
 
-    def _write(self, line: str) -> None:
-        if not self._broken:
+
+class _Pass:
+    def __init__(self, training: bool) -> None:
+        self.training = training
+        self.bar: Any = None
+        self.next_redraw = 0.0
+        self.late = LateValues()
+
+
+class _Output:
+    """A stream that falls silent when it can no longer be written to."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+        self.encoding = getattr(stream, "encoding", None)
+        self.broken = stream is None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)  # fileno, which tqdm asks for the terminal's width
+
+    def isatty(self) -> bool:
+        try:
+            return bool(self.stream.isatty())
+        except (AttributeError, OSError, ValueError):  # no such method, or closed
+            return False
+
+    def write(self, text: str) -> None:
+        if not self.broken:
             try:
-                self._out.write(line + "\n")
-                self._out.flush()
+                self.stream.write(text)
             except (OSError, ValueError):
-                self._broken = True
+                self.broken = True
+
+    def flush(self) -> None:
+        if not self.broken:
+            try:
+                self.stream.flush()
+            except (AttributeError, OSError, ValueError):
+                self.broken = True
+
+    def encodable(self, text: str) -> str:
+        encoding = self.encoding or "utf-8"
+        return text.encode(encoding, "replace").decode(encoding)
+
+    def line(self, text: str) -> None:
+        self.write(self.encodable(text) + "\n")
+        self.flush()
+
+
+def number(value: float) -> str:
+    """Four decimals, or three digits and a power of ten where these would say little."""
+    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.2e}"
 
 
 def duration(seconds: float) -> str:
     """``0.4 s``, ``12 s``, ``3:05``, ``2:03:05``."""
-    if seconds < 10:
+    if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
     if whole < 60:

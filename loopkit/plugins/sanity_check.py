@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from loopkit.errors import PhaseInputError, PluginError, StepResultError
+from loopkit.errors import PhaseError, PhaseInputError, StepResultError
 from loopkit.hooks import hookimpl
+from loopkit.phases import PredictionPhase, TrainingPhase, ValidationPhase
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner
@@ -18,13 +19,19 @@ if TYPE_CHECKING:
 __all__ = ["SanityCheck"]
 
 
+STANDARD = (TrainingPhase, ValidationPhase, PredictionPhase)
+"""Phases, but not their subclasses, that hand outputs and targets to the loss as they are."""
+
+
 class SanityCheck:
     """Refuse, before the first update, what trains nothing or the wrong thing.
 
     Before the first step of a training phase: a model without trainable parameters, optimizers that cover none of
     them (some of them: a warning), a parameter in two optimizers. Within the first step, before its backward: outputs
-    and targets that would be broadcast against each other. After it: a phase that never called ``step.backward``, or
-    never ``step.update``, although it lists their events in ``emits``.
+    and targets that a loss of torch would broadcast against each other (a warning where the phase or the loss is one
+    of your own, which may reshape them). After the first step of a training phase: that it never called
+    ``step.backward``; after the first full window: that it never called ``step.update``; unless the phase leaves their
+    events out of ``emits``.
 
     The engine itself checks the loss (a scalar that requires grad), the loader (not empty) and that each metric which
     a plugin reads is made by another one. There is never an extra forward pass or batch.
@@ -43,24 +50,26 @@ class SanityCheck:
             _check_coverage(learner)
 
     @hookimpl(reads=("outputs", "targets"))
-    def loss_begin(self, phase: Phase, step: Step) -> None:
+    def loss_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Check the shapes that the loss function will see."""
-        if phase.name in self._checked:
+        if step.index or phase.name in self._checked:
             return
         outputs, targets = getattr(step, "outputs", None), getattr(step, "targets", None)
         if isinstance(outputs, Tensor) and isinstance(targets, Tensor) and targets.is_floating_point():
             if outputs.shape != targets.shape and outputs.numel() == targets.numel():
-                raise PhaseInputError(
+                message = (
                     f"phase {phase.name!r}: outputs have shape {tuple(outputs.shape)}, targets {tuple(targets.shape)}: "
                     f"an elementwise loss would broadcast them to a table of all pairs; reshape one of them"
                 )
+                if type(phase) in STANDARD and _is_of_torch(learner.loss_fn):
+                    raise PhaseInputError(message)
+                warnings.warn(message, stacklevel=2)
 
     @hookimpl
-    def step_end(self, phase: Phase, step: Step) -> None:
+    def step_end(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Check that the verbs were called."""
         if phase.name in self._checked:
             return
-        self._checked.add(phase.name)
         emitted = {event.hook for event in phase.emits}
         cls = type(phase).__name__
         if phase.training and "backward_begin" in emitted and not step.had_backward:
@@ -73,6 +82,13 @@ class SanityCheck:
                 f"{cls}.step called step.backward(loss) but not step.update(), so no parameter changes: call it "
                 f"after backward, in every step; it updates when an update is due"
             )
+        if step.index + 1 >= learner.accumulate:
+            self._checked.add(phase.name)
+
+
+def _is_of_torch(function: object) -> bool:
+    module = getattr(function, "__module__", None) or type(function).__module__  # an instance has that of its class
+    return module.startswith("torch.")
 
 
 def _check_coverage(learner: Learner) -> None:
@@ -83,19 +99,19 @@ def _check_coverage(learner: Learner) -> None:
     }
     trainable = [p for p in names if p.requires_grad]
     if not trainable:
-        raise PluginError(f"none of the {len(names)} parameters requires grad: there is nothing to train")
+        raise PhaseError(f"none of the {len(names)} parameters requires grad: there is nothing to train")
     owners: dict[Tensor, str] = {}
     for name, optimizer in learner.optimizers.items():
         for p in (p for group in optimizer.param_groups for p in group["params"]):
             if p in owners and owners[p] != name:
-                raise PluginError(
+                raise PhaseError(
                     f"parameter {names.get(p, tuple(p.shape))!r} is in the optimizers {owners[p]!r} and {name!r}: "
                     f"give each optimizer its own parameters"
                 )
             owners[p] = name
     missing = [names[p] for p in trainable if p not in owners]
     if len(missing) == len(trainable):
-        raise PluginError(
+        raise PhaseError(
             f"the optimizer covers 0 of {len(trainable)} trainable parameters ({_some(missing)}): it was made for "
             f"another model, or before the parameters were replaced; give a factory, optimizer=lambda params: ..."
         )

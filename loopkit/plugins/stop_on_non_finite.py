@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import torch
+from torch import Tensor
 
 from loopkit.batches import describe
 from loopkit.errors import NonFiniteError
@@ -21,11 +23,15 @@ __all__ = ["StopOnNonFinite"]
 
 
 class StopOnNonFinite:
-    """Raise `NonFiniteError` when the loss is infinite or not a number.
+    """Raise `NonFiniteError` when ``step.loss`` is infinite or not a number as its backward begins.
 
     On the CPU the error comes before backward, so the parameters are those of the last good update. On an
-    accelerator the loss is read when it has arrived, so that no step waits: the error comes some steps later and says
-    which step it was.
+    accelerator the loss is read when it has arrived, so that no step waits: the error comes some steps later, by the
+    end of the pass at the latest, and says between which steps it was; updates since then have used it.
+
+    Args:
+        late: False: look before each backward on an accelerator too, where each step then waits for its loss. True:
+            look late on the CPU too.
     """
 
     name = "stop_on_non_finite"
@@ -33,42 +39,76 @@ class StopOnNonFinite:
     syncs = ("backward_begin",)
     """Reads the loss in this hook; on the CPU that waits for nothing."""
 
-    def __init__(self) -> None:
-        self._late = LateValues()
-        self._sum: torch.Tensor | None = None
-        self._first = self._sent = 0
-        """The steps that the transfer under way covers; none if ``_sent`` is behind."""
+    def __init__(self, late: bool | None = None) -> None:
+        self._late = late
+        self._pending = _Pending()
+
+    @hookimpl
+    @contextmanager
+    def epoch_context(self) -> Iterator[None]:
+        """Begin with no losses on their way, whatever became of those of an earlier pass."""
+        outer, self._pending = self._pending, _Pending()
+        try:
+            yield
+        finally:
+            self._pending = outer
 
     @hookimpl(reads=("loss",))
     def backward_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Look at the loss, or at earlier ones that have arrived."""
-        loss = step.loss.detach()
-        if loss.device.type == "cpu":
-            if not math.isfinite(loss.item()):
-                raise NonFiniteError(
-                    f"the loss is {loss.item()} ({learner.where(phase, step)}; batch: {describe(step.batch)}). Its "
-                    f"backward has not run: the parameters are those before this step. Look at this batch, or lower lr"
-                )
+        loss = getattr(step, "loss", None)
+        if not isinstance(loss, Tensor):
             return
-        zero = loss * 0  # nan for a loss that is not finite, and it stays nan in the sum
-        self._sum = zero if self._sum is None else self._sum + zero
-        values = self._late.arrived()
-        if values or step.index == 0:
-            self._check(values, learner, phase)
-            self._late.send({"sum": self._sum})
-            self._first, self._sent = self._sent, step.index
+        if loss.device.type != "cpu" if self._late is None else self._late:
+            pending = self._pending
+            pending.add(loss.detach(), step.index)
+            values = pending.values.arrived()
+            if values or not pending.under_way:
+                self._check(values, learner, phase)
+                pending.send()
+        elif not math.isfinite(value := loss.item()):  # host sync: on an accelerator, where late=False asks for it
+            raise NonFiniteError(
+                f"the loss is {value} ({learner.where(phase, step)}; batch: {describe(step.batch)}). Its backward has "
+                f"not run: the parameters are those before this step. Look at this batch, or lower lr"
+            )
 
     @hookimpl(reads=("loss",))
     def epoch_end(self, learner: Learner, phase: Phase) -> None:
         """Look at the losses that were still on their way."""
-        if self._sum is not None:
-            self._late.send({"sum": self._sum})
-            self._check(self._late.wait(), learner, phase)
-            self._sum, self._first, self._sent = None, 0, 0
+        if self._pending.sum is not None:
+            self._pending.send()
+            self._check(self._pending.values.wait(), learner, phase)
 
     def _check(self, values: dict[str, float], learner: Learner, phase: Phase) -> None:
+        pending = self._pending
         if math.isnan(values.get("sum", 0.0)):
             raise NonFiniteError(
-                f"the loss was not finite in one of the steps since step {self._first} "
-                f"({learner.where(phase, None)}). Here it is read late, so updates since then have used it"
+                f"the loss was infinite or not a number in one of the steps {pending.good} to {pending.sent} "
+                f"({learner.where(phase, None)}). On an accelerator it is read late, so updates since then have used "
+                f"it; StopOnNonFinite(late=False) stops before them, and is slower"
             )
+        if values:
+            pending.good = pending.sent + 1
+
+
+class _Pending:
+    """The losses of a pass, multiplied by 0 and added up on the device: nan from the first that is not finite on."""
+
+    def __init__(self) -> None:
+        self.values = LateValues()
+        self.sum: Tensor | None = None
+        self.under_way = False
+        self.index = self.sent = -1
+        """The last step in the sum, and the last in the transfer under way."""
+        self.good = 0
+        """The first step that is not known to be good."""
+
+    def add(self, loss: Tensor, index: int) -> None:
+        zero = loss * 0
+        self.sum = zero if self.sum is None else self.sum + zero
+        self.index = index
+
+    def send(self) -> None:
+        assert self.sum is not None
+        self.values.send({"sum": self.sum})
+        self.sent, self.under_way = self.index, True

@@ -19,8 +19,9 @@ def throttle(plugin: Any, *, every: int | None = None, seconds: float | None = N
     """The plugin, called on some steps only; its name, order, access and state are those of the plugin.
 
     What belongs to a step (its events and ``step_context``) is called on the first step and then on every ``every``-th,
-    or once at least ``seconds`` have passed; all hooks of one step go together, and each phase has its own count.
-    What belongs to an epoch, a fit or an optimizer step, and transforms, is always called.
+    or once at least ``seconds`` have passed; all hooks of one step go together, and each phase has its own count. Steps
+    in which the plugin has nothing to do, such as those without an update for a plugin of ``update_begin``, do not
+    count. What belongs to an epoch or a fit, the verb ``optimizer_step``, and transforms, are always called.
 
     Args:
         plugin: Any plugin.
@@ -29,11 +30,17 @@ def throttle(plugin: Any, *, every: int | None = None, seconds: float | None = N
 
     Raises:
         PluginError: Not exactly one of ``every`` and ``seconds`` is given, or it is out of range.
+
+    Example::
+
+        throttle(call_on(StepEnd, lambda step: print(step.index), name="show"), every=100)
     """
     if (every is None) == (seconds is None):
         raise PluginError("throttle: give either every=... (steps) or seconds=...")
-    if (every is not None and every < 1) or (seconds is not None and seconds < 0):
-        raise PluginError(f"throttle: every={every}, seconds={seconds}: steps count from 1, seconds from 0")
+    if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
+        raise PluginError(f"throttle: every={every!r}: it is a whole number of steps, from 1")
+    if seconds is not None and not seconds >= 0:
+        raise PluginError(f"throttle: seconds={seconds!r}: it is a number of seconds, from 0")
     return _Throttled(plugin, every, seconds)
 
 
@@ -42,8 +49,8 @@ class _Throttled:
         self.plugin = plugin
         self.name = plugin_name(plugin)
         self._every, self._seconds = every, seconds
-        self._last: Callable[[], Any] = lambda: None
-        self._active = False
+        self._decided: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        """By step, since a step of another phase can run inside one."""
         self._counts: dict[str, int] = {}
         self._times: dict[str, float] = {}
         for hook in hooks().values():
@@ -72,18 +79,19 @@ class _Throttled:
         return implementation
 
     def _decide(self, phase: Any, step: Any) -> bool:
-        if self._last() is not step:
-            self._last = weakref.ref(step)
+        active = self._decided.get(step)
+        if active is None:
             if self._every is not None:
                 count = self._counts.get(phase.name, 0)
                 self._counts[phase.name] = count + 1
-                self._active = count % self._every == 0
+                active = count % self._every == 0
             else:
                 now = time.monotonic()
-                self._active = now - self._times.get(phase.name, -float("inf")) >= (self._seconds or 0.0)
-                if self._active:
+                active = now - self._times.get(phase.name, -float("inf")) >= (self._seconds or 0.0)
+                if active:
                     self._times[phase.name] = now
-        return self._active
+            self._decided[step] = active
+        return active
 
     def state_dict(self) -> dict[str, Any]:
         state = self.plugin.state_dict() if hasattr(self.plugin, "state_dict") else {}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
+import copy
+from collections.abc import Mapping, MutableMapping
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +25,7 @@ class ToDevice:
         device: A torch device, such as ``"cuda:0"``; ``"auto"`` is the accelerator if there is one, else the CPU.
 
     Batches can be nested tuples, lists, mappings and dataclasses; anything with a ``to(device)`` is moved. Pinned
-    memory is copied without waiting.
+    memory is copied without waiting. The state of an optimizer that was used before moves when a pass begins.
     """
 
     name = "to_device"
@@ -33,17 +34,22 @@ class ToDevice:
 
     def __init__(self, device: str | torch.device = "auto") -> None:
         if device == "auto":
-            found = torch.accelerator.current_accelerator()
+            found = torch.accelerator.current_accelerator(check_available=True)
             device = "cpu" if found is None else found
         self.device = torch.device(device)
 
     @hookimpl(updates=("model",))
     def setup_model(self, learner: Learner, model: nn.Module) -> nn.Module:
-        """Move the module, and the state of optimizers that were there before."""
+        """Move the module."""
         model.to(self.device)
-        for optimizer in learner.optimizers.values():
-            optimizer.load_state_dict(optimizer.state_dict())  # puts the state where the parameters are
         return model
+
+    @hookimpl(updates=("optimizer.state",))
+    def epoch_begin(self, learner: Learner) -> None:
+        """Move the state of optimizers that were used before."""
+        for optimizer in learner.optimizers.values():
+            if _has_state_elsewhere(optimizer):
+                optimizer.load_state_dict(optimizer.state_dict())  # puts the state where the parameters are
 
     @hookimpl(updates=("batch",))
     def move_batch(self, batch: Any) -> Any:
@@ -51,19 +57,41 @@ class ToDevice:
         return move(batch, self.device)
 
 
+def _has_state_elsewhere(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a tensor of the state is not with its parameter; scalars, such as counts of steps, may be anywhere."""
+    return any(
+        isinstance(value, Tensor) and value.ndim > 0 and value.device != p.device
+        for p, state in optimizer.state.items()
+        for value in state.values()
+    )
+
+
 def move(value: Any, device: torch.device) -> Any:
     """A copy of a nested batch with everything that can be moved on the device; what is there stays as it is."""
     if isinstance(value, Tensor):
-        return value.to(device, non_blocking=value.device.type == "cpu" and value.is_pinned())
-    if callable(getattr(value, "to", None)):
+        return value.to(device, non_blocking=device.type != "cpu" and value.device.type == "cpu" and value.is_pinned())
+    if callable(getattr(value, "to", None)) and not isinstance(value, type):
         return value.to(device)
     if isinstance(value, Mapping):
-        moved = {key: move(part, device) for key, part in value.items()}
-        return moved if type(value) is dict else type(value)(moved)  # type: ignore[call-arg]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(move(part, device) for part in value))
+        parts = {key: move(part, device) for key, part in value.items()}
+        if all(parts[key] is part for key, part in value.items()):
+            return value
+        if not isinstance(value, MutableMapping):
+            return type(value)(parts)  # type: ignore[call-arg]
+        moved = copy.copy(value)
+        moved.update(parts)
+        return moved
     if isinstance(value, (tuple, list)):
-        return type(value)(move(part, device) for part in value)
+        items = [move(part, device) for part in value]
+        if all(item is part for item, part in zip(items, value, strict=True)):
+            return value
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: move(getattr(value, f.name), device) for f in fields(value) if f.init})
+        found = {f.name: move(getattr(value, f.name), device) for f in fields(value)}
+        if all(getattr(value, name) is part for name, part in found.items()):
+            return value
+        changed = copy.copy(value)
+        for name, part in found.items():
+            object.__setattr__(changed, name, part)  # a frozen one too
+        return changed
     return value

@@ -1,0 +1,458 @@
+"""Criteria: when to end a training, told from the values of one metric.
+
+A criterion takes the values one by one, as they are measured, and says in words why it is time to stop, or nothing.
+Criteria are put together with ``|`` (one of them is enough) and ``&`` (all at the same value)::
+
+    EarlyStopping("val/loss", criterion=warmup(Patience(3), 10) | TimeLimit(3600))
+
+or used in a loop of your own::
+
+    >>> criterion = Patience(2) | Threshold(0.1)
+    >>> for loss in (0.5, 0.4, 0.45, 0.6, 0.3):
+    ...     if reason := criterion.update(loss):
+    ...         print(reason)
+    ...         break
+    rose 2 times in a row, last from 0.45 to 0.6
+
+With ``mode="min"`` lower values are better, with ``"max"`` higher ones. A value that is nan is worse than any number.
+
+Source: Prechelt, "Early Stopping - But When?" (1998), section 2, for `GeneralisationLoss`, `ProgressQuotient` and
+`Patience`; his errors become any metric here.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any, ClassVar, Literal
+
+from loopkit.errors import PluginError
+
+__all__ = [
+    "Criterion",
+    "GeneralisationLoss",
+    "InvalidValue",
+    "Mode",
+    "NumberLimit",
+    "NumberSinceBest",
+    "Patience",
+    "ProgressQuotient",
+    "Threshold",
+    "TimeLimit",
+    "is_better",
+    "warmup",
+]
+
+Mode = Literal["min", "max"]
+
+
+def is_better(value: float, than: float | None, mode: Mode = "min", by: float = 0.0) -> bool:
+    """Whether a value is better by more than ``by``; a finite one always is than None, any other never is.
+
+    >>> is_better(0.0, 0.5), is_better(0.5, 0.5), is_better(0.0, None), is_better(float("nan"), None)
+    (True, False, True, False)
+    """
+    if not math.isfinite(value):
+        return False
+    return than is None or (than - value > by if mode == "min" else value - than > by)
+
+
+def share(gap: float, reference: float) -> float:
+    """``gap / |reference|``; over 0 it is 0 or infinite."""
+    return gap / abs(reference) if reference else math.copysign(math.inf, gap) if gap else 0.0
+
+
+class Criterion:
+    """Base of every criterion.
+
+    One of your own has an `update`; its state is in the attributes that `fields` names and `update` replaces, which
+    hold None, numbers, strings or lists of them.
+    """
+
+    fields: ClassVar[tuple[str, ...]] = ()
+    needs_training = False
+    """Whether it wants the training's values too, by `observe_training`."""
+
+    def update(self, value: float, mode: Mode = "min") -> str:
+        """Take in the next value; return why it is time to stop, or an empty string."""
+        raise NotImplementedError(f"{type(self).__name__} has no update(self, value, mode)")
+
+    def observe_training(self, value: float) -> None:
+        """Take in the next value of the training series, before the `update` of the same epoch."""
+
+    def start(self) -> None:
+        """A fit begins: clocks go."""
+
+    def pause(self) -> None:
+        """A fit ends: clocks stand still."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it has seen."""
+        return {name: _copy(getattr(self, name)) for name in self.fields}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned.
+
+        Raises:
+            PluginError: The state is that of another kind of criterion.
+        """
+        own = self.state_dict().keys()
+        if state.keys() != own:
+            raise PluginError(
+                f"{type(self).__name__}: the saved state holds {', '.join(state) or 'nothing'}, not "
+                f"{', '.join(own) or 'nothing'}: it was saved by another criterion; give the same one again"
+            )
+        self._load(state)
+
+    def _load(self, state: dict[str, Any]) -> None:
+        for name in self.fields:
+            setattr(self, name, _copy(state[name]))
+
+    def __or__(self, other: Criterion) -> Criterion:
+        """Either of them."""
+        return _Either(self, other) if isinstance(other, Criterion) else NotImplemented
+
+    def __and__(self, other: Criterion) -> Criterion:
+        """Both at the same value."""
+        return _Both(self, other) if isinstance(other, Criterion) else NotImplemented
+
+
+class Patience(Criterion):
+    """So many values in a row, each worse than the one before it.
+
+    Args:
+        n: From 1.
+
+    Source: Prechelt's ``UP_s`` with ``s = n`` and strips of one epoch: ``UP_s`` stops after epoch ``t`` if
+    ``UP_{s-1}`` stops after epoch ``t - 1`` and ``E_va(t) > E_va(t - 1)``.
+    """
+
+    fields = ("last", "count")
+
+    def __init__(self, n: int) -> None:
+        self.n = _whole("Patience", "n", n)
+        self.last: float | None = None
+        self.count = 0
+
+    def update(self, value: float, mode: Mode = "min") -> str:  # noqa: D102
+        last, self.last = self.last, value
+        self.count = self.count + 1 if last is not None and _is_worse(value, last, mode) else 0
+        if self.count < self.n:
+            return ""
+        times = "once" if self.count == 1 else f"{self.count} times in a row"
+        return f"{'rose' if mode == 'min' else 'fell'} {times}, last from {last:.6g} to {value:.6g}"
+
+
+class NumberSinceBest(Criterion):
+    """So many values since the best one.
+
+    Args:
+        n: From 1.
+        min_delta: Only a value that is better by more than this is a new best one; from 0.
+    """
+
+    fields = ("best", "count")
+
+    def __init__(self, n: int, min_delta: float = 0.0) -> None:
+        self.n = _whole("NumberSinceBest", "n", n)
+        self.min_delta = _number("NumberSinceBest", "min_delta", min_delta)
+        if self.min_delta < 0:
+            raise PluginError(f"NumberSinceBest: min_delta is {min_delta}: it is at least 0, whatever the mode")
+        self.best: float | None = None
+        self.count = 0
+
+    def update(self, value: float, mode: Mode = "min") -> str:  # noqa: D102
+        if is_better(value, self.best, mode, self.min_delta):
+            self.best, self.count = value, 0
+            return ""
+        self.count += 1
+        if self.count < self.n:
+            return ""
+        values = "1 value" if self.count == 1 else f"{self.count} values"
+        if self.best is None:
+            return f"there was no finite one among {values}, the last is {value:.6g}"
+        by = f" by more than {self.min_delta:.6g}" if self.min_delta else ""
+        return f"{self.best:.6g} was not improved{by} in {values}, the last is {value:.6g}"
+
+
+class NumberLimit(Criterion):
+    """So many values, and every one after them.
+
+    Args:
+        n: From 1.
+    """
+
+    fields = ("count",)
+
+    def __init__(self, n: int) -> None:
+        self.n = _whole("NumberLimit", "n", n)
+        self.count = 0
+
+    def update(self, value: float, mode: Mode = "min") -> str:  # noqa: D102
+        self.count += 1
+        return f"measured {self.count} times, the limit is {self.n}" if self.count >= self.n else ""
+
+
+class TimeLimit(Criterion):
+    """So much time in fits, on a clock that is never set back; looked at when a value comes.
+
+    Saved state goes on from the time that was used before. Without `start`, the clock goes from the first value on.
+
+    Args:
+        seconds: Above 0.
+    """
+
+    fields = ("seconds",)
+
+    def __init__(self, seconds: float) -> None:
+        self.limit = _number("TimeLimit", "seconds", seconds)
+        if self.limit <= 0:
+            raise PluginError(f"TimeLimit: seconds is {seconds}: it is above 0")
+        self._before = 0.0
+        self._started: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """The time that was used."""
+        return self._before + (0.0 if self._started is None else time.monotonic() - self._started)
+
+    def start(self) -> None:  # noqa: D102
+        if self._started is None:
+            self._started = time.monotonic()
+
+    def pause(self) -> None:  # noqa: D102
+        self._before, self._started = self.seconds, None
+
+    def update(self, value: float, mode: Mode = "min") -> str:  # noqa: D102
+        self.start()
+        used = self.seconds
+        return f"took {used:.1f} s, the limit is {self.limit:g} s" if used >= self.limit else ""
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self._before = float(state["seconds"])
+        if self._started is not None:
+            self._started = time.monotonic()
+
+
+class Threshold(Criterion):
+    """A value that is good enough: it reaches this one, or is better.
+
+    Args:
+        value: A number.
+    """
+
+    def __init__(self, value: float) -> None:
+        self.value = _number("Threshold", "value", value)
+
+    def update(self, value: float, mode: Mode = "min") -> str:  # noqa: D102
+        reached = value <= self.value if mode == "min" else value >= self.value
+        return f"reached {value:.6g}, the threshold is {self.value:g}" if reached else ""
+
+
+class InvalidValue(Criterion):
+    """A value that is nan or infinite."""
+
+    def update(self, value: float, mode: Mode = "min") -> str:  # noqa: D102
+        return "" if math.isfinite(value) else f"is {value}"
+
+
+class GeneralisationLoss(Criterion):
+    """The value is worse than the best one by more than ``alpha`` percent of it.
+
+    Args:
+        alpha: Percent, above 0.
+
+    Source: Prechelt's ``GL_alpha``: ``GL(t) = 100 (E_va(t) / E_opt(t) - 1) > alpha``, where ``E_opt(t)`` is the lowest
+    value up to epoch ``t``. With ``mode="max"`` it is ``100 (1 - A(t) / A_opt(t))``. A best value below 0 counts by
+    its size; one of 0 makes every worse value infinitely worse.
+    """
+
+    fields: ClassVar[tuple[str, ...]] = ("best",)
+
+    def __init__(self, alpha: float) -> None:
+        self.alpha = _above_zero(type(self).__name__, "alpha", alpha)
+        self.best: float | None = None
+
+    def loss(self, value: float, mode: Mode = "min") -> float:
+        """Take in a value; return its generalisation loss in percent, 0 as long as there is no best value."""
+        if is_better(value, self.best, mode):
+            self.best = value
+        if self.best is None:
+            return 0.0
+        return 100 * share(value - self.best if mode == "min" else self.best - value, self.best)
+
+    def update(self, value: float, mode: Mode = "min") -> str:  # noqa: D102
+        loss = self.loss(value, mode)
+        if not loss > self.alpha:
+            return ""
+        return f"{value:.6g} is {loss:.3g} % worse than the best, {self.best:.6g}; the limit is {self.alpha:g} %"
+
+
+class ProgressQuotient(GeneralisationLoss):
+    """The generalisation loss is more than ``alpha`` times the progress that training still makes.
+
+    It looks at the last ``k`` training values whenever a value comes, and at nothing before there are ``k``. That is
+    Prechelt's criterion exactly if values come every ``k`` epochs (``fit(validate_every=k)``), so that each is the end
+    of a strip.
+
+    Args:
+        alpha: Above 0.
+        k: The training values of a strip, from 2 (one value alone shows no progress).
+
+    Source: Prechelt's ``PQ_alpha``: ``GL(t) / P_k(t) > alpha`` with ``P_k(t) = 1000 (sum of E_tr over the strip /
+    (k min of E_tr over the strip) - 1)``. With ``mode="max"`` the maximum and the size of the difference are meant. If
+    training makes no progress at all, any generalisation loss is too much.
+    """
+
+    fields = ("best", "recent")
+    needs_training = True
+
+    def __init__(self, alpha: float = 0.75, k: int = 5) -> None:
+        super().__init__(alpha)
+        self.k = _whole("ProgressQuotient", "k", k, least=2)
+        self.recent: list[float] = []
+
+    def observe_training(self, value: float) -> None:  # noqa: D102
+        self.recent = [*self.recent, value][-self.k :]
+
+    def progress(self, mode: Mode = "min") -> float:
+        """``P_k`` of the last ``k`` training values, in thousandths."""
+        best = min(self.recent) if mode == "min" else max(self.recent)
+        return 1000 * share(abs(math.fsum(self.recent) / self.k - best), best)
+
+    def update(self, value: float, mode: Mode = "min") -> str:  # noqa: D102
+        loss = self.loss(value, mode)
+        if len(self.recent) < self.k:
+            return ""
+        progress = self.progress(mode)
+        quotient = share(loss, progress)
+        if not quotient > self.alpha:
+            return ""
+        return (
+            f"{value:.6g} is {loss:.3g} % worse than the best, {self.best:.6g}, while the last {self.k} training "
+            f"values made a progress of {progress:.3g} per mille: the quotient is {quotient:.3g}, the limit is "
+            f"{self.alpha:g}"
+        )
+
+
+def warmup(criterion: Criterion, n: int) -> Criterion:
+    """The criterion, which does not see the first ``n`` values (training values and time it does).
+
+    Args:
+        criterion: Any.
+        n: From 1.
+
+    >>> criterion = warmup(Threshold(0.5), 2)
+    >>> [criterion.update(value) != "" for value in (0.1, 0.1, 0.1)]
+    [False, False, True]
+    """
+    return _Warmup(_criterion("warmup", criterion), _whole("warmup", "n", n))
+
+
+class _Warmup(Criterion):
+    def __init__(self, criterion: Criterion, n: int) -> None:
+        self.criterion = criterion
+        self.n = n
+        self.count = 0
+        self.needs_training = criterion.needs_training
+
+    def update(self, value: float, mode: Mode = "min") -> str:
+        if self.count < self.n:
+            self.count += 1
+            return ""
+        return self.criterion.update(value, mode)
+
+    def observe_training(self, value: float) -> None:
+        self.criterion.observe_training(value)
+
+    def start(self) -> None:
+        self.criterion.start()
+
+    def pause(self) -> None:
+        self.criterion.pause()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "criterion": self.criterion.state_dict()}
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self.criterion.load_state_dict(state["criterion"])
+        self.count = state["count"]
+
+
+class _Pair(Criterion):
+    """Two criteria that see the same values, whatever the other one says."""
+
+    def __init__(self, first: Criterion, second: Criterion) -> None:
+        if first is second:
+            raise PluginError(f"{type(first).__name__} is combined with itself: make a second one")
+        self.first = first
+        self.second = second
+        self.needs_training = first.needs_training or second.needs_training
+
+    def reasons(self, value: float, mode: Mode) -> list[str]:
+        reasons = [self.first.update(value, mode), self.second.update(value, mode)]
+        return [reason for reason in reasons if reason]
+
+    def observe_training(self, value: float) -> None:
+        self.first.observe_training(value)
+        self.second.observe_training(value)
+
+    def start(self) -> None:
+        self.first.start()
+        self.second.start()
+
+    def pause(self) -> None:
+        self.first.pause()
+        self.second.pause()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"first": self.first.state_dict(), "second": self.second.state_dict()}
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self.first.load_state_dict(state["first"])
+        self.second.load_state_dict(state["second"])
+
+
+class _Either(_Pair):
+    def update(self, value: float, mode: Mode = "min") -> str:
+        return "; ".join(self.reasons(value, mode))
+
+
+class _Both(_Pair):
+    def update(self, value: float, mode: Mode = "min") -> str:
+        reasons = self.reasons(value, mode)
+        return " and ".join(reasons) if len(reasons) == 2 else ""
+
+
+def _is_worse(value: float, than: float, mode: Mode) -> bool:
+    return math.isnan(value) or (value > than if mode == "min" else value < than)
+
+
+def _copy(value: Any) -> Any:
+    return list(value) if isinstance(value, list) else value
+
+
+def _whole(owner: str, argument: str, value: Any, least: int = 1) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise PluginError(f"{owner}: {argument} is {value!r}: it is a whole number, from {least}")
+    return value
+
+
+def _number(owner: str, argument: str, value: Any) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        raise PluginError(f"{owner}: {argument} is {value!r}: it is a finite number")
+    return float(value)
+
+
+def _above_zero(owner: str, argument: str, value: Any) -> float:
+    if _number(owner, argument, value) <= 0:
+        raise PluginError(f"{owner}: {argument} is {value!r}: it is above 0")
+    return float(value)
+
+
+def _criterion(owner: str, value: Any) -> Criterion:
+    if isinstance(value, Criterion):
+        return value
+    if isinstance(value, type) and issubclass(value, Criterion):
+        raise PluginError(f"{owner}: {value.__name__} is a class; give an instance, such as Patience(3)")
+    raise PluginError(f"{owner}: {value!r} is no criterion; give one of loopkit.criteria, such as Patience(3)")

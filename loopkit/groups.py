@@ -1,0 +1,171 @@
+"""Parameter groups by name, and the patterns that names are chosen with.
+
+A pattern is a path with ``*``, ``?`` or ``[...]``, as in ``fnmatch``; alternatives are separated by ``|``. What it
+matches, it matches with everything below: ``"encoder"`` and ``"encoder.*"`` both cover ``encoder.conv.weight``. A
+pattern that begins with ``*.`` covers names without a dot, too: ``"*.bias"`` covers ``bias``. With several models a
+path begins with the model's name: ``"generator.encoder.*"``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from loopkit.order import nearest
+
+__all__ = ["auto_fused", "covers", "matches", "named_modules", "named_parameters", "nothing_matches", "param_groups"]
+
+DEFAULT = "default"
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Whether a pattern matches this very path.
+
+    >>> matches("*.dropout", "encoder.dropout"), matches("*.dropout", "dropout"), matches("*.dropout", "dropout.inner")
+    (True, True, False)
+    """
+    return any(fnmatchcase(path, one) or fnmatchcase(f".{path}", one) for one in pattern.split("|"))
+
+
+def covers(pattern: str, path: str) -> bool:
+    """Whether a pattern matches a path, or one above it.
+
+    >>> covers("encoder.layer?", "encoder.layer1.weight"), covers("*.bias|*norm*", "norm1.weight")
+    (True, True)
+    """
+    parts = path.split(".")
+    return any(matches(pattern, ".".join(parts[:end])) for end in range(1, len(parts) + 1))
+
+
+def named_modules(models: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """Every module with its path, under each of its names; with several models it begins with the model's name."""
+    for name, model in models.items():
+        for path, module in model.named_modules(remove_duplicate=False):
+            yield ".".join(filter(None, (name if len(models) > 1 else "", path))), module
+
+
+def named_parameters(models: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
+    """Every parameter with its path, a shared one under each of its names; as in `named_modules`."""
+    for name, model in models.items():
+        for path, parameter in model.named_parameters(remove_duplicate=False):
+            yield (f"{name}.{path}" if len(models) > 1 else path), parameter
+
+
+def nothing_matches(pattern: str, names: Iterable[str]) -> str:
+    """The end of an error message: that a pattern matches nothing, the nearest spelling, and what there is."""
+    names = list(names)
+    known: set[str] = set()
+    for name in names:
+        parts = name.split(".")
+        for end, last in enumerate(parts, 1):
+            path = ".".join(parts[:end])
+            known |= {path, f"{path}.*", f"*.{last}", f"*{last}*", f"*{last}"}
+    hint = next(filter(None, (nearest(one, known) for one in pattern.split("|"))), "")
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return f"{pattern!r} matches nothing{hint}; there are: {shown or 'none'}"
+
+
+def param_groups(
+    model: nn.Module | Mapping[str, nn.Module], options: Mapping[str, Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Parameter groups for an optimizer, chosen by patterns of parameter names.
+
+    A parameter gets the options of every pattern that covers it; where they disagree, the later pattern wins. The
+    parameters that the same patterns cover make a group, those that none covers the first one. A group's ``"name"``
+    is made of its patterns (or of the ``name`` in their options), joined by ``+``, or is ``"default"``; a schedule
+    finds it by ``groups=``.
+
+    Args:
+        model: A module, or a mapping of named ones, whose names then begin the paths.
+        options: Optimizer options by pattern.
+
+    Returns:
+        The groups that hold a parameter, the default one first. A shared parameter is in one group alone; a pattern
+        covers it if it covers any of its names.
+
+    Raises:
+        ValueError: A pattern matches nothing, or options hold ``params``.
+
+    >>> from torch import nn
+    >>> model = nn.ModuleDict({"body": nn.Linear(2, 2), "head": nn.Linear(2, 1)})
+    >>> groups = param_groups(model, {"head": dict(lr=0.1), "*.bias": dict(weight_decay=0.0, name="bias")})
+    >>> [(group["name"], len(group["params"])) for group in groups]
+    [('default', 1), ('head', 1), ('bias', 1), ('head+bias', 1)]
+    """
+    models = dict(model) if isinstance(model, Mapping) else {"model": model}
+    paths: dict[nn.Parameter, list[str]] = {}
+    for path, parameter in named_parameters(models):
+        paths.setdefault(parameter, []).append(path)
+    names = [path for each in paths.values() for path in each]
+    for pattern, given in options.items():
+        if "params" in given:
+            raise ValueError(f"param_groups: the options of {pattern!r} hold params, which the pattern chooses")
+        if not any(covers(pattern, name) for name in names):
+            raise ValueError(f"param_groups: pattern {nothing_matches(pattern, names)}")
+    members: dict[tuple[str, ...], list[nn.Parameter]] = {}
+    for parameter, own in paths.items():
+        chosen = tuple(pattern for pattern in options if any(covers(pattern, path) for path in own))
+        members.setdefault(chosen, []).append(parameter)
+    order = list(options)
+    groups = []
+    for chosen in sorted(members, key=lambda chosen: (len(chosen), [order.index(pattern) for pattern in chosen])):
+        merged: dict[str, Any] = {}
+        for pattern in chosen:
+            merged.update(options[pattern])
+        merged["name"] = "+".join(str(options[pattern].get("name", pattern)) for pattern in chosen) or DEFAULT
+        groups.append({"params": members[chosen], **merged})
+    return groups
+
+
+def auto_fused(cls: type[torch.optim.Optimizer], **options: Any) -> Callable[[Any], torch.optim.Optimizer]:
+    """A factory of optimizers that passes ``fused=True`` where torch can run it for the parameters' devices and dtypes.
+
+    Where it cannot, or the class has no fused form, the optimizer is made without. A fused optimizer is faster on CUDA
+    and not bitwise equal to the other forms; which one it is stands in ``optimizer.defaults["fused"]``.
+
+    Args:
+        cls: An optimizer class, such as ``torch.optim.AdamW``.
+        options: Its options, except ``fused``.
+
+    Raises:
+        ValueError: ``fused`` is among the options.
+
+    Example::
+
+        Learner(model, loss_fn, auto_fused(torch.optim.AdamW, lr=1e-3))
+    """
+    if "fused" in options:
+        raise ValueError(f"auto_fused(fused={options['fused']!r}): it decides this itself; leave it out")
+    has_fused = "fused" in inspect.signature(cls).parameters
+
+    def factory(params: Any) -> torch.optim.Optimizer:
+        params = [dict(each, params=_listed(each["params"])) if isinstance(each, dict) else each for each in params]
+        if has_fused and _can_fuse(cls, params, options):
+            return cls(params, fused=True, **options)  # type: ignore[call-arg]
+        return cls(params, **options)
+
+    factory.__name__ = factory.__qualname__ = f"auto_fused({cls.__name__})"
+    return factory
+
+
+def _can_fuse(cls: type[torch.optim.Optimizer], params: list[Any], options: Mapping[str, Any]) -> bool:
+    """Whether a fused step works, found by taking one with a number of each device and dtype."""
+    tensors = [p for each in params for p in (each["params"] if isinstance(each, dict) else [each])]
+    probes = [torch.zeros(1, device=device, dtype=dtype) for device, dtype in {(p.device, p.dtype) for p in tensors}]
+    for probe in probes:
+        probe.requires_grad_().grad = torch.zeros_like(probe)
+    try:
+        if probes:
+            cls(probes, fused=True, **options).step()  # type: ignore[call-arg]
+    except RuntimeError:  # torch has no list of what it supports but this one
+        return False
+    return bool(probes)
+
+
+def _listed(params: Any) -> list[Any]:
+    return [params] if isinstance(params, torch.Tensor) else list(params)

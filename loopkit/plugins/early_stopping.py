@@ -1,0 +1,255 @@
+"""End a fit when a metric no longer improves."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from loopkit.criteria import Criterion, Mode, NumberSinceBest, is_better
+from loopkit.errors import PluginError
+from loopkit.hooks import hookimpl
+from loopkit.order import nearest
+
+if TYPE_CHECKING:
+    from loopkit.learner import Learner
+    from loopkit.phases import Phase
+    from loopkit.result import FitResult
+
+__all__ = ["EarlyStopping"]
+
+PATIENCE = 5
+
+
+class EarlyStopping:
+    """End the fit by a criterion on one metric; ``FitResult.message`` says which criterion and with what values.
+
+    The metric is looked at in the ``phase_end`` of its phase, whoever runs the pass. A pass that ``learner.stop`` cut
+    short, or that had no step, is not looked at. The fit ends as a normal result, with reason ``"stop"``.
+
+    Args:
+        monitor: The metric, as ``"<phase>/<metric>"``.
+        patience: Stop after so many values without an improvement, from 1: `loopkit.criteria.NumberSinceBest`.
+        mode: ``"min"`` if lower values are better, ``"max"`` if higher ones are.
+        min_delta: Only what is better by more than this is an improvement for ``patience``, at least 0.
+        restore_best: At ``fit_end``, put back the parameters and buffers with which the best value was measured,
+            bitwise. The optimizer and ``learner.metrics`` stay as they are; after an error everything does.
+        criterion: A criterion of `loopkit.criteria` instead of ``patience`` and ``min_delta``. The plugin has a copy
+            of its own.
+        training: The training series, for a criterion that needs it (`loopkit.criteria.ProgressQuotient`).
+        best_device: Where the best parameters are kept, such as ``"cpu"``; by default where they are.
+        name: The plugin's name.
+
+    The best value is the best finite one, by however little; nan and infinity never are.
+
+    What is restored is what was measured. It is copied at ``epoch_end``, while the contexts of the pass are entered:
+    if a plugin has put averaged weights in place for the pass, those are kept and become the parameters at the end.
+    Memory: with ``restore_best``, one copy of the parameters and buffers, and a second one between ``epoch_end`` and
+    ``phase_end`` of the monitored phase. Copies to another device wait for the transfer, once a pass.
+
+    The state goes on from fit to fit, as the learner's counters do. After it has ended a fit, it starts from nothing in
+    the next one.
+
+    Raises:
+        PluginError: An option is out of range; at ``phase_end``, the pass did not make the metric.
+
+    Example::
+
+        EarlyStopping("val/loss", patience=3, restore_best=True)
+        EarlyStopping("val/accuracy", mode="max", criterion=Patience(3) | TimeLimit(3600))
+    """
+
+    provides = "early_stopping"
+
+    def __init__(
+        self,
+        monitor: str = "val/loss",
+        patience: int = PATIENCE,
+        mode: Mode = "min",
+        min_delta: float = 0.0,
+        restore_best: bool = False,
+        criterion: Criterion | None = None,
+        *,
+        training: str = "train/loss",
+        best_device: str | torch.device | None = None,
+        name: str = "early_stopping",
+    ) -> None:
+        self.name = name
+        self.monitor, self._phase = _metric("monitor", monitor)
+        self.training, self._training_phase = _metric("training", training)
+        if mode not in ("min", "max"):
+            raise PluginError(f"EarlyStopping: mode is {mode!r}: it is 'min' (lower is better) or 'max'")
+        self.mode: Mode = mode
+        self.restore_best = restore_best
+        if criterion is None:
+            criterion = _patience(patience, min_delta)
+        elif not isinstance(criterion, Criterion):
+            raise PluginError(
+                f"EarlyStopping: criterion is {criterion!r}; give an instance of one of loopkit.criteria, such as "
+                f"criterion=Patience(3)"
+            )
+        elif (patience, min_delta) != (PATIENCE, 0.0):
+            raise PluginError(
+                "EarlyStopping: criterion takes the place of patience and min_delta; leave them out, or give "
+                "criterion=NumberSinceBest(patience, min_delta) | ..."
+            )
+        if best_device is not None and not restore_best:
+            raise PluginError(f"EarlyStopping: best_device is {best_device!r} without restore_best=True")
+        self._device = _device(best_device)
+        self._given = copy.deepcopy(criterion)
+        self._start()
+        self._measured: dict[str, Tensor] | None = None
+        self._cut: set[str] = set()
+        self._passes = 0
+
+    def _start(self) -> None:
+        self.criterion = copy.deepcopy(self._given)
+        self.best: float | None = None
+        """The best value so far."""
+        self.best_epoch: int | None = None
+        """``learner.progress.epochs`` when it was measured: the training epochs that were complete by then."""
+        self.reason = ""
+        """Why it asked for the end."""
+        self._best: dict[str, Tensor] | None = None
+
+    @hookimpl(before=("average",), after=("checkpoint",))
+    def fit_begin(self) -> None:
+        """Start the clock; start from nothing if it ended the last fit."""
+        if self.reason:
+            self._start()
+        self._passes = 0
+        self.criterion.start()
+
+    @hookimpl(reads=lambda plugin: ("params", "buffers") if plugin.restore_best else ())
+    def epoch_end(self, learner: Learner, phase: Phase) -> None:
+        """Copy what was measured, while it is in place."""
+        if phase.name not in (self._phase, self._training_phase):
+            return
+        epoch = learner.running
+        if epoch is not None and (epoch.stopped or epoch.steps == 0):
+            self._cut.add(phase.name)
+        elif phase.name == self._phase and self.restore_best and learner.fitting_now:
+            self._measured = {name: self._copy(tensor) for name, tensor in _tensors(learner).items()}
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.detach()
+        return tensor.clone() if self._device is None else tensor.to(self._device, copy=True)
+
+    @hookimpl(reads=lambda plugin: ("progress", *plugin.metrics()))
+    def phase_end(self, learner: Learner, phase: Phase) -> None:
+        """Look at the metric, and ask for the end of the fit if the criterion says so."""
+        if phase.name in self._cut:
+            self._cut.remove(phase.name)
+            return
+        if phase.name == self._training_phase and self.criterion.needs_training:
+            self.criterion.observe_training(self._value(learner, phase, self.training))
+        if phase.name != self._phase:
+            return
+        measured, self._measured = self._measured, None
+        self._passes += 1
+        value = self._value(learner, phase, self.monitor)
+        if is_better(value, self.best, self.mode):
+            self.best, self.best_epoch, self._best = value, learner.progress.epochs, measured
+        if reason := self.criterion.update(value, self.mode):
+            self.reason = f"{self.monitor}: {reason}"
+            learner.stop(self.reason, by=self.name)
+
+    @hookimpl(updates=lambda plugin: ("params", "buffers") if plugin.restore_best else ())
+    def fit_end(self, learner: Learner, result: FitResult) -> None:
+        """Put back the best parameters."""
+        self.criterion.pause()
+        self._measured = None
+        if result.reason == "error":
+            return
+        if self._best is not None:
+            _restore(learner, self._best, self.name)
+        if not self._passes and result.reason in ("epochs", "max_steps", "max_updates"):
+            warnings.warn(
+                f"plugin {self.name!r} monitors {self.monitor!r}, but there was no pass of phase {self._phase!r} in "
+                f"this fit, so it could not stop it; give fit(..., val) data, or monitor another phase",
+                stacklevel=2,
+            )
+
+    def metrics(self) -> tuple[str, ...]:
+        """The state names of the metrics that it reads."""
+        names = (self.monitor, self.training) if self.criterion.needs_training else (self.monitor,)
+        return tuple(f"metrics.{name}" for name in names)
+
+    def _value(self, learner: Learner, phase: Phase, name: str) -> float:
+        value = learner.metrics.get(name)
+        if value is None:
+            known = list(learner.metrics)
+            raise PluginError(
+                f"plugin {self.name!r}: the pass of phase {phase.name!r} made no metric {name!r}"
+                f"{nearest(name, known)}; there are: {', '.join(known) or 'none'}"
+            )
+        return float(value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The criterion's state, the best value and, with ``restore_best``, its parameters and buffers."""
+        return {
+            "criterion": self.criterion.state_dict(),
+            "best": self.best,
+            "best_epoch": self.best_epoch,
+            "reason": self.reason,
+            "parameters": None if self._best is None else dict(self._best),  # these tensors are never changed
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        self.criterion.load_state_dict(state["criterion"])
+        self.best, self.best_epoch, self.reason = state["best"], state["best_epoch"], state["reason"]
+        kept = state["parameters"]
+        self._best = None if kept is None or not self.restore_best else {n: self._copy(t) for n, t in kept.items()}
+
+
+def _tensors(learner: Learner) -> dict[str, Tensor]:
+    """Parameters and buffers of all models, each once."""
+    return {
+        f"{model}.{name}": tensor
+        for model, module in learner.models.items()
+        for named in (module.named_parameters(), module.named_buffers())
+        for name, tensor in named
+    }
+
+
+@torch.no_grad()
+def _restore(learner: Learner, kept: dict[str, Tensor], plugin: str) -> None:
+    now = _tensors(learner)
+    for name, tensor in kept.items():
+        if name not in now or now[name].shape != tensor.shape:
+            found = f"has shape {tuple(now[name].shape)}" if name in now else "is gone"
+            raise PluginError(
+                f"plugin {plugin!r}: {name!r} was kept with shape {tuple(tensor.shape)} and {found} now, so the best "
+                f"parameters cannot be restored: the model was changed since. Nothing was put back"
+            )
+    for name, tensor in kept.items():
+        now[name].copy_(tensor)
+
+
+def _metric(argument: str, value: Any) -> tuple[str, str]:
+    """A metric's name and the phase in it."""
+    phase, slash, metric = value.partition("/") if isinstance(value, str) else ("", "", "")
+    if not (phase and slash and metric) or "*" in phase:
+        raise PluginError(f"EarlyStopping: {argument} is {value!r}: it is '<phase>/<metric>', such as 'val/loss'")
+    return value, phase
+
+
+def _patience(patience: int, min_delta: float) -> NumberSinceBest:
+    try:
+        return NumberSinceBest(patience, min_delta)
+    except PluginError:
+        raise PluginError(
+            f"EarlyStopping: patience is {patience!r} and min_delta is {min_delta!r}: patience is a whole number, from "
+            f"1, min_delta a finite number, at least 0"
+        ) from None
+
+
+def _device(device: str | torch.device | None) -> torch.device | None:
+    try:
+        return None if device is None else torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise PluginError(f"EarlyStopping: best_device is {device!r}: it is a torch device, such as 'cpu'") from error

@@ -1,0 +1,335 @@
+"""The metrics themselves, against scikit-learn and against the whole data taken at once."""
+
+import copy
+import math
+
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, f1_score, precision_score, recall_score
+from torch.overrides import TorchFunctionMode
+
+from loopkit.metrics import F1, Accuracy, BinaryAccuracy, FunctionMetric, Loss, Mean, Precision, Recall
+
+SCORES = {Precision: precision_score, Recall: recall_score, F1: f1_score}
+NEVER = {"none": [], "never a target": [1], "never at all": [1, 3]}
+
+
+def classification(classes=5, samples=103, never=(), image=()):
+    """Outputs ``(samples, classes, *image)`` and targets ``(samples, *image)``."""
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(samples, classes, *image, generator=generator)
+    targets = torch.randint(classes, (samples, *image), generator=generator)
+    for each in never:
+        targets[targets == each] = 0
+    return outputs, targets
+
+
+def in_batches(metric, outputs, targets, size=32):
+    """The value after batches of 32, 32, 32 and 7 samples."""
+    for pair in zip(outputs.split(size), targets.split(size), strict=True):
+        metric.update(*pair)
+    return float(metric.compute())
+
+
+class Reads(TorchFunctionMode):
+    """Counts what reads a tensor on the host."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "")
+        if name in ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__", "nonzero"):
+            self.calls.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("metric", [Accuracy(), Precision(), Recall(), F1(), BinaryAccuracy(from_logits=True)])
+def test_metrics_read_nothing_on_the_host(metric):
+    outputs, targets = classification()
+    if isinstance(metric, BinaryAccuracy):
+        outputs, targets = outputs[:, 0], targets % 2
+    with Reads() as reads:
+        for pair in zip(outputs.split(32), targets.split(32), strict=True):
+            metric.update(*pair)
+        metric.compute()
+    assert reads.calls == []
+
+
+@pytest.mark.parametrize("never", NEVER.values(), ids=NEVER)
+@pytest.mark.parametrize("average", ["macro", "micro", "weighted"])
+@pytest.mark.parametrize("score", SCORES)
+def test_class_scores_equal_scikit_learn(score, average, never):
+    outputs, targets = classification(never=never)
+    if len(never) > 1:
+        outputs[:, never] = -100.0  # never predicted either
+    expected = SCORES[score](targets, outputs.argmax(1), average=average, labels=range(5), zero_division=0)
+    assert in_batches(score(average), outputs, targets) == pytest.approx(expected, rel=1e-14)  # order of the sums
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_class_scores_ignore_an_index(score):
+    outputs, targets = classification()
+    targets[::3] = -100
+    kept = targets != -100
+    expected = SCORES[score](targets[kept], outputs.argmax(1)[kept], average="macro", labels=range(5), zero_division=0)
+    value = in_batches(score(ignore_index=-100), outputs, targets)
+    assert value == pytest.approx(expected, rel=1e-14)  # order of the sums
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_class_scores_take_images(score):
+    outputs, targets = classification(image=(3, 4))
+    expected = SCORES[score](targets.flatten(), outputs.argmax(1).flatten(), average="macro", zero_division=0)
+    assert in_batches(score(), outputs, targets) == pytest.approx(expected, rel=1e-14)  # order of the sums
+
+
+def test_class_scores_count_a_target_out_of_range_as_a_wrong_prediction():
+    metric = Precision("micro")
+    metric.update(torch.eye(2), torch.tensor([0, 7]))
+    assert float(metric.compute()) == 0.5
+
+
+def test_class_scores_refuse_another_average():
+    with pytest.raises(ValueError, match="average is 'binary': it is 'macro', 'micro' or 'weighted'"):
+        F1("binary")
+
+
+def test_weighted_score_of_ignored_targets_alone_is_zero():
+    metric = F1("weighted", ignore_index=0)
+    metric.update(torch.eye(2), torch.tensor([0, 0]))
+    assert float(metric.compute()) == 0.0
+
+
+def test_accuracy_equals_scikit_learn():
+    outputs, targets = classification()
+    assert in_batches(Accuracy(), outputs, targets) == accuracy_score(targets, outputs.argmax(1))
+
+
+def test_accuracy_takes_images():
+    outputs, targets = classification(image=(3, 4))
+    expected = accuracy_score(targets.flatten(), outputs.argmax(1).flatten())
+    assert in_batches(Accuracy(), outputs, targets) == expected
+
+
+def test_accuracy_takes_classes_in_the_last_axis():
+    outputs, targets = classification(image=(7,))
+    expected = in_batches(Accuracy(), outputs, targets)
+    assert in_batches(Accuracy(), outputs.movedim(1, -1), targets) == expected
+
+
+def test_accuracy_ignores_an_index():
+    outputs, targets = classification()
+    targets[::3] = -100
+    kept = targets != -100
+    expected = accuracy_score(targets[kept], outputs.argmax(1)[kept])
+    assert in_batches(Accuracy(ignore_index=-100), outputs, targets) == expected
+
+
+def test_accuracy_of_ignored_targets_alone_is_not_a_number():
+    metric = Accuracy(ignore_index=0)
+    metric.update(torch.eye(2), torch.tensor([0, 0]))
+    assert math.isnan(metric.compute())
+
+
+def test_accuracy_asks_where_the_shapes_leave_the_axis_open():
+    outputs, targets = classification(classes=4, image=(4,))
+    with pytest.raises(ValueError, match=r"\(103, 4, 4\).*say which, axis=-1 or axis=1"):
+        Accuracy().update(outputs, targets)
+
+
+@pytest.mark.parametrize("axis", [1, -1])
+def test_accuracy_takes_the_axis_that_is_given(axis):
+    outputs, targets = classification(classes=4, image=(4,))
+    expected = accuracy_score(targets.flatten(), outputs.argmax(axis).flatten())
+    assert in_batches(Accuracy(axis=axis), outputs, targets) == expected
+
+
+def test_accuracy_refuses_an_axis_that_does_not_fit():
+    outputs, targets = classification(image=(7,))
+    with pytest.raises(ValueError, match="class indices are compared with outputs of shape"):
+        Accuracy(axis=-1).update(outputs, targets)
+
+
+def test_accuracy_refuses_targets_of_the_shape_of_the_outputs():
+    with pytest.raises(ValueError, match=r"\(3, 2\) and targets \(3, 2\)"):
+        Accuracy().update(torch.zeros(3, 2), torch.zeros(3, 2))
+
+
+def test_accuracy_refuses_a_single_class():
+    with pytest.raises(ValueError, match="there is one class.*BinaryAccuracy"):
+        Accuracy().update(torch.zeros(3, 1), torch.zeros(3))
+
+
+def test_binary_accuracy_of_logits_equals_scikit_learn():
+    outputs, targets = classification()
+    logits, targets = outputs[:, :1], targets % 2
+    expected = accuracy_score(targets, logits[:, 0] > 0)
+    assert in_batches(BinaryAccuracy(from_logits=True), logits, targets) == expected
+
+
+def test_binary_accuracy_of_probabilities_equals_that_of_logits():
+    outputs, targets = classification()
+    logits, targets = outputs[:, 0], targets % 2
+    expected = accuracy_score(targets, logits.sigmoid() > 0.3)
+    assert in_batches(BinaryAccuracy(from_logits=False, threshold=0.3), logits.sigmoid(), targets) == expected
+    assert in_batches(BinaryAccuracy(from_logits=True, threshold=0.3), logits, targets) == expected
+
+
+def test_binary_accuracy_must_be_told_of_logits():
+    with pytest.raises(TypeError, match="from_logits"):
+        BinaryAccuracy()
+
+
+@pytest.mark.parametrize("threshold", [0, 1, 50])
+def test_binary_accuracy_refuses_a_threshold_that_is_no_probability(threshold):
+    with pytest.raises(ValueError, match=f"threshold is {threshold}: it is a probability"):
+        BinaryAccuracy(from_logits=True, threshold=threshold)
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (2, 3), (5,)])
+def test_binary_accuracy_refuses_other_shapes(shape):
+    with pytest.raises(ValueError, match="outputs have shape.*take Accuracy"):
+        BinaryAccuracy(from_logits=True).update(torch.zeros(shape), torch.zeros(6))
+
+
+def test_mean_weights_its_values():
+    metric = Mean("critic_loss")
+    metric.add(torch.tensor(2.0), 3)
+    metric.add(torch.tensor(4.0), 1)
+    assert float(metric.compute()) == 2.5
+
+
+def test_mean_takes_numbers_in_float64():
+    metric = Mean("temperature")
+    metric.add(0.1, 7)
+    assert float(metric.compute()) == 0.1 * 7 / 7
+
+
+def test_mean_takes_integers_and_booleans():
+    metric = Mean("hits")
+    metric.add(torch.tensor(3), 1)
+    metric.add(torch.tensor(True), 1)
+    assert float(metric.compute()) == 2.0
+
+
+def test_mean_keeps_the_digits_of_large_token_counts():
+    metric = Loss()
+    tokens = torch.tensor(2**24 + 1)  # not a float32
+    metric.add(torch.tensor(1.0), tokens)
+    metric.add(torch.tensor(3.0), tokens)
+    metric.add(torch.tensor(3.0), torch.tensor(1))
+    assert float(metric.compute()) == (4 * (2**24 + 1) + 3) / (2 * (2**24 + 1) + 1)
+
+
+def test_mean_takes_a_loss_of_one_element():
+    metric = Loss()
+    metric.add(torch.tensor([2.0]), 1)
+    metric.add(torch.tensor([4.0]), torch.tensor(1))
+    assert float(metric.compute()) == 3.0
+
+
+def test_mean_refuses_several_elements():
+    with pytest.raises(ValueError, match=r"loss has shape \(3,\): its mean takes one number"):
+        Loss().add(torch.zeros(3), 3)
+
+
+def test_mean_keeps_no_graph():
+    metric = Loss()
+    metric.add(torch.ones((), requires_grad=True) * 2, torch.ones((), requires_grad=True) * 2)
+    assert not metric.compute().requires_grad
+
+
+def test_function_metric_averages_over_elements():
+    outputs, targets = torch.randn(2, 103, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    metric = FunctionMetric(lambda outputs, targets: (outputs - targets).abs(), "mae")
+    expected = float((outputs - targets).abs().mean())
+    assert in_batches(metric, outputs, targets) == pytest.approx(expected, rel=1e-14)  # order of the sums
+
+
+def test_function_metric_weights_scalars_by_samples():
+    outputs, targets = torch.randn(2, 103, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    metric = FunctionMetric(torch.nn.functional.mse_loss)
+    expected = float(torch.nn.functional.mse_loss(outputs, targets))
+    assert in_batches(metric, outputs, targets) == pytest.approx(expected, rel=1e-14)  # order of the sums
+
+
+def test_function_metric_takes_python_numbers():
+    outputs, targets = classification()
+    metric = FunctionMetric(lambda outputs, targets: float(outputs.argmax(1).eq(targets).double().mean()), "accuracy")
+    expected = accuracy_score(targets, outputs.argmax(1))
+    assert in_batches(metric, outputs, targets) == pytest.approx(expected, rel=1e-14)  # order of the sums
+
+
+def test_function_metric_is_named_after_its_function():
+    assert FunctionMetric(torch.nn.functional.l1_loss).name == "l1_loss"
+
+
+OWN = {
+    "accuracy": Accuracy,
+    "accuracy with ignored": lambda: Accuracy(ignore_index=2),
+    "binary": lambda: BinaryAccuracy(from_logits=True),
+    "f1": F1,
+    "function": lambda: FunctionMetric(lambda outputs, targets: outputs.argmax(1).eq(targets), "share"),
+}
+
+
+def data_for(name):
+    outputs, targets = classification()
+    return (outputs[:, 0], targets % 2) if name == "binary" else (outputs, targets)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_metric_goes_on_from_its_state(name):
+    outputs, targets = data_for(name)
+    one, other = OWN[name](), OWN[name]()
+    in_batches(one, outputs[:50], targets[:50])
+    other.load_state_dict(one.state_dict())
+    assert in_batches(other, outputs[50:], targets[50:]) == in_batches(one, outputs[50:], targets[50:])
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_metric_state_is_a_copy(name):
+    outputs, targets = data_for(name)
+    metric = OWN[name]()
+    in_batches(metric, outputs, targets)
+    state = metric.state_dict()
+    value = float(metric.compute())
+    in_batches(metric, outputs[:7], targets[:7])
+    other = OWN[name]()
+    other.load_state_dict(state)
+    assert float(other.compute()) == value
+
+
+def test_metric_state_does_not_hold_options():
+    assert Accuracy(ignore_index=1).state_dict().keys() == {"correct", "count"}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_metric_forgets(name):
+    outputs, targets = data_for(name)
+    metric = OWN[name]()
+    in_batches(metric, outputs[:50], targets[:50])
+    metric.reset()
+    assert metric.is_empty
+    assert math.isnan(metric.compute())
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_metric_goes_on_outside_inference_mode(name):
+    outputs, targets = data_for(name)
+    metric = OWN[name]()
+    other = copy.deepcopy(metric)
+    with torch.inference_mode():
+        in_batches(metric, outputs[:50], targets[:50])
+    in_batches(other, outputs[:50], targets[:50])
+    assert in_batches(metric, outputs[50:], targets[50:]) == in_batches(other, outputs[50:], targets[50:])
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_metric_moves_what_it_has_accumulated(name):
+    metric = OWN[name]()
+    in_batches(metric, *data_for(name))
+    metric.to(torch.device("meta"))
+    assert metric.compute().device.type == "meta"
