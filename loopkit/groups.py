@@ -155,7 +155,8 @@ def auto_fused(cls: type[torch.optim.Optimizer], **options: Any) -> Callable[[An
 
 def _can_fuse(cls: type[torch.optim.Optimizer], params: list[Any], options: Mapping[str, Any]) -> bool:
     """Whether a fused step works, found by taking one with a number of each device and dtype."""
-    tensors = [p for each in params for p in (each["params"] if isinstance(each, dict) else [each])]
+    members = [p for each in params for p in (each["params"] if isinstance(each, dict) else [each])]
+    tensors = [p[1] if isinstance(p, tuple) else p for p in members]  # torch takes pairs of name and parameter, too
     probes = [torch.zeros(1, device=device, dtype=dtype) for device, dtype in {(p.device, p.dtype) for p in tensors}]
     for probe in probes:
         probe.requires_grad_().grad = torch.zeros_like(probe)

@@ -58,8 +58,14 @@ def overlaps(one: str, other: str) -> bool:
     >>> overlaps("metrics.*/loss", "metrics.val/loss")
     True
     """
-    pairs = zip(one.split("."), other.split("."), strict=False)
+    pairs = zip(_parts(one), _parts(other), strict=False)
     return all(a == b or fnmatchcase(a, b) or fnmatchcase(b, a) or _both_match(a, b) for a, b in pairs)
+
+
+def _parts(state: str) -> list[str]:
+    """The parts of a name; ``metrics.<phase>/<metric>`` has three, so that the pattern of a phase ends with it."""
+    parts = state.split(".")
+    return [parts[0], *parts[1].split("/", 1), *parts[2:]] if parts[0] == "metrics" and len(parts) > 1 else parts
 
 
 def _both_match(one: str, other: str) -> bool:

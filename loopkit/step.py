@@ -50,7 +50,8 @@ class Step:
     closure: Callable[[], Any] | None = None
     """What the optimizer evaluates the loss with, during an update that was given one."""
 
-    _skip: str | None = None
+    skip_reason: str | None = None
+    """Why the last update of this step was skipped; None if it was applied."""
 
     def __init__(self, epoch: Epoch, index: int, batch: Any, samples: int) -> None:
         self._epoch = epoch
@@ -254,18 +255,18 @@ class Step:
         begin, end, skipped = plan.fire[UpdateBegin], plan.fire[UpdateEnd], plan.fire[UpdateSkipped]
         self.optimizer_name, self.optimizer, self.params = window.name, optimizer, window.params
         self.closure = closure
-        self._skip = None
+        self.skip_reason = None
         if closure is None:
             window.rescale()
             if begin is not None:
                 begin(self)
-        if self._skip is None:
+        if self.skip_reason is None:
             default = optimizer.step if closure is None else partial(optimizer.step, closure)
             if plan.optimizer_step is None:
                 default()
             else:
                 plan.optimizer_step(self, optimizer, closure, default)
-        if self._skip is None:
+        if self.skip_reason is None:
             epoch.learner.progress.updates += 1
             if end is not None:
                 end(self)
@@ -293,15 +294,15 @@ class Step:
                 raise PhaseError("the closure given to step.update did not call step.backward")
             if fire is not None:
                 fire(self)
-            if self._skip is not None:
-                raise PhaseError(f"an update with a closure cannot be skipped ({self._skip})")
+            if self.skip_reason is not None:
+                raise PhaseError(f"an update with a closure cannot be skipped ({self.skip_reason})")
             return loss
 
         self.apply(window, evaluate)
 
     def skip_update(self, reason: str) -> None:
         """Vote, at ``update_begin`` or in ``optimizer_step``, that this update is not applied."""
-        self._skip = self._skip or reason
+        self.skip_reason = self.skip_reason or reason
 
 
 @contextmanager

@@ -1037,8 +1037,11 @@ def _snapshot(learner: Learner) -> dict[Key, Any]:
         for number, group in enumerate(optimizer.param_groups):
             for key, value in group.items():
                 if key != "params":
-                    value = _Bits(value) if isinstance(value, Tensor) else copy.deepcopy(value)
-                    found[(f"optimizer.{key}",), f"{name} {number}"] = value
+                    label = str(group.get("name", number)).replace(".", "_")
+                    states = (f"optimizer.{key}", f"optimizer.{key}.{name}.{label}")
+                    for i, item in enumerate(value if isinstance(value, (tuple, list)) else [value]):
+                        item = _Bits(item) if isinstance(item, Tensor) else copy.deepcopy(item)
+                        found[(*states, f"{states[1]}.{i}"), f"{name} {number}"] = item
             params.update({f"{name} {number} {i}": p for i, p in enumerate(group["params"])})
         for index, state in enumerate(optimizer.state.values()):
             for key, value in state.items():

@@ -158,7 +158,7 @@ def test_accuracy_refuses_targets_of_the_shape_of_the_outputs():
 
 
 def test_accuracy_refuses_a_single_class():
-    with pytest.raises(ValueError, match="there is one class.*BinaryAccuracy"):
+    with pytest.raises(ValueError, match=r"there is one class.*BinaryAccuracy"):
         Accuracy().update(torch.zeros(3, 1), torch.zeros(3))
 
 
@@ -190,7 +190,7 @@ def test_binary_accuracy_refuses_a_threshold_that_is_no_probability(threshold):
 
 @pytest.mark.parametrize("shape", [(3, 2), (2, 3), (5,)])
 def test_binary_accuracy_refuses_other_shapes(shape):
-    with pytest.raises(ValueError, match="outputs have shape.*take Accuracy"):
+    with pytest.raises(ValueError, match=r"outputs have shape.*take Accuracy"):
         BinaryAccuracy(from_logits=True).update(torch.zeros(shape), torch.zeros(6))
 
 

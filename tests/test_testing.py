@@ -894,10 +894,13 @@ def test_no_device_sync_does_not_count_values_that_are_read_late():
 
 
 def test_unknown_phases_reports_each_phase_that_breaks_it():
-    messages = broken(plugin("backward_begin", read_loss, reads=("loss",)), "unknown_phases")
+    def read_outputs(self, step):
+        assert step.outputs is not None
+
+    messages = broken(plugin("backward_begin", read_outputs, reads=("outputs",)), "unknown_phases")
     assert len(messages) == 2
     assert "under a phase with two models and optimizers" in messages[0]
-    assert "raised StepStateError: step.loss is not set" in messages[0]
+    assert "raised StepStateError: step.outputs is not set" in messages[0]
     assert "limit the hook with @hookimpl(phase=...)" in messages[0]
     assert "under a phase that puts nothing on its steps" in messages[1]
 
@@ -976,8 +979,8 @@ def test_no_undeclared_effect_accepts_declared_changes_stops_and_votes(factory):
 
 def test_check_plugin_reports_all_broken_promises_together():
     def sloppy(self, step):
-        self.kept = step.loss
-        step.loss.item()
+        self.kept = step.outputs
+        step.outputs.tolist()
 
     with pytest.raises(ContractError) as caught:
         check_plugin(plugin("backward_begin", sloppy))

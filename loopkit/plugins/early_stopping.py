@@ -51,7 +51,7 @@ class EarlyStopping:
     ``phase_end`` of the monitored phase. Copies to another device wait for the transfer, once a pass.
 
     The state goes on from fit to fit, as the learner's counters do. After it has ended a fit, it starts from nothing in
-    the next one.
+    the next one. State that was saved when it had asked for the end, but before that came, ends the next fit at once.
 
     Raises:
         PluginError: An option is out of range; at ``phase_end``, the pass did not make the metric.
@@ -113,13 +113,16 @@ class EarlyStopping:
         """``learner.progress.epochs`` when it was measured: the training epochs that were complete by then."""
         self.reason = ""
         """Why it asked for the end."""
+        self._ended = False
         self._best: dict[str, Tensor] | None = None
 
-    @hookimpl(before=("average",), after=("checkpoint",))
-    def fit_begin(self) -> None:
-        """Start the clock; start from nothing if it ended the last fit."""
-        if self.reason:
+    @hookimpl(before=("average",), after=("checkpoint",))  # and so, turned round, in fit_end
+    def fit_begin(self, learner: Learner) -> None:
+        """Start the clock; start from nothing if it ended the last fit, and end this one if that was interrupted."""
+        if self.reason and self._ended:
             self._start()
+        elif self.reason:
+            learner.stop(self.reason, by=self.name)
         self._passes = 0
         self.criterion.start()
 
@@ -162,6 +165,7 @@ class EarlyStopping:
         """Put back the best parameters."""
         self.criterion.pause()
         self._measured = None
+        self._ended = self.reason != ""
         if result.reason == "error":
             return
         if self._best is not None:
@@ -195,13 +199,15 @@ class EarlyStopping:
             "best": self.best,
             "best_epoch": self.best_epoch,
             "reason": self.reason,
+            "ended": self._ended,
             "parameters": None if self._best is None else dict(self._best),  # these tensors are never changed
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
         self.criterion.load_state_dict(state["criterion"])
-        self.best, self.best_epoch, self.reason = state["best"], state["best_epoch"], state["reason"]
+        self.best, self.best_epoch = state["best"], state["best_epoch"]
+        self.reason, self._ended = state["reason"], state["ended"]
         kept = state["parameters"]
         self._best = None if kept is None or not self.restore_best else {n: self._copy(t) for n, t in kept.items()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,54 +23,69 @@ __all__ = ["ClipGradNorm", "ClipGradValue", "GradNoise", "GradNorm"]
 
 def gradients(params: Sequence[Tensor]) -> list[Tensor]:
     """The gradients that there are."""
-    return [p.grad for p in params if p.grad is not None]
+    return [grad for p in params if (grad := p.grad) is not None]
+
+
+def alike(grads: list[Tensor]) -> bool:
+    """Whether all are plain tensors of one device and dtype, so that one call can take them together."""
+    return len({(type(grad), grad.device, grad.dtype) for grad in grads}) == 1 and type(grads[0]) is Tensor
+
+
+def norm_of(grads: list[Tensor], norm_type: float) -> Tensor:
+    """The norm of gradients that are alike, as a scalar on their device."""
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads, norm_type)), norm_type)
+    return norm
 
 
 def total_norm(grads: list[Tensor], norm_type: float = 2.0) -> Tensor:
     """The norm of all gradients together, as one scalar tensor; bitwise ``torch.nn.utils.get_total_norm``."""
-    if not grads:
-        return torch.zeros(())
-    if any(grad.device != grads[0].device or type(grad) is not Tensor for grad in grads):
-        return torch.nn.utils.get_total_norm(grads, norm_type)
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads, norm_type)), norm_type)
-    return norm
+    return norm_of(grads, norm_type) if alike(grads) else torch.nn.utils.get_total_norm(grads, norm_type)
+
+
+def check_positive(where: str, **options: Any) -> None:
+    """Refuse what is no number above 0."""
+    for name, value in options.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            raise PluginError(f"{where}({name}={value!r}): it is a number above 0")
 
 
 class ClipGradNorm:
     """Scale the gradients of each update so that their norm is at most ``max_norm``.
 
     Equal, bitwise, to ``torch.nn.utils.clip_grad_norm_(params, max_norm, norm_type)``, and never waits for the device.
+    With several optimizers, the gradients of each are clipped by themselves.
 
     Args:
         max_norm: The largest norm, above 0.
-        norm_type: The order of the norm, above 0; ``inf`` for the largest absolute value.
+        norm_type: The order of the norm, above 0; ``math.inf`` for the largest absolute value.
         name: The plugin's name.
+
+    Raises:
+        PluginError: An option is no number above 0.
     """
 
     provides = "clip"
 
     def __init__(self, max_norm: float, norm_type: float = 2.0, name: str = "clip_grad_norm") -> None:
-        if not max_norm > 0 or not norm_type > 0:
-            raise PluginError(f"ClipGradNorm(max_norm={max_norm}, norm_type={norm_type}): both are numbers above 0")
+        check_positive("ClipGradNorm", max_norm=max_norm, norm_type=norm_type)
         self.max_norm = max_norm
         self.norm_type = norm_type
         self.name = name
         self.norm: Tensor | None = None
-        """The norm of the last update's gradients before clipping, on the device."""
+        """The norm of the last update's gradients before clipping, on the device; None if there were none."""
 
     @hookimpl(updates=("grads",))
     def update_begin(self, step: Step) -> None:
         """Clip."""
         grads = gradients(step.params)
         if not grads:
-            return
-        norm = self.norm = total_norm(grads, self.norm_type)
-        factor = norm.add(1e-6).reciprocal_().mul_(self.max_norm).clamp_(max=1.0)
-        if any(grad.device != factor.device for grad in grads):
-            for grad in grads:
-                grad.mul_(factor.to(grad.device))
+            self.norm = None
+        elif alike(grads):
+            norm = self.norm = norm_of(grads, self.norm_type)
+            # reciprocal, then multiply: what torch makes of max_norm / norm
+            torch._foreach_mul_(grads, norm.add(1e-6).reciprocal_().mul_(self.max_norm).clamp_(max=1.0))
         else:
-            torch._foreach_mul_(grads, factor)
+            self.norm = torch.nn.utils.clip_grad_norm_(step.params, self.max_norm, self.norm_type)
 
 
 class ClipGradValue:
@@ -78,13 +94,15 @@ class ClipGradValue:
     Args:
         max_value: The largest absolute value, above 0.
         name: The plugin's name.
+
+    Raises:
+        PluginError: ``max_value`` is no number above 0.
     """
 
     provides = "clip"
 
     def __init__(self, max_value: float, name: str = "clip_grad_value") -> None:
-        if not max_value > 0:
-            raise PluginError(f"ClipGradValue(max_value={max_value}): it is a number above 0")
+        check_positive("ClipGradValue", max_value=max_value)
         self.max_value = max_value
         self.name = name
 
@@ -98,43 +116,59 @@ class GradNorm:
     """Record the norm of the gradients, of each optimizer and of each of its parameter groups.
 
     The mean over the updates of a pass is put into ``learner.metrics`` at its end, as ``"train/grad_norm"``, with
-    several optimizers ``"train/grad_norm_<optimizer>"``, with several groups also ``"..._group<i>"``. Nothing is read
-    from the device before.
+    several optimizers ``"train/grad_norm_<optimizer>"``, with several groups also ``"..._group<i>"``. Skipped updates
+    do not count. Nothing is read from the device before the end.
 
     Args:
-        norm_type: The order of the norm.
+        norm_type: The order of the norm, above 0; ``math.inf`` for the largest absolute value.
         clipped: Measure what the optimizer gets; by default what a clipping plugin gets.
+        name: The plugin's name, with which the names of its metrics begin.
+
+    Raises:
+        PluginError: ``norm_type`` is no number above 0.
     """
 
-    name = "grad_norm"
     provides = "norm"
 
-    def __init__(self, norm_type: float = 2.0, clipped: bool = False) -> None:
-        if not norm_type > 0:
-            raise PluginError(f"GradNorm(norm_type={norm_type}): it is a number above 0")
+    def __init__(self, norm_type: float = 2.0, clipped: bool = False, name: str = "grad_norm") -> None:
+        check_positive("GradNorm", norm_type=norm_type)
         self.norm_type = norm_type
+        self.name = name
         self.before = () if clipped else ("clip",)
         self.last: dict[str, Tensor] = {}
-        """The norms of the last update, on the device, under the names of the metrics."""
+        """The norms of each optimizer's last update, on the device, under the names of the metrics."""
+        self._measured: dict[str, Tensor] = {}
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
+        self._resumed = False
+
+    @hookimpl
+    def epoch_begin(self, phase: Phase) -> None:
+        """Forget what a pass that failed has left."""
+        if phase.training:
+            if not self._resumed:
+                self._sums, self._counts = {}, {}
+            self._resumed = False
 
     @hookimpl(reads=("grads",))
     def update_begin(self, learner: Learner, step: Step) -> None:
         """Measure."""
-        name = "grad_norm" if len(learner.optimizers) == 1 else f"grad_norm_{step.optimizer_name}"
+        name = self.name if len(learner.optimizers) == 1 else f"{self.name}_{step.optimizer_name}"
         groups = step.optimizer.param_groups
-        self.last[name] = total_norm(gradients(step.params), self.norm_type)
-        measured = {name: self.last[name]}
+        self._measured = {name: total_norm(gradients(step.params), self.norm_type)}
         if len(groups) > 1:
             for number, group in enumerate(groups):
-                measured[f"{name}_group{number}"] = total_norm(gradients(group["params"]), self.norm_type)
-        for key, value in measured.items():
+                self._measured[f"{name}_group{number}"] = total_norm(gradients(group["params"]), self.norm_type)
+        self.last.update(self._measured)
+
+    @hookimpl
+    def update_end(self) -> None:
+        """Count what was measured: the update was applied."""
+        for key, value in self._measured.items():
             self._sums[key] = self._sums[key] + value if key in self._sums else value
             self._counts[key] = self._counts.get(key, 0) + 1
-        self.last = {**self.last, **measured}
 
-    @hookimpl(writes=("metrics.*/grad_norm*",))
+    @hookimpl(writes=lambda plugin: (f"metrics.*/{plugin.name}*",))
     def epoch_end(self, learner: Learner, phase: Phase) -> None:
         """Read the means."""
         if phase.training:
@@ -150,18 +184,23 @@ class GradNorm:
         """Go on from what `state_dict` returned."""
         self._sums = {key: value.clone() for key, value in state["sums"].items()}
         self._counts = dict(state["counts"])
+        self._resumed = True
 
 
 class GradNoise:
     """Add Gaussian noise to the gradients, with a standard deviation that falls as ``(1 + updates) ** -decay``.
 
-    It changes gradients as clipping does, so with a clipping plugin the order has to be given:
+    ``updates`` is ``learner.progress.updates``, so it counts those of all optimizers. The noise changes gradients as
+    clipping does, so with a clipping plugin the order has to be given:
     ``Learner(order=["clip_grad_norm", "grad_noise"])``.
 
     Args:
         std: The first update's standard deviation, at least 0.
         decay: At least 0.
         seed: Of its own generators, one per device; the global ones are left alone.
+
+    Raises:
+        PluginError: An option is out of range.
 
     Source: Neelakantan et al., "Adding Gradient Noise Improves Learning for Very Deep Networks" (2015), equation 1,
     with ``std ** 2 = eta`` and ``2 * decay = gamma``.
@@ -171,32 +210,40 @@ class GradNoise:
     provides = "noise"
 
     def __init__(self, std: float = 0.1, decay: float = 0.275, seed: int = 0) -> None:
-        if std < 0 or decay < 0:
-            raise PluginError(f"GradNoise(std={std}, decay={decay}): both are at least 0")
+        for option, value in {"std": std, "decay": decay}.items():
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not number or not 0 <= value < math.inf:
+                raise PluginError(f"GradNoise({option}={value!r}): it is a number, at least 0")
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise PluginError(f"GradNoise(seed={seed!r}): it is a whole number")
         self.std = std
         self.decay = decay
         self.seed = seed
         self._generators: dict[str, torch.Generator] = {}
+        self._states: dict[str, Tensor] = {}
+        """Restored, for generators that are not made yet."""
 
     @hookimpl(updates=("grads",), reads=("progress",))
     def update_begin(self, learner: Learner, step: Step) -> None:
         """Add the noise."""
         std = self.std * (1 + learner.progress.updates) ** -self.decay
         for grad in gradients(step.params):
-            generator = self._generator(grad.device)
-            grad.add_(torch.empty_like(grad).normal_(generator=generator), alpha=std)
+            grad.add_(torch.empty_like(grad).normal_(generator=self._generator(grad.device)), alpha=std)
 
     def _generator(self, device: torch.device) -> torch.Generator:
         key = str(device)
         if key not in self._generators:
-            self._generators[key] = torch.Generator(device).manual_seed(self.seed)
+            generator = self._generators[key] = torch.Generator(device).manual_seed(self.seed)
+            if key in self._states:
+                generator.set_state(self._states.pop(key))
         return self._generators[key]
 
     def state_dict(self) -> dict[str, Any]:
         """The states of its generators."""
-        return {"generators": {key: generator.get_state() for key, generator in self._generators.items()}}
+        live = {key: generator.get_state() for key, generator in self._generators.items()}
+        return {"generators": {**{key: value.clone() for key, value in self._states.items()}, **live}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
-        for key, value in state["generators"].items():
-            self._generator(torch.device(key)).set_state(value)
+        self._generators = {}
+        self._states = {key: value.clone() for key, value in state["generators"].items()}

@@ -29,11 +29,11 @@ class _Pass:
 
     phase: str
     started: float
-    losses: dict[int, Tensor | float] = field(default_factory=dict)
+    steps: list[int] = field(default_factory=list)
+    losses: list[Tensor | float] = field(default_factory=list)
 
-    def read(self) -> dict[int, float]:
-        values = read({str(step): loss for step, loss in self.losses.items()})
-        return {int(step): value for step, value in values.items()}
+    def read(self) -> list[float]:
+        return list(read({str(i): loss for i, loss in enumerate(self.losses)}).values())
 
 
 class History:
@@ -97,7 +97,9 @@ class History:
         if self._steps:
             loss = getattr(step, "loss", None)
             if isinstance(loss, Tensor):
-                self._innermost(phase).losses[step.index] = loss.detach().mean()
+                now = self._innermost(phase)
+                now.steps.append(step.index)
+                now.losses.append(loss.detach().mean())
 
     @hookimpl(reads=("metrics", "progress"))
     def phase_end(self, learner: Learner, phase: Phase) -> None:
@@ -119,7 +121,7 @@ class History:
         )
         self.step_rows += [
             {"phase": phase.name, "epoch": counts.epochs, "step": step, f"{phase.name}/loss": value}
-            for step, value in done.read().items()
+            for step, value in zip(done.steps, done.read(), strict=True)
         ]
 
     def _innermost(self, phase: Phase) -> _Pass:
@@ -170,7 +172,10 @@ class History:
     def state_dict(self) -> dict[str, Any]:
         """The rows, and of passes that are running the seconds and losses so far."""
         now = time.monotonic()
-        running = [{"phase": p.phase, "seconds": now - p.started, "losses": p.read()} for p in self._passes]
+        running = [
+            {"phase": p.phase, "seconds": now - p.started, "steps": list(p.steps), "losses": p.read()}
+            for p in self._passes
+        ]
         return {
             "rows": [dict(row) for row in self.rows],
             "step_rows": [dict(row) for row in self.step_rows],
@@ -184,6 +189,6 @@ class History:
         self._first = len(self.rows)
         now = time.monotonic()
         self._resumed = {
-            each["phase"]: _Pass(each["phase"], now - each["seconds"], dict(each["losses"]))
-            for each in state["running"]
+            p["phase"]: _Pass(p["phase"], now - p["seconds"], list(p["steps"]), list(p["losses"]))
+            for p in state["running"]
         }

@@ -5,15 +5,20 @@ from __future__ import annotations
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, MultiStepLR, ReduceLROnPlateau
 
 from loopkit import schedules
 from loopkit.errors import PluginError
+from loopkit.groups import matches, named_modules, nothing_matches
 from loopkit.hooks import hookimpl
 from loopkit.order import nearest
 from loopkit.schedules import OfLength, resolve
@@ -21,33 +26,36 @@ from loopkit.schedules import OfLength, resolve
 if TYPE_CHECKING:
     from loopkit.learner import Learner
     from loopkit.phases import Phase
+    from loopkit.result import FitResult
     from loopkit.step import Step
 
 __all__ = ["Plateau", "Schedule", "TorchSchedule"]
 
 Every = Literal["update", "epoch"]
-Setter = Callable[[float], None]
+Setter = Callable[[float], Any]
+KEY = re.compile(r"\w+(\[\d+\])?")
 
 
 class Schedule:
     """Multiply a hyperparameter of each parameter group's own value by a schedule.
 
     Update k (from 0) runs with ``base * schedule(k)``, where ``base`` is what the group held when the plugin first saw
-    it: the ratios between groups survive. Skipped updates do not count.
+    it: the ratios between groups survive. Skipped updates do not count. A group added during a fit joins at the next
+    update.
 
     Args:
         schedule: A function ``k -> factor``, such as those of `loopkit.schedules`. One without a length, such as
-            ``cosine()``, spans the whole fit, which then needs a length: ``epochs`` and data with ``len()``, or
-            ``max_updates``.
+            ``cosine()``, spans the whole fit (each fit anew), which then needs a length: ``epochs`` and data with
+            ``len()``, or ``max_updates``. The length is counted for phases that update once per window.
         key: The hyperparameter in ``optimizer.param_groups``, such as ``"lr"``, ``"momentum"``, ``"weight_decay"``;
-            ``"betas[0]"`` is the first of a tuple.
+            ``"betas[0]"`` is the first of a tuple. Groups that do not have it are left alone.
         attribute: Instead of a key, an attribute of modules, as a pattern: ``"*.dropout.p"``.
         optimizer: A pattern for the optimizers' names.
         groups: A pattern for the groups: their ``"name"`` if they have one, else their number.
         every: Advance k per applied ``"update"`` (with several optimizers: of the first that matches), or per
             ``"epoch"`` of a training phase.
         absolute: The schedule's values are the hyperparameter itself, not factors.
-        start: The first k.
+        start: The first k. A schedule over the whole fit is longer by it, so that it ends with the fit all the same.
         name: The plugin's name; by default ``"schedule"``, with the key for another one than ``"lr"``.
 
     Raises:
@@ -74,15 +82,18 @@ class Schedule:
         start: int = 0,
         name: str | None = None,
     ) -> None:
-        if isinstance(schedule, LRScheduler) or not callable(schedule):
-            hint = "; TorchSchedule takes torch's schedulers" if isinstance(schedule, LRScheduler) else ""
+        torchs = isinstance(schedule, (type, LRScheduler))
+        if torchs or not callable(schedule):
+            hint = "; TorchSchedule takes torch's schedulers" if torchs else ""
             raise PluginError(f"Schedule: {schedule!r} is no function update -> value{hint}")
         if every not in ("update", "epoch"):
             raise PluginError(f"Schedule(every={every!r}): it is 'update' or 'epoch'")
-        if start < 0:
-            raise PluginError(f"Schedule(start={start}): it counts from 0")
+        if isinstance(start, bool) or not isinstance(start, int) or start < 0:
+            raise PluginError(f"Schedule(start={start!r}): it is a whole number, from 0")
         if attribute is not None and "." not in attribute:
             raise PluginError(f"Schedule(attribute={attribute!r}): write the module's path, too, as in '*.dropout.p'")
+        if attribute is None and not KEY.fullmatch(key):
+            raise PluginError(f"Schedule(key={key!r}): it is a name, or a name with an index, as in 'betas[0]'")
         self.schedule = schedule
         self.key = key if attribute is None else attribute
         word = re.sub(r"\W+", "_", self.key).strip("_")
@@ -90,112 +101,148 @@ class Schedule:
         self._of_modules = attribute is not None
         self._optimizer, self._groups = optimizer, groups
         self._every, self._absolute = every, absolute
-        self.count = start
+        self._start = self.count = start
         """How far the schedule is: the k in force."""
         self._bases: dict[str, float] = {}
         self._whole_fit: tuple[int, int] | None = None
-        """Where a schedule over the whole fit began, and its length."""
+        """The k at which a schedule over the whole fit has its 0, and its length."""
         self._restored = False
-        self._call: schedules.Schedule = schedule
+        self._call: schedules.Schedule | None = None if isinstance(schedule, OfLength) else schedule
+        self._leader = ""
+        self._writers: list[tuple[float, Setter]] = []
+        self._seen: list[tuple[Optimizer, list[Any], int]] = []
+        """The lists of groups that the writers were made for, and their lengths."""
 
     def owns(self) -> tuple[str, ...]:
-        """The hyperparameter, of these optimizers and groups."""
+        """The hyperparameter of these optimizers and groups, or the attribute of these modules."""
         if self._of_modules:
-            return ()
-        return (f"optimizer.{self.key.partition('[')[0]}.{self._optimizer}.{self._groups.replace('.', '_')}",)
+            pattern, _, attribute = self.key.rpartition(".")
+            return (f"model.{attribute}.{pattern.replace('.', '/')}",)
+        key, _, index = self.key.partition("[")
+        state = f"optimizer.{key}.{self._optimizer}.{self._groups.replace('.', '_')}"
+        return (f"{state}.{index.rstrip(']')}" if index else state,)
 
     @hookimpl
     def fit_begin(self, learner: Learner) -> None:
         """Give a schedule over the whole fit its length."""
         if isinstance(self.schedule, OfLength):
-            if self._whole_fit is None or not self._restored:
-                self._whole_fit = (self.count, self._planned(learner))
-            self._restored = False
-            origin, total = self._whole_fit
-            made = resolve(self.schedule, total)
-            self._call = lambda k: made(k - origin)
+            if not self._restored or self._is_over():
+                origin = 0 if self.count == self._start else self.count
+                self._whole_fit = (origin, self.count - origin + self._planned(learner))
+            self._resolve()
+        self._restored = False
+
+    def _is_over(self) -> bool:
+        """Whether the fit that a restored state belongs to has made all its updates."""
+        return self._whole_fit is None or self.count >= sum(self._whole_fit)
 
     def _planned(self, learner: Learner) -> int:
-        planned = learner.result.planned if learner.result is not None else None
+        planned = learner.result.planned if learner.result is not None and learner.fitting_now else None
         total = None if planned is None else planned.updates if self._every == "update" else planned.epochs
         if total is None:
+            give = "epochs= and data with len(), or max_updates=" if self._every == "update" else "epochs="
             raise ValueError(
-                f"plugin {self.name!r}: {self.schedule!r} spans the whole fit, whose number of {self._every}s cannot be "
-                f"known: give it updates=, or give fit epochs= and data with len(), or max_updates="
+                f"plugin {self.name!r}: {self.schedule!r} spans the whole fit, whose number of {self._every}s cannot "
+                f"be known: give the schedule updates=, or give fit {give}"
             )
         return total
 
-    @hookimpl(writes=lambda plugin: plugin.states())
+    def _resolve(self) -> None:
+        assert self._whole_fit is not None
+        origin, total = self._whole_fit
+        made = resolve(self.schedule, total)
+        self._call = made if origin == 0 else lambda k: made(k - origin)
+
+    @hookimpl(writes=lambda plugin: plugin.owns())
     def epoch_begin(self, learner: Learner, phase: Phase) -> None:
         """Put the value in force."""
         if phase.training:
+            if self._call is None:
+                self._planned(learner)  # says what is missing: there was no fit_begin
+            self._restored = self._restored and not learner.fitting_now
+            self._find(learner)
             self._set(learner)
 
-    @hookimpl(writes=lambda plugin: plugin.states())
+    @hookimpl(writes=lambda plugin: plugin.owns())
     def update_end(self, learner: Learner, step: Step) -> None:
         """Advance to the next update."""
-        if self._every == "update" and step.optimizer_name == self._leader(learner):
+        if self._every == "update" and step.optimizer_name == self._leader:
             self.count += 1
             self._set(learner)
 
-    @hookimpl(writes=lambda plugin: plugin.states())
+    @hookimpl(writes=lambda plugin: plugin.owns())
     def epoch_end(self, learner: Learner, phase: Phase) -> None:
         """Advance to the next epoch."""
         if self._every == "epoch" and phase.training:
             self.count += 1
             self._set(learner)
 
-    def states(self) -> tuple[str, ...]:
-        """What it writes, as declared to the engine."""
-        return ("model",) if self._of_modules else self.owns()
-
-    def _leader(self, learner: Learner) -> str:
-        """The optimizer whose updates count."""
-        return next((n for n in learner.optimizers if self._of_modules or fnmatchcase(n, self._optimizer)), "")
-
     def _set(self, learner: Learner) -> None:
+        for optimizer, groups, length in self._seen:
+            if optimizer.param_groups is not groups or len(groups) != length:  # a restored state, a new group
+                self._writers = []
+        if not self._writers:
+            self._find(learner)
+        assert self._call is not None
         value = self._call(self.count)
-        found = False
-        for place, now, write in self._places(learner):
-            found = True
-            base = self._bases.setdefault(place, now)
+        for base, write in self._writers:
             write(value if self._absolute else base * value)
-        if not found:
+
+    def _find(self, learner: Learner) -> None:
+        """Find the places that the value goes to, and what they hold of their own."""
+        chosen = {n: o for n, o in learner.optimizers.items() if self._of_modules or fnmatchcase(n, self._optimizer)}
+        self._leader = next(iter(chosen), "")
+        self._seen = [] if self._of_modules else [(o, o.param_groups, len(o.param_groups)) for o in chosen.values()]
+        self._writers = []
+        for place, now, write in self._places(learner, chosen):
+            if place not in self._bases:
+                if isinstance(now, bool) or not isinstance(now, (int, float, Tensor)):
+                    hint = f"; write '{self.key}[0]' for its first number" if isinstance(now, (tuple, list)) else ""
+                    raise PluginError(f"plugin {self.name!r}: {place} is {now!r}, which is no number{hint}")
+                self._bases[place] = float(now)  # host sync: once for each place, where it is a tensor
+            self._writers.append((self._bases[place], write))
+        if not self._writers:
             raise self._nothing(learner)
 
-    def _places(self, learner: Learner) -> Iterator[tuple[str, float, Setter]]:
-        """Where the value goes: a name for each place, the number there now, and a function that replaces it."""
+    def _places(self, learner: Learner, optimizers: Mapping[str, Optimizer]) -> Iterator[tuple[str, Any, Setter]]:
+        """Where the value goes: a name for each place, what is there now, and a function that replaces it."""
         if self._of_modules:
             pattern, _, attribute = self.key.rpartition(".")
-            for name, module in named_modules(learner):
-                if fnmatchcase(name, pattern) and hasattr(module, attribute):
-                    yield f"{name}.{attribute}", getattr(module, attribute), _attribute_setter(module, attribute)
+            for name, module in named_modules(learner.models):
+                if matches(pattern, name) and hasattr(module, attribute):
+                    yield f"{name}.{attribute}", getattr(module, attribute), partial(setattr, module, attribute)
             return
         key, _, index = self.key.partition("[")
-        for name, optimizer in learner.optimizers.items():
-            if fnmatchcase(name, self._optimizer):
-                for number, group in enumerate(optimizer.param_groups):
-                    label = str(group.get("name", number))
-                    if fnmatchcase(label, self._groups) and key in group:
-                        place = f"{name}.{label}.{self.key}"
-                        if index:
-                            at = int(index.rstrip("]"))
-                            yield place, group[key][at], _item_setter(group, key, at)
-                        else:
-                            yield place, group[key], _group_setter(group, key)
+        at = int(index.rstrip("]")) if index else None
+        for name, optimizer in optimizers.items():
+            for number, group in enumerate(optimizer.param_groups):
+                if fnmatchcase(str(group.get("name", number)), self._groups) and key in group:
+                    place = f"{name}.{number}.{self.key}"
+                    if at is None:
+                        yield place, group[key], _setter(group, key)
+                    elif isinstance(group[key], (tuple, list)) and at < len(group[key]):
+                        yield place, group[key][at], _item_setter(group, key, at)
+                    else:
+                        raise PluginError(f"plugin {self.name!r}: {key} is {group[key]!r}: it has no item {at}")
 
     def _nothing(self, learner: Learner) -> PluginError:
+        where = f"plugin {self.name!r}: "
         if self._of_modules:
             attribute = self.key.rpartition(".")[2]
-            known = [f"{name}.{attribute}" for name, module in named_modules(learner) if hasattr(module, attribute)]
-        else:
-            known = sorted({k for o in learner.optimizers.values() for g in o.param_groups for k in g if k != "params"})
-        what = f"key {self.key!r} of optimizers {self._optimizer!r}, groups {self._groups!r}"
-        what = f"attribute {self.key!r}" if self._of_modules else what
-        return PluginError(
-            f"plugin {self.name!r}: {what} matches nothing{nearest(self.key, known)}; "
-            f"there are: {', '.join(known) or 'none'}"
-        )
+            having = [name for name, module in named_modules(learner.models) if hasattr(module, attribute)]
+            names = having or [name for name, _ in named_modules(learner.models) if name]
+            return PluginError(
+                f"{where}attribute {nothing_matches(self.key, [f'{n}.{attribute}' for n in having] or names)}"
+            )
+        optimizers = {n: o for n, o in learner.optimizers.items() if fnmatchcase(n, self._optimizer)}
+        if not optimizers:
+            return PluginError(f"{where}optimizer pattern {nothing_matches(self._optimizer, learner.optimizers)}")
+        groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
+        keys = sorted({key for group in groups for key in group if key != "params"})
+        if self.key.partition("[")[0] not in keys:
+            return PluginError(f"{where}hyperparameter {nothing_matches(self.key, keys)}")
+        labels = [str(g.get("name", i)) for o in optimizers.values() for i, g in enumerate(o.param_groups)]
+        return PluginError(f"{where}group pattern {nothing_matches(self._groups, labels)} (with {self.key!r})")
 
     def state_dict(self) -> dict[str, Any]:
         """How far it is, and each place's own value."""
@@ -206,44 +253,35 @@ class Schedule:
         self.count, self._bases = state["count"], dict(state["bases"])
         self._whole_fit = None if state["whole_fit"] is None else tuple(state["whole_fit"])
         self._restored = True
+        if isinstance(self.schedule, OfLength) and self._whole_fit is not None:
+            self._resolve()
+        self._writers = []
 
 
-def _group_setter(group: dict[str, Any], key: str) -> Setter:
-    def write(value: float) -> None:
-        if hasattr(group[key], "fill_"):  # a tensor, as capturable optimizers hold
-            group[key].fill_(value)
-        else:
-            group[key] = value
-
-    return write
+def _setter(group: dict[str, Any], key: str) -> Setter:
+    if isinstance(group[key], Tensor):  # as capturable optimizers hold
+        return group[key].fill_  # type: ignore[no-any-return]
+    return partial(group.__setitem__, key)
 
 
 def _item_setter(group: dict[str, Any], key: str, index: int) -> Setter:
     def write(value: float) -> None:
         items = list(group[key])
-        items[index] = value
-        group[key] = tuple(items)
+        if isinstance(items[index], Tensor):
+            items[index].fill_(value)
+        else:
+            items[index] = value
+            group[key] = tuple(items)
 
     return write
-
-
-def _attribute_setter(module: Any, attribute: str) -> Setter:
-    return lambda value: setattr(module, attribute, value)
-
-
-def named_modules(learner: Learner) -> Iterator[tuple[str, Any]]:
-    """Every module with its path; with several models the path begins with the model's name."""
-    for model_name, model in learner.models.items():
-        prefix = f"{model_name}." if len(learner.models) > 1 else ""
-        for name, module in model.named_modules():
-            yield prefix + name, module
 
 
 class TorchSchedule:
     """Step a scheduler of ``torch.optim.lr_scheduler`` after every update or epoch, bitwise as by hand.
 
     Args:
-        scheduler: A scheduler, or a function ``optimizer -> scheduler``.
+        scheduler: A function ``optimizer -> scheduler``, or a scheduler (made for the optimizer that the learner is
+            given).
         optimizer: The optimizer's name, if there are several.
         every: Step it per applied ``"update"``, or per ``"epoch"`` of a training phase.
         name: The plugin's name.
@@ -251,7 +289,12 @@ class TorchSchedule:
     Raises:
         PluginError: The scheduler belongs to another optimizer, or is ``ReduceLROnPlateau`` (use `Plateau`).
 
-    Somebody else who steps the scheduler, too, gets a warning with the line, once.
+    Somebody else who steps the scheduler, too, gets a warning with the line, once. Functions that a scheduler was given
+    (as ``LambdaLR``) are not saved; objects with ``__call__`` are saved by their attributes.
+
+    Example::
+
+        TorchSchedule(lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=1000))
     """
 
     provides = "schedule"
@@ -266,74 +309,97 @@ class TorchSchedule:
     ) -> None:
         if every not in ("update", "epoch"):
             raise PluginError(f"TorchSchedule(every={every!r}): it is 'update' or 'epoch'")
-        if isinstance(scheduler, ReduceLROnPlateau):
-            raise PluginError("TorchSchedule: ReduceLROnPlateau needs a metric; use Plateau(monitor=...)")
         if not isinstance(scheduler, LRScheduler) and not callable(scheduler):
             raise PluginError(
                 f"TorchSchedule: {scheduler!r} is neither a scheduler nor a function optimizer -> scheduler"
             )
         self.name = name
         self.scheduler = scheduler if isinstance(scheduler, LRScheduler) else None
+        self._check(self.scheduler)
         self._given = scheduler
         self._optimizer, self._every = optimizer, every
         self._state: dict[str, Any] | None = None
         self._stepping = self._bound = False
+        self._leader = ""
+
+    def _check(self, scheduler: Any) -> None:
+        if isinstance(scheduler, ReduceLROnPlateau):
+            raise PluginError("TorchSchedule: ReduceLROnPlateau needs a metric; use Plateau(monitor=...)")
 
     def owns(self) -> tuple[str, ...]:
-        """The learning rate of its optimizer."""
-        return (f"optimizer.lr.{self._optimizer or '*'}",)
+        """The learning rate of its optimizer; with a scheduler that cycles the momentum, that too."""
+        keys = ["lr"]
+        if getattr(self.scheduler, "cycle_momentum", False):
+            keys += ["momentum", "betas"]
+        return tuple(f"optimizer.{key}.{self._optimizer or '*'}" for key in keys)
 
-    @hookimpl(writes=("optimizer",))
+    def makes(self) -> tuple[str, ...]:
+        """What a scheduler sets when it is made: also what it notes in the groups for itself."""
+        notes = ("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum")
+        return (*self.owns(), *(f"optimizer.{key}.{self._optimizer or '*'}" for key in notes))
+
+    @hookimpl(writes=lambda plugin: plugin.makes())
     def epoch_begin(self, learner: Learner, phase: Phase) -> None:
         """Make the scheduler, or check whose it is."""
         if not phase.training or self._bound:
             return
         name = self._name(learner)
         if name not in learner.optimizers:
-            hint = nearest(name, learner.optimizers)
-            raise PluginError(f"plugin {self.name!r}: no optimizer is called {name!r}{hint}")
+            raise PluginError(f"plugin {self.name!r}: optimizer {nothing_matches(name, learner.optimizers)}")
         optimizer = learner.optimizers[name]
         if self.scheduler is None:
-            self.scheduler = self._given(optimizer)  # type: ignore[operator]
+            self.scheduler = self._make(optimizer)
         if self.scheduler.optimizer is not optimizer:
             raise PluginError(
                 f"plugin {self.name!r}: the scheduler was made for another optimizer than the learner's {name!r}; "
                 f"give a function: TorchSchedule(lambda optimizer: {type(self.scheduler).__name__}(optimizer, ...))"
             )
         if self._state is not None:
-            self.scheduler.load_state_dict(self._state)
+            self._load(self.scheduler, self._state)
         self._watch(self.scheduler)
-        self._bound = True
+        self._bound, self._leader = True, name
+
+    def _make(self, optimizer: Optimizer) -> LRScheduler:
+        """Call the function; it must not reset what the optimizer holds where a state is restored."""
+        kept = [{key: deepcopy(group[key]) for key in group if key != "params"} for group in optimizer.param_groups]
+        made = self._given(optimizer)  # type: ignore[operator]
+        self._check(made)
+        if not isinstance(made, LRScheduler):
+            raise PluginError(f"plugin {self.name!r}: its function returned {made!r}: it must return a scheduler")
+        if self._state is not None:
+            for group, values in zip(optimizer.param_groups, kept, strict=True):
+                group.update(values)
+        return made
 
     def _name(self, learner: Learner) -> str:
         if self._optimizer is None and len(learner.optimizers) > 1:
             raise PluginError(f"plugin {self.name!r}: say which, optimizer=... ({', '.join(learner.optimizers)})")
-        return self._optimizer or next(iter(learner.optimizers), "")
+        return self._optimizer or next(iter(learner.optimizers), "optimizer")
 
     def _watch(self, scheduler: LRScheduler) -> None:
         """Warn of the first step that is not this plugin's."""
         step = scheduler.step
 
-        def watched(*args: Any) -> None:
+        def watched(*args: Any, **options: Any) -> None:
             if not self._stepping:
                 caller = sys._getframe(1)
                 warnings.warn(
-                    f"{type(scheduler).__name__} is stepped twice: by plugin {self.name!r} after every {self._every}, and "
-                    f"in {caller.f_code.co_filename}, line {caller.f_lineno}: remove one",
+                    f"{type(scheduler).__name__} is stepped twice: by plugin {self.name!r} after every {self._every}, "
+                    f"and in {caller.f_code.co_filename}, line {caller.f_lineno}: remove one",
                     stacklevel=2,
                 )
                 scheduler.step = step  # type: ignore[method-assign]
-            step(*args)
+            step(*args, **options)
 
-        scheduler.step = watched  # type: ignore[method-assign, assignment]
+        scheduler.step = watched  # type: ignore[method-assign]
 
-    @hookimpl(writes=("optimizer.lr",))
-    def update_end(self, learner: Learner, step: Step) -> None:
+    @hookimpl(writes=lambda plugin: plugin.owns())
+    def update_end(self, step: Step) -> None:
         """Step it."""
-        if self._every == "update" and step.optimizer_name == self._name(learner):
+        if self._every == "update" and step.optimizer_name == self._leader:
             self._step()
 
-    @hookimpl(writes=("optimizer.lr",))
+    @hookimpl(writes=lambda plugin: plugin.owns())
     def epoch_end(self, phase: Phase) -> None:
         """Step it."""
         if self._every == "epoch" and phase.training:
@@ -348,23 +414,52 @@ class TorchSchedule:
             self._stepping = False
 
     def state_dict(self) -> dict[str, Any]:
-        """The scheduler's own state."""
-        if self.scheduler is None:
-            return self._state or {}
-        return {key: value for key, value in self.scheduler.state_dict().items() if key != "step"}
+        """The scheduler's own state.
+
+        Raises:
+            PluginError: It holds something that no plugin's state can hold.
+        """
+        if not self._bound or self.scheduler is None:
+            return deepcopy(self._state) or {}
+        state = {key: value for key, value in self.scheduler.state_dict().items() if key != "step"}
+        return self._plain(state, type(self.scheduler).__name__)  # type: ignore[no-any-return]
+
+    def _plain(self, value: Any, path: str) -> Any:
+        """A copy made of what a state can hold."""
+        if isinstance(value, Tensor):
+            return value.detach().clone()
+        if isinstance(value, Mapping) and all(isinstance(key, (str, int)) for key in value):
+            return {key: self._plain(part, f"{path}.{key}") for key, part in value.items()}
+        if type(value) in (list, tuple):
+            return type(value)(self._plain(part, f"{path}[{i}]") for i, part in enumerate(value))
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        raise PluginError(
+            f"plugin {self.name!r}: the scheduler's state holds a {type(value).__name__}, {path}, which cannot be "
+            f"saved: give its class a state_dict() and load_state_dict() of numbers, or use Schedule with a function"
+        )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
-        self._state = dict(state)
-        if self._bound and self.scheduler is not None:
-            self.scheduler.load_state_dict(self._state)
+        self._state = deepcopy(state) if state else None
+        if self._bound and self.scheduler is not None and self._state is not None:
+            self._load(self.scheduler, self._state)
+
+    def _load(self, scheduler: LRScheduler, state: dict[str, Any]) -> None:
+        scheduler.load_state_dict(deepcopy(state))
+        for each in (scheduler, *getattr(scheduler, "_schedulers", ())):
+            if isinstance(each, MultiStepLR):
+                each.milestones = Counter(each.milestones)  # the state holds it as a dict
 
 
 class Plateau:
     """Lower the learning rate when a metric no longer improves: torch's ``ReduceLROnPlateau``.
 
+    It looks at the metric whenever its phase has ended and something was trained since it last did, so that an
+    ``evaluate`` after the fit changes nothing. A metric that is not a number is never the best; 0.0 can be.
+
     Args:
-        monitor: The metric, such as ``"val/loss"``; looked at whenever its phase has ended.
+        monitor: The metric, such as ``"val/loss"``.
         optimizer: A pattern for the optimizers' names.
         name: The plugin's name.
         options: Those of ``torch.optim.lr_scheduler.ReduceLROnPlateau``: ``mode``, ``factor``, ``patience``,
@@ -372,6 +467,12 @@ class Plateau:
 
     Raises:
         PluginError: ``monitor`` names no phase, or its metric is not there when the phase ends.
+
+    A fit that ends without the phase of the metric is warned about.
+
+    Example::
+
+        Plateau("val/accuracy", mode="max", patience=3)
     """
 
     provides = "schedule"
@@ -387,6 +488,9 @@ class Plateau:
         self._options = options
         self._schedulers: dict[str, ReduceLROnPlateau] = {}
         self._states: dict[str, dict[str, Any]] = {}
+        self._seen = 0
+        """The updates that there had been when it last looked."""
+        self._looked = False
 
     def owns(self) -> tuple[str, ...]:
         """The learning rate of its optimizers."""
@@ -395,38 +499,52 @@ class Plateau:
     @hookimpl
     def fit_begin(self, learner: Learner) -> None:
         """Make the schedulers, so that wrong options are refused before the first step."""
+        self._looked = False
         self._make(learner)
 
-    @hookimpl(reads=lambda plugin: (f"metrics.{plugin.monitor}",), writes=("optimizer.lr",))
+    @hookimpl(reads=lambda plugin: (f"metrics.{plugin.monitor}",), writes=lambda plugin: plugin.owns())
     def phase_end(self, learner: Learner, phase: Phase) -> None:
         """Look at the metric."""
-        if phase.name == self.monitor.partition("/")[0]:
-            if self.monitor not in learner.metrics:
-                names = ", ".join(learner.metrics)
-                hint = nearest(self.monitor, learner.metrics)
-                raise PluginError(
-                    f"plugin {self.name!r}: there is no metric {self.monitor!r}{hint}; there are: {names}"
-                )
-            self._make(learner)
-            for scheduler in self._schedulers.values():
-                scheduler.step(learner.metrics[self.monitor])
+        if phase.name != self.monitor.partition("/")[0] or learner.progress.updates == self._seen:
+            return
+        if self.monitor not in learner.metrics:
+            known = ", ".join(learner.metrics) or "none"
+            hint = nearest(self.monitor, learner.metrics)
+            raise PluginError(f"plugin {self.name!r}: there is no metric {self.monitor!r}{hint}; there are: {known}")
+        self._looked, self._seen = True, learner.progress.updates
+        self._make(learner)
+        for scheduler in self._schedulers.values():
+            scheduler.step(learner.metrics[self.monitor])
+
+    @hookimpl
+    def fit_end(self, result: FitResult) -> None:
+        """Warn if there was nothing to look at."""
+        if not self._looked and result.updates and result.reason in ("epochs", "max_steps", "max_updates"):
+            phase = self.monitor.partition("/")[0]
+            warnings.warn(
+                f"plugin {self.name!r} never saw {self.monitor!r}: phase {phase!r} did not run in this fit",
+                stacklevel=2,
+            )
 
     def _make(self, learner: Learner) -> None:
         for name, optimizer in learner.optimizers.items():
             if fnmatchcase(name, self._optimizer) and name not in self._schedulers:
                 self._schedulers[name] = ReduceLROnPlateau(optimizer, **self._options)
                 if name in self._states:
-                    self._schedulers[name].load_state_dict(self._states[name])
+                    self._schedulers[name].load_state_dict(deepcopy(self._states[name]))
         if not self._schedulers:
-            hint = nearest(self._optimizer, learner.optimizers)
-            raise PluginError(f"plugin {self.name!r}: no optimizer matches {self._optimizer!r}{hint}")
+            where = f"plugin {self.name!r}: optimizer pattern"
+            raise PluginError(f"{where} {nothing_matches(self._optimizer, learner.optimizers)}")
 
     def state_dict(self) -> dict[str, Any]:
         """The schedulers' own states."""
-        return {name: scheduler.state_dict() for name, scheduler in self._schedulers.items()} or dict(self._states)
+        states = {name: scheduler.state_dict() for name, scheduler in self._schedulers.items()} or self._states
+        return {"schedulers": deepcopy(states), "seen": self._seen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
-        self._states = {name: dict(values) for name, values in state.items()}
+        self._seen = state["seen"]
+        self._states = {name: dict(values) for name, values in state["schedulers"].items()}
         for name, scheduler in self._schedulers.items():
-            scheduler.load_state_dict(self._states[name])
+            if name in self._states:
+                scheduler.load_state_dict(deepcopy(self._states[name]))

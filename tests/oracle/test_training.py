@@ -319,6 +319,38 @@ def test_max_steps_equals_the_loop_over_the_first_batches():
     )
 
 
+class TwicePhase(TrainingPhase):
+    """Two backwards a step, each with its own forward."""
+
+    def step(self, learner, step):
+        inputs, targets = step.batch
+        for sign in (1, -1):
+            step.loss = learner.loss_fn(learner.model(sign * inputs), targets)
+            step.backward(step.loss)
+        step.update()
+
+
+@standard
+@pytest.mark.parametrize("k", [1, 3])
+def test_several_backwards_of_a_step_count_once(k, standard):
+    model = make_model()
+    own = copy.deepcopy(model)
+    batches = make_batches([4] * 6)
+    optimizer = OPTIMIZERS["sgd"](model.parameters())
+    torch.manual_seed(3)
+    model.train()
+    for i, (inputs, targets) in enumerate(batches):
+        for sign in (1, -1):
+            (mse_loss(model(sign * inputs), targets) / k).backward()
+        if i % k == k - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+    learner = Learner(own, mse_loss, OPTIMIZERS["sgd"], phases=[TwicePhase()], accumulate=k, standard=standard)
+    torch.manual_seed(3)
+    learner.fit(batches, epochs=1)
+    assert_same(state([own], [learner.optimizer]), state([model], [optimizer]))
+
+
 # Batches of other kinds
 
 

@@ -1,0 +1,568 @@
+"""Metrics: what each pass accumulates, when it is read, and what it refuses."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+import torchmetrics
+from helpers import batches, make_learner, on
+from sklearn.metrics import f1_score
+from test_metrics import Reads
+from torch import nn
+
+from loopkit import CancelEpoch, Learner, Phase, TrainingPhase, ValidationPhase
+from loopkit.errors import PluginError
+from loopkit.events import LossBegin
+from loopkit.metrics import F1, Accuracy, BinaryAccuracy, Mean, Metric
+from loopkit.plugins import Metrics
+
+SIZES = [8, 8, 8, 3]
+
+
+def mae(outputs, targets):
+    return (outputs - targets).abs()
+
+
+def uneven(seed=0):
+    """Float64 batches of 8, 8, 8 and 3 samples."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(sum(SIZES), 3, dtype=torch.float64, generator=generator)
+    targets = torch.randn(sum(SIZES), 1, dtype=torch.float64, generator=generator)
+    return list(zip(inputs.split(SIZES), targets.split(SIZES), strict=True))
+
+
+def regression(*plugins, **options):
+    return make_learner(*plugins, model=nn.Linear(3, 1).double(), **options)
+
+
+def whole(data):
+    return tuple(torch.cat(parts) for parts in zip(*data, strict=True))
+
+
+class Classification(Phase):
+    """Outputs are given, so that metrics can be compared with those of the outputs taken at once."""
+
+    name = "val"
+    emits = (LossBegin,)
+
+    def step(self, learner, step):
+        step.outputs, step.targets = step.batch
+
+
+def classified(classes=4, image=()):
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(sum(SIZES), classes, *image, generator=generator)
+    targets = torch.randint(classes, (sum(SIZES), *image), generator=generator)
+    return list(zip(outputs.split(SIZES), targets.split(SIZES), strict=True))
+
+
+def evaluate(metrics, data):
+    learner = Learner(nn.Identity(), plugins=[metrics], phases=[Classification()], standard=False)
+    return learner.evaluate(data)
+
+
+# Values
+
+
+def test_metrics_loss_of_an_uneven_last_batch_is_that_of_the_whole_data():
+    learner, data = regression(Metrics()), uneven()
+    inputs, targets = whole(data)
+    expected = nn.functional.mse_loss(learner.model(inputs), targets).item()
+    assert learner.evaluate(data)["val/loss"] == pytest.approx(expected, rel=1e-14)  # order of the float64 sums
+
+
+def test_metrics_loss_is_the_weighted_mean_of_the_steps_losses():
+    losses = []
+    log = on("step_end", lambda step, **_: losses.append((step.loss.item(), step.samples)))
+    learner = regression(Metrics(), log)
+    learner.fit(uneven(), epochs=1)
+    expected = sum(loss * samples for loss, samples in losses) / sum(SIZES)
+    assert learner.metrics["train/loss"] == pytest.approx(expected, rel=1e-15)  # order of the float64 sums
+
+
+def test_metrics_weight_the_loss_by_tokens():
+    class Tokens(ValidationPhase):
+        def step(self, learner, step):
+            super().step(learner, step)
+            step.weight = torch.tensor(step.index + 1)
+
+    losses = []
+    log = on("step_end", lambda step, **_: losses.append(step.loss.item()))
+    learner = regression(Metrics(), log, phases=[Tokens()])
+    value = learner.evaluate(uneven())["val/loss"]
+    expected = sum(loss * (i + 1) for i, loss in enumerate(losses)) / 10
+    assert value == pytest.approx(expected, rel=1e-15)  # order of the float64 sums
+
+
+def test_metrics_weight_scalar_functions_by_tokens():
+    class Tokens(ValidationPhase):
+        def step(self, learner, step):
+            super().step(learner, step)
+            step.weight = step.index + 1
+
+    seen = []
+
+    def first(outputs, targets):
+        seen.append(outputs[0].item())
+        return outputs[0].mean()
+
+    value = regression(Metrics(first), phases=[Tokens()]).evaluate(uneven())["val/first"]
+    expected = sum(each * (i + 1) for i, each in enumerate(seen)) / 10
+    assert value == pytest.approx(expected, rel=1e-15)  # order of the float64 sums
+
+
+@pytest.mark.parametrize("function", [mae, nn.functional.l1_loss], ids=["per sample", "scalar"])
+def test_metrics_take_functions(function):
+    learner, data = regression(Metrics(mae=function)), uneven()
+    inputs, targets = whole(data)
+    expected = mae(learner.model(inputs), targets).mean().item()
+    assert learner.evaluate(data)["val/mae"] == pytest.approx(expected, rel=1e-14)  # order of the float64 sums
+
+
+def test_metrics_name_functions_by_their_names():
+    assert regression(Metrics(mae)).evaluate(uneven()).keys() == {"val/loss", "val/mae"}
+
+
+def test_metrics_take_objects():
+    class Largest:
+        def reset(self):
+            self.value = -float("inf")
+
+        def update(self, outputs, targets):
+            self.value = max(self.value, outputs.max().item())
+
+        def compute(self):
+            return self.value
+
+    learner, data = regression(Metrics(Largest())), uneven()
+    expected = learner.model(whole(data)[0]).max().item()
+    assert learner.evaluate(data)["val/largest"] == expected
+
+
+def test_metrics_take_their_own_classes():
+    data = classified()
+    outputs, targets = whole(data)
+    values = evaluate(Metrics(Accuracy(), F1("micro"), macro=F1()), data)
+    right = outputs.argmax(1).eq(targets).double().mean().item()
+    macro = f1_score(targets, outputs.argmax(1), average="macro", labels=range(4), zero_division=0)
+    assert values == pytest.approx({"val/accuracy": right, "val/f1": right, "val/macro": macro}, rel=1e-14)  # sums
+
+
+def test_metrics_take_images():
+    data = classified(image=(2, 3))
+    outputs, targets = whole(data)
+    expected = outputs.argmax(1).eq(targets).double().mean().item()
+    assert evaluate(Metrics(Accuracy()), data) == {"val/accuracy": expected}
+
+
+def test_metrics_of_other_attributes_come_by_mean():
+    class Critic(Phase):
+        name = "critic"
+
+        def step(self, learner, step):
+            step.critic_loss = step.batch[1].mean()
+
+    data = uneven()
+    values = regression(Metrics(Mean("critic_loss"))).run(Critic(), data)
+    expected = whole(data)[1].mean().item()
+    assert values == {"critic/critic_loss": pytest.approx(expected, rel=1e-14)}  # order of the float64 sums
+
+
+TORCHMETRICS = {
+    "accuracy": lambda: torchmetrics.Accuracy(task="multiclass", num_classes=4),
+    "f1": lambda: torchmetrics.F1Score(task="multiclass", num_classes=4, average="macro"),
+    "mean": torchmetrics.MeanMetric,
+    "auroc": lambda: torchmetrics.AUROC(task="multiclass", num_classes=4),
+}
+
+
+@pytest.mark.parametrize("name", TORCHMETRICS)
+def test_metrics_take_torchmetrics_objects(name):
+    data = classified()
+    if name == "mean":
+        data = [(outputs[:, 0], targets) for outputs, targets in data]  # values and weights
+    by_hand = TORCHMETRICS[name]()
+    for outputs, targets in data:
+        by_hand.update(outputs, targets)
+    assert evaluate(Metrics(ours=TORCHMETRICS[name]()), data) == {"val/ours": by_hand.compute().item()}
+
+
+def test_metrics_name_torchmetrics_objects_by_their_classes():
+    assert evaluate(Metrics(TORCHMETRICS["f1"]()), classified()).keys() == {"val/multiclassf1score"}
+
+
+def collection():
+    return torchmetrics.MetricCollection({"acc": TORCHMETRICS["accuracy"](), "f1": TORCHMETRICS["f1"]()}, prefix="tm_")
+
+
+def test_metrics_take_a_metric_collection():
+    data = classified()
+    by_hand = collection()
+    for outputs, targets in data:
+        by_hand.update(outputs, targets)
+    expected = {f"val/{name}": value.item() for name, value in by_hand.compute().items()}
+    assert expected.keys() == {"val/tm_acc", "val/tm_f1"}
+    assert evaluate(Metrics(collection()), data) == expected
+
+
+def test_metrics_announce_the_names_of_a_collection():
+    assert Metrics(collection(), Accuracy()).names() == (
+        "metrics.*/loss",
+        "metrics.*/tm_acc",
+        "metrics.*/tm_f1",
+        "metrics.*/accuracy",
+    )
+
+
+def test_metrics_start_anew_in_each_pass():
+    learner, data = regression(Metrics(mae)), uneven()
+    assert learner.evaluate(data) == learner.evaluate(data)
+
+
+def test_metrics_start_anew_with_torchmetrics_objects():
+    learner = Learner(nn.Identity(), plugins=[Metrics(collection())], phases=[Classification()], standard=False)
+    data = classified()
+    assert learner.evaluate(data[:2]) != learner.evaluate(data)
+    assert learner.evaluate(data) == evaluate(Metrics(collection()), data)
+
+
+def test_metrics_under_inference_mode_equal_those_under_no_grad():
+    class Inference(ValidationPhase):
+        grad_mode = "inference_mode"
+
+    data = uneven()
+    learner = regression(Metrics(mae), phases=[Inference()])
+    assert learner.evaluate(data) == learner.evaluate(data) == regression(Metrics(mae)).evaluate(data)
+
+
+# Phases
+
+
+def test_metrics_of_phases_are_apart():
+    learner, data, other = regression(Metrics(mae)), uneven(), uneven(1)
+    learner.fit(data, other, epochs=1)
+    train = learner.metrics["train/mae"]
+    inputs, targets = whole(other)
+    expected = mae(learner.model(inputs), targets).mean().item()
+    assert learner.metrics["val/mae"] == pytest.approx(expected, rel=1e-14)  # order of the float64 sums
+    assert train != learner.metrics["val/mae"]
+
+
+def test_metrics_of_training_are_undisturbed_by_a_validation_inside():
+    one, other = regression(Metrics(mae)), regression(Metrics(mae))
+    one.fit(uneven(), uneven(1), epochs=1, validate_every_updates=1)
+    other.fit(uneven(), epochs=1)
+    assert one.metrics["train/loss"] == other.metrics["train/loss"]
+    assert one.metrics["train/mae"] == other.metrics["train/mae"]
+
+
+def test_metrics_of_a_phase_are_undisturbed_by_the_same_phase_inside():
+    def inside(learner, phase, step):
+        if step.index == 1 and not depth:
+            depth.append(1)
+            learner.evaluate(uneven(1))
+
+    depth = []
+    one, other = regression(Metrics(mae), on("step_end", inside)), regression(Metrics(mae))
+    assert one.evaluate(uneven()) == other.evaluate(uneven())
+    assert depth == [1]
+
+
+def test_metrics_pass_over_phases_without_outputs_targets_or_loss():
+    learner = regression(Metrics(mae, Accuracy(), collection()))
+    assert learner.predict(uneven()).shape == (27, 1)
+    assert learner.metrics == {}
+
+
+def test_metrics_forget_the_values_of_the_pass_before():
+    class Sometimes(ValidationPhase):
+        silent = False
+
+        def step(self, learner, step):
+            if not self.silent:
+                super().step(learner, step)
+
+    phase = Sometimes()
+    learner = regression(Metrics(mae), phases=[phase])
+    assert learner.evaluate(uneven()).keys() == {"val/loss", "val/mae"}
+    phase.silent = True
+    assert learner.evaluate(uneven()) == {}
+
+
+def test_metrics_of_a_cancelled_epoch_are_those_of_its_steps():
+    def cancel(step, **_):
+        if step.index == 2:
+            raise CancelEpoch("enough")
+
+    learner, data = regression(Metrics(mae), on("step_begin", cancel)), uneven()
+    inputs, targets = whole(data[:2])
+    expected = mae(learner.model(inputs), targets).mean().item()
+    assert learner.evaluate(data)["val/mae"] == pytest.approx(expected, rel=1e-14)  # order of the float64 sums
+
+
+def test_metrics_start_anew_after_an_error():
+    def fail(step, **_):
+        if step.index == 2 and not failed:
+            failed.append(1)
+            raise RuntimeError("deliberate")
+
+    failed = []
+    learner = regression(Metrics(mae), on("step_begin", fail))
+    with pytest.raises(RuntimeError, match="deliberate"):
+        learner.evaluate(uneven())
+    assert learner.evaluate(uneven()) == regression(Metrics(mae)).evaluate(uneven())
+
+
+def test_metrics_added_in_mid_epoch_take_the_steps_from_then_on():
+    def add(learner, step, **_):
+        if step.index == 1:
+            learner.add(Metrics(mae))
+
+    learner, data = regression(on("step_end", add)), uneven()
+    inputs, targets = whole(data[2:])
+    expected = mae(learner.model(inputs), targets).mean().item()
+    assert learner.evaluate(data)["val/mae"] == pytest.approx(expected, rel=1e-14)  # order of the float64 sums
+
+
+# Reading and memory
+
+
+def test_metrics_read_nothing_in_steps_and_once_per_pass():
+    learner = regression(Metrics(mae, BinaryAccuracy(from_logits=True), l1=nn.functional.l1_loss))
+    inputs, targets = whole(uneven())
+    data = [(inputs[i : i + 9], targets[i : i + 9].gt(0).double()) for i in (0, 9, 18)]
+    counts = []
+    with Reads() as reads:
+        learner.add(on("step_end", lambda **_: counts.append(len(reads.calls)), name="z"))
+        learner.fit(data, epochs=1)
+    assert counts == [0, 0, 0]
+    assert reads.calls == ["tolist"]
+
+
+class Token:
+    """Lives as long as a graph."""
+
+
+class Mark(torch.autograd.Function):
+    """The identity; its node in the graph holds a token."""
+
+    @staticmethod
+    def forward(ctx, outputs, token):
+        ctx.token = token
+        return outputs.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+def test_metrics_keep_no_graph_alive():
+    class Keeps:
+        def reset(self):
+            self.kept = []
+
+        def update(self, outputs, targets):
+            self.kept.append((outputs, targets))
+
+        def compute(self):
+            return sum(float(outputs["out"].sum()) for outputs, _ in self.kept)
+
+    class Nested(TrainingPhase):
+        def forward(self, learner, inputs):
+            token = Token()
+            nodes.append(weakref.ref(token))
+            outputs = Mark.apply(learner.model(inputs), token)
+            return {"out": outputs, "all": [outputs]}
+
+        def loss(self, learner, outputs, targets):
+            return learner.loss_fn(outputs["out"], targets)
+
+    nodes = []
+    gc.disable()
+    try:
+        alive = []
+        count = on("step_begin", lambda **_: alive.append(sum(node() is not None for node in nodes)))
+        regression(Metrics(Keeps()), count, phases=[Nested()]).fit(uneven(), epochs=1)
+    finally:
+        gc.enable()
+    assert alive == [0, 0, 0, 0]
+
+
+def test_metrics_leave_training_bitwise_alone():
+    one, other = regression(Metrics(mae, Mean("loss_twice"))), regression()
+    for learner in (one, other):
+        learner.fit(uneven(), uneven(1), epochs=2)
+    assert torch.equal(one.model.weight, other.model.weight)
+
+
+def test_metrics_peek_gives_the_values_so_far():
+    def peek(step, **_):
+        if step.index == 1:
+            seen.append({name: float(value) for name, value in metrics.peek("val").items()})
+
+    seen = []
+    metrics, data = Metrics(mae), uneven()
+    regression(metrics, on("step_end", peek, after=("metrics",))).evaluate(data)
+    assert seen == [
+        {name.removeprefix("val/"): value for name, value in regression(Metrics(mae)).evaluate(data[:2]).items()}
+    ]
+    assert metrics.peek("train") == {}
+
+
+# State
+
+
+def interrupted(metrics, data, at):
+    """The plugin's state after ``at`` steps of a pass."""
+    states = []
+
+    def save(step, **_):
+        if step.index == at - 1:
+            states.append(metrics.state_dict())
+
+    learner = Learner(
+        nn.Identity(),
+        plugins=[metrics, on("step_end", save, after=("metrics",))],
+        phases=[Classification()],
+        standard=False,
+    )
+    return states[0] if learner.evaluate(data) and states else None
+
+
+KINDS = {
+    "own": lambda: Metrics(Accuracy(), F1(), wrong=lambda outputs, targets: outputs.argmax(1).ne(targets).double()),
+    "torchmetrics": lambda: Metrics(TORCHMETRICS["accuracy"](), TORCHMETRICS["auroc"]()),
+    "collection": lambda: Metrics(collection()),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_metrics_go_on_in_mid_epoch(kind):
+    data = classified()
+    resumed = KINDS[kind]()
+    resumed.load_state_dict(interrupted(KINDS[kind](), data, 2))
+    assert evaluate(resumed, data[2:]) == evaluate(KINDS[kind](), data)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_metrics_start_anew_in_the_pass_after_the_resumed_one(kind):
+    data = classified()
+    resumed = KINDS[kind]()
+    resumed.load_state_dict(interrupted(KINDS[kind](), data, 2))
+    evaluate(resumed, data[2:])
+    assert evaluate(resumed, data) == evaluate(KINDS[kind](), data)
+
+
+def test_metrics_state_returns_what_was_loaded():
+    state = interrupted(KINDS["own"](), classified(), 2)
+    resumed = KINDS["own"]()
+    resumed.load_state_dict(state)
+    again = resumed.state_dict()
+    assert again.keys() == state.keys() == {"val"}
+    assert again["val"]["metrics"]["accuracy"] == state["val"]["metrics"]["accuracy"]
+    assert torch.equal(again["val"]["metrics"]["f1"]["hits"], state["val"]["metrics"]["f1"]["hits"])
+
+
+def test_metrics_state_is_empty_between_passes():
+    metrics = Metrics(Accuracy())
+    evaluate(metrics, classified())
+    assert metrics.state_dict() == {}
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("make", [lambda: Metrics(Accuracy(), Accuracy()), lambda: Metrics(mae, mae=mae)])
+def test_metrics_of_one_name_are_refused(make):
+    with pytest.raises(PluginError, match=r"two metrics are called '(\w+)'; name one: Metrics\(other_\1=\.\.\.\)"):
+        make()
+
+
+def test_metrics_named_loss_twice_are_refused():
+    with pytest.raises(PluginError, match="two metrics are called 'loss'"):
+        Metrics(Mean("loss"), loss=mae)
+
+
+def test_metrics_replace_the_loss_by_one_of_that_name():
+    learner, data = regression(Metrics(loss=mae)), uneven()
+    inputs, targets = whole(data)
+    expected = mae(learner.model(inputs), targets).mean().item()
+    assert learner.evaluate(data) == {"val/loss": pytest.approx(expected, rel=1e-14)}  # order of the float64 sums
+
+
+@pytest.mark.parametrize("cls", [Accuracy, torchmetrics.MeanMetric])
+def test_metrics_refuse_a_class(cls):
+    with pytest.raises(PluginError, match=rf"{cls.__name__} is a class; give an instance, {cls.__name__}\(\)"):
+        Metrics(cls)
+
+
+def test_metrics_refuse_a_lambda_without_a_name():
+    with pytest.raises(PluginError, match="a lambda has no name"):
+        Metrics(lambda outputs, targets: 0.0)
+
+
+def test_metrics_refuse_what_is_no_metric():
+    with pytest.raises(PluginError, match="'accuracy' is neither a function nor has it update, compute and reset"):
+        Metrics("accuracy")
+
+
+@pytest.mark.parametrize("value", [torch.zeros(3), None, "high"])
+def test_metrics_refuse_a_value_that_is_not_one_number(value):
+    class Odd(Metric):
+        name = "odd"
+        is_empty = False
+
+        def reset(self):
+            pass
+
+        def update(self, outputs, targets):
+            pass
+
+        def compute(self):
+            return value
+
+    with pytest.raises(PluginError, match=r"metric 'odd' is .*: a metric is one number") as caught:
+        evaluate(Metrics(Odd()), classified())
+    assert any("plugin 'metrics'" in note for note in caught.value.__notes__)
+
+
+def test_metrics_refuse_a_torchmetrics_object_with_a_value_per_class():
+    per_class = torchmetrics.Accuracy(task="multiclass", num_classes=4, average="none")
+    with pytest.raises(PluginError, match=r"metric 'each' is Tensor\[4\] float32 cpu: a metric is one number"):
+        evaluate(Metrics(each=per_class), classified())
+
+
+def test_metrics_name_plugin_and_metric_in_the_error_of_a_metric():
+    def broken(outputs, targets):
+        raise ZeroDivisionError("deliberate")
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        regression(Metrics(broken)).evaluate(uneven())
+    notes = " | ".join(caught.value.__notes__)
+    assert "metric 'broken' raised this; outputs: Tensor[8, 1] float64 cpu" in notes
+    assert "in step_end of plugin 'metrics', phase 'val', epoch 0, step 0" in notes
+
+
+def test_metrics_name_the_metric_whose_value_fails():
+    class Fails:
+        def reset(self):
+            pass
+
+        def update(self, outputs, targets):
+            pass
+
+        def compute(self):
+            raise ZeroDivisionError("deliberate")
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        evaluate(Metrics(Fails()), classified())
+    assert "metric 'fails' raised this" in caught.value.__notes__
+
+
+def test_metrics_of_float32_batches_are_those_of_the_batches_in_float64():
+    learner = make_learner(Metrics(mae))
+    data = batches(3)
+    steps = [mae(learner.model(inputs), targets).detach().double() for inputs, targets in data]
+    expected = torch.cat(steps).mean().item()
+    assert learner.evaluate(data)["val/mae"] == pytest.approx(expected, rel=1e-15)  # order of the float64 sums

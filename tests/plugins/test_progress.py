@@ -1,0 +1,473 @@
+"""Progress: bars on a terminal, lines elsewhere, and silence where nothing can be written."""
+
+import io
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from helpers import batches, make_learner, on
+
+from loopkit import Phase
+from loopkit.plugins import Metrics, Progress
+from loopkit.plugins.progress import duration, number
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+class Clock:
+    """Replaces ``time.monotonic``; each step takes some seconds of it."""
+
+    def __init__(self, monkeypatch, seconds=1.0):
+        self.now = 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        self.plugin = on("step_begin", lambda **_: setattr(self, "now", self.now + seconds), name="tick")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
+
+
+def ones(outputs, targets):
+    return torch.ones(len(outputs))
+
+
+def bars(text):
+    """What a terminal was shown, drawing by drawing, without blanks."""
+    return [part for part in (part.strip() for part in re.split(r"[\r\n]|\x1b\[A", text)) if part]
+
+
+# Plain lines
+
+
+def test_lines_of_a_fit(clock):
+    file = io.StringIO()
+    make_learner(Progress(file=file), Metrics(ones=ones, loss=ones), clock.plugin).fit(batches(3), batches(2), epochs=3)
+    assert file.getvalue() == (
+        "epoch 1/3  train/loss 1.0000  train/ones 1.0000  val/loss 1.0000  val/ones 1.0000  time 5.0 s  left 10 s\n"
+        "epoch 2/3  train/loss 1.0000  train/ones 1.0000  val/loss 1.0000  val/ones 1.0000  time 5.0 s  left 5.0 s\n"
+        "epoch 3/3  train/loss 1.0000  train/ones 1.0000  val/loss 1.0000  val/ones 1.0000  time 5.0 s  left 0.0 s\n"
+    )
+
+
+def test_lines_without_metrics(clock):
+    file = io.StringIO()
+    make_learner(Progress(file=file), clock.plugin).fit(batches(3), epochs=2)
+    assert file.getvalue() == "epoch 1/2  time 3.0 s  left 3.0 s\nepoch 2/2  time 3.0 s  left 0.0 s\n"
+
+
+def test_lines_of_a_fit_without_a_planned_number_of_epochs(clock):
+    file = io.StringIO()
+    make_learner(Progress(file=file), clock.plugin).fit(batches(3), max_steps=4)
+    assert file.getvalue() == "epoch 1  time 3.0 s\nepoch 2  time 1.0 s\n"
+
+
+def test_lines_of_a_second_fit_count_from_one(clock):
+    file = io.StringIO()
+    learner = make_learner(Progress(file=file), clock.plugin)
+    learner.fit(batches(3), epochs=1)
+    clock.now += 100.0
+    learner.fit(batches(3), epochs=1)
+    assert file.getvalue() == "epoch 1/1  time 3.0 s  left 0.0 s\n" * 2
+
+
+def test_lines_with_a_validation_every_other_epoch(clock):
+    file = io.StringIO()
+    learner = make_learner(Progress(file=file), Metrics(loss=ones), clock.plugin)
+    learner.fit(batches(1), batches(1), epochs=2, validate_every=2)
+    assert file.getvalue() == (
+        "epoch 1/2  train/loss 1.0000  time 1.0 s  left 1.0 s\n"
+        "epoch 2/2  train/loss 1.0000  val/loss 1.0000  time 2.0 s  left 0.0 s\n"
+    )
+
+
+def test_lines_with_validations_inside_the_epoch(clock):
+    file = io.StringIO()
+    learner = make_learner(Progress(file=file), Metrics(loss=ones), clock.plugin)
+    learner.fit(batches(2), batches(1), epochs=2, validate_every_updates=1)
+    assert file.getvalue() == (
+        "epoch 1/2  val/loss 1.0000  train/loss 1.0000  time 4.0 s  left 4.0 s\n"
+        "epoch 2/2  val/loss 1.0000  train/loss 1.0000  time 4.0 s  left 0.0 s\n"
+    )
+
+
+def failing(hook="step_begin", epoch=0):
+    """Fails in step 1 of a training epoch, once."""
+    raised = []
+
+    def fail(learner, phase, step):
+        if not raised and phase.training and step.index == 1 and learner.progress.epochs == epoch:
+            raised.append(1)
+            raise RuntimeError("deliberate")
+
+    return on(hook, fail, name="failing")
+
+
+def test_lines_of_a_fit_that_fails_are_those_of_its_complete_epochs(clock):
+    file = io.StringIO()
+    learner = make_learner(Progress(file=file), Metrics(loss=ones), clock.plugin, failing(epoch=1))
+    with pytest.raises(RuntimeError, match="deliberate"):
+        learner.fit(batches(2), batches(1), epochs=3, validate_every_updates=1)
+    assert file.getvalue() == "epoch 1/3  val/loss 1.0000  train/loss 1.0000  time 4.0 s  left 8.0 s\n"
+
+
+def test_lines_are_not_written_for_passes_outside_a_fit():
+    file = io.StringIO()
+    learner = make_learner(Progress(file=file), Metrics())
+    learner.evaluate(batches(2))
+    learner.predict(batches(2))
+    assert file.getvalue() == ""
+
+
+def test_lines_go_to_standard_output_by_default(capsys, clock):
+    make_learner(Progress(), clock.plugin).fit(batches(1), epochs=1)
+    assert capsys.readouterr() == ("epoch 1/1  time 1.0 s  left 0.0 s\n", "")
+
+
+def test_lines_are_chosen_on_a_terminal_by_bar_false(clock):
+    file = Terminal()
+    make_learner(Progress(bar=False, file=file), clock.plugin).fit(batches(1), epochs=1)
+    assert file.getvalue() == "epoch 1/1  time 1.0 s  left 0.0 s\n"
+
+
+def test_time_left_is_not_negative_when_the_wall_clock_jumps(monkeypatch):
+    jumps = iter(range(10**9, 0, -(10**6)))
+    monkeypatch.setattr(time, "time", lambda: float(next(jumps)))
+    file, terminal = io.StringIO(), Terminal()
+    make_learner(Progress(file=file)).fit(batches(2), epochs=2)
+    make_learner(Progress(file=terminal)).fit(batches(2), epochs=2)
+    assert "-" not in file.getvalue()
+    assert "0%" in terminal.getvalue()
+    assert "-" not in terminal.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0.0 s"),
+        (0.44, "0.4 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.4, "59 s"),
+        (59.6, "1:00"),
+        (185, "3:05"),
+        (3599.6, "1:00:00"),
+        (7385, "2:03:05"),
+    ],
+)
+def test_duration_text(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0.0000"),
+        (0.12345, "0.1235"),
+        (-2.5, "-2.5000"),
+        (0.001, "0.0010"),
+        (0.00012345, "1.23e-04"),
+        (99999.0, "99999.0000"),
+        (123456.0, "1.23e+05"),
+        (float("nan"), "nan"),
+        (float("-inf"), "-inf"),
+    ],
+)
+def test_number_text(value, text):
+    assert number(value) == text
+
+
+# Bars
+
+
+def test_bar_shows_phase_epoch_and_steps(clock):
+    file = Terminal()
+    make_learner(Progress(file=file), clock.plugin).fit(batches(3), batches(2), epochs=2)
+    drawn = bars(file.getvalue())
+    for title, steps in {"epoch 1/2 train": 3, "epoch 1/2 val": 2, "epoch 2/2 train": 3, "epoch 2/2 val": 2}.items():
+        shown = [re.search(r"(\d+)/(\d+) \[", text).groups() for text in drawn if text.startswith(title)]
+        assert shown == [(str(n), str(steps)) for n in range(steps + 1)]
+
+
+def test_bar_shows_values_late(clock):
+    file = Terminal()
+    make_learner(Progress(file=file), Metrics(loss=ones), clock.plugin).fit(batches(3), epochs=1)
+    drawn = [text for text in bars(file.getvalue()) if text.startswith("epoch 1/1 train")]
+    assert ["loss 1" in text for text in drawn] == [False, False, True, True]
+
+
+def test_bar_shows_the_time_of_the_monotonic_clock(clock):
+    file = Terminal()
+    make_learner(Progress(file=file), clock.plugin).evaluate(batches(4))
+    assert [re.search(r"\[(\S+)<", text)[1] for text in bars(file.getvalue())] == [
+        "00:00",
+        "00:01",
+        "00:02",
+        "00:03",
+        "00:04",
+    ]
+
+
+def test_bar_is_redrawn_ten_times_a_second_at_most(monkeypatch):
+    clock, file = Clock(monkeypatch, seconds=0.03), Terminal()
+    make_learner(Progress(file=file), clock.plugin).evaluate(batches(9))
+    assert [re.search(r"(\d+)/9", text)[1] for text in bars(file.getvalue())] == ["0", "1", "5", "9"]
+
+
+def test_bar_of_data_without_a_length(clock):
+    file = Terminal()
+    make_learner(Progress(file=file), clock.plugin).evaluate(lambda: iter(batches(2)))
+    assert [text.split(" [")[0] for text in bars(file.getvalue())] == ["val: 0step", "val: 1step", "val: 2step"]
+
+
+def test_bars_outside_a_fit_show_the_phase_alone(clock):
+    file = Terminal()
+    learner = make_learner(Progress(file=file), clock.plugin)
+    learner.fit(batches(1), epochs=1)
+    file.truncate(file.seek(0))
+    learner.evaluate(batches(1))
+    learner.predict(batches(1))
+    assert {text.split(":")[0] for text in bars(file.getvalue())} == {"val", "predict"}
+
+
+def test_bar_of_a_validation_inside_training_belongs_to_its_epoch(clock):
+    file = Terminal()
+    learner = make_learner(Progress(file=file), Metrics(), clock.plugin)
+    learner.fit(batches(2), batches(1), epochs=1, validate_every_updates=1)
+    titles = list(dict.fromkeys(text.split(":")[0] for text in bars(file.getvalue()) if ":" in text))
+    assert titles == ["epoch 1/1 train", "epoch 1/1 val"]
+
+
+def test_bar_of_training_goes_on_after_a_validation_inside(clock):
+    file = Terminal()
+    make_learner(Progress(file=file), clock.plugin).fit(batches(2), batches(1), epochs=1, validate_every_updates=1)
+    drawn = [text for text in bars(file.getvalue()) if text.startswith("epoch 1/1 train")]
+    assert [re.search(r"(\d+)/2", text)[1] for text in drawn if "/2" in text][-1] == "2"
+
+
+def test_rows_on_a_terminal_have_one_header(clock):
+    file = Terminal()
+    learner = make_learner(Progress(file=file), Metrics(loss=ones), clock.plugin)
+    learner.fit(batches(1), batches(1), epochs=2)
+    rows = [text for text in bars(file.getvalue()) if "%" not in text]
+    assert rows == [
+        "epoch  train/loss  val/loss      time      left",
+        "1/2      1.0000    1.0000     2.0 s     2.0 s",
+        "2/2      1.0000    1.0000     2.0 s     0.0 s",
+    ]
+
+
+def test_rows_on_a_terminal_have_a_new_header_for_other_columns(clock):
+    file = Terminal()
+    learner = make_learner(Progress(file=file), Metrics(loss=ones), clock.plugin)
+    learner.fit(batches(1), batches(1), epochs=2, validate_every=2)
+    assert len([text for text in bars(file.getvalue()) if text.startswith("epoch  train")]) == 2
+
+
+def test_bars_are_chosen_elsewhere_by_bar_true(clock):
+    file = io.StringIO()
+    make_learner(Progress(bar=True, file=file), clock.plugin).evaluate(batches(1))
+    assert "1/1" in file.getvalue()
+
+
+def test_bars_are_drawn_in_a_notebook(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    make_learner(Progress()).evaluate(batches(1))
+    assert "1/1" in capsys.readouterr().out
+
+
+def test_bars_go_to_a_file_in_a_notebook_only_if_asked_for(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    file = io.StringIO()
+    make_learner(Progress(file=file)).evaluate(batches(1))
+    assert file.getvalue() == ""
+
+
+@pytest.mark.parametrize("fit", [True, False], ids=["fit", "run"])
+def test_bar_is_taken_away_after_an_error(clock, fit):
+    from tqdm.auto import tqdm
+
+    file = Terminal()
+    learner = make_learner(Progress(file=file), clock.plugin, failing())
+    with pytest.raises(RuntimeError, match="deliberate"):
+        learner.fit(batches(3), epochs=1) if fit else learner.run("train", batches(3))
+    assert [bar for bar in tqdm._instances if bar.fp is not None and not bar.disable] == []
+    assert bars(file.getvalue().rpartition("\r")[2]) == []
+    file.truncate(file.seek(0))
+    learner.run("train", batches(3))
+    assert "\n" not in file.getvalue()  # the bar stands in the first line again
+    assert [re.search(r"(\d+)/3", text)[1] for text in bars(file.getvalue())] == ["0", "1", "2", "3"]
+
+
+def test_bars_of_nested_passes_are_taken_away_after_an_error(clock):
+    def fail(phase, **_):
+        if phase.name == "val":
+            raise RuntimeError("deliberate")
+
+    file = Terminal()
+    learner = make_learner(Progress(file=file), clock.plugin, on("step_begin", fail))
+    with pytest.raises(RuntimeError, match="deliberate"):
+        learner.fit(batches(2), batches(1), epochs=1, validate_every_updates=1)
+    file.truncate(file.seek(0))
+    learner.run("train", batches(1))
+    assert "\n" not in file.getvalue()
+
+
+def test_progress_added_in_mid_epoch(clock):
+    def add(learner, step, **_):
+        if step.index == 0 and "progress" not in learner.plugins:
+            learner.add(Progress(file=file))
+
+    file = Terminal()
+    make_learner(clock.plugin, on("step_end", add)).fit(batches(2), epochs=2)
+    assert "epoch 2/2 train" in file.getvalue()
+
+
+def test_bar_starts_no_thread(clock):
+    import threading
+
+    before = threading.active_count()
+    seen = []
+    count = on("step_end", lambda **_: seen.append(threading.active_count()))
+    make_learner(Progress(file=Terminal()), count).evaluate(batches(2))
+    assert seen == [before, before]
+
+
+# Outputs that cannot be written to
+
+
+class Closed(Terminal):
+    """A pipe whose reader goes away after some writes."""
+
+    def __init__(self, left, error):
+        super().__init__()
+        self.left, self.error = left, error
+
+    def write(self, text):
+        self.left -= 1
+        if self.left < 0:
+            raise self.error
+        return super().write(text)
+
+
+ERRORS = [BrokenPipeError(32, "Broken pipe"), OSError(5, "Input/output error"), ValueError("I/O on closed file")]
+
+
+@pytest.mark.parametrize("left", [0, 1, 2, 5])
+@pytest.mark.parametrize("error", ERRORS, ids=["pipe", "io", "closed"])
+@pytest.mark.parametrize("bar", [True, False], ids=["bar", "lines"])
+def test_broken_output_ends_the_display_and_not_the_training(clock, bar, error, left):
+    file = Closed(left, error)
+    one, other = make_learner(Progress(bar, file), Metrics(), clock.plugin), make_learner(clock.plugin)
+    for learner in (one, other):
+        learner.fit(batches(3), batches(1), epochs=6)
+    assert file.left == -1
+    assert torch.equal(one.model.weight, other.model.weight)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes break in another way there")
+@pytest.mark.parametrize("bar", ["True", "False"], ids=["bar", "lines"])
+def test_pipe_whose_reader_is_gone_is_left_alone(bar):
+    code = (
+        "import torch\n"
+        "make = lambda params: torch.optim.SGD(params, 0.1)\n"
+        "from loopkit import Learner\n"
+        "from loopkit.plugins import Progress\n"
+        f"learner = Learner(torch.nn.Linear(1, 1), torch.nn.MSELoss(), make, plugins=[Progress({bar})])\n"
+        "result = learner.fit([(torch.ones(2, 1), torch.ones(2, 1))], epochs=3)\n"
+        "raise SystemExit(result.epochs)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    child.stdout.close()
+    assert child.wait() == 3
+    assert child.stderr.read() == b""
+    child.stderr.close()
+
+
+@pytest.mark.parametrize("bar", [True, None], ids=["bar", "default"])
+def test_closed_output_is_left_alone(bar):
+    file = Terminal()
+    file.close()
+    learner = make_learner(Progress(bar, file))
+    assert learner.fit(batches(3), epochs=1).reason == "epochs"
+
+
+@pytest.mark.parametrize("bar", [True, None], ids=["bar", "default"])
+def test_no_standard_output(monkeypatch, bar):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert make_learner(Progress(bar)).fit(batches(3), epochs=1).reason == "epochs"
+
+
+def test_another_standard_output_is_written_to_after_a_broken_one(monkeypatch, clock):
+    learner = make_learner(Progress(), clock.plugin)
+    monkeypatch.setattr(sys, "stdout", Closed(0, ERRORS[0]))
+    learner.fit(batches(1), epochs=1)
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    learner.fit(batches(1), epochs=1)
+    assert sys.stdout.getvalue() == "epoch 1/1  time 1.0 s  left 0.0 s\n"
+
+
+class Named(Phase):
+    """Adds a number under a name that is not ASCII."""
+
+    def step(self, learner, step):
+        step.outputs = step.targets = step.batch[0]
+
+
+def ascii_stream(terminal):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
+    stream.isatty = lambda: terminal
+    return stream
+
+
+def test_lines_on_an_ascii_output_replace_other_characters(clock):
+    stream = ascii_stream(False)
+    learner = make_learner(Progress(file=stream), Metrics(**{"précision": ones, "loss": ones}), clock.plugin)
+    learner.fit(batches(1), epochs=1)
+    assert stream.buffer.getvalue() == (
+        b"epoch 1/1  train/loss 1.0000  train/pr?cision 1.0000  time 1.0 s  left 0.0 s\n"
+    )
+
+
+def test_bars_on_an_ascii_output_replace_other_characters(clock):
+    stream = ascii_stream(True)
+    learner = make_learner(Progress(file=stream), Metrics(**{"précision": ones}), clock.plugin)
+    learner.run(Named("épreuve"), batches(3))
+    text = stream.buffer.getvalue().decode("ascii")
+    assert "?preuve: 100%|##########| 3/3" in text
+    assert "pr?cision 1" in text
+
+
+# What is imported and when
+
+
+def modules_after(code):
+    code = f"import sys, torch\nbefore = set(sys.modules)\n{code}\nprint(*sorted(set(sys.modules) - before))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(found.stdout.split())
+
+
+@pytest.mark.parametrize("code", ["import loopkit", "import loopkit.plugins"])
+def test_import_brings_nothing_but_pluggy_with_it(code):
+    brought = {name.split(".")[0] for name in modules_after(code)} - sys.stdlib_module_names
+    assert brought == {"loopkit", "pluggy"}
+
+
+def test_tqdm_bars_are_imported_when_the_first_is_drawn():
+    code = "from loopkit import Learner; Learner(torch.nn.Identity()).evaluate"
+    assert not {name for name in modules_after(code) if name.startswith("tqdm.auto")}
+    code = "from loopkit import Learner; Learner(torch.nn.Identity()).predict([torch.zeros(1)])"
+    assert not {name for name in modules_after(code) if name.startswith("tqdm.auto")}
+
+
+def test_progress_leaves_training_bitwise_alone(clock):
+    one, other = make_learner(Progress(file=Terminal()), Metrics(), clock.plugin), make_learner()
+    for learner in (one, other):
+        learner.fit(batches(3), batches(1), epochs=2)
+    assert torch.equal(one.model.weight, other.model.weight)
