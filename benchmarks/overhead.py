@@ -12,6 +12,7 @@ import datetime
 import gc
 import io
 import json
+import math
 import platform
 import statistics
 import subprocess
@@ -23,15 +24,18 @@ from typing import Any
 
 import psutil
 import torch
-from loopkit.data import TensorLoader
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
 
 from loopkit import Learner, Phase, hookimpl
+from loopkit.data import TensorLoader
 from loopkit.metrics import Accuracy
 from loopkit.plugins import Metrics, Progress
+from loopkit.plugins.gradients import ClipGradNorm
+from loopkit.plugins.schedule import Schedule
+from loopkit.schedules import cosine
 
 BATCH = 32
 Work = Callable[[], object]
@@ -172,6 +176,90 @@ def with_metrics(report: Report, batches: list[Any]) -> None:
     )
 
 
+def standard_stack(report: Report, batches: list[Any]) -> None:
+    """Loss, accuracy, norm clipping, a cosine schedule per update and a bar, against two raw loops."""
+    loss_fn = nn.CrossEntropyLoss()
+    total = 10**6
+    base = 0.05
+
+    def learner(optimizer: Any = None) -> Learner:
+        model, given = problem()
+        stack = [Metrics(Accuracy()), ClipGradNorm(1.0), Schedule(cosine(total)), Progress(file=Screen())]
+        return Learner(model, loss_fn, optimizer or given, plugins=stack, standard=False)
+
+    model, optimizer = problem()
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total)
+    screen = Screen()
+
+    def idiomatic() -> tuple[float, float]:
+        total_loss = torch.zeros(())
+        correct = torch.zeros((), dtype=torch.long)
+        count = 0
+        for inputs, targets in tqdm(batches, file=screen, leave=False):
+            optimizer.zero_grad()
+            outputs = model(inputs)
+            loss = loss_fn(outputs, targets)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            total_loss += loss.detach() * len(targets)
+            correct += (outputs.argmax(1) == targets).sum()
+            count += len(targets)
+        return total_loss.item() / count, correct.item() / count
+
+    tuned_model, tuned_optimizer = problem()
+    params = list(tuned_model.parameters())
+    group = tuned_optimizer.param_groups[0]
+    updates = 0
+
+    def tuned() -> tuple[float, float]:
+        nonlocal updates
+        total_loss = torch.zeros((), dtype=torch.float64)
+        correct = torch.zeros((), dtype=torch.long)
+        count = 0
+        bar = tqdm(total=len(batches), file=screen, leave=False, mininterval=0)
+        shown = 0.0
+        for number, (inputs, targets) in enumerate(batches, 1):
+            for p in params:
+                p.grad = None
+            outputs = tuned_model(inputs)
+            loss = loss_fn(outputs, targets)
+            loss.backward()
+            grads = [p.grad for p in params]
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+            torch._foreach_mul_(grads, norm.add(1e-6).reciprocal_().mul_(1.0).clamp_(max=1.0))
+            tuned_optimizer.step()
+            updates += 1
+            group["lr"] = base * (0.5 * (1 + math.cos(math.pi * updates / total)))
+            samples = len(targets)
+            total_loss.add_(loss.detach(), alpha=samples)
+            correct.add_(outputs.argmax(1).eq(targets).sum())
+            count += samples
+            now = time.monotonic()
+            if now >= shown + 0.1:
+                shown = now
+                bar.n = number
+                bar.refresh()
+        bar.close()
+        return total_loss.item() / count, correct.item() / count
+
+    ours = learner()
+    title = "standard stack"
+    report.ratio(f"{title} / idiomatic raw loop", lambda: ours.run("train", batches), idiomatic, 0.85, len(batches))
+    report.ratio(
+        f"{title} / raw loop with the same tricks", lambda: ours.run("train", batches), tuned, 1.06, len(batches)
+    )
+    fused = learner(lambda params: torch.optim.SGD(params, lr=base, momentum=0.9, fused=True))
+    report.ratio(
+        f"{title}, fused optimizer / idiomatic raw loop",
+        lambda: fused.run("train", batches),
+        idiomatic,
+        0.85,
+        len(batches),
+    )
+
+
 class Nothing(Phase):
     """A phase whose step does nothing."""
 
@@ -222,7 +310,7 @@ def dispatch(report: Report, batches: list[Any]) -> None:
     report.value("a plain method call", method, "us")
 
 
-def loaders(report: Report) -> None:
+def loaders(report: Report, batches: list[Any]) -> None:
     x, y = torch.randn(100_000, 64), torch.randint(0, 10, (100_000,))
     ours = TensorLoader(x, y, batch_size=BATCH, shuffle=True)
     theirs = DataLoader(TensorDataset(x, y), batch_size=BATCH, shuffle=True)
@@ -261,7 +349,7 @@ def loaders(report: Report) -> None:
     )
 
 
-def start_up(report: Report) -> None:
+def start_up(report: Report, batches: list[Any]) -> None:
     code = "import torch, pluggy, time; t = time.perf_counter(); import loopkit; print(time.perf_counter() - t)"
     seconds = [
         float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout) for _ in range(5)
@@ -292,7 +380,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """
 
 
-def memory(report: Report) -> None:
+def memory(report: Report, batches: list[Any]) -> None:
     here = str(Path(__file__).parent)
 
     def peak(engine: bool) -> float:
@@ -349,6 +437,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=60, help="rounds of each run")
     parser.add_argument("--runs", type=int, default=5, help="runs of which the median is taken")
+    parser.add_argument("--only", help="the name of one part, such as bare or standard_stack")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -359,13 +448,9 @@ def main() -> None:
         f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}"
     )
     print(f"{datetime.date.today()}, {about}; {report.runs} runs of {report.rounds} rounds\n")
-    bare(report, batches)
-    with_metrics(report, batches)
-    dispatch(report, batches)
-    loaders(report)
-    start_up(report)
-    memory(report)
-    gpu(report, batches)
+    for part in (bare, with_metrics, standard_stack, dispatch, loaders, start_up, memory, gpu):
+        if arguments.only in (None, part.__name__):
+            part(report, batches)
     if arguments.json:
         arguments.json.write_text(json.dumps({"about": about, "figures": report.figures}, indent=1) + "\n")
 

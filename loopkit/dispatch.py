@@ -447,7 +447,8 @@ def _implementation(impl: pluggy.HookImpl, hook: Hook) -> Implementation:
 
     labels = ("reads", "updates", "writes", "before", "after")
     entry = Entry(impl.plugin_name, provided(plugin), **{label: names(label) for label in labels})
-    return Implementation(plugin, hook, impl.function, tuple(impl.argnames), options.phase, entry)
+    arguments = tuple(inspect.signature(impl.function).parameters)  # pluggy sees those of plain functions alone
+    return Implementation(plugin, hook, impl.function, arguments, options.phase, entry)
 
 
 def _check_plugin(plugin: Any, name: str) -> None:

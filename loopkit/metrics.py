@@ -101,9 +101,11 @@ class Mean(Metric):
         """
         if not isinstance(value, Tensor):
             value = torch.tensor(float(value), dtype=torch.float64)
-        elif value.numel() != 1:
-            raise ValueError(f"{self.name} has shape {tuple(value.shape)}: its mean takes one number for each step")
-        value = value.detach().reshape(())
+        elif value.ndim:
+            if value.numel() != 1:
+                raise ValueError(f"{self.name} has shape {tuple(value.shape)}: its mean takes one number for each step")
+            value = value.reshape(())
+        value = value.detach()
         total = torch.zeros_like(wide(value)) if self.total is None else self.total
         if isinstance(weight, Tensor):
             weight = wide(weight)
@@ -178,6 +180,10 @@ def classes_axis(outputs: Tensor, targets: Tensor, axis: int | None = None) -> i
         ValueError: The shapes are neither ``(..., classes)`` and ``(...)`` nor ``(n, classes, ...)`` and ``(n, ...)``,
             or are both and ``axis`` does not say which; or there is one class only.
     """
+    if axis is None and outputs.ndim == 2 and targets.ndim == 1:  # by far the most frequent
+        samples, classes = outputs.shape
+        if classes > 1 and samples == targets.shape[0]:
+            return 1
     last = outputs.shape[:-1] == targets.shape
     second = outputs.ndim > 2 and outputs.shape[:1] + outputs.shape[2:] == targets.shape
     where = f"outputs have shape {tuple(outputs.shape)} and targets {tuple(targets.shape)}"

@@ -109,7 +109,8 @@ class ClipGradValue:
     @hookimpl(updates=("grads",))
     def update_begin(self, step: Step) -> None:
         """Clip."""
-        torch.nn.utils.clip_grad_value_(step.params, self.max_value)
+        if any(p.grad is not None for p in step.params):  # torch's function fails without any
+            torch.nn.utils.clip_grad_value_(step.params, self.max_value)
 
 
 class GradNorm:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,11 @@ class _Pass:
     """The metrics of a phase, and how far its pass has come."""
 
     metrics: dict[str, Any]
+    means: list[tuple[str, Mean]] = field(init=False)
+    """Those that take an attribute of the step."""
+    own: list[tuple[str, Any]] = field(init=False)
+    """Those that take outputs and targets and need no care: they keep no graph."""
+    others: list[tuple[str, Any]] = field(init=False)
     running: bool = False
     """Between ``epoch_begin`` and ``epoch_end``: what there is to save."""
     resumed: bool = False
@@ -39,6 +44,12 @@ class _Pass:
     """Outputs and targets were taken in."""
     placed: bool = False
     """What was loaded, or is a module, has been moved to the device."""
+
+    def __post_init__(self) -> None:
+        items = self.metrics.items()
+        self.means = [(name, metric) for name, metric in items if isinstance(metric, Mean)]
+        self.own = [(n, m) for n, m in items if isinstance(m, Metric) and not isinstance(m, (Mean, FunctionMetric))]
+        self.others = [(n, m) for n, m in items if not isinstance(m, Metric) or isinstance(m, FunctionMetric)]
 
 
 class Metrics:
@@ -124,30 +135,34 @@ class Metrics:
     @hookimpl(reads=("loss", "outputs", "targets", "step"))
     def step_end(self, phase: Phase, step: Step) -> None:
         """Take in one step."""
-        now = self._pass(phase.name)
-        outputs = _detached(getattr(step, "outputs", None))
-        targets = _detached(getattr(step, "targets", None))
-        with torch.no_grad():
+        now = self._passes.get(phase.name) or self._pass(phase.name)
+        name = ""
+        try:
             if not now.placed:
-                _place(now.metrics, outputs, getattr(step, "loss", None))
+                _place(now.metrics, getattr(step, "outputs", None), getattr(step, "loss", None))
                 now.placed = True
-            for name, metric in now.metrics.items():
-                try:
-                    if isinstance(metric, Mean):
-                        value = getattr(step, metric.attribute, None)
-                        if value is not None:
-                            metric.add(value, step.weight)
-                    elif outputs is not None and targets is not None:
-                        now.fed = True
-                        if isinstance(metric, FunctionMetric):
-                            metric.update(outputs, targets, step.weight)
-                        else:
-                            metric.update(outputs, targets)
-                except Exception as error:
-                    error.add_note(
-                        f"metric {name!r} raised this; outputs: {describe(outputs)}; targets: {describe(targets)}"
-                    )
-                    raise
+            for name, mean in now.means:  # noqa: B007 - the error names it
+                value = getattr(step, mean.attribute, None)
+                if value is not None:
+                    mean.add(value, step.weight)
+            if now.others or now.own:
+                outputs, targets = getattr(step, "outputs", None), getattr(step, "targets", None)
+                if outputs is not None and targets is not None:
+                    now.fed = True
+                    for name, metric in now.own:  # noqa: B007 - the error names it
+                        metric.update(outputs, targets)
+                    if now.others:
+                        outputs, targets = _detached(outputs), _detached(targets)
+                        with torch.no_grad():
+                            for name, metric in now.others:  # noqa: B007 - the error names it
+                                if isinstance(metric, FunctionMetric):
+                                    metric.update(outputs, targets, step.weight)
+                                else:
+                                    metric.update(outputs, targets)
+        except Exception as error:
+            seen = ", ".join(f"{word}: {describe(getattr(step, word, None))}" for word in ("outputs", "targets"))
+            error.add_note(f"metric {name!r} raised this; {seen}")
+            raise
 
     @hookimpl(writes=lambda plugin: plugin.names())
     def epoch_end(self, learner: Learner, phase: Phase) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 
 from loopkit.errors import PhaseError, PluginError
 from loopkit.hooks import hookimpl
+from loopkit.order import nearest
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner
@@ -28,6 +31,9 @@ class MixedPrecision:
     at ``update_begin`` before any plugin reads them. An update whose gradients overflow is skipped: ``update_skipped``
     fires instead of ``update_end``, so neither schedules nor averages move. With several optimizers there is one
     scaler; it adapts once, at the end of a step in which an update was due and no other optimizer's window is open.
+
+    A fused optimizer (``fused=True``) is given the flag and skips on the device, where no step waits for it; that such
+    an update was skipped is not known to the host in time, so ``update_end`` fires and it counts as an update.
 
     Args:
         dtype: ``"bfloat16"``, ``"float16"``, ``"float32"`` (no autocast) or the torch dtype; ``"auto"`` is bfloat16
@@ -48,7 +54,7 @@ class MixedPrecision:
     provides = "mixed_precision"
     owns = ("grads.scale",)
     syncs = ("update_begin",)
-    """With scaling it reads one flag per update."""
+    """With scaling, and an optimizer that is not fused, it reads one flag per update."""
 
     def __init__(
         self,
@@ -62,8 +68,9 @@ class MixedPrecision:
         min_scale: float = 0.0,
     ) -> None:
         if dtype != "auto" and dtype not in (*DTYPES, *DTYPES.values()):
-            raise PluginError(f"MixedPrecision(dtype={dtype!r}): it is 'auto', {', '.join(map(repr, DTYPES))}")
-        if not (init_scale > 0 and growth_factor > 1 and 0 < backoff_factor < 1 and growth_interval >= 1):
+            hint = nearest(dtype, DTYPES) if isinstance(dtype, str) else ""
+            raise PluginError(f"MixedPrecision(dtype={dtype!r}): it is 'auto', {', '.join(map(repr, DTYPES))}{hint}")
+        if not (0 < init_scale < math.inf and growth_factor > 1 and 0 < backoff_factor < 1 and growth_interval >= 1):
             raise PluginError(
                 f"MixedPrecision: init_scale={init_scale} must be above 0, growth_factor={growth_factor} above 1, "
                 f"backoff_factor={backoff_factor} between 0 and 1, growth_interval={growth_interval} at least 1"
@@ -82,9 +89,14 @@ class MixedPrecision:
         self._device = "cpu"
         self._scaler: torch.amp.GradScaler | None = None
         self._state: dict[str, Any] = {}
-        self._unscaled = False
-        self.skipped = 0
-        """Updates skipped so far."""
+        self._found: Tensor | None = None
+        """Above 0 if an update overflowed since the scale was adapted; None if there was no update since."""
+        self._skipped = 0
+        self._skipped_on_device: Tensor | None = None
+        self._flagged: torch.optim.Optimizer | None = None
+        """The fused optimizer that holds the flag of its update."""
+        self._depth = 0
+        """How many passes are running, one inside the other."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -96,8 +108,13 @@ class MixedPrecision:
         """The scale now; reading it waits for the device."""
         return 1.0 if self._scaler is None else float(self._scaler.get_scale())
 
+    @property
+    def skipped(self) -> int:
+        """Updates skipped so far; with a fused optimizer, reading it waits for the device."""
+        return self._skipped + (0 if self._skipped_on_device is None else int(self._skipped_on_device.item()))
+
     @hookimpl(reads=("model",), after=("device",))
-    def setup_model(self, name: str, model: nn.Module) -> nn.Module:
+    def setup_model(self, learner: Learner, name: str, model: nn.Module) -> nn.Module:
         """Refuse half-precision parameters; decide the dtype and make the scaler."""
         for path, p in model.named_parameters():
             if p.dtype in (torch.float16, torch.bfloat16):
@@ -106,7 +123,7 @@ class MixedPrecision:
                     f"parameter are rounded away. Keep the model in float32 (no .half() or .bfloat16()): autocast "
                     f"casts what is fast in {self.dtype}"
                 )
-            self._device = p.device.type
+        self._device = next((p.device.type for m in learner.models.values() for p in m.parameters()), "cpu")
         if self._dtype == "auto":
             without = self._device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
             self._dtype = torch.float16 if without else torch.bfloat16
@@ -117,23 +134,39 @@ class MixedPrecision:
         return model
 
     @hookimpl
-    def step_context(self) -> AbstractContextManager[Any] | None:
-        """Autocast."""
-        return None if self.dtype == torch.float32 else torch.autocast(self._device, self.dtype)
+    @contextmanager
+    def epoch_context(self, phase: Phase) -> Iterator[None]:
+        """Forget at the end of a pass, failed ones included, what only counts inside it."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if phase.training:
+                self._found = None
+                self._take_flag()
 
     @hookimpl
+    def step_context(self) -> AbstractContextManager[Any] | None:
+        """Autocast; a pass inside the step of another leaves that one's cache of cast weights alone."""
+        if self.dtype == torch.float32:
+            return None
+        return torch.autocast(self._device, self.dtype, cache_enabled=None if self._depth == 1 else False)
+
+    @hookimpl(reads=("loss",))
     def backward_begin(self, step: Step) -> None:
         """Scale what backward starts from."""
         if self._scaler is not None:
             seed = step.seed
             if not isinstance(seed, Tensor):
-                seed = torch.full((), seed, dtype=torch.float32, device=step.loss.device)
+                dtype = torch.promote_types(step.loss.dtype, torch.float32)
+                seed = torch.full((), seed, dtype=dtype, device=step.loss.device)
             step.seed = self._scaler.scale(seed)
 
     @hookimpl(writes=("grads",), after=("sync",))
     def update_begin(self, phase: Phase, step: Step) -> None:
         """Unscale the gradients, and vote to skip the update if they overflowed."""
-        scaler = self._scaler
+        scaler, optimizer = self._scaler, step.optimizer
         if scaler is None:
             return
         if step.closure is not None:
@@ -141,64 +174,83 @@ class MixedPrecision:
                 f"phase {phase.name!r}: an update with a closure cannot be used with loss scaling, since the optimizer "
                 f"evaluates the loss itself; use MixedPrecision('bfloat16')"
             )
-        states = scaler._per_optimizer_states
-        key = id(step.optimizer)
-        if key in states and states[key]["found_inf_per_device"]:
-            states[len(states)] = states.pop(key)  # an earlier update of this step; it counts for the scale, too
-        scaler.unscale_(step.optimizer)
-        self._unscaled = True
-        found = states[key]["found_inf_per_device"].values()
-        if any(flag.item() for flag in found):  # host sync: whether the optimizer may run
-            self.skipped += 1
+        scaler.unscale_(optimizer)
+        # taken away at once: the scaler refuses to unscale twice, and the scale may only be adapted some steps later
+        flags = list(scaler._per_optimizer_states.pop(id(optimizer))["found_inf_per_device"].values())
+        if not flags:  # there are no gradients
+            return
+        found = flags[0]
+        for flag in flags[1:]:
+            found = torch.maximum(found, flag.to(found.device, non_blocking=True))
+        self._found = found if self._found is None else self._found.to(found.device, non_blocking=True) + found
+        if getattr(optimizer, "_step_supports_amp_scaling", False):
+            optimizer.found_inf = found  # type: ignore[attr-defined]
+            self._flagged = optimizer
+            late = self._skipped_on_device
+            self._skipped_on_device = found if late is None else late.to(found.device, non_blocking=True) + found
+        elif found.item():  # host sync: whether the optimizer may run
+            self._skipped += 1
             step.skip_update("the gradients overflowed")
 
     @hookimpl
-    def step_end(self, learner: Learner) -> None:
-        """Adapt the scale."""
-        if self._unscaled and learner.running is not None and not learner.running.window_open:
-            self._adapt()
+    def update_end(self) -> None:
+        """Take the flag from a fused optimizer."""
+        self._take_flag()
 
     @hookimpl
-    def step_cancelled(self) -> None:
-        """Forget what was unscaled in this step."""
-        self._forget()
+    def update_skipped(self) -> None:
+        """Take the flag from a fused optimizer, which another plugin has kept from its update."""
+        self._take_flag()
+
+    @hookimpl
+    def step_end(self, learner: Learner, phase: Phase) -> None:
+        """Adapt the scale."""
+        self._end_step(learner, phase)
+
+    @hookimpl
+    def step_cancelled(self, learner: Learner, phase: Phase) -> None:
+        """Adapt the scale to an overflow all the same."""
+        self._end_step(learner, phase)
 
     @hookimpl(writes=("metrics.*/loss_scale", "metrics.*/skipped"))
     def epoch_end(self, learner: Learner, phase: Phase) -> None:
         """Adapt after an update that closed the epoch's last window; report."""
         if self._scaler is not None and phase.training:
-            if self._unscaled:
-                self._adapt()
+            self._adapt()
             learner.metrics[f"{phase.name}/loss_scale"] = self.loss_scale
             learner.metrics[f"{phase.name}/skipped"] = float(self.skipped)
 
-    @hookimpl
-    def epoch_begin(self, phase: Phase) -> None:
-        """Forget what a failed epoch left."""
-        if phase.training:
-            self._forget()
+    def _end_step(self, learner: Learner, phase: Phase) -> None:
+        if phase.training and learner.running is not None and not learner.running.window_open:
+            self._adapt()
 
     def _adapt(self) -> None:
         scaler = self._scaler
-        assert scaler is not None
-        if any(state["found_inf_per_device"] for state in scaler._per_optimizer_states.values()):
-            scaler.update()
+        if scaler is None or self._found is None:
+            return
+        scaler._per_optimizer_states[0]["found_inf_per_device"] = {self._found.device: self._found}
+        scaler.update()
         if self._min_scale and scaler._scale is not None:
             scaler._scale.clamp_(min=self._min_scale)
-        self._unscaled = False
+        self._found = None
 
-    def _forget(self) -> None:
-        if self._scaler is not None:
-            self._scaler._per_optimizer_states.clear()
-            self._unscaled = False
+    def _take_flag(self) -> None:
+        if self._flagged is not None:
+            del self._flagged.found_inf  # type: ignore[attr-defined]
+            self._flagged = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The scaler's state and the count of skipped updates."""
-        return {"scaler": {} if self._scaler is None else dict(self._scaler.state_dict()), "skipped": self.skipped}
+        """The scaler's state, the count of skipped updates, and whether any overflowed since the scale was adapted."""
+        return {
+            "scaler": dict(self._state if self._scaler is None else self._scaler.state_dict()),
+            "skipped": self.skipped,
+            "found": None if self._found is None else self._found.clone(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
-        self.skipped = state["skipped"]
+        self._skipped, self._skipped_on_device = state["skipped"], None
+        self._found = None if state["found"] is None else state["found"].clone()
         self._state = dict(state["scaler"])
         if self._scaler is not None and self._state:
             self._scaler.load_state_dict(self._state)

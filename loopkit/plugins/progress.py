@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections.abc import Iterator
@@ -93,11 +94,10 @@ class Progress:
     @hookimpl(reads=("metrics",))
     def step_end(self, learner: Learner, phase: Phase) -> None:
         """Redraw the bar, ten times a second at most."""
-        if self._passes and self._passes[-1].bar is not None:
-            now = time.monotonic()
-            if now >= self._passes[-1].next_redraw:
-                self._passes[-1].next_redraw = now + REDRAW_SECONDS
-                self._redraw(self._passes[-1], learner, phase)
+        now = self._passes[-1] if self._passes else None
+        if now is not None and now.bar is not None and time.monotonic() >= now.next_redraw:
+            now.next_redraw = time.monotonic() + REDRAW_SECONDS
+            self._redraw(now, learner, phase)
 
     @hookimpl(reads=("metrics", "progress"))
     def phase_end(self, learner: Learner, phase: Phase) -> None:
@@ -115,18 +115,7 @@ class Progress:
         return f"epoch {learner.progress.epochs - self._done_before + training}/{planned} {phase.name}"
 
     def _bar(self, learner: Learner, title: str) -> Any:
-        from tqdm.auto import tqdm
-
-        started = time.monotonic()
-
-        class Bar(tqdm):  # type: ignore[type-arg]  # generic in its stub only
-            monitor_interval = 0  # no thread to watch bars that never lag
-
-            @property
-            def format_dict(self) -> Any:
-                return {**super().format_dict, "elapsed": time.monotonic() - started}  # tqdm's own clock can jump
-
-        return Bar(
+        return _bar_class()(
             total=None if learner.running is None else learner.running.length,
             desc=self._out.encodable(title),
             leave=False,
@@ -171,11 +160,30 @@ class Progress:
         self._lap, self._row, self._epoch = now, {}, 0
 
 
+@functools.cache
+def _bar_class() -> Any:
+    """tqdm, imported when the first bar is drawn, with a clock that cannot jump."""
+    from tqdm.auto import tqdm
+
+    class Bar(tqdm):  # type: ignore[type-arg]  # generic in its stub only
+        monitor_interval = 0  # no thread to watch bars that never lag
+
+        def __init__(self, **options: Any) -> None:
+            self.started = time.monotonic()
+            super().__init__(**options)
+
+        @property
+        def format_dict(self) -> Any:
+            return {**super().format_dict, "elapsed": time.monotonic() - self.started}
+
+    return Bar
+
+
 class _Pass:
     def __init__(self, training: bool) -> None:
         self.training = training
         self.bar: Any = None
-        self.next_redraw = 0.0
+        self.next_redraw = time.monotonic() + REDRAW_SECONDS  # the bar has just been drawn, empty
         self.late = LateValues()
 
 

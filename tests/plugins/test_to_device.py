@@ -135,10 +135,15 @@ def used(optimizer_class, **options):
 
 def test_to_device_moves_the_state_of_an_optimizer_when_a_pass_begins():
     model, optimizer = used(torch.optim.AdamW)
-    learner = Learner(model, nn.MSELoss(), optimizer, plugins=[ToDevice("meta")], standard=False)
+    with META:
+        model = nn.Linear(3, 1)
+    on_meta = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for p, state in zip(model.parameters(), optimizer.state.values(), strict=True):
+        on_meta.state[p] = state
+    learner = Learner(model, nn.MSELoss(), on_meta, plugins=[ToDevice("meta")], standard=False)
     with learner.epoch("train"):
         pass
-    states = list(optimizer.state.values())
+    states = list(on_meta.state.values())
     assert len(states) == 2
     assert {state[key].device for state in states for key in ("exp_avg", "exp_avg_sq")} == {META}
     assert {state["step"].device for state in states} == {CPU}

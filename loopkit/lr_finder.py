@@ -1,0 +1,364 @@
+"""A range test: train a copy at rising learning rates, and see where the loss falls."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from loopkit.data import Loader
+from loopkit.errors import NonFiniteError, PhaseError, PhaseInputError, ReentrancyError
+from loopkit.hooks import hookimpl
+from loopkit.learner import Learner
+from loopkit.order import nearest
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from loopkit.phases import Phase
+    from loopkit.step import Step
+
+__all__ = ["LRFinder", "LRFinderResult"]
+
+KEPT = ("clip", "device", "eval_mode", "freeze", "memory_format", "mixed_precision", "noise")
+"""What the plugins provide that a copy trains with, too; the others watch, save, stop or schedule."""
+
+
+@dataclass(frozen=True)
+class LRFinderResult:
+    """What a range test found, one entry per update."""
+
+    rates: list[float]
+    """The learning rates of the first parameter group, rising."""
+    losses: list[float]
+    """The losses that the updates at these rates were made from (with accumulation, the mean of the window's)."""
+    smoothed: list[float]
+    """The exponential mean of the losses, corrected for its begin."""
+    suggestion: float | None
+    """The rate at which the smoothed loss fell most steeply over the logarithm of the rate, up to its minimum; None if
+    it did not fall. The slope at an update is measured over a twentieth of the test on either side, and the first
+    tenth, which has little to average, is left out."""
+    diverged: bool
+    """Whether the loss ended the test, by ``stop_factor`` or by being infinite or undefined."""
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the losses over the rates, with the suggestion as a vertical line, and return the axes.
+
+        Args:
+            ax: Axes to draw in; None for those of a new figure.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        try:
+            import matplotlib.pyplot as plt
+        except ImportError as error:
+            raise ImportError("plot needs matplotlib: pip install loopkit[plot]") from error
+        if ax is None:
+            _, ax = plt.subplots()
+        ax.plot(self.rates, self.losses, alpha=0.3, label="loss")
+        ax.plot(self.rates, self.smoothed, label="smoothed")
+        if self.suggestion is not None:
+            ax.axvline(self.suggestion, linestyle="--", color="gray", label=f"suggestion {self.suggestion:.2e}")
+        ax.set_xscale("log")
+        ax.set_xlabel("lr")
+        ax.set_ylabel("loss")
+        ax.legend()
+        return ax
+
+
+class LRFinder:
+    """Raise the learning rate from update to update on a copy of the learner, and suggest one.
+
+    Update k of n runs at ``start * (end / start) ** (k / (n - 1))``; several parameter groups keep the ratio that their
+    rates have to that of the first. The test ends early when the smoothed loss rises above ``stop_factor`` times its
+    best, or is not finite (that one is left out).
+
+    The learner is left as it was, to the bit and after an error too: models, optimizers, gradients, counters, metrics,
+    history, plugins; so are the random generators of Python, NumPy and torch, the position of the loader and the
+    generators of its samplers. Models, optimizers, loss function and phases are deep copies, which need as much memory
+    again; what a function holds by its closure cannot be copied. Of several processes each makes a test of its own.
+
+    Args:
+        start: The first rate, above 0.
+        end: The last one, above ``start``.
+        updates: How many, from 2. The data is passed over as often as it takes.
+        smoothing: Weight of the past in the exponential mean, from 0 to below 1.
+        stop_factor: Above 1; ``math.inf`` to go on until the loss is not finite.
+        attribute: The step's attribute that holds the loss.
+        optimizer: The optimizer whose rate rises, if there are several and not all are meant.
+        plugins: Names of plugins, or what they provide, that the copy trains with, too, besides those for clipping,
+            device, eval mode, freezing, memory format, mixed precision and noise. They are deep copies as well.
+
+    Raises:
+        ValueError: An argument is out of range.
+
+    Source: Smith, "Cyclical Learning Rates for Training Neural Networks" (2017), section 3.3.
+
+    Example::
+
+        result = LRFinder().run(learner, train)
+        print(result.suggestion)
+        result.plot().figure.savefig("lr.png")
+    """
+
+    def __init__(
+        self,
+        start: float = 1e-7,
+        end: float = 10.0,
+        updates: int = 100,
+        *,
+        smoothing: float = 0.8,
+        stop_factor: float = 4.0,
+        attribute: str = "loss",
+        optimizer: str | None = None,
+        plugins: Sequence[str] = (),
+    ) -> None:
+        if not 0 < start < end < math.inf:
+            raise ValueError(f"LRFinder(start={start}, end={end}): the rates are above 0, and the last is the larger")
+        if isinstance(updates, bool) or not isinstance(updates, int) or updates < 2:
+            raise ValueError(f"LRFinder(updates={updates!r}): it is a whole number, from 2")
+        if not 0 <= smoothing < 1:
+            raise ValueError(f"LRFinder(smoothing={smoothing}): it is from 0 to below 1")
+        if not stop_factor > 1:
+            raise ValueError(f"LRFinder(stop_factor={stop_factor}): it is above 1")
+        self.rates = [start * (end / start) ** (k / (updates - 1)) for k in range(updates)]
+        """The rates of the whole test."""
+        self.smoothing = smoothing
+        self.stop_factor = stop_factor
+        self.attribute = attribute
+        self.optimizer = optimizer
+        self.plugins = tuple(plugins)
+
+    def run(self, learner: Learner, data: Any, phase: str | Phase | None = None) -> LRFinderResult:
+        """Make the test.
+
+        Args:
+            learner: What to copy; it must not be running.
+            data: Training data as for ``fit``, which can be passed over more than once.
+            phase: The training phase; by default that of ``fit``.
+
+        Raises:
+            ReentrancyError: The learner is running.
+            PhaseError: It has no optimizer, or the phase makes no update.
+            PhaseInputError: The data is an iterator, which would be used up.
+            NonFiniteError: The first loss is infinite or undefined.
+        """
+        if learner.fitting_now or learner.running is not None:
+            raise ReentrancyError("LRFinder.run: the learner is running; make the test before or after")
+        if not learner.optimizers:
+            raise PhaseError("LRFinder.run: the learner has no optimizer; give Learner(optimizer=...)")
+        if self.optimizer is not None and self.optimizer not in learner.optimizers:
+            hint = nearest(self.optimizer, learner.optimizers)
+            names = ", ".join(learner.optimizers)
+            raise PhaseError(f"LRFinder: no optimizer is called {self.optimizer!r}{hint}; there are: {names}")
+        if hasattr(data, "__next__"):
+            raise PhaseInputError(
+                f"LRFinder.run: the data is a {type(data).__name__}, which the test would use up: "
+                f"pass something that can be iterated again, or a function that returns a new iterator"
+            )
+        sweep = _Sweep(self)
+        with _as_before(learner, data):
+            copied, phase = self._copy(learner, phase, sweep)
+            copied.fit(_own_position(data), epochs=math.inf, phase=phase)
+        return sweep.result()
+
+    def _copy(self, learner: Learner, phase: str | Phase | None, sweep: _Sweep) -> tuple[Learner, str | Phase | None]:
+        words = {*KEPT, *self.plugins}
+        kept = {n: p for n, p in learner.plugins.items() if n in words or getattr(p, "provides", "") in words}
+        known = {*kept, *(getattr(plugin, "provides", "") for plugin in kept.values())}
+        for word in self.plugins:
+            if word not in known:
+                raise PhaseError(f"LRFinder: no plugin is called {word!r}{nearest(word, learner.plugins)}")
+        memo: dict[int, Any] = {}
+        models = copy.deepcopy(learner.models, memo)
+        optimizers = {name: _copy_optimizer(each, memo) for name, each in learner.optimizers.items()}
+        loss_fn, phases, phase, plugins = copy.deepcopy(
+            (learner.loss_fn, learner._given_phases, phase, list(kept.values())), memo
+        )
+        chains = [[word for word in chain if word in known] for chain in learner._registry.chains]
+        made = Learner(
+            models if isinstance(learner.model, Mapping) else models["model"],
+            loss_fn,
+            optimizers if isinstance(learner.optimizer, Mapping) else optimizers["optimizer"],
+            plugins=[*plugins, sweep],
+            phases=phases,
+            accumulate=learner.accumulate,
+            accumulate_reduction=learner.accumulate_reduction,
+            standard=False,
+            order=chains,
+        )
+        return made, phase
+
+
+class _Sweep:
+    """Sets the rates, and gathers the losses."""
+
+    name = "lr_finder"
+
+    def __init__(self, finder: LRFinder) -> None:
+        self.finder = finder
+        self.losses: list[float] = []
+        self.smoothed: list[float] = []
+        self.diverged = False
+        self._mean = 0.0
+        self._window: list[float] = []
+        self._updated = False
+        self._ratios: dict[str, list[float]] = {}
+
+    @hookimpl(writes=("optimizer.lr",))
+    def epoch_begin(self, learner: Learner) -> None:
+        if not self._ratios:
+            for name in [self.finder.optimizer] if self.finder.optimizer else learner.optimizers:
+                own = [float(group["lr"]) for group in learner.optimizers[name].param_groups]
+                self._ratios[name] = (
+                    [lr / own[0] if lr != own[0] else 1.0 for lr in own] if own[0] else [1.0] * len(own)
+                )
+            self._set(learner)
+
+    @hookimpl
+    def update_end(self, step: Step) -> None:
+        self._note(step)
+
+    @hookimpl
+    def update_skipped(self, step: Step) -> None:
+        self._note(step)
+
+    def _note(self, step: Step) -> None:
+        if step.optimizer_name == next(iter(self._ratios)):
+            self._updated = True
+
+    @hookimpl(reads=("loss", "step"), writes=("optimizer.lr",))
+    def step_end(self, learner: Learner, step: Step) -> None:
+        loss = getattr(step, self.finder.attribute)
+        self._window.append(float(loss.detach()))  # host sync: it decides whether to go on
+        if self._updated:
+            self._close(learner)
+
+    @hookimpl(writes=("optimizer.lr",))
+    def epoch_end(self, learner: Learner, phase: Phase) -> None:
+        if self._updated and self._window:  # an update after the last step, of a window that was open
+            self._close(learner)
+        if not self.losses and not self.diverged:
+            raise PhaseError(f"LRFinder: phase {phase.name!r} made no update in a pass over the data")
+
+    def _close(self, learner: Learner) -> None:
+        finder = self.finder
+        loss = sum(self._window) / len(self._window)
+        self._window, self._updated = [], False
+        if not math.isfinite(loss):
+            if not self.losses:
+                raise NonFiniteError(f"LRFinder: the first loss is {loss}, at lr {finder.rates[0]}")
+            self.diverged = True
+        else:
+            self.losses.append(loss)
+            self._mean = finder.smoothing * self._mean + (1 - finder.smoothing) * loss
+            self.smoothed.append(self._mean / (1 - finder.smoothing ** len(self.losses)))
+            best = min(self.smoothed)
+            self.diverged = self.smoothed[-1] > best + (finder.stop_factor - 1) * abs(best)
+        if self.diverged or len(self.losses) == len(finder.rates):
+            learner.stop("the range test is over", by=self.name)
+        else:
+            self._set(learner)
+
+    def _set(self, learner: Learner) -> None:
+        rate = self.finder.rates[len(self.losses)]
+        for name, ratios in self._ratios.items():
+            for group, ratio in zip(learner.optimizers[name].param_groups, ratios, strict=True):
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(rate * ratio)
+                else:
+                    group["lr"] = rate * ratio
+
+    def result(self) -> LRFinderResult:
+        """What was found."""
+        rates = self.finder.rates[: len(self.losses)]
+        steepest = _steepest(self.smoothed, len(self.finder.rates))
+        suggestion = None if steepest is None else rates[steepest]
+        return LRFinderResult(rates, self.losses, self.smoothed, suggestion, self.diverged)
+
+
+def _steepest(values: Sequence[float], updates: int) -> int | None:
+    """Where the values of a test of so many updates fall most, up to their minimum."""
+    side, first = max(1, updates // 20), updates // 10
+    lowest = min(range(len(values)), key=values.__getitem__)
+    candidates = range(max(side, first), min(lowest + 1, len(values) - side))
+    falls = {k: values[k - side] - values[k + side] for k in candidates}
+    steepest = max(falls, key=falls.__getitem__, default=None)
+    return steepest if steepest is not None and falls[steepest] > 0 else None
+
+
+def _copy_optimizer(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
+    """A deep copy that also has what torch leaves out: attributes which a class adds to the standard ones.
+
+    Not ``step``: an instance has it if a scheduler put it there, and it would step the original.
+    """
+    copied = copy.deepcopy(optimizer, memo)
+    for name in vars(optimizer).keys() - vars(copied).keys() - {"step"}:
+        setattr(copied, name, copy.deepcopy(vars(optimizer)[name], memo))
+    return copied
+
+
+def _own_position(data: Any) -> Any:
+    """The same data, in an object of its own where passes over it move something in the object."""
+    if isinstance(data, Loader):
+        data = copy.copy(data)
+        data._place = copy.copy(data._place)
+    elif isinstance(data, DataLoader):
+        data = copy.copy(data)
+        data._iterator = None  # persistent workers
+    return data
+
+
+@contextmanager
+def _as_before(learner: Learner, data: Any) -> Iterator[None]:
+    """Put back afterwards what a copy shares with the learner: generators, position, gradients."""
+    restore: list[Callable[[], Any]] = []
+
+    def keep(restorer: Callable[[Any], Any], state: Any) -> None:
+        restore.append(lambda: restorer(state))
+
+    keep(random.setstate, random.getstate())
+    if "numpy" in sys.modules:
+        numpy = sys.modules["numpy"].random
+        keep(numpy.set_state, numpy.get_state())
+    keep(torch.set_rng_state, torch.get_rng_state())
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        keep(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
+    if torch.backends.mps.is_available():
+        keep(torch.mps.set_rng_state, torch.mps.get_rng_state())
+    for generator in _generators(data):
+        keep(generator.set_state, generator.get_state())
+    if hasattr(data, "state_dict") and hasattr(data, "load_state_dict") and not isinstance(data, (Loader, DataLoader)):
+        keep(data.load_state_dict, copy.deepcopy(data.state_dict()))
+    params = {p for model in learner.models.values() for p in model.parameters()}
+    params |= {p for each in learner.optimizers.values() for group in each.param_groups for p in group["params"]}
+    gradients = [(p, p.grad) for p in params]
+    try:
+        for p in params:
+            p.grad = None
+        yield
+    finally:
+        for p, gradient in gradients:
+            p.grad = gradient
+        for each in restore:
+            each()
+
+
+def _generators(data: Any) -> list[torch.Generator]:
+    """The generators that a loader and its samplers draw from."""
+    batch_sampler = getattr(data, "batch_sampler", None)
+    holders = [data, getattr(data, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
+    found = [value for holder in holders for value in getattr(holder, "__dict__", {}).values()]
+    unique = {id(value): value for value in found if isinstance(value, torch.Generator)}
+    return list(unique.values())

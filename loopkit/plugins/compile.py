@@ -1,0 +1,95 @@
+"""Models compiled by torch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+from loopkit.hooks import hookimpl
+from loopkit.order import nearest
+
+__all__ = ["Compile"]
+
+
+class Compile:
+    """Compile the models, in place: their class, names of parameters and saved state stay as they are.
+
+    Where the backend is missing or fails, there is one warning, and the models run as they are. Compilation happens at
+    the first call with new shapes, and may change rounding. A backend that fails while it compiles the backward is an
+    error.
+
+    Args:
+        dynamic: Whether to compile for changing shapes; by default torch decides when it has seen some.
+        mode: As in ``torch.compile``; by default ``"default"``.
+        backend: A name of ``torch.compiler.list_backends()``, or a function.
+        fullgraph: Refuse a model that cannot be compiled in one piece: this is an error, not a warning.
+
+    Forward hooks that are put on modules later, as some plugins do for a pass, lead to another compilation.
+    """
+
+    name = "compile"
+    provides = "compile"
+    before = ("sync",)
+    after = ("device", "memory_format", "freeze")
+
+    def __init__(
+        self,
+        dynamic: bool | None = None,
+        mode: str | None = None,
+        backend: str | Callable[..., Any] = "inductor",
+        fullgraph: bool = False,
+    ) -> None:
+        self.dynamic = dynamic
+        self.mode = mode
+        self.backend = backend
+        self.fullgraph = fullgraph
+        self.failed = False
+        """Whether the backend has failed, so that the models run as they are."""
+
+    @hookimpl(updates=("model",))
+    def setup_model(self, name: str, model: nn.Module) -> nn.Module:
+        """Compile the module's calls."""
+        from torch._dynamo.exc import BackendCompilerFailed, InvalidBackend
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+        if self.failed:
+            return model
+        own_code = run.__code__.replace()  # what is compiled is kept by code object, up to a limit
+        run = FunctionType(own_code, run.__globals__, run.__name__, None, run.__closure__)
+        try:
+            compiled = torch.compile(
+                run, dynamic=self.dynamic, mode=self.mode, backend=self.backend, fullgraph=self.fullgraph
+            )
+        except InvalidBackend as error:
+            self._fail(name, error)
+            return model
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not self.failed:
+                try:
+                    return compiled(*args, **kwargs)
+                except BackendCompilerFailed as error:
+                    self._fail(name, error)
+            return run(*args, **kwargs)
+
+        model._compiled_call_impl = call  # what Module.compile sets; that would skip modules of torch itself
+        return model
+
+    def _fail(self, model: str, error: Exception) -> None:
+        self.failed = True
+        hint = ""
+        if isinstance(self.backend, str):
+            hint = nearest(self.backend, [*torch.compiler.list_backends(), "eager", "aot_eager"])
+        what = str(error).strip().splitlines()
+        warnings.warn(
+            f"plugin {self.name!r}: backend {self.backend!r} could not compile model {model!r}{hint}, so the models "
+            f"run as they are: {' '.join(what[:2])}",
+            stacklevel=2,
+        )

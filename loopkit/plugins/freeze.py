@@ -1,0 +1,235 @@
+"""Parameters that are not trained, and modules that stay in eval mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from loopkit.errors import PluginError
+from loopkit.groups import covers, named_modules, named_parameters, nothing_matches
+from loopkit.hooks import hookimpl
+
+if TYPE_CHECKING:
+    from loopkit.learner import Learner
+    from loopkit.phases import Phase
+
+__all__ = ["EvalMode", "Freeze"]
+
+
+class Freeze:
+    """Train a part of the parameters only: the others get ``requires_grad = False``.
+
+    Batch norm whose own parameters are all frozen (or which has none and is covered by a pattern) is kept in eval mode
+    in training phases, so that its running statistics stay as they are, too. Dropout goes on as ever (`EvalMode` stops
+    it). What had ``requires_grad = False`` before is never thawed.
+
+    The optimizer may hold frozen parameters: they have no gradient, so it leaves them alone, weight decay and momentum
+    included, and takes them up when they are thawed. Its state for them begins then.
+
+    Args:
+        patterns: Patterns of parameter or module names, as in `loopkit.groups`: ``"encoder"``, ``"*.bias"``; with
+            several models ``"generator.encoder"``. Or mappings of patterns to the epoch in which they are thawed:
+            ``{"encoder.layer3": 2}`` is frozen in the first two training epochs that ``learner.progress`` counts.
+        norms: Keep frozen batch norm in eval mode.
+        name: The plugin's name.
+
+    Raises:
+        PluginError: A pattern matches nothing, or an epoch is no whole number from 0.
+
+    Example::
+
+        freeze = Freeze("encoder", {"encoder.layer4": 2})
+        learner = Learner(model, loss_fn, make_optimizer, plugins=[freeze])
+        freeze.thaw("encoder.layer3")
+    """
+
+    provides = "freeze"
+
+    def __init__(self, *patterns: str | Mapping[str, int], norms: bool = True, name: str = "freeze") -> None:
+        self.name = name
+        self._norms = norms
+        self._patterns: list[str] = []
+        self._thaws: dict[str, int] = {}
+        for given in patterns:
+            if isinstance(given, Mapping):
+                for pattern, epoch in given.items():
+                    if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+                        raise PluginError(f"Freeze({{{pattern!r}: {epoch!r}}}): an epoch is a whole number, from 0")
+                self._thaws.update(given)
+            self._patterns += [given] if isinstance(given, str) else given
+        if not self._patterns:
+            raise PluginError("Freeze: give patterns of what is not trained, such as Freeze('encoder')")
+        self._models: dict[str, nn.Module] = {}
+        self._own: dict[nn.Parameter, list[str]] = {}
+        """What it froze, thawed by now or not, with all names."""
+        self._thawed: list[str] = []
+        self._modes: list[nn.Module] = []
+        """The batch norm that it put in eval mode in the training pass that runs."""
+        self._state: dict[str, Any] | None = None
+
+    @hookimpl(updates=("params",), before=("compile", "sync"))
+    def setup_model(self, learner: Learner, name: str, model: nn.Module) -> nn.Module:
+        """Freeze."""
+        self._models = learner.models
+        names = [path for path, _ in named_parameters(self._models)]
+        for pattern in self._patterns:
+            self._check(pattern, names)
+        paths: dict[nn.Parameter, list[str]] = {}
+        for path, parameter in named_parameters(self._models):
+            paths.setdefault(parameter, []).append(path)
+        for parameter in learner.models[name].parameters():
+            covered = any(covers(pattern, path) for pattern in self._patterns for path in paths[parameter])
+            if covered and parameter.requires_grad:
+                self._own[parameter] = paths[parameter]
+                _freeze(parameter)
+        if self._state is not None and name == list(self._models)[-1]:
+            self.load_state_dict(self._state)
+        return model
+
+    def _check(self, pattern: str, names: list[str]) -> None:
+        if not any(covers(pattern, path) for path in names):
+            raise PluginError(f"plugin {self.name!r}: pattern {nothing_matches(pattern, names)}")
+
+    @hookimpl(updates=("model",))
+    def epoch_context(self, learner: Learner, phase: Phase) -> AbstractContextManager[None]:
+        """Thaw what is due, and keep frozen batch norm in eval mode; the engine restores the modes."""
+        return self._pass(phase.training, learner.progress.epochs)
+
+    @contextmanager
+    def _pass(self, training: bool, epochs: int) -> Iterator[None]:
+        outer, self._modes = self._modes, []
+        try:
+            if training:
+                for pattern, epoch in self._thaws.items():
+                    if epochs >= epoch and pattern not in self._thawed:
+                        self.thaw(pattern)
+                self._modes = [module for module in self._frozen_norms() if module.training]
+                for module in self._modes:
+                    module.train(False)
+            yield
+        finally:
+            self._modes = outer
+
+    def _frozen_norms(self) -> list[nn.Module]:
+        """The frozen layers with running statistics."""
+        found: dict[nn.Module, list[str]] = {}
+        for path, module in named_modules(self._models) if self._norms else ():
+            if isinstance(module, _NormBase):
+                found.setdefault(module, []).append(path)
+        return [module for module, paths in found.items() if self._is_frozen_norm(module, paths)]
+
+    def _is_frozen_norm(self, module: nn.Module, paths: list[str]) -> bool:
+        own = list(module.parameters(recurse=False))
+        if own:
+            return all(p in self._own and not p.requires_grad for p in own)
+
+        def covered(patterns: list[str]) -> bool:
+            return any(covers(pattern, path) for pattern in patterns for path in paths)
+
+        return covered(self._patterns) and not covered(self._thawed)
+
+    def thaw(self, pattern: str) -> None:
+        """Train again what a pattern covers, from now on.
+
+        Raises:
+            PluginError: The pattern matches nothing.
+        """
+        self._check(pattern, [path for path, _ in named_parameters(self._models)])
+        self._thawed.append(pattern)
+        for parameter, paths in self._own.items():
+            if any(covers(pattern, path) for path in paths):
+                parameter.requires_grad_(True)
+        frozen = self._frozen_norms()
+        for module in [module for module in self._modes if module not in frozen]:
+            module.train()
+            self._modes.remove(module)
+
+    def is_frozen(self, path: str) -> bool:
+        """Whether none of the parameters that a path (or a pattern) covers is trained.
+
+        Raises:
+            PluginError: It matches nothing.
+        """
+        found = list(named_parameters(self._models))
+        self._check(path, [name for name, _ in found])
+        return not any(parameter.requires_grad for name, parameter in found if covers(path, name))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is frozen now, by name, and the patterns that were thawed."""
+        frozen = [paths[0] for parameter, paths in self._own.items() if not parameter.requires_grad]
+        return {"frozen": frozen, "thawed": list(self._thawed)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Freeze and thaw so that what is frozen is what was.
+
+        Raises:
+            PluginError: A parameter of the state is not among those that the plugin freezes.
+        """
+        if not self._models:
+            self._state = state
+            return
+        unknown = set(state["frozen"]) - {path for paths in self._own.values() for path in paths}
+        if unknown:
+            raise PluginError(
+                f"plugin {self.name!r}: the state's frozen parameters {', '.join(sorted(unknown)[:5])} are not among "
+                f"those that its patterns freeze ({', '.join(self._patterns)})"
+            )
+        self._state, self._thawed = None, list(state["thawed"])
+        for parameter, paths in self._own.items():
+            if any(path in state["frozen"] for path in paths):
+                _freeze(parameter)
+            else:
+                parameter.requires_grad_(True)
+
+
+def _freeze(parameter: nn.Parameter) -> None:
+    parameter.requires_grad_(False)
+    parameter.grad = None  # else an optimizer would go on with it
+
+
+class EvalMode:
+    """Keep modules in eval mode during training phases, with everything below them: dropout, batch norm and others.
+
+    Their parameters are trained all the same, unless `Freeze` freezes them. Around the pass the engine keeps and
+    restores the modes.
+
+    Args:
+        patterns: Patterns of module names, as in `loopkit.groups`: ``"encoder"``, ``"*.dropout"``.
+        name: The plugin's name.
+
+    Raises:
+        PluginError: A pattern matches nothing.
+
+    Example::
+
+        EvalMode("encoder")
+    """
+
+    provides = "eval_mode"
+
+    def __init__(self, *patterns: str, name: str = "eval_mode") -> None:
+        if not patterns:
+            raise PluginError("EvalMode: give patterns of modules, such as EvalMode('encoder')")
+        self.name = name
+        self._patterns = patterns
+
+    @hookimpl
+    def setup_model(self, learner: Learner, model: nn.Module) -> nn.Module:
+        """Check the patterns."""
+        names = [path for path, _ in named_modules(learner.models) if path]
+        for pattern in self._patterns:
+            if not any(covers(pattern, path) for path in ("", *names)):
+                raise PluginError(f"plugin {self.name!r}: pattern {nothing_matches(pattern, names)}")
+        return model
+
+    @hookimpl(updates=("model",))
+    def epoch_begin(self, learner: Learner, phase: Phase) -> None:
+        """Put the modules in eval mode."""
+        if phase.training:
+            for path, module in named_modules(learner.models):
+                if any(covers(pattern, path) for pattern in self._patterns):
+                    module.train(False)

@@ -1,0 +1,482 @@
+"""Averages of the parameters over the updates, which take their place in passes that do not train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
+
+from loopkit.errors import EmptyDataError, PluginError
+from loopkit.hooks import hookimpl
+from loopkit.order import nearest
+from loopkit.phases import PredictionPhase
+
+if TYPE_CHECKING:
+    from loopkit.learner import Learner
+    from loopkit.phases import Phase
+    from loopkit.result import FitResult
+    from loopkit.step import Step
+
+__all__ = ["WeightAverage"]
+
+
+class WeightAverage:
+    """Average the parameters over the updates, and validate and predict with the average.
+
+    After an applied update of an optimizer that owns a parameter of a model, the whole model is averaged, by one
+    foreach call for each device and dtype, as ``torch.optim.swa_utils.AveragedModel.update_parameters`` would do it,
+    bitwise. A skipped update moves nothing. With two optimizers over one model each of their updates counts.
+
+    Args:
+        decay: Exponential: ``average = decay * average + (1 - decay) * parameters``, from 0 to below 1. None: the equal
+            average of all (stochastic weight averaging).
+        warmup: Use ``min(decay, (1 + n) / (10 + n))`` after n averaged updates, so that the early average follows the
+            parameters closely.
+        start_update: Updates of the model before those that are averaged.
+        start_epoch: Training epochs before those that are averaged, counted by ``learner.progress.epochs``.
+        every: Average after every so many updates, or ``"epoch"``: at the end of each training epoch with an update.
+        use_buffers: Average the floating buffers too, and keep copies of the others (counts). Without it the model's
+            own buffers are used.
+        update_bn: Data (or a function that returns it) with which the running statistics of batch norm are estimated
+            again for the averaged parameters; usually the training data. With several models, a mapping from their
+            names to such data.
+        name: The plugin's name.
+
+    The first average is a copy of the parameters; until then there is none, and passes use the parameters themselves.
+
+    In passes of phases that do not train, the average is in the place of the parameters: each parameter keeps its
+    identity, so optimizers do not notice, and nothing is copied. On leaving, whatever was raised, the parameters are
+    back bitwise. A training phase inside such a pass trains the parameters, not the average. Recorded addresses of
+    parameters (CUDA graphs) are not valid during such a pass.
+
+    ``update_bn`` costs one forward pass over its data, in train mode, before the first use after the average has moved;
+    a model without batch norm costs nothing. It equals ``torch.optim.swa_utils.update_bn``, and leaves torch's random
+    generators as they were; a loader that keeps its own count of epochs is one further, so give it one of its own. The
+    batches go through ``move_batch`` and the prediction phase's ``unpack`` and ``forward``, but not through contexts of
+    plugins such as autocast. Under several processes each estimates from its own data.
+
+    When the parameters were changed after a fit by anything else than an update, such as restoring the best ones, the
+    average no longer belongs to them: the next pass or fit drops it and starts from nothing.
+
+    Memory: one copy of the parameters, in their dtype; under float16 or bfloat16 a slow average is rounded away.
+
+    Raises:
+        PluginError: An option is out of range; the model's parameters are not those that were averaged.
+        EmptyDataError: ``update_bn`` holds no batch.
+
+    Source: Polyak and Juditsky, "Acceleration of Stochastic Approximation by Averaging" (1992); Izmailov et al.,
+    "Averaging Weights Leads to Wider Optima and Better Generalization" (2018), algorithm 1; the warm-up is that of
+    TensorFlow's ``ExponentialMovingAverage(num_updates=...)``.
+
+    Example::
+
+        WeightAverage(0.999, warmup=True)
+        WeightAverage(None, start_epoch=75, every="epoch", update_bn=train)
+    """
+
+    provides = "average"
+
+    def __init__(
+        self,
+        decay: float | None = 0.999,
+        *,
+        warmup: bool = False,
+        start_update: int = 0,
+        start_epoch: int = 0,
+        every: int | Literal["epoch"] = 1,
+        use_buffers: bool = False,
+        update_bn: Any = None,
+        name: str = "weight_average",
+    ) -> None:
+        if decay is not None and not 0 <= decay < 1:
+            raise PluginError(f"WeightAverage: decay is {decay!r}: it is from 0 to below 1, or None: all count equally")
+        if warmup and decay is None:
+            raise PluginError("WeightAverage: warmup=True is for an exponential average; decay is None")
+        for label, value in (("start_update", start_update), ("start_epoch", start_epoch)):
+            if not _is_count(value) or value < 0:
+                raise PluginError(f"WeightAverage: {label} is {value!r}: it is a whole number, from 0")
+        if every != "epoch" and (not _is_count(every) or int(every) < 1):
+            raise PluginError(f"WeightAverage: every is {every!r}: it is a number of updates, from 1, or 'epoch'")
+        if isinstance(update_bn, (bool, int, str, bytes, Tensor)):
+            raise PluginError(
+                f"WeightAverage: update_bn is {update_bn!r:.60}: it is an iterable of batches, or a function returning "
+                f"one, such as the training data"
+            )
+        self.name = name
+        self.decay = decay
+        self.warmup = warmup
+        self.start_update = start_update
+        self.start_epoch = start_epoch
+        self.every = every
+        self.use_buffers = use_buffers
+        self.update_bn = update_bn
+        self._models: dict[str, _Average] = {}
+        self._owners: dict[str, list[str]] = {}
+        """The models that an optimizer updates; of the pass that runs."""
+        self._placed: list[tuple[Tensor, Tensor]] | None = None
+        """What was exchanged, while the average is in place."""
+        self._move_batch: Callable[[Any, int], Any] | None = None
+        self._versions: dict[str, list[int]] | None = None
+        """The versions of the parameters when the last fit ended, until the next update."""
+
+    def changed(self) -> tuple[str, ...]:
+        """What it exchanges for a pass."""
+        return ("params",) if self.update_bn is None and not self.use_buffers else ("params", "buffers")
+
+    def read(self) -> tuple[str, ...]:
+        """What it averages."""
+        return ("params", "buffers") if self.use_buffers else ("params",)
+
+    @hookimpl
+    def fit_begin(self, learner: Learner) -> None:
+        """Drop an average that no longer belongs to the parameters."""
+        self._check(learner)
+        self._versions = None
+
+    @hookimpl
+    def epoch_begin(self, learner: Learner) -> None:
+        """Look up anew which parameters there are, and whose."""
+        self._owners = {}
+        self._move_batch = None if learner.running is None else learner.running.plan.move_batch
+        for average in self._models.values():
+            average.forget()
+
+    @hookimpl(reads=read)
+    def update_end(self, learner: Learner, step: Step) -> None:
+        """Average after an update."""
+        self._versions = None
+        for name in self._updated(learner, step):
+            average = self._models.setdefault(name, _Average(name))
+            average.updates += 1
+            average.fresh = True
+            count = average.updates - self.start_update
+            if self.every != "epoch" and count > 0 and count % self.every == 0:
+                self._average(learner, average)
+
+    @hookimpl(reads=read)
+    def epoch_end(self, learner: Learner, phase: Phase) -> None:
+        """Average after an epoch."""
+        if self.every == "epoch" and phase.training:
+            for average in self._models.values():
+                if average.fresh and average.updates > self.start_update:
+                    self._average(learner, average)
+
+    @hookimpl
+    def fit_end(self, learner: Learner, result: FitResult) -> None:
+        """Remember which parameters the average belongs to."""
+        self._versions = _versions(learner)
+
+    @hookimpl(updates=changed)
+    def epoch_context(self, learner: Learner, phase: Phase) -> AbstractContextManager[None] | None:
+        """The average, in a pass that does not train."""
+        if phase.training != self.in_place:
+            return None  # what is in place already is what the phase needs
+        return self.averaged(learner, not phase.training)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the average is in the place of the parameters now."""
+        return self._placed is not None
+
+    @contextmanager
+    def averaged(self, learner: Learner, averaged: bool = True) -> Iterator[None]:
+        """The averaged parameters in place; with False the parameters as they are trained, in a pass that averages.
+
+        Example::
+
+            with learner.plugins["weight_average"].averaged(learner):
+                torch.onnx.export(learner.model, ...)
+        """
+        if averaged == self.in_place:
+            yield
+            return
+        if averaged:
+            self._place(learner)
+        else:
+            self._put_away()
+        try:
+            yield
+        finally:
+            if averaged:
+                self._put_away()
+            else:
+                self._place(learner)
+
+    def model_state(self, learner: Learner, name: str | None = None) -> dict[str, Tensor]:
+        """A copy of a model's ``state_dict`` with the average in it, for ``load_state_dict``.
+
+        Args:
+            learner: The learner.
+            name: The model's name, if there are several.
+        """
+        if name is None and len(learner.models) > 1:
+            raise PluginError(f"plugin {self.name!r}: say which model's state: {', '.join(learner.models)}")
+        name = next(iter(learner.models)) if name is None else name
+        if name not in learner.models:
+            known = ", ".join(learner.models)
+            raise PluginError(f"no model is called {name!r}{nearest(name, learner.models)}; there are: {known}")
+        with self.averaged(learner):
+            state = learner.models[name].state_dict()
+            return {key: value.clone() if isinstance(value, Tensor) else value for key, value in state.items()}
+
+    def apply(self, learner: Learner) -> None:
+        """Copy the average into the parameters (and buffers), for good; what they were is lost."""
+        if self.in_place:
+            raise PluginError(f"plugin {self.name!r}: apply in a pass that has the average in place; call it after it")
+        self._check(learner)
+        self._estimate_bn(learner)
+        with torch.no_grad():
+            for name, average in self._models.items():
+                if average.count:
+                    for live, averaged in average.look_up(learner.models[name], self.use_buffers):
+                        live.copy_(averaged)
+
+    def _average(self, learner: Learner, average: _Average) -> None:
+        if learner.progress.epochs < self.start_epoch:
+            return
+        average.fresh = False
+        n = average.count
+        if self.decay is None:
+            function = get_swa_multi_avg_fn()  # type: ignore[no-untyped-call]
+        else:
+            decay = min(self.decay, (1 + n) / (10 + n)) if self.warmup else self.decay
+            function = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+        average.move(learner.models[average.name], self.use_buffers, function)
+
+    def _updated(self, learner: Learner, step: Step) -> list[str]:
+        """The names of the models that own one of the optimizer's parameters."""
+        names = self._owners.get(step.optimizer_name)
+        if names is None:
+            ids = {id(p) for p in step.params}
+            names = [n for n, model in learner.models.items() if any(id(p) in ids for p in model.parameters())]
+            self._owners[step.optimizer_name] = names
+        return names
+
+    def _check(self, learner: Learner) -> None:
+        """Drop the average if the parameters were changed since the fit ended."""
+        if self._versions is not None and self._versions != _versions(learner):
+            self._models, self._versions = {}, None
+
+    def _place(self, learner: Learner) -> None:
+        """Put the average in place."""
+        self._check(learner)
+        self._estimate_bn(learner)
+        pairs: dict[int, tuple[Tensor, Tensor]] = {}
+        for name, average in self._models.items():
+            if average.count:
+                for live, averaged in average.look_up(learner.models[name], self.use_buffers):
+                    pairs.setdefault(id(live), (live, averaged))  # once, if two models share it
+        self._placed = list(pairs.values())
+        _exchange(self._placed)
+
+    def _put_away(self) -> None:
+        """Put the parameters back."""
+        if self._placed is not None:
+            placed, self._placed = self._placed, None
+            _exchange(placed)
+
+    @torch.no_grad()
+    def _estimate_bn(self, learner: Learner) -> None:
+        """Estimate batch-norm statistics of the averaged parameters, where that was not done since they moved."""
+        for name, average in self._models.items():
+            model = learner.models[name]
+            if self.update_bn is None or not average.count or average.bn_count == average.count:
+                continue
+            norms = {m: m.momentum for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats}
+            data = self.update_bn
+            if isinstance(data, Mapping):
+                data = data.get(name)
+            if not norms or data is None:
+                continue
+            average.bn = {}
+            own = [b for m in norms for b in (m.running_mean, m.running_var, m.num_batches_tracked) if b is not None]
+            estimated = [buffer.clone() for buffer in own]
+            ids = {id(buffer) for buffer in own}
+            pairs = [pair for pair in average.look_up(model, self.use_buffers) if id(pair[0]) not in ids]
+            pairs += zip(own, estimated, strict=True)
+            modes = [(module, module.training) for module in model.modules()]
+            _exchange(pairs)
+            try:
+                with torch.random.fork_rng(devices=_devices(model), device_type=_device_type(model)):
+                    model.train()
+                    for norm in norms:
+                        norm.reset_running_stats()
+                        norm.momentum = None
+                    self._forward(learner, name, data)
+            finally:
+                _exchange(pairs)
+                for norm, momentum in norms.items():
+                    norm.momentum = momentum
+                for module, training in modes:
+                    module.training = training
+            names = {id(buffer): key for key, buffer in model.named_buffers()}
+            average.bn = {names[id(b)]: new for b, new in zip(own, estimated, strict=True)}
+            average.bn_count = average.count
+
+    def _forward(self, learner: Learner, name: str, data: Any) -> None:
+        """Send the data through a model."""
+        epoch = learner.running
+        move = self._move_batch if epoch is None else epoch.plan.move_batch
+        phase: Any = learner.phases.get("predict")
+        if not isinstance(phase, PredictionPhase):
+            phase = PredictionPhase()
+        count = 0
+        for batch in data() if callable(data) and not hasattr(data, "__iter__") else data:
+            moved = batch if move is None else move(batch, count)
+            inputs = phase.unpack(moved)[0]
+            if isinstance(learner.model, Mapping):
+                learner.models[name](inputs)
+            else:
+                phase.forward(learner, inputs)
+            count += 1
+        if not count:
+            raise EmptyDataError(
+                f"plugin {self.name!r}: update_bn gave no batch for model {name!r} ({type(data).__name__}): give "
+                f"something that can be iterated again, or a function that returns a new iterator"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The averages by model and name of the parameter, and their counts."""
+        swapped = {id(averaged): live for live, averaged in self._placed or ()}
+        return {name: average.state_dict(swapped) for name, average in self._models.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        if self.in_place:
+            raise PluginError(f"plugin {self.name!r}: load_state_dict in a pass that has the average in place")
+        self._models = {name: _Average.of(name, values) for name, values in state.items()}
+        self._owners, self._versions = {}, None
+
+
+class _Average:
+    """The average of one model."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.updates = 0
+        """Of the model, since the plugin saw the first one."""
+        self.count = 0
+        """How many are in the average."""
+        self.fresh = False
+        """Whether there was an update since the last average."""
+        self.tensors: dict[str, Tensor] = {}
+        """Averaged parameters and buffers by name; while they are in place, what they have replaced."""
+        self.bn: dict[str, Tensor] = {}
+        """Batch-norm statistics that go with them."""
+        self.bn_count = 0
+        """The count for which they were estimated."""
+        self._pairs: list[tuple[Tensor, Tensor]] | None = None
+
+    def forget(self) -> None:
+        """Look the model's tensors up anew at the next use."""
+        self._pairs = None
+
+    def pairs(self, model: nn.Module, use_buffers: bool) -> list[tuple[Tensor, Tensor]]:
+        """Each averaged tensor after the one of the model that it stands for; remembered, but for buffers."""
+        if self._pairs is None or use_buffers:
+            live = _live(model, use_buffers)
+            if live.keys() != self.tensors.keys():
+                odd = sorted(live.keys() ^ self.tensors.keys())[:3]
+                raise PluginError(
+                    f"the average of model {self.name!r} and the model differ in {', '.join(map(repr, odd))}: the "
+                    f"model was changed, or use_buffers was; start with a new plugin"
+                )
+            for key, tensor in live.items():
+                averaged = self.tensors[key]
+                if averaged.shape != tensor.shape:
+                    raise PluginError(
+                        f"the average of {key!r} of model {self.name!r} has shape {tuple(averaged.shape)}, the "
+                        f"model's {tuple(tensor.shape)}: the model was changed; start with a new plugin"
+                    )
+                if averaged.device != tensor.device or averaged.dtype != tensor.dtype:
+                    self.tensors[key] = averaged.to(tensor.device, tensor.dtype)
+            self._pairs = [(tensor, self.tensors[key]) for key, tensor in live.items()]
+        return self._pairs
+
+    def look_up(self, model: nn.Module, use_buffers: bool) -> list[tuple[Tensor, Tensor]]:
+        """The pairs of the model as it is now, with the batch-norm statistics that were estimated."""
+        self.forget()
+        found = self.pairs(model, use_buffers)
+        if not self.bn:
+            return found
+        buffers = dict(model.named_buffers())
+        ids = {id(buffers[key]) for key in self.bn}
+        self.bn = {key: new.to(buffers[key].device) for key, new in self.bn.items()}
+        return [pair for pair in found if id(pair[0]) not in ids] + [(buffers[k], new) for k, new in self.bn.items()]
+
+    @torch.no_grad()
+    def move(self, model: nn.Module, use_buffers: bool, function: Any) -> None:
+        """Take in the model as it is now."""
+        self.bn = {}
+        if not self.count:
+            self.tensors = {key: tensor.detach().clone() for key, tensor in _live(model, use_buffers).items()}
+            self._pairs = None
+        else:
+            groups: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+            for live, averaged in self.pairs(model, use_buffers):
+                if live.is_floating_point() or live.is_complex():
+                    ours, theirs = groups.setdefault((live.device, live.dtype), ([], []))
+                    ours.append(averaged)
+                    theirs.append(live)
+                else:
+                    averaged.copy_(live)
+            count = torch.tensor(self.count)  # on the CPU, so that reading it waits for nothing
+            for ours, theirs in groups.values():
+                function(ours, theirs, count)
+        self.count += 1
+
+    def state_dict(self, swapped: Mapping[int, Tensor]) -> dict[str, Any]:
+        """The counts, and copies of the averages; where they are, by the id of what they have replaced."""
+        return {
+            "updates": self.updates,
+            "count": self.count,
+            "fresh": self.fresh,
+            "tensors": {key: swapped.get(id(t), t).detach().clone() for key, t in self.tensors.items()},
+        }
+
+    @classmethod
+    def of(cls, name: str, state: dict[str, Any]) -> _Average:
+        """Made from what `state_dict` returned."""
+        average = cls(name)
+        average.updates, average.count, average.fresh = state["updates"], state["count"], state["fresh"]
+        average.tensors = {key: tensor.detach().clone() for key, tensor in state["tensors"].items()}
+        return average
+
+
+def _exchange(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Exchange the values of two tensors, without a copy, for each pair."""
+    for live, averaged in pairs:
+        live.data, averaged.data = averaged.data, live.data
+    torch.clear_autocast_cache()  # it may hold casts of what was in place
+
+
+def _live(model: nn.Module, use_buffers: bool) -> dict[str, Tensor]:
+    """The model's tensors that are averaged, by name, each once."""
+    return dict(chain(model.named_parameters(), model.named_buffers() if use_buffers else ()))
+
+
+def _versions(learner: Learner) -> dict[str, list[int]]:
+    """What an in-place change of any parameter changes."""
+    return {
+        name: [0 if p.is_inference() else p._version for p in model.parameters()]
+        for name, model in learner.models.items()
+    }
+
+
+def _device_type(model: nn.Module) -> str:
+    return next((p.device.type for p in model.parameters() if p.device.type != "cpu"), "cuda")
+
+
+def _devices(model: nn.Module) -> list[int]:
+    """The accelerators whose generators the model may use."""
+    return sorted({p.device.index or 0 for p in model.parameters() if p.device.type != "cpu"})
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

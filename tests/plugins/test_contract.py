@@ -1,0 +1,82 @@
+"""Every plugin that ``loopkit.plugins`` exports keeps the contract, with its defaults and with typical options."""
+
+import io
+
+import pytest
+import torch
+
+import loopkit.plugins
+from loopkit.events import EpochEnd, StepEnd
+from loopkit.metrics import F1, Accuracy
+from loopkit.plugins import (
+    History,
+    Metrics,
+    Progress,
+    SanityCheck,
+    StopOnNonFinite,
+    ToDevice,
+    call_on,
+    throttle,
+)
+from loopkit.testing import CHECKS, check_plugin
+
+
+def hits(outputs, targets):
+    return outputs.argmax(1).eq(targets).float()
+
+
+def note(learner, phase):
+    """Does nothing."""
+
+
+def count(step):
+    """Does nothing."""
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+PLUGINS = {
+    "History": History,
+    "History(steps=True)": lambda: History(steps=True),
+    "Metrics": Metrics,
+    "Metrics(Accuracy(), F1(), hits)": lambda: Metrics(Accuracy(), F1("weighted"), hits),
+    "Progress": lambda: Progress(file=io.StringIO()),
+    "Progress(bar=True)": lambda: (Progress(bar=True, file=Terminal()), Metrics()),
+    "SanityCheck": SanityCheck,
+    "StopOnNonFinite": StopOnNonFinite,
+    "StopOnNonFinite(late=True)": lambda: StopOnNonFinite(late=True),
+    "ToDevice('cpu')": lambda: ToDevice("cpu"),
+    "call_on(EpochEnd)": lambda: call_on(EpochEnd, note),
+    "call_on(StepEnd)": lambda: call_on(StepEnd, count),
+    "throttle(Metrics())": lambda: throttle(Metrics(Accuracy()), every=2),
+    "throttle(History(steps=True), seconds=0)": lambda: throttle(History(steps=True), seconds=0),
+}
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("name", PLUGINS)
+def test_plugin_keeps(name, check):
+    check_plugin(PLUGINS[name], checks=[check])
+
+
+def test_every_exported_plugin_is_here():
+    tested = {name.split("(")[0] for name in PLUGINS}
+    assert tested <= set(loopkit.plugins.__all__)
+    assert set(loopkit.plugins.__all__) - tested == set()
+
+
+def test_standard_plugins_keep_the_contract_on_double_outputs():
+    def problem():
+        from loopkit.testing import tiny_problem
+
+        made = tiny_problem()
+        made.model.double()
+        made.train = [(inputs.double(), targets) for inputs, targets in made.train]
+        made.val = [(inputs.double(), targets) for inputs, targets in made.val]
+        return made
+
+    assert next(problem().model.parameters()).dtype == torch.float64
+    check_plugin(lambda: Metrics(Accuracy(), hits), problem=problem)

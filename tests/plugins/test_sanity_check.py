@@ -1,0 +1,274 @@
+"""SanityCheck: what it refuses before anything is trained, and what it lets pass."""
+
+import warnings
+
+import pytest
+import torch
+from helpers import batches, make_learner, on
+from torch import nn
+
+from loopkit import CancelStep, Learner, Phase, TrainingPhase
+from loopkit.errors import PhaseError, PhaseInputError, StepResultError
+from loopkit.events import BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd
+from loopkit.plugins import SanityCheck
+
+VERBS = (BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd)
+
+
+def sgd(params):
+    return torch.optim.SGD(params, lr=0.1)
+
+
+# Verbs
+
+
+class Forgetful(TrainingPhase):
+    """Calls some of the verbs."""
+
+    def __init__(self, backward=False, update=False):
+        super().__init__()
+        self.verbs = backward, update
+
+    def step(self, learner, step):
+        step.inputs, step.targets = step.batch
+        step.loss = learner.loss_fn(learner.model(step.inputs), step.targets)
+        backward, update = self.verbs
+        if backward:
+            step.backward(step.loss)
+        if update:
+            step.update()
+
+
+def test_step_without_backward_is_refused_after_the_first():
+    learner = make_learner(SanityCheck(), phases=[Forgetful()])
+    with pytest.raises(StepResultError, match=r"Forgetful.step called no step.backward\(loss\), so nothing is learned"):
+        learner.fit(batches(3), epochs=1)
+    assert learner.progress.steps == 1
+
+
+def test_step_without_update_is_refused_after_the_first():
+    learner = make_learner(SanityCheck(), phases=[Forgetful(backward=True)])
+    with pytest.raises(StepResultError, match=r"Forgetful.step called step.backward\(loss\) but not step.update\(\)"):
+        learner.fit(batches(3), epochs=1)
+    assert learner.progress.steps == 1
+    assert learner.progress.updates == 0
+
+
+def test_step_without_update_is_refused_after_the_first_full_window():
+    learner = make_learner(SanityCheck(), phases=[Forgetful(backward=True)], accumulate=3)
+    with pytest.raises(StepResultError, match=r"but not step.update"):
+        learner.fit(batches(6), epochs=1)
+    assert learner.progress.steps == 3
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_step_with_both_verbs_passes(accumulate):
+    learner = make_learner(SanityCheck(), phases=[Forgetful(True, True)], accumulate=accumulate)
+    assert learner.fit(batches(7), epochs=2).reason == "epochs"
+
+
+def test_step_is_checked_after_a_cancelled_one():
+    def cancel(step, **_):
+        if step.index == 0:
+            raise CancelStep("not this one")
+
+    learner = make_learner(SanityCheck(), on("step_begin", cancel), phases=[Forgetful()])
+    with pytest.raises(StepResultError, match=r"no step.backward"):
+        learner.fit(batches(3), epochs=1)
+
+
+class Bare(Phase):
+    """Trains nothing and says so."""
+
+    name = "bare"
+    training = True
+
+    def step(self, learner, step):
+        step.outputs = learner.model(step.batch[0])
+
+
+def test_phase_that_announces_no_backward_passes():
+    learner = make_learner(SanityCheck())
+    learner.run(Bare(), batches(2))
+    assert learner.progress.steps == 2
+
+
+class Critic(Phase):
+    """Two optimizers, of which one is not used in each step."""
+
+    name = "critic"
+    training = True
+    emits = VERBS
+
+    def step(self, learner, step):
+        inputs, _ = step.batch
+        critic, generator = learner.models["critic"], learner.models["generator"]
+        step.backward(critic(inputs).mean(), "critic")
+        step.update("critic")
+        if step.index % 2:
+            step.backward(critic(generator(inputs)).mean(), "generator")
+            step.update("generator")
+
+
+def test_phase_with_an_optimizer_used_now_and_then_passes():
+    models = {"critic": nn.Linear(3, 1), "generator": nn.Linear(3, 3)}
+    learner = Learner(models, None, dict.fromkeys(models, sgd), plugins=[SanityCheck()], standard=False)
+    learner.run(Critic(), batches(4))
+    assert learner.progress.updates == 6
+
+
+def test_skipped_update_passes():
+    skip = on("update_begin", lambda step, **_: step.skip_update("not this one"))
+    learner = make_learner(SanityCheck(), skip)
+    assert learner.fit(batches(3), epochs=1).updates == 0
+
+
+# Coverage
+
+
+def test_optimizer_of_another_model_is_refused_before_the_first_step():
+    other = sgd(nn.Linear(3, 1).parameters())
+    learner = Learner(nn.Linear(3, 1), nn.MSELoss(), other, plugins=[SanityCheck()], standard=False)
+    with pytest.raises(PhaseError, match=r"the optimizer covers 0 of 2 trainable parameters \(weight, bias\)"):
+        learner.fit(batches(3), epochs=1)
+    assert learner.progress.steps == 0
+
+
+def test_optimizer_that_misses_parameters_gives_one_warning():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    learner = Learner(model, nn.MSELoss(), sgd(model[1].parameters()), plugins=[SanityCheck()], standard=False)
+    with pytest.warns(
+        UserWarning, match=r"covers 2 of 4 trainable parameters; not covered: 0.weight, 0.bias"
+    ) as caught:
+        learner.fit(batches(3), epochs=3)
+    assert len(caught) == 1
+
+
+def test_long_lists_of_parameters_are_cut():
+    model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(6)), nn.Linear(3, 1))
+    learner = Learner(model, nn.MSELoss(), sgd(model[6].parameters()), plugins=[SanityCheck()], standard=False)
+    with pytest.warns(UserWarning, match=r"2.weight and 7 more"):
+        learner.fit(batches(1), epochs=1)
+
+
+def test_frozen_parameters_need_no_optimizer():
+    model = nn.Sequential(nn.Linear(3, 3).requires_grad_(False), nn.Linear(3, 1))
+    learner = Learner(model, nn.MSELoss(), sgd(model[1].parameters()), plugins=[SanityCheck()], standard=False)
+    assert learner.fit(batches(3), epochs=1).updates == 3
+
+
+def test_model_without_trainable_parameters_is_refused_before_the_first_step():
+    model = nn.Linear(3, 1).requires_grad_(False)
+    learner = make_learner(SanityCheck(), model=model)
+    with pytest.raises(PhaseError, match="none of the 2 parameters requires grad: there is nothing to train"):
+        learner.fit(batches(3), epochs=1)
+    assert learner.progress.steps == 0
+
+
+def test_parameter_in_two_optimizers_is_refused_before_the_first_step():
+    models = {"critic": nn.Linear(3, 1), "generator": nn.Linear(3, 1)}
+    both = [*models["critic"].parameters(), *models["generator"].parameters()]
+    optimizers = {"critic": sgd, "generator": sgd(both)}
+    learner = Learner(models, nn.MSELoss(), optimizers, plugins=[SanityCheck()], standard=False)
+    with pytest.raises(PhaseError, match=r"'critic.weight' is in the optimizers 'critic' and 'generator'"):
+        learner.run(Critic(), batches(1))
+    assert learner.progress.steps == 0
+
+
+def test_learner_without_an_optimizer_can_be_evaluated():
+    learner = Learner(nn.Linear(3, 1), nn.MSELoss(), plugins=[SanityCheck()], standard=False)
+    assert learner.evaluate(batches(1)) == {}
+
+
+# Shapes
+
+
+class Flat(nn.Linear):
+    """Outputs ``(batch,)``."""
+
+    def forward(self, inputs):
+        return super().forward(inputs).squeeze(1)
+
+
+SHAPES = r"phase 'train': outputs have shape \(4,\), targets \(4, 1\): an elementwise loss would broadcast them"
+
+
+@pytest.mark.parametrize("loss_fn", [nn.MSELoss(), nn.functional.l1_loss], ids=["module", "function"])
+def test_shapes_that_would_be_broadcast_are_refused_before_the_backward(loss_fn):
+    learner = make_learner(SanityCheck(), model=Flat(3, 1))
+    learner.loss_fn = loss_fn
+    with pytest.raises(PhaseInputError, match=SHAPES):
+        learner.fit(batches(3), epochs=1)
+    assert learner.progress.updates == 0
+
+
+def test_shapes_in_validation_are_checked_too():
+    learner = make_learner(SanityCheck(), model=Flat(3, 1))
+    with pytest.raises(PhaseInputError, match="phase 'val'"):
+        learner.evaluate(batches(1))
+
+
+def test_shapes_give_a_warning_where_the_loss_is_ones_own():
+    learner = make_learner(SanityCheck(), model=Flat(3, 1))
+    learner.loss_fn = lambda outputs, targets: (outputs - targets.squeeze(1)).square().mean()
+    with pytest.warns(UserWarning, match=SHAPES) as caught:
+        learner.fit(batches(3), epochs=2)
+    assert len(caught) == 1
+    assert learner.progress.updates == 6
+
+
+def test_shapes_give_a_warning_where_the_phase_is_ones_own():
+    class Squeezes(TrainingPhase):
+        def loss(self, learner, outputs, targets):
+            return learner.loss_fn(outputs, targets.squeeze(1))
+
+    learner = make_learner(SanityCheck(), model=Flat(3, 1), phases=[Squeezes()])
+    with pytest.warns(UserWarning, match=SHAPES):
+        learner.fit(batches(3), epochs=1)
+    assert learner.progress.updates == 3
+
+
+def test_shapes_of_class_indices_pass():
+    data = [(inputs, targets.squeeze(1).gt(0).long()) for inputs, targets in batches(2)]
+    learner = make_learner(SanityCheck(), model=nn.Linear(3, 2))
+    learner.loss_fn = nn.CrossEntropyLoss()
+    assert learner.fit(data, data, epochs=1).updates == 2
+
+
+def test_shapes_are_checked_in_the_first_step_alone():
+    learner = make_learner(SanityCheck())
+    learner.loss_fn = lambda outputs, targets: outputs.mean()
+    data = batches(3)
+    data[1] = (data[1][0], data[1][1].squeeze(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        learner.fit(data, epochs=1)
+    assert learner.progress.updates == 3
+
+
+# Nothing else
+
+
+def test_sanity_check_runs_no_forward_and_takes_no_batch_of_its_own():
+    forwards, taken = [], []
+
+    class Counting(nn.Linear):
+        def forward(self, inputs):
+            forwards.append(1)
+            return super().forward(inputs)
+
+    def data():
+        for batch in batches(3):
+            taken.append(1)
+            yield batch
+
+    learner = make_learner(SanityCheck(), model=Counting(3, 1))
+    learner.fit(data, data, epochs=2)
+    assert len(forwards) == len(taken) == 12
+
+
+def test_sanity_check_leaves_training_bitwise_alone():
+    one, other = make_learner(SanityCheck()), make_learner()
+    for learner in (one, other):
+        learner.fit(batches(3), batches(1), epochs=2)
+    assert torch.equal(one.model.weight, other.model.weight)
