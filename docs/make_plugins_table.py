@@ -14,13 +14,20 @@ import torch
 from loopkit import plugins
 from loopkit.dispatch import plugin_name
 from loopkit.hooks import PROJECT, HookOptions, hooks
+from loopkit.schedules import constant
 
 PAGE = Path(__file__).parent / "plugins.md"
 BEGIN, END = "<!-- made by docs/make_plugins_table.py -->", "<!-- end -->"
 STANDARD = {type(plugin) for plugin in plugins.standard_set([])}
 ARGUMENTS = {"float": 1.0, "int": 1, "str": "val/loss"}
 """Arguments to make a plugin with, by the annotation of a parameter that must be given."""
-GIVEN: dict[str, tuple[Any, ...]] = {}
+GIVEN: dict[str, tuple[Any, ...]] = {
+    "EvalMode": ("encoder",),
+    "Freeze": ("encoder",),
+    "Schedule": (constant(),),
+    "TorchSchedule": (torch.optim.lr_scheduler.ConstantLR,),
+    "Watch": ({"encoder": "norm"},),
+}
 """Arguments by the name of the class, where those above do not do."""
 
 

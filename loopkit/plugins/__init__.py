@@ -7,21 +7,51 @@ from typing import Any
 
 from loopkit.dispatch import plugin_name
 from loopkit.plugins.call_on import call_on
+from loopkit.plugins.channels_last import ChannelsLast
+from loopkit.plugins.compile import Compile
+from loopkit.plugins.cuda_graph import CudaGraph
+from loopkit.plugins.cudnn_benchmark import CudnnBenchmark
+from loopkit.plugins.early_stopping import EarlyStopping
+from loopkit.plugins.freeze import EvalMode, Freeze
+from loopkit.plugins.gradients import ClipGradNorm, ClipGradValue, GradNoise, GradNorm
 from loopkit.plugins.history import History
 from loopkit.plugins.metrics import Metrics
+from loopkit.plugins.mixed_precision import MixedPrecision
+from loopkit.plugins.profile import Profile
 from loopkit.plugins.progress import Progress
 from loopkit.plugins.sanity_check import SanityCheck
+from loopkit.plugins.schedule import Plateau, Schedule, TorchSchedule
 from loopkit.plugins.stop_on_non_finite import StopOnNonFinite
 from loopkit.plugins.throttle import throttle
 from loopkit.plugins.to_device import ToDevice
+from loopkit.plugins.watch import Watch
+from loopkit.plugins.weight_average import WeightAverage
 
 __all__ = [
+    "ChannelsLast",
+    "ClipGradNorm",
+    "ClipGradValue",
+    "Compile",
+    "CudaGraph",
+    "CudnnBenchmark",
+    "EarlyStopping",
+    "EvalMode",
+    "Freeze",
+    "GradNoise",
+    "GradNorm",
     "History",
     "Metrics",
+    "MixedPrecision",
+    "Plateau",
+    "Profile",
     "Progress",
     "SanityCheck",
+    "Schedule",
     "StopOnNonFinite",
     "ToDevice",
+    "TorchSchedule",
+    "Watch",
+    "WeightAverage",
     "call_on",
     "throttle",
 ]

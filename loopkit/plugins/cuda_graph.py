@@ -93,7 +93,7 @@ class CudaGraph:
         params = [p for name in self._graphed for p in learner.models[name].parameters() if p.grad is not None]
         grads = [p.grad for p in params if p.grad is not None]
         if grads and any(graphed.graphs for graphed in self._graphed.values()):
-            for p, grad in zip(params, grads, strict=True):
+            for p, grad in zip(params, torch._foreach_mul(grads, 1.0), strict=True):
                 p.grad = grad
 
     def warn(self, reason: str) -> None:

@@ -34,7 +34,7 @@ class _Pass:
     means: list[tuple[str, Mean]] = field(init=False)
     """Those that take an attribute of the step."""
     own: list[tuple[str, Any]] = field(init=False)
-    """Those that take outputs and targets and need no care: they keep no graph."""
+    """Those of `loopkit.metrics` that take outputs and targets and need no care: they keep no graph."""
     others: list[tuple[str, Any]] = field(init=False)
     running: bool = False
     """Between ``epoch_begin`` and ``epoch_end``: what there is to save."""
@@ -48,8 +48,9 @@ class _Pass:
     def __post_init__(self) -> None:
         items = self.metrics.items()
         self.means = [(name, metric) for name, metric in items if isinstance(metric, Mean)]
-        self.own = [(n, m) for n, m in items if isinstance(m, Metric) and not isinstance(m, (Mean, FunctionMetric))]
-        self.others = [(n, m) for n, m in items if not isinstance(m, Metric) or isinstance(m, FunctionMetric)]
+        rest = [(name, metric) for name, metric in items if not isinstance(metric, Mean)]
+        self.own = [(name, metric) for name, metric in rest if _needs_no_care(metric)]
+        self.others = [(name, metric) for name, metric in rest if not _needs_no_care(metric)]
 
 
 class Metrics:
@@ -225,6 +226,10 @@ def _copied(metric: Any) -> Any:
     if callable(getattr(metric, "persistent", None)):
         metric.persistent(True)  # else the state_dict of a torchmetrics object is empty
     return metric
+
+
+def _needs_no_care(metric: Any) -> bool:
+    return type(metric).__module__ == Metric.__module__ and not isinstance(metric, FunctionMetric)
 
 
 def _detached(value: Any) -> Any:

@@ -158,6 +158,14 @@ def test_history_has_no_row_of_a_pass_that_failed(hook):
     assert history.state_dict()["running"] == []
 
 
+def test_history_forgets_a_pass_that_failed_outside_a_fit():
+    history = History(steps=True)
+    learner = make_learner(history, failing_once())
+    with pytest.raises(RuntimeError, match="deliberate"):
+        learner.run("train", batches(3))
+    assert history.state_dict() == {"rows": [], "step_rows": [], "running": []}
+
+
 def test_history_added_in_mid_epoch():
     def add(learner, step, **_):
         if step.index == 1:

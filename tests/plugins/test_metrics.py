@@ -357,17 +357,41 @@ class Mark(torch.autograd.Function):
         return grad, None
 
 
-def test_metrics_keep_no_graph_alive():
-    class Keeps:
-        def reset(self):
-            self.kept = []
+class Keeps:
+    """Keeps all that it was given."""
 
-        def update(self, outputs, targets):
-            self.kept.append((outputs, targets))
+    def reset(self):
+        self.kept = []
 
-        def compute(self):
-            return sum(float(outputs["out"].sum()) for outputs, _ in self.kept)
+    def update(self, outputs, targets):
+        self.kept.append((outputs, targets))
 
+    def compute(self):
+        return sum(float(outputs["out"].sum()) for outputs, _ in self.kept)
+
+
+class KeepsToo(Keeps, Metric):
+    """As a subclass of loopkit's own metrics."""
+
+    name = "keeps"
+    is_empty = False
+
+
+class Adds(KeepsToo):
+    """Adds what it was given up, graph and all."""
+
+    def reset(self):
+        self.total = 0.0
+
+    def update(self, outputs, targets):
+        self.total = self.total + outputs["out"].sum()
+
+    def compute(self):
+        return self.total
+
+
+@pytest.mark.parametrize("metric", [Keeps, KeepsToo, Adds])
+def test_metrics_keep_no_graph_alive(metric):
     class Nested(TrainingPhase):
         def forward(self, learner, inputs):
             token = Token()
@@ -383,7 +407,7 @@ def test_metrics_keep_no_graph_alive():
     try:
         alive = []
         count = on("step_begin", lambda **_: alive.append(sum(node() is not None for node in nodes)))
-        regression(Metrics(Keeps()), count, phases=[Nested()]).fit(uneven(), epochs=1)
+        regression(Metrics(metric()), count, phases=[Nested()]).fit(uneven(), epochs=1)
     finally:
         gc.enable()
     assert alive == [0, 0, 0, 0]

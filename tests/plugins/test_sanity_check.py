@@ -235,15 +235,16 @@ def test_shapes_of_class_indices_pass():
     assert learner.fit(data, data, epochs=1).updates == 2
 
 
-def test_shapes_are_checked_in_the_first_step_alone():
-    learner = make_learner(SanityCheck())
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_shapes_are_checked_in_the_first_step_alone(accumulate):
+    learner = make_learner(SanityCheck(), accumulate=accumulate)
     learner.loss_fn = lambda outputs, targets: outputs.mean()
     data = batches(3)
     data[1] = (data[1][0], data[1][1].squeeze(1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         learner.fit(data, epochs=1)
-    assert learner.progress.updates == 3
+    assert learner.progress.steps == 3
 
 
 # Nothing else
