@@ -9,13 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from loopkit import Learner, data
-from loopkit.plugins.gradients import ClipGradNorm
-from loopkit.plugins.mixed_precision import MixedPrecision
-from loopkit.plugins.schedule import Schedule
+from loopkit import Learner, data, plugins
 from loopkit.schedules import cosine, warmup
 
-CONTEXT, WIDTH, HEADS, LAYERS = 64, 128, 4, 2
+CONTEXT, WIDTH, HEADS, LAYERS = 32, 128, 4, 2
 
 torch.manual_seed(0)
 text = "\n".join(topics.topics.values())
@@ -25,7 +22,7 @@ size, cut = len(vocabulary), len(tokens) * 9 // 10
 
 
 def windows(part):
-    """All windows of the context's length, and the same one character later."""
+    """A text in pieces of the context's length, and the same one character later."""
     rows = (len(part) - 1) // CONTEXT
     return part[: rows * CONTEXT].view(rows, CONTEXT), part[1 : rows * CONTEXT + 1].view(rows, CONTEXT)
 
@@ -50,25 +47,31 @@ class GPT(nn.Module):
         self.characters, self.positions = nn.Embedding(size, WIDTH), nn.Embedding(CONTEXT, WIDTH)
         self.blocks = nn.Sequential(*[Block() for _ in range(LAYERS)])
         self.head = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, size))
+        for table in (self.characters, self.positions):
+            nn.init.normal_(table.weight, std=0.02)
 
     def forward(self, ids):
         return self.head(self.blocks(self.characters(ids) + self.positions.weight[: ids.shape[1]]))
 
 
 def loss_fn(logits, targets):
-    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 learner = Learner(
     GPT(),
     loss_fn,
     lambda params: torch.optim.AdamW(params, lr=4e-3, betas=(0.9, 0.95), weight_decay=0.1),
-    plugins=[MixedPrecision("bfloat16"), ClipGradNorm(1.0), Schedule(warmup(40, then=cosine(end=0.02)))],
+    plugins=[
+        plugins.MixedPrecision("bfloat16"),
+        plugins.ClipGradNorm(1.0),
+        plugins.Schedule(warmup(40, then=cosine(end=0.02))),
+    ],
     accumulate=2,
 )
 train = data.TensorLoader(*windows(tokens[:cut]), batch_size=16, shuffle=True)
-val = data.TensorLoader(*windows(tokens[cut:]), batch_size=64)
-result = learner.fit(train, val, epochs=3)
+val = data.TensorLoader(*windows(tokens[cut:]), batch_size=128)
+result = learner.fit(train, val, epochs=1)
 print(result)
 
 # The table: how often each character followed each two, smoothed with the pairs, these with the single characters

@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from loopkit import Learner, PredictionPhase, TrainingPhase, data, metrics, plugins
-from loopkit.plugins.schedule import Schedule
 from loopkit.schedules import cosine, warmup
 
 TEMPERATURE = 0.3
@@ -65,22 +64,23 @@ learner = Learner(
     nn.CrossEntropyLoss(),
     lambda params: torch.optim.AdamW(params, lr=2e-3, weight_decay=1e-2),
     phases=[SimCLR(), Features()],
-    plugins=[plugins.Metrics(metrics.Accuracy()), Schedule(warmup(20, then=cosine()))],
+    plugins=[plugins.Metrics(metrics.Accuracy()), plugins.Schedule(warmup(20, then=cosine()))],
 )
-print(learner.fit(data.TensorLoader(x[:1400], batch_size=200, shuffle=True), epochs=40))
+print(learner.fit(data.TensorLoader(x[:1400], batch_size=200, shuffle=True), epochs=25))
 features = learner.predict(data.TensorLoader(x, batch_size=500))
 
 
 def probe(inputs, draws=20):
     """Held-out accuracy of a linear classifier that is given 50 labels, averaged over draws."""
+    inputs = (inputs - inputs[:1400].mean(0)) / (inputs[:1400].std(0) + 1e-6)
     total = 0.0
     for draw in range(draws):
         chosen = torch.randperm(1400, generator=torch.Generator().manual_seed(draw))[:50]
-        scaled = (inputs - inputs[:1400].mean(0)) / (inputs[:1400].std(0)+1e-6)
-        classifier = LogisticRegression(max_iter=1000).fit(scaled[chosen], y[chosen])
-        total += classifier.score(scaled[1400:], y[1400:])
+        classifier = LogisticRegression(max_iter=1000).fit(inputs[chosen], y[chosen])
+        total += classifier.score(inputs[1400:], y[1400:])
     return total / draws
 
 
 raw, learned = probe(x.flatten(1)), probe(features)
 print(f"accuracy with 50 labels: {raw:.3f} on pixels, {learned:.3f} on learned features")
+assert learned > raw + 0.05, "features learned without labels should be worth more than pixels"

@@ -14,7 +14,8 @@ torch.manual_seed(0)
 images, labels = map(torch.as_tensor, load_digits(return_X_y=True))
 order = torch.randperm(len(images))
 x, y = images[order].float() / 8 - 1, labels[order]
-train = data.TensorLoader(x[:1400], batch_size=64, shuffle=True, drop_last=True)
+real, held_out = x[:1400], x[1400:]
+train = data.TensorLoader(real, batch_size=64, shuffle=True, drop_last=True)
 
 
 class GeneratorBegin(Event):
@@ -52,31 +53,45 @@ class CriticAccuracy:
 
 
 generator = nn.Sequential(
-    nn.Linear(NOISE, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, 256), nn.BatchNorm1d(256), nn.ReLU(),
-    nn.Linear(256, 64), nn.Tanh(),
+    *(nn.Linear(NOISE, 256), nn.BatchNorm1d(256), nn.ReLU()),
+    *(nn.Linear(256, 256), nn.BatchNorm1d(256), nn.ReLU()),
+    *(nn.Linear(256, 64), nn.Tanh()),
 )
 critic = nn.Sequential(
-    nn.Linear(64, 256), nn.LeakyReLU(0.2), nn.Dropout(0.3), nn.Linear(256, 256), nn.LeakyReLU(0.2), nn.Dropout(0.3), nn.Linear(256, 1)
+    *(nn.Linear(64, 256), nn.LeakyReLU(0.2), nn.Dropout(0.3)),
+    *(nn.Linear(256, 256), nn.LeakyReLU(0.2), nn.Dropout(0.3)),
+    nn.Linear(256, 1),
 )
+
+
+def adam(params):
+    return torch.optim.Adam(params, lr=4e-4, betas=(0.5, 0.999))
+
+
 learner = Learner(
     {"generator": generator, "critic": critic},
-    optimizer={
-        "generator": lambda params: torch.optim.Adam(params, lr=4e-4, betas=(0.5, 0.999)),
-        "critic": lambda params: torch.optim.Adam(params, lr=4e-4, betas=(0.5, 0.999)),
-    },
+    optimizer={"generator": adam, "critic": adam},
     phases=[GAN()],
     plugins=[CriticAccuracy(), plugins.Metrics(metrics.Mean("critic_loss"), metrics.Mean("critic_accuracy"))],
 )
-print(learner.fit(train, epochs=150))
+print(learner.fit(train, epochs=60))
 
-fake = generator.eval()(torch.randn(1000, NOISE)).detach()
-noise = x[:1400].flatten()[torch.randint(1400 * 64, (1000, 64))]
-held_out = x[1400:]
-def distance(a): return torch.cdist(a, x[:1400]).min(1).values.mean().item()
-def coverage(a): return torch.cdist(held_out, a).min(1).values.mean().item()
-judge = KNeighborsClassifier(5).fit(x[:1400], y[:1400])
-p = judge.predict_proba(fake)
-print("dist real", distance(held_out), "fake", distance(fake), "noise", distance(noise))
-print("cov train", coverage(x[:1000]), "fake", coverage(fake), "noise", coverage(noise))
-print("conf fake", p.max(1).mean(), "noise", judge.predict_proba(noise).max(1).mean(), "real", judge.predict_proba(held_out).max(1).mean())
-print(torch.bincount(torch.as_tensor(p.argmax(1)), minlength=10))
+# Samples should be near to real images, and there should be some near to each held-out image
+generator.eval()
+with torch.no_grad():
+    samples = generator(torch.randn(1400, NOISE))
+noise = real.flatten()[torch.randperm(real.numel())].view_as(real)  # pixels of real images in random places
+
+
+def distance(images, others):
+    return torch.cdist(images, others).amin(1).mean().item()
+
+
+for name, made in (("samples", samples), ("noise", noise)):
+    print(f"{name}: {distance(made, real):.2f} to the nearest real image, {distance(held_out, made):.2f} back")
+digits = KNeighborsClassifier().fit(real, y[:1400]).predict(samples)
+shares = torch.bincount(torch.as_tensor(digits), minlength=10) / len(samples)
+print("shares of the digits:", " ".join(f"{share:.2f}" for share in shares))
+assert distance(samples, real) < 0.5 * distance(noise, real), "samples should look like digits"
+assert distance(held_out, samples) < 0.6 * distance(held_out, noise), "samples should cover the real images"
+assert shares.min() > 0.01, "each digit should be among the samples"

@@ -216,6 +216,12 @@ def test_run_after_a_torch_scheduler_does_not_step_the_optimizer_of_the_learner(
     assert everything(learner) == before
 
 
+def test_run_after_a_torch_scheduler_trains_the_copy():
+    learner = sum_learner(TorchSchedule(lambda optimizer: StepLR(optimizer, 1)), lr=0.0, standard=False)
+    learner.fit(ones(), epochs=1)
+    assert LRFinder(1.0, 4.0, 3, smoothing=0.0).run(learner, ones()).losses == [0.0, -1.0, -3.0]
+
+
 def test_run_does_not_change_what_the_plugins_hold():
     plugins = ClipGradNorm(1.0), GradNoise(), MixedPrecision("bfloat16"), Freeze("0"), Schedule(linear(100))
     learner = trained(*plugins, order=["clip_grad_norm", "grad_noise"])

@@ -20,8 +20,8 @@ class Compile:
     """Compile the models, in place: their class, names of parameters and saved state stay as they are.
 
     Where the backend is missing or fails, there is one warning, and the models run as they are. Compilation happens at
-    the first call with new shapes, and may change rounding. A backend that fails while it compiles the backward is an
-    error.
+    the first call with new shapes, and may change rounding; inductor draws other random numbers for dropout. A backend
+    that fails while it compiles the backward is an error.
 
     Args:
         dynamic: Whether to compile for changing shapes; by default torch decides when it has seen some.

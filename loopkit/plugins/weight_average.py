@@ -141,7 +141,8 @@ class WeightAverage:
 
     @hookimpl
     def epoch_begin(self, learner: Learner) -> None:
-        """Look up anew which parameters there are, and whose."""
+        """Look up anew which parameters there are, and whose; drop an average that no longer belongs to them."""
+        self._check(learner)
         self._owners = {}
         self._move_batch = None if learner.running is None else learner.running.plan.move_batch
         for average in self._models.values():

@@ -11,12 +11,16 @@ import loopkit.plugins
 from loopkit.events import EpochEnd, StepEnd
 from loopkit.metrics import F1, Accuracy
 from loopkit.plugins import (
+    ChannelsLast,
+    CudnnBenchmark,
     History,
     Metrics,
+    Profile,
     Progress,
     SanityCheck,
     StopOnNonFinite,
     ToDevice,
+    WeightAverage,
     call_on,
     throttle,
 )
@@ -41,16 +45,21 @@ class Terminal(io.StringIO):
 
 
 PLUGINS = {
+    "ChannelsLast": ChannelsLast,
+    "CudnnBenchmark": CudnnBenchmark,
     "History": History,
     "History(steps=True)": lambda: History(steps=True),
     "Metrics": Metrics,
     "Metrics(Accuracy(), F1(), hits)": lambda: Metrics(Accuracy(), F1("weighted"), hits),
     "Progress": lambda: Progress(file=io.StringIO()),
     "Progress(bar=True)": lambda: (Progress(bar=True, file=Terminal()), Metrics()),
+    "Profile": lambda: Profile(range(1, 3), None, show=False),
     "SanityCheck": SanityCheck,
     "StopOnNonFinite": StopOnNonFinite,
     "StopOnNonFinite(late=True)": lambda: StopOnNonFinite(late=True),
     "ToDevice('cpu')": lambda: ToDevice("cpu"),
+    "WeightAverage": WeightAverage,
+    "WeightAverage(None, every='epoch')": lambda: WeightAverage(None, every="epoch"),
     "call_on(EpochEnd)": lambda: call_on(EpochEnd, note),
     "call_on(StepEnd)": lambda: call_on(StepEnd, count),
     "throttle(Metrics())": lambda: throttle(Metrics(Accuracy()), every=2),

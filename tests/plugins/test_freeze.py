@@ -173,6 +173,23 @@ def test_freeze_does_not_move_parameters_that_had_a_gradient():
         assert torch.equal(value, before[name])
 
 
+def test_freeze_drops_the_gradients_that_there_were():
+    model = Model()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    Learner(model, plugins=[Freeze("encoder")], standard=False)
+    assert [name for name, p in model.named_parameters() if p.grad is not None] == ["head.weight", "head.bias"]
+
+
+def test_thaw_lets_a_norm_without_parameters_go_on():
+    def epoch_begin(model, epoch):
+        model.encoder.requires_grad_(epoch >= 2)
+        model.encoder.norm.train(epoch >= 2)
+
+    hand = by_hand(sgd, lambda model: model.encoder.requires_grad_(False), epoch_begin=epoch_begin, affine=False)
+    assert_same(learned(sgd, Freeze({"encoder": 2}), affine=False).model, hand)
+
+
 # Freeze: what it covers
 
 

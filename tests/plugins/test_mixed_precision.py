@@ -311,7 +311,7 @@ def test_loss_of_a_step_is_never_scaled(dtype, k):
 # Several optimizers and losses
 
 
-class RivalryBegin(Event):
+class DuelBegin(Event):
     """The rivals have met; their backwards follow."""
 
 
@@ -323,7 +323,7 @@ class GAN(Phase):
 
     name = "train"
     training = True
-    emits = (RivalryBegin,)
+    emits = (DuelBegin,)
 
     def __init__(self, spikes=None, every=1):
         super().__init__()
@@ -334,7 +334,7 @@ class GAN(Phase):
         generator, critic = learner.model["generator"], learner.model["critic"]
         fake = generator(torch.randn(len(real), 3))
         loss = critic(fake.detach()).square().mean() + (critic(real) - 1).square().mean()
-        step.emit(RivalryBegin)
+        step.emit(DuelBegin)
         step.backward(loss * self.spikes.get((step.index, "critic"), 1.0), "critic")
         step.update("critic")
         if step.index % self.every == self.every - 1:
@@ -575,33 +575,38 @@ def test_cancelled_step_equals_the_loop_that_leaves_it_out(hook, dtype):
 def test_cancelled_step_that_overflowed_lowers_the_scale():
     """Else a plugin that cancels every such step would cancel for ever."""
     mixed = MixedPrecision("float16", init_scale=SCALE)
+    scales = []
 
     def cancel(step, **_):
         if step.skip_reason:
             raise CancelStep("overflow")
 
     learner = make_learner(mixed, on("update_begin", cancel, reads=("grads",)), spikes={1: HUGE})
+    learner.add(on("step_begin", lambda **_: scales.append(mixed.loss_scale), "scales"))
     learner.fit(make_batches([4] * 3), epochs=1)
-    assert mixed.loss_scale == SCALE / 2
+    assert scales == [SCALE, SCALE, SCALE / 2]
 
 
-@pytest.mark.parametrize("hook", ["backward_begin", "backward_end", "update_begin", "update_end", "step_end"])
-def test_fit_after_an_error_equals_a_fresh_one(hook):
-    learner = make_learner(MixedPrecision("float16", init_scale=SCALE), optimizer=OPTIMIZERS["sgd"], spikes={1: HUGE})
-    learner.add(raising(hook, ValueError("broken"), at=1))
+@pytest.mark.parametrize(
+    ("hook", "name"),
+    [("backward_end", "a"), ("update_begin", "a"), ("update_begin", "z"), ("update_skipped", "a"), ("step_end", "a")],
+)
+def test_fit_after_an_error_equals_a_fresh_one(hook, name):
+    """The error comes, before or after the plugin's own hook, in a step that overflowed."""
+    learner = make_learner(MixedPrecision("float16", init_scale=SCALE), spikes={1: HUGE})
+    learner.add(raising(hook, ValueError("broken"), at=1, name=name))
     start = copy.deepcopy(learner.model.state_dict())
-    if hook != "update_end":  # which does not come after an overflow
-        with pytest.raises(ValueError, match="broken"):
-            learner.fit(make_batches(), epochs=1)
+    with pytest.raises(ValueError, match="broken"):
+        learner.fit(make_batches(), epochs=1)
     learner.model.load_state_dict(start)
     learner.optimizer.state.clear()
-    mixed = MixedPrecision("float16", init_scale=SCALE)
-    learner.replace("mixed_precision", mixed)
-    fresh = make_learner(MixedPrecision("float16", init_scale=SCALE), optimizer=OPTIMIZERS["sgd"], spikes={1: HUGE})
+    fresh = make_learner(MixedPrecision("float16", init_scale=SCALE))
+    learner.phases["train"].spikes = {}
     for each in (learner, fresh):
         torch.manual_seed(3)
         each.fit(make_batches(), epochs=1)
     assert_same(learner.model.state_dict(), fresh.model.state_dict())
+    assert learner.metrics["train/loss_scale"] == fresh.metrics["train/loss_scale"] == SCALE
 
 
 # Closures
@@ -810,7 +815,7 @@ class Score(Phase):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "hook", ["step_begin", "rivalry_begin", "backward_begin", "backward_end", "update_begin", "update_end", "step_end"]
+    "hook", ["step_begin", "duel_begin", "backward_begin", "backward_end", "update_begin", "update_end", "step_end"]
 )
 def test_a_pass_inside_another_changes_no_bit_and_leaves_autocast_as_it_was(hook, dtype):
     data = make_batches([4, 4], seed=9)
@@ -850,7 +855,7 @@ def test_a_pass_inside_another_sees_weights_that_were_swapped():
                 p.data.copy_(raw)
 
     data = make_batches([4])
-    plugins = [MixedPrecision("bfloat16"), Swap(), on("rivalry_begin", lambda learner, **_: learner.evaluate(data))]
+    plugins = [MixedPrecision("bfloat16"), Swap(), on("duel_begin", lambda learner, **_: learner.evaluate(data))]
     learner = Learner(gan_models(), None, GAN_OPTIMIZERS, plugins=plugins, phases=[GAN(), Score()], standard=False)
     learner.run("train", data)
     assert outputs["nested"].count_nonzero() == 0

@@ -725,6 +725,13 @@ def test_torch_schedule_has_a_state_of_plain_values(make):
     assert kinds(plugin.state_dict()) <= {dict, list, tuple, str, int, float, bool, type(None)}
 
 
+def test_torch_schedule_gives_multi_step_lr_its_counter_back():
+    plugin = TorchSchedule(lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [2, 2]))
+    tiny(plugin).fit(make_batches(1), epochs=1)
+    plugin.load_state_dict(plugin.state_dict())
+    assert list(plugin.scheduler.milestones.elements()) == [2, 2]
+
+
 def test_torch_schedule_keeps_the_attributes_of_an_object_given_to_lambda_lr():
     class Decay:
         def __init__(self, rate):

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+
+from loopkit import Learner, hookimpl
+from loopkit.plugins.compile import Compile
+from loopkit.plugins.to_device import ToDevice
+from loopkit.testing import check_plugin, tiny_problem
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Counting:
+    """A backend that counts the graphs that it is given, and runs them as they are."""
+
+    def __init__(self):
+        self.graphs = 0
+
+    def __call__(self, graph, inputs):
+        self.graphs += 1
+        return graph.forward
+
+
+def failing(graph, inputs):
+    raise OSError("no compiler was found")
+
+
+class Breaking(nn.Module):
+    def forward(self, x):
+        torch._dynamo.graph_break()
+        return x + 1
+
+
+class Own(nn.Module):
+    """A module with a ``forward`` of the user's."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.linear(x).tanh()
+
+
+def containers():
+    return [nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.Tanh()), Own()]
+
+
+def fitted(*plugins, epochs=2, dropout=True):
+    problem = tiny_problem()
+    if not dropout:
+        problem.model[3].p = 0.0
+    learner = problem.learner(plugins=plugins, standard=False)
+    torch.manual_seed(0)
+    learner.fit(problem.train, problem.val, epochs=epochs)
+    return learner
+
+
+def same(one, other):
+    a, b = one.model.state_dict(), other.model.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+@pytest.mark.parametrize("model", containers(), ids=["linear", "sequential", "own"])
+def test_model_goes_through_the_backend_in_one_graph(model):
+    backend = Counting()
+    Learner(model, plugins=[Compile(backend=backend)], standard=False)
+    model(torch.ones(1, 2))
+    assert backend.graphs == 1
+
+
+def test_second_call_is_not_compiled_again():
+    backend, model = Counting(), Own()
+    Learner(model, plugins=[Compile(backend=backend)], standard=False)
+    model(torch.ones(1, 2))
+    model(torch.zeros(1, 2))
+    assert backend.graphs == 1
+
+
+def test_each_of_many_models_is_compiled():
+    backend = Counting()
+    models = {f"model{i}": nn.Linear(2, 2) for i in range(12)}  # torch compiles one function 8 times at most
+    Learner(models, plugins=[Compile(backend=backend)], standard=False)
+    for model in models.values():
+        model(torch.ones(1, 2))
+    assert backend.graphs == 12
+
+
+def test_learner_keeps_the_model_and_its_names():
+    model = Own()
+    learner = Learner(model, plugins=[Compile(backend="eager")], standard=False)
+    assert learner.model is model
+    assert type(model) is Own
+    assert list(model.state_dict()) == ["linear.weight", "linear.bias"]
+
+
+def test_eager_backend_trains_bitwise_as_without():
+    assert same(fitted(Compile(backend="eager")), fitted())
+
+
+def test_dynamic_is_passed_on():
+    backend, model = Counting(), Own()
+    Learner(model, plugins=[Compile(dynamic=True, backend=backend)], standard=False)
+    for size in (3, 4, 5, 6):  # not 2, the number of features
+        model(torch.ones(size, 2))
+    assert backend.graphs == 1
+
+
+def test_static_shapes_are_compiled_one_by_one():
+    backend, model = Counting(), Own()
+    Learner(model, plugins=[Compile(dynamic=False, backend=backend)], standard=False)
+    for size in (3, 4, 5, 6):
+        model(torch.ones(size, 2))
+    assert backend.graphs == 4
+
+
+def test_failing_backend_warns_once_and_trains_bitwise_as_without():
+    with pytest.warns(UserWarning, match=r"could not compile model 'model'.*no compiler was found") as caught:
+        learner = fitted(Compile(backend=failing))
+    assert len(caught) == 1
+    assert same(learner, fitted())
+
+
+def test_failing_backend_warns_once_for_several_models():
+    models = nn.ModuleDict({"a": Own(), "b": Own()})
+    Learner(dict(models), plugins=[Compile(backend=failing)], standard=False)
+    with pytest.warns(UserWarning, match="model 'a'") as caught:
+        [model(torch.ones(1, 2)) for model in models.values()]
+    assert len(caught) == 1
+
+
+def test_missing_backend_warns_once_and_offers_the_nearest():
+    with pytest.warns(UserWarning, match="did you mean 'inductor'") as caught:
+        learner = fitted(Compile(backend="inducktor"))
+    assert len(caught) == 1
+    assert same(learner, fitted())
+
+
+def test_error_of_the_model_is_no_failure_of_the_backend():
+    class Wrong(nn.Module):
+        def forward(self, x):
+            raise KeyError("of the user")
+
+    plugin = Compile(backend="eager")
+    model = Wrong()
+    Learner(model, plugins=[plugin], standard=False)
+    with pytest.raises(KeyError, match="of the user"):
+        model(torch.ones(1))
+    assert not plugin.failed
+
+
+def test_fullgraph_refuses_a_model_in_pieces():
+    model = Breaking()
+    Learner(model, plugins=[Compile(backend="eager", fullgraph=True)], standard=False)
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        model(torch.ones(1))
+
+
+def test_unknown_mode_is_an_error():
+    with pytest.raises(RuntimeError, match="mode"):
+        Learner(Own(), plugins=[Compile(mode="fastest")], standard=False)
+
+
+def test_copies_and_pickles_are_not_compiled():
+    model = Own()
+    Learner(model, plugins=[Compile(backend="eager")], standard=False)
+    assert copy.deepcopy(model)._compiled_call_impl is None
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    assert torch.load(buffer, weights_only=False)._compiled_call_impl is None
+
+
+def test_compile_comes_after_device_layout_and_freezing():
+    class Freezing:
+        name = "freezing"
+        provides = "freeze"
+
+        @hookimpl(updates=("model",))
+        def setup_model(self, model):
+            return model
+
+    class Layout(Freezing):
+        name = "layout"
+        provides = "memory_format"
+        before = ("freeze",)
+
+    plugins = [Compile(backend="eager"), Freezing(), Layout(), ToDevice("cpu")]
+    learner = Learner(Own(), plugins=plugins, standard=False)
+    order = [impl.entry.plugin for impl in learner._registry.ordered("setup_model")]
+    assert order == ["to_device", "layout", "freezing", "compile"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, on the first use of its compiler
+def test_inductor_trains_as_without():
+    plugin = Compile()
+    compiled, plain = fitted(plugin, dropout=False), fitted(dropout=False)  # it draws random numbers of its own
+    assert not plugin.failed
+    for key, value in plain.model.state_dict().items():  # fused kernels round differently, over 8 steps
+        torch.testing.assert_close(compiled.model.state_dict()[key], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own, as it compiles for inputs that require grad
+def test_compile_keeps_the_contract():
+    check_plugin(lambda: Compile(backend="eager"), skip=["no_graph_kept"])  # would compile the check's forward hook too
