@@ -21,7 +21,8 @@ def add_noise(batch, generator):
 
 
 train = data.TensorLoader(images[:1400], batch_size=50, shuffle=True).map(add_noise, seed=1)
-val = data.TensorLoader(images[1400:], batch_size=397).map(add_noise, seed=2)
+noisy, clean = add_noise(images[1400:], torch.Generator().manual_seed(2))
+val = data.TensorLoader(noisy, clean, batch_size=397)
 model = nn.Sequential(
     nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(),
     nn.Conv2d(32, 64, 3, stride=2, padding=1), nn.ReLU(),
@@ -41,7 +42,6 @@ learner = Learner(
 result = learner.fit(train, val, epochs=20)
 print(result)
 
-noisy, clean = next(iter(val))
 pca = PCA(CODE).fit(images[:1400].flatten(1))
 restored = torch.as_tensor(pca.inverse_transform(pca.transform(noisy.flatten(1)))).view_as(clean)
 of_pca, of_noise = nn.functional.mse_loss(restored, clean).item(), nn.functional.mse_loss(noisy, clean).item()

@@ -1,5 +1,7 @@
 """A GAN on scikit-learn's digits: two models, two optimizers, and an event of its own between their turns."""
 
+from functools import partial
+
 import torch
 from sklearn.datasets import load_digits
 from sklearn.neighbors import KNeighborsClassifier
@@ -62,12 +64,7 @@ critic = nn.Sequential(
     *(nn.Linear(256, 256), nn.LeakyReLU(0.2), nn.Dropout(0.3)),
     nn.Linear(256, 1),
 )
-
-
-def adam(params):
-    return torch.optim.Adam(params, lr=4e-4, betas=(0.5, 0.999))
-
-
+adam = partial(torch.optim.Adam, lr=1e-3, betas=(0.5, 0.999))
 learner = Learner(
     {"generator": generator, "critic": critic},
     optimizer={"generator": adam, "critic": adam},
@@ -77,9 +74,7 @@ learner = Learner(
 print(learner.fit(train, epochs=60))
 
 # Samples should be near to real images, and there should be some near to each held-out image
-generator.eval()
-with torch.no_grad():
-    samples = generator(torch.randn(1400, NOISE))
+samples = generator.eval()(torch.randn(1400, NOISE)).detach()
 noise = real.flatten()[torch.randperm(real.numel())].view_as(real)  # pixels of real images in random places
 
 
@@ -87,11 +82,13 @@ def distance(images, others):
     return torch.cdist(images, others).amin(1).mean().item()
 
 
-for name, made in (("samples", samples), ("noise", noise)):
-    print(f"{name}: {distance(made, real):.2f} to the nearest real image, {distance(held_out, made):.2f} back")
+far = distance(samples, real), distance(noise, real)
+back = distance(held_out, samples), distance(held_out, noise)
+print("to the nearest real image: {:.2f} from samples, {:.2f} from noise".format(*far))
+print("from held-out images: {:.2f} to the nearest sample, {:.2f} to noise".format(*back))
 digits = KNeighborsClassifier().fit(real, y[:1400]).predict(samples)
 shares = torch.bincount(torch.as_tensor(digits), minlength=10) / len(samples)
 print("shares of the digits:", " ".join(f"{share:.2f}" for share in shares))
-assert distance(samples, real) < 0.5 * distance(noise, real), "samples should look like digits"
-assert distance(held_out, samples) < 0.6 * distance(held_out, noise), "samples should cover the real images"
+assert far[0] < 0.5 * far[1], "samples should look like digits"
+assert back[0] < 0.6 * back[1], "samples should cover the real images"
 assert shares.min() > 0.01, "each digit should be among the samples"

@@ -8,7 +8,6 @@ from pydoc_data import topics
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from loopkit import Learner, TrainingPhase, ValidationPhase, data, plugins
 from loopkit.schedules import cosine
@@ -73,7 +72,7 @@ class Validate(Recurrent, ValidationPhase):
 def held_out_loss(carry):
     learner = Learner(
         Network(),
-        lambda outputs, targets: F.cross_entropy(outputs.flatten(0, 1), targets.flatten()),
+        lambda outputs, targets: nn.functional.cross_entropy(outputs.flatten(0, 1), targets.flatten()),
         lambda params: torch.optim.Adam(params, lr=5e-3),
         phases=[Train(carry), Validate(carry)],
         plugins=[plugins.ClipGradNorm(1.0), plugins.Schedule(cosine())],

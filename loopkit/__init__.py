@@ -8,7 +8,7 @@ from loopkit.learner import Learner
 from loopkit.phases import Phase, PredictionPhase, TrainingPhase, ValidationPhase
 from loopkit.progress import Progress
 from loopkit.reproducible import seed_everything
-from loopkit.result import FitResult
+from loopkit.result import FitResult, Planned
 from loopkit.step import Step
 
 __version__ = "0.1.0"
@@ -22,6 +22,7 @@ __all__ = [
     "Learner",
     "LoopkitError",
     "Phase",
+    "Planned",
     "PredictionPhase",
     "Progress",
     "Step",

@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -211,14 +210,14 @@ class Registry:
             self._learner_plans[hook] = [impls[p.entry.plugin] for p in placed]
         return self._learner_plans[hook]
 
-    def fit_order(self) -> list[str]:
-        """The names of the plugins that set up or tear down a fit, in the order of ``fit_begin``.
+    def fit_order(self) -> list[Placed]:
+        """The plugins that set up or tear down a fit, in the order of ``fit_begin``.
 
         A plugin with a ``fit_end`` alone stands where its ``before`` and ``after``, turned round, put it.
         """
         entries = {impl.entry.plugin: _reverse(impl.entry) for impl in self.implementations(FitEnd.hook)}
         entries.update({impl.entry.plugin: impl.entry for impl in self.implementations(FitBegin.hook)})
-        return [placed.entry.plugin for placed in arrange(list(entries.values()), self.chains, FitEnd.hook)]
+        return arrange(list(entries.values()), self.chains, FitBegin.hook)
 
     def call(self, impl: Implementation, **given: Any) -> Any:
         """Call an implementation that belongs to no phase."""
@@ -295,40 +294,28 @@ class Registry:
     def _event(self, event: type[Event], impls: list[Implementation], phase: Phase) -> Fire | None:
         if not impls:
             return None
-        calls = tuple(self._call(impl, ("step",), phase) for impl in impls)
-        names = [impl.entry.plugin for impl in impls]
+        calls = tuple((impl.entry.plugin, self._call(impl, ("step",), phase)) for impl in impls)
         learner = self.learner
 
         def fire(step: Step | None) -> None:
-            pending = iter(calls)
-            try:
-                for call in pending:
+            cancels: list[Cancel] | None = None
+            for name, call in calls:
+                try:
                     call(step)
-            except BaseException as error:
-                index = len(calls) - length_hint(pending) - 1
-                settle(error, index, step)
-
-        def settle(error: BaseException, index: int, step: Step | None) -> None:
-            """Reach the remaining plugins after a cancel, then raise the strongest of what was raised."""
-            cancels: list[Cancel] = []
-            while isinstance(error, Cancel):
-                error.by = error.by or names[index]
-                cancels.append(error)
-                for index in range(index + 1, len(calls)):  # noqa: B020 - goes on from where the cancel was raised
-                    try:
-                        calls[index](step)
-                    except BaseException as raised:
-                        error = raised
-                        break
-                else:
-                    cancel = strongest(cancels)
-                    if step is None and isinstance(cancel, CancelStep):  # there is no step to end: an error
-                        locate(cancel, f"in {event.hook} of plugin {cancel.by!r}, {learner.where(phase, step)}")
-                    raise cancel
-            for cancel in cancels:
-                error.add_note(f"{type(cancel).__name__}({cancel.reason!r}) by plugin {cancel.by!r} came before it")
-            locate(error, f"in {event.hook} of plugin {names[index]!r}, {learner.where(phase, step)}")
-            raise error
+                except Cancel as cancel:  # the remaining plugins are called all the same
+                    cancel.by = cancel.by or name
+                    cancels = [*(cancels or ()), cancel]
+                except BaseException as error:
+                    for earlier in cancels or ():
+                        kind = f"{type(earlier).__name__}({earlier.reason!r})"
+                        error.add_note(f"{kind} by plugin {earlier.by!r} came before it")
+                    locate(error, f"in {event.hook} of plugin {name!r}, {learner.where(phase, step)}")
+                    raise
+            if cancels:
+                chosen = strongest(cancels)
+                if step is None and isinstance(chosen, CancelStep):  # there is no step to end: an error
+                    locate(chosen, f"in {event.hook} of plugin {chosen.by!r}, {learner.where(phase, step)}")
+                raise chosen
 
         return fire
 

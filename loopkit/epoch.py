@@ -17,7 +17,6 @@ from loopkit.errors import (
     CancelEpoch,
     CancelFit,
     CancelStep,
-    LoopkitError,
     PhaseError,
     PhaseInputError,
     ReentrancyError,
@@ -38,7 +37,7 @@ from loopkit.events import (
     UpdateSkipped,
 )
 from loopkit.phases import VERBS
-from loopkit.step import Step
+from loopkit.step import Step, autocast_off
 from loopkit.window import Window
 
 if TYPE_CHECKING:
@@ -153,6 +152,7 @@ class Epoch:
             self._drop_windows(lambda window: True)
             cancel = self._stronger(cancel, self._catch(lambda: self._fire(EpochEnd)))
         except BaseException as raised:
+            locate(raised, learner.where(self.phase, None))
             self._drop_windows(lambda window: True)
             self._leave(raised)
             if raised is error:
@@ -309,10 +309,8 @@ class Epoch:
             except Cancel as cancel:
                 self._cancelled(step, cancel)
             except BaseException as error:
-                explained = self._explained(error, step)
-                if explained is error:
-                    raise
-                raise explained from error
+                self._explain(error, step)
+                raise
             else:
                 if progress is not None:
                     progress.steps += 1
@@ -353,7 +351,7 @@ class Epoch:
 
     def _cancelled(self, step: Step, cancel: Cancel) -> None:
         cancel.by = cancel.by or f"phase {self.phase.name}"
-        self._drop_windows(lambda window: window.index == step.index)
+        self._drop_windows(lambda window: window.step is step)
         try:
             if (fire := self.plan.fire[StepCancelled]) is not None:
                 fire(step)
@@ -369,19 +367,9 @@ class Epoch:
             f"(step.loss = loss) and call step.backward(loss) and step.update()"
         )
 
-    def _explained(self, error: BaseException, step: Step) -> BaseException:
+    def _explain(self, error: BaseException, step: Step) -> None:
         """Say where an error came from, and what the batch was."""
         where = self.learner.where(self.phase, step)
-        if isinstance(error, (TypeError, ValueError, AttributeError, KeyError, IndexError)) and not (
-            isinstance(error, LoopkitError)
-            or isinstance(step.batch, (tuple, list, dict))
-            or hasattr(step.batch, "shape")
-        ):
-            wrong = PhaseInputError(
-                f"batch {step.index} is {describe(step.batch)}, which {self.phase!r} cannot take: {error}"
-            )
-            wrong.__cause__ = error
-            error = wrong
         device = next(
             (str(p.device) for model in self.learner.models.values() for p in model.parameters()), "no parameters"
         )
@@ -391,16 +379,17 @@ class Epoch:
             error,
             f"in {type(self.phase).__name__}.step, {where}; batch: {describe(step.batch)}; model on {device}{again}",
         )
-        return error
 
     def _close_windows(self) -> None:
         """Give each window that is still open its update, after the last step."""
         for window in self.windows:
-            if window.count and self.current is not None:
+            if window.step is not None:
                 try:
-                    self.current.apply(window)
+                    with autocast_off():
+                        window.step.apply(window)
                 except CancelStep:
                     window.drop()  # the step has ended already; its update does not happen
+                torch.clear_autocast_cache()
 
     def _drop_windows(self, when: Callable[[Window], bool]) -> None:
         for window in self.windows:

@@ -44,10 +44,12 @@ class Explanation:
         rows: list[Row] = []
         for name in ("setup_model", "fit_begin", "fit_end"):
             entries = {impl.entry.plugin: impl.entry for impl in registry.implementations(name)}
-            if name == "fit_end":
-                placed = [Placed(entries[n], ()) for n in reversed(registry.fit_order()) if n in entries]
-            else:
+            if name == "setup_model":
                 placed = arrange(list(entries.values()), registry.chains, name)
+            else:
+                placed = [place for place in registry.fit_order() if place.entry.plugin in entries]
+            if name == "fit_end":
+                placed = [Placed(entries[place.entry.plugin], ()) for place in reversed(placed)]
             rows += _rows("", name, placed)
         for phase in phases:
             fired = {event.hook for event in phase.events()}

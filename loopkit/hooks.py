@@ -244,4 +244,7 @@ def check_declaration(where: str, value: object) -> None:
     if isinstance(value, str):
         raise PluginError(f"{where} is the string {value!r}: write a tuple, ({value!r},)")
     if not callable(value) and not (isinstance(value, tuple) and all(isinstance(item, str) for item in value)):
-        raise PluginError(f"{where} is {value!r}: write a tuple of names, or a function of the plugin returning one")
+        raise PluginError(
+            f"{where} is {value!r}: write a tuple of names, or a function of the plugin returning one (the name is "
+            f"kept for declarations: call your own data something else)"
+        )

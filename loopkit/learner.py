@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset
 
 from loopkit.batches import describe
 from loopkit.dispatch import Implementation, Instrument, Registry, locate
@@ -113,7 +114,7 @@ class Learner:
         self.accumulate_reduction = accumulate_reduction
         self.progress = Progress()
         self.metrics: dict[str, float] = {}
-        """The latest value of every metric, as ``"val/loss"``."""
+        """The latest value of every metric, as ``"val/loss"``; a fit begins with none."""
         self.result: FitResult | None = None
         """The result of the fit that is running or was the last."""
         self._given_phases = list(phases)
@@ -132,8 +133,12 @@ class Learner:
         self._not_begun: set[str] = set()
         self._checked: dict[int, tuple[Phase, int]] = {}
         self._routes: dict[str, Route] = {}
+        self._wrappers: set[str] = set()
+        """The plugins that have put a wrapper around a model."""
         self._changes = 0
         self._registry = Registry(self, order, instrument)
+        if not isinstance(plugins, Iterable):
+            raise PluginError(f"plugins is {plugins!r}: give a list, plugins=[...]")
         plugins = list(plugins)
         if standard:
             from loopkit.plugins import standard_set
@@ -169,6 +174,9 @@ class Learner:
         self._join({name for name, new in now.items() if before.get(name) is not new}, gone)
 
     def _change(self, add: Iterable[Any] = (), remove: Iterable[str] = ()) -> None:
+        for name in map(self._registry.find, remove):
+            if name in self._wrappers:
+                raise PluginError(f"plugin {name!r} has wrapped a model for good: build a new learner without it")
         self._registry.change(add, remove)
         self._changes += 1
 
@@ -183,6 +191,7 @@ class Learner:
             failed = [self.plugins[name] for name in names & self._not_begun]
             self._fit_ends = [impl for impl in self._fit_ends if not any(impl.plugin is each for each in failed)]
             self._not_begun -= names
+            self._wrappers -= names
             self._change(add=gone, remove=names)
             for name, route in list(self._routes.items()):
                 if name in wrappers:
@@ -270,8 +279,8 @@ class Learner:
                 nonlocal validated
                 if validate_every_updates and val is not None:
                     if self.progress.updates - validated >= validate_every_updates:
-                        validated = self.progress.updates
-                        self.run(valid_phase, val)
+                        first, validated = validated == start[1], self.progress.updates
+                        self._pass(valid_phase, val, first=first)
                 return limit() != ""
 
             checks = max_steps or max_updates or validate_every_updates
@@ -352,6 +361,7 @@ class Learner:
         if self._fitting:
             raise ReentrancyError("a fit is running: call run, evaluate or predict from a hook, not fit")
         result = self.result = FitResult(seed=torch.initial_seed(), planned=planned or Planned())
+        self.metrics.clear()
         before = astuple(self.progress)
         started = time.monotonic()
         failure: BaseException | None = None
@@ -451,7 +461,7 @@ class Learner:
         registry = self._registry
         begins = {impl.entry.plugin: impl for impl in registry.ordered(FitBegin.hook)}
         ends = {impl.entry.plugin: impl for impl in registry.implementations(FitEnd.hook)}
-        order = [name for name in registry.fit_order() if name in names]
+        order = [place.entry.plugin for place in registry.fit_order() if place.entry.plugin in names]
         self._fit_ends += [ends[name] for name in order if name in ends]
         self._not_begun |= {name for name in order if name in begins}
         for name in order:
@@ -541,6 +551,7 @@ class Learner:
                     )
                 if wrapper is module or wrapper is top:
                     continue
+                self._wrappers.add(impl.entry.plugin)
                 if name in self._routes:
                     self._routes[name].wrapper = wrapper
                 else:
@@ -616,6 +627,15 @@ def _planned(
 
 
 def _check_data(data: Any) -> None:
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        raise PhaseInputError(
+            f"data is a {type(data).__name__}, which gives samples, not batches: DataLoader(data, batch_size=32) does"
+        )
+    if isinstance(data, tuple) and data and all(isinstance(part, Tensor) for part in data):
+        raise PhaseInputError(
+            f"data is {describe(data)}, which is one batch, or whole tensors: give [batch], or "
+            f"loopkit.data.TensorLoader(*tensors, batch_size=32)"
+        )
     if isinstance(data, (Tensor, str, bytes, Mapping)) or not (
         callable(data) or hasattr(data, "__iter__") or hasattr(data, "__getitem__")
     ):

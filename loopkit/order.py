@@ -17,6 +17,7 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 
 from loopkit.errors import OrderError
+from loopkit.hooks import STATES
 
 __all__ = ["Entry", "Placed", "arrange", "nearest", "overlaps"]
 
@@ -158,7 +159,7 @@ def _precedes(first: Entry, second: Entry) -> str:
     """Why ``first`` runs before ``second`` by access, or an empty string."""
     if EVERYTHING in second.reads and EVERYTHING not in first.reads:
         return f"{second.plugin!r} reads everything"
-    own = tuple(word for word in (first.plugin, first.provides) if word)
+    own = tuple(word for word in (first.plugin, first.provides) if word and word not in STATES)
     changed = second.updates + second.writes
     reads = tuple(r for r in second.reads if not any(_covers(state, r) for state in changed))
     for verb, states, others in (

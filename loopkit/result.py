@@ -45,9 +45,10 @@ class FitResult:
     """One row per pass of a phase, made by the history plugin."""
 
     def __str__(self) -> str:
-        ended = {"stop": "stopped", "cancel": "cancelled", "error": "failed"}.get(self.reason, f"reached {self.reason}")
+        ends = {"stop": "stopped", "cancel": "cancelled", "error": "failed", "end": "ended"}
+        ended = ends.get(self.reason, f"reached {self.reason}")
         who = f" by {self.by}" if self.by else ""
         why = f": {self.message}" if self.message else ""
-        counts = f"{self.epochs} epochs, {self.updates:,} updates, {self.samples:,} samples"
+        counts = f"{self.epochs} epoch{'s' * (self.epochs != 1)}, {self.updates:,} updates, {self.samples:,} samples"
         values = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
         return f"{ended}{who}{why} after {counts} in {self.seconds:.1f} s" + (f"; {values}" if values else "")

@@ -54,6 +54,8 @@ class Step:
     closure: Callable[[], Any] | None = None
     """What the optimizer evaluates the loss with, during an update that was given one."""
 
+    had_backward: bool = False
+    """Whether the phase has called `backward` on this step."""
     skip_reason: str | None = None
     """Why the last update of this step was skipped; None if it was applied."""
 
@@ -85,11 +87,6 @@ class Step:
         return self.index == self._epoch.last_index
 
     @property
-    def had_backward(self) -> bool:
-        """Whether the phase has called `backward` on this step."""
-        return any(window.index == self.index for window in self._epoch.windows)
-
-    @property
     def update_overdue(self) -> bool:
         """Whether a window is full although the phase had its chance to call `update`."""
         return any(window.count >= window.size for window in self._epoch.windows)
@@ -103,6 +100,10 @@ class Step:
         try:
             fire = self._epoch.fire[event]
         except KeyError:
+            again = [known for known in self._epoch.fire if known.hook == event.hook]
+            if again:  # the class was defined again, as by a notebook's cell that is run twice
+                self.emit(again[0])
+                return
             phase = type(self._epoch.phase).__name__
             raise EventError(
                 f"{phase}.step emits {event.__name__}, which {phase}.emits does not list: add it there, so that "
@@ -127,11 +128,7 @@ class Step:
         if window is None or name is not None or not is_plain_scalar(loss) or autocast_is_on():
             self._backward(loss, name)
             return
-        if window.count == 0:
-            for p in window.params:
-                p.grad = None
-            window.count = 1
-        window.index = self.index
+        window.enter(self)
         try:
             run_backward((loss,), (ones_like(loss),), False, False, (), True, True)
         except RuntimeError:
@@ -153,7 +150,7 @@ class Step:
         windows = epoch.windows if name is None else (epoch.window(name),)
         if windows[0].weighted and isinstance(self.weight, Tensor):  # counts of tokens, say: as exact as the loss
             self.weight = self.weight.to(torch.promote_types(loss.dtype, torch.float32))
-        seed = self.seed = windows[0].seed(self.weight, self.index)
+        seed = self.seed = windows[0].seed(self)
         if len(windows) > 1 and windows[0].size > 1:
             self._check_shared_seed(windows)
         own = vars(self).get("loss")
@@ -216,9 +213,7 @@ class Step:
             return
         window.optimizer.step()
         epoch.learner.progress.updates += 1
-        window.count = 0
-        for p in window.params:
-            p.grad = None
+        window.drop()
 
     def _update(self, name: str | None, closure: Callable[[], Any] | None) -> None:
         """What `update` does when there is more to it than a step of the only optimizer."""
@@ -275,6 +270,8 @@ class Step:
         elif skipped is not None:
             skipped(self)
         window.drop()
+        self.closure = None
+        del self.optimizer_name, self.optimizer, self.params
 
     def _update_with(
         self, name: str | None, closure: Callable[[], Any], ambient: Sequence[tuple[str, torch.dtype]]

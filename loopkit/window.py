@@ -32,8 +32,10 @@ class Window:
         self.weighted = mean and size > 1
         self.count = 0
         """Steps in the window so far; 0 is closed."""
-        self.index = -1
-        """The last of these steps."""
+        self.step: Step | None = None
+        """The last of these steps, until the window is closed."""
+        self._even = True
+        """Whether the weights so far are equal numbers, so that nothing is rescaled if the window gets full."""
         self.first: float | Tensor = 1.0
         self.total: float | Tensor = 0.0
         self._weight: float | Tensor = 1.0
@@ -53,15 +55,16 @@ class Window:
         self._sizes = [len(group["params"]) for group in groups]
         self.params = [p for group in groups for p in group["params"]]
 
-    def seed(self, weight: float | Tensor, index: int) -> float | Tensor:
-        """What backward of a step with this weight starts from."""
+    def seed(self, step: Step) -> float | Tensor:
+        """What backward of this step starts from."""
         if not self.weighted:
             return 1.0
+        weight = step.weight
         if not isinstance(weight, Tensor) and not 0 < weight < math.inf:
-            raise PhaseError(f"step.weight is {weight!r} at step {index}: a weight is a positive, finite number")
+            raise PhaseError(f"step.weight is {weight!r} at step {step.index}: a weight is a positive, finite number")
         if self.count == 0:
             return 1.0 / self.size
-        if self.index == index:
+        if self.step is step:
             weight = self._weight
         return weight / self.first / self.size
 
@@ -71,18 +74,20 @@ class Window:
             if [len(group["params"]) for group in self.optimizer.param_groups] != self._sizes:
                 self.refresh()
             self.clear()
-            self.first, self.total = step.weight, 0.0
-        elif self.index == step.index:
+            self.first, self.total, self._even = step.weight, 0.0, True
+        elif self.step is step:
             return
         self.count += 1
-        self.index = step.index
+        self.step = step
+        step.had_backward = True
         if self.weighted:
             self._weight = step.weight
             self.total = self.total + step.weight
+            self._even = self._even and not isinstance(step.weight, Tensor) and step.weight == self.first
 
     def rescale(self) -> None:
         """Make the gradients those of the window as it is."""
-        if not self.weighted:
+        if not self.weighted or (self._even and self.count == self.size):
             return
         factor = self.size * self.first / self.total
         if isinstance(factor, Tensor) or factor != 1.0:
@@ -101,4 +106,5 @@ class Window:
     def drop(self) -> None:
         """Close the window and clear its gradients."""
         self.count = 0
+        self.step = None
         self.clear()

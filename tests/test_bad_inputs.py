@@ -311,13 +311,11 @@ def test_loader_gives_an_object_that_the_users_step_cannot_take():
             return batch.x, batch.y
 
     learner = make(phases=[Own()])
-    act = lambda: learner.fit([object()], epochs=1)  # noqa: E731
-    parts = (
-        r"batch 0 is object, which Own\('train'\) cannot take: 'object' object has no attribute 'x'",
-        "epoch 0, step 0",
-    )
-    error = fails(learner, PhaseInputError, act, *parts)
-    assert isinstance(error.__cause__, AttributeError)
+    with pytest.raises(AttributeError, match="'object' object has no attribute 'x'") as caught:
+        learner.fit([object()], epochs=1)
+    assert caught.value.__notes__ == [
+        "loopkit: in Own.step, phase 'train', epoch 0, step 0; batch: object; model on cpu"
+    ]
 
 
 @pytest.mark.parametrize("data", [torch.zeros(8, 4), "text", {"train": []}, 3, None])

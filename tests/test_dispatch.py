@@ -493,7 +493,9 @@ def test_replace_keeps_the_old_plugin_if_the_new_one_is_wrong():
 
 def test_remove_of_an_unknown_plugin_removes_none():
     learner = make(Listener(), Verb())
-    with pytest.raises(PluginError, match=r"no plugin is called 'verbs' \(did you mean 'verb'\?\); there are: verb"):
+    with pytest.raises(
+        PluginError, match=r"no plugin is called 'verbs' \(did you mean 'verb'\?\); there are: listener, verb"
+    ):
         learner.remove("listener", "verbs")
     assert list(learner.plugins) == ["listener", "verb"]
 

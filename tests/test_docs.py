@@ -26,7 +26,7 @@ from loopkit.hooks import PROVIDES, STATES, Hook, hooks
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-LONG: set[str] = set()
+LONG = {"char_gpt.py", "contrastive.py", "gan.py", "rnn_tbptt.py"}
 """Examples that take too long for the default run: they are marked slow."""
 LANGUAGES = {"python", "text", "sh", "toml", "ini", "yaml", "json"}
 EXACT, WRAPPED, SHAPE = "output", "output, wrapped", "output, numbers differ"

@@ -112,6 +112,7 @@ class Profile:
             with record_function(f"{phase.name} epoch"):
                 yield
         except BaseException:
+            self._stop()
             raise
         finally:
             self._depth -= 1

@@ -91,7 +91,7 @@ class Progress:
             if now.bar is not None:
                 now.bar.close()
 
-    @hookimpl(reads=("metrics",))
+    @hookimpl(reads=("metrics",), after=("metrics",))
     def step_end(self, learner: Learner, phase: Phase) -> None:
         """Redraw the bar, ten times a second at most."""
         now = self._passes[-1] if self._passes else None

@@ -14,7 +14,6 @@ from loopkit.errors import EmptyDataError, PluginError
 from loopkit.events import BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, UpdateSkipped
 from loopkit.plugins import Metrics
 from loopkit.plugins.early_stopping import EarlyStopping
-from loopkit.plugins.mixed_precision import MixedPrecision
 from loopkit.plugins.weight_average import WeightAverage
 from loopkit.testing import check_plugin, tiny_problem
 from tests.helpers import on, raising
@@ -308,7 +307,8 @@ def test_validation_inside_an_autocast_step_does_not_use_its_casts():
         if phase.training and step.index == 4:
             outside.append(learner.evaluate(make_batches((4,)))["val/loss"])
 
-    plugins = [MixedPrecision("bfloat16"), Metrics(), WeightAverage(0.5)]
+    autocast = on("step_context", lambda **given: torch.autocast("cpu", torch.bfloat16), name="autocast")
+    plugins = [autocast, Metrics(), WeightAverage(0.5)]
     learner = learner_of(*plugins, on("loss_begin", validate), on("step_end", again, name="again"))
     learner.model[1].momentum = 0.0  # the same running statistics in both
     fit(learner, epochs=1)
