@@ -31,6 +31,7 @@ from tqdm import tqdm
 
 from loopkit import Learner, Phase, hookimpl
 from loopkit.data import TensorLoader
+from loopkit.groups import auto_fused
 from loopkit.metrics import Accuracy
 from loopkit.plugins import Metrics, Progress
 from loopkit.plugins.gradients import ClipGradNorm
@@ -250,7 +251,7 @@ def standard_stack(report: Report, batches: list[Any]) -> None:
     report.ratio(
         f"{title} / raw loop with the same tricks", lambda: ours.run("train", batches), tuned, 1.06, len(batches)
     )
-    fused = learner(lambda params: torch.optim.SGD(params, lr=base, momentum=0.9, fused=True))
+    fused = learner(auto_fused(torch.optim.SGD, lr=base, momentum=0.9))
     report.ratio(
         f"{title}, fused optimizer / idiomatic raw loop",
         lambda: fused.run("train", batches),

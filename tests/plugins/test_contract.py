@@ -56,6 +56,7 @@ PLUGINS = {
     "Profile": lambda: Profile(range(1, 3), None, show=False),
     "SanityCheck": SanityCheck,
     "StopOnNonFinite": StopOnNonFinite,
+    "StopOnNonFinite(gradients=True)": lambda: StopOnNonFinite(gradients=True),
     "StopOnNonFinite(late=True)": lambda: StopOnNonFinite(late=True),
     "ToDevice('cpu')": lambda: ToDevice("cpu"),
     "WeightAverage": WeightAverage,

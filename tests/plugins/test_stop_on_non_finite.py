@@ -1,15 +1,17 @@
 """StopOnNonFinite: at once on the CPU, late on an accelerator (``late=True`` takes that path on the CPU)."""
 
+import copy
+import functools
 import math
 
 import pytest
 import torch
 from helpers import batches, make_learner, on
 
-from loopkit import CancelStep, Phase, TrainingPhase, hookimpl
+from loopkit import CancelStep, Learner, Phase, TrainingPhase, hookimpl
 from loopkit.errors import NonFiniteError
 from loopkit.events import BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd
-from loopkit.plugins import StopOnNonFinite
+from loopkit.plugins import StopOnNonFinite, call_on
 from loopkit.plugins.late import LateValues
 
 BAD = [math.nan, math.inf, -math.inf]
@@ -183,3 +185,66 @@ def test_late_false_is_the_way_of_the_cpu():
     learner = learner_with(StopOnNonFinite(late=False))
     with pytest.raises(NonFiniteError, match="Its backward has not run"):
         learner.fit(spoilt(4, at=2), epochs=1)
+
+
+class RootOfZero(torch.autograd.Function):
+    """Finite forwards, infinite backwards."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad / 0
+
+
+class BadGradient(TrainingPhase):
+    def forward(self, learner, inputs):
+        outputs = learner.model(inputs)
+        return RootOfZero.apply(outputs) if learner.progress.steps == 2 else outputs
+
+
+def fit_with_a_bad_gradient(**options):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    batches = [(torch.randn(4, 3), torch.randn(4, 2)) for _ in range(4)]
+    make = functools.partial(torch.optim.SGD, lr=0.1)
+    good = Learner(copy.deepcopy(model), torch.nn.MSELoss(), make, standard=False)
+    good.run("train", batches[:2])
+    guard = StopOnNonFinite(**options)
+    learner = Learner(model, torch.nn.MSELoss(), make, plugins=[guard], phases=[BadGradient()], standard=False)
+    with pytest.raises(NonFiniteError) as caught:
+        learner.run("train", batches)
+    return str(caught.value), learner, good
+
+
+def test_bad_gradient_with_a_finite_loss_is_named_before_the_optimizer_moves():
+    message, learner, good = fit_with_a_bad_gradient(gradients=True)
+    assert message.startswith("the gradient of parameter 'weight' holds ")
+    assert "phase 'train', epoch 0, step 2; batch: tuple(Tensor[4, 3] float32 cpu" in message
+    assert all(torch.equal(p, q) for p, q in zip(learner.model.parameters(), good.model.parameters(), strict=True))
+
+
+def test_bad_gradient_is_noticed_by_the_next_loss_if_gradients_are_not_looked_at():
+    message, _, _ = fit_with_a_bad_gradient()
+    assert message.startswith("the loss is nan (phase 'train', epoch 0, step 3")
+
+
+def test_bad_gradient_is_found_late_where_numbers_are_read_late():
+    message, _, _ = fit_with_a_bad_gradient(gradients=True, late=True)
+    assert message.startswith("the loss or a gradient was infinite or not a number in one of the steps")
+
+
+def test_bad_gradient_of_an_update_that_is_skipped_is_nobodys_concern():
+    def veto(step):
+        step.skip_update("a vote")
+
+    model = torch.nn.Linear(3, 2)
+    skip = call_on(UpdateBegin, veto, writes=("grads",))
+    plugins = [StopOnNonFinite(gradients=True), skip]
+    make = functools.partial(torch.optim.SGD, lr=0.1)
+    learner = Learner(model, torch.nn.MSELoss(), make, plugins=plugins, phases=[BadGradient()], standard=False)
+    learner.run("train", [(torch.randn(4, 3), torch.randn(4, 2)) for _ in range(4)])
+    assert learner.progress.updates == 0
+    assert learner.progress.steps == 4
