@@ -294,22 +294,24 @@ class Registry:
     def _event(self, event: type[Event], impls: list[Implementation], phase: Phase) -> Fire | None:
         if not impls:
             return None
-        calls = tuple((impl.entry.plugin, self._call(impl, ("step",), phase)) for impl in impls)
+        names = [impl.entry.plugin for impl in impls]
+        calls = tuple(self._call(impl, ("step",), phase) for impl in impls)
         learner = self.learner
 
         def fire(step: Step | None) -> None:
             cancels: list[Cancel] | None = None
-            for name, call in calls:
+            for call in calls:
                 try:
                     call(step)
                 except Cancel as cancel:  # the remaining plugins are called all the same
-                    cancel.by = cancel.by or name
+                    cancel.by = cancel.by or names[calls.index(call)]
                     cancels = [*(cancels or ()), cancel]
                 except BaseException as error:
                     for earlier in cancels or ():
                         kind = f"{type(earlier).__name__}({earlier.reason!r})"
                         error.add_note(f"{kind} by plugin {earlier.by!r} came before it")
-                    locate(error, f"in {event.hook} of plugin {name!r}, {learner.where(phase, step)}")
+                    plugin = names[calls.index(call)]
+                    locate(error, f"in {event.hook} of plugin {plugin!r}, {learner.where(phase, step)}")
                     raise
             if cancels:
                 chosen = strongest(cancels)

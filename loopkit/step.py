@@ -76,7 +76,7 @@ class Step:
             elif name == "seed":
                 when = "it exists from backward_begin on"
             elif name in ("optimizer_name", "optimizer", "params"):
-                when = "it exists from update_begin to update_end or update_skipped"
+                when = "it exists from the step's first update_begin on"
             else:
                 when = f"{type(phase).__name__}.step has not set it by now"
             raise StepStateError(f"step.{name} is not set: {when} (phase {phase.name!r}, step {self.index})")
@@ -208,21 +208,16 @@ class Step:
         """
         epoch = self._epoch
         window = epoch.plain_update
-        if window is None or not window.count or name is not None or closure is not None or autocast_is_on():
-            self._update(name, closure)
-            return
-        window.optimizer.step()
-        epoch.learner.progress.updates += 1
-        window.drop()
-
-    def _update(self, name: str | None, closure: Callable[[], Any] | None) -> None:
-        """What `update` does when there is more to it than a step of the only optimizer."""
-        if not self._epoch.phase.training:
-            phase = self._epoch.phase.name
-            raise PhaseError(f"step.update in phase {phase!r}: only a phase with training = True has it")
-        if closure is None and not autocast_is_on():
+        if closure is not None or autocast_is_on():
+            self._update_without_autocast(name, closure)
+        elif window is None or name is not None or not window.count:
             self._update_due(name)
-            return
+        else:
+            window.optimizer.step()
+            epoch.learner.progress.updates += 1
+            window.drop()
+
+    def _update_without_autocast(self, name: str | None, closure: Callable[[], Any] | None) -> None:
         with autocast_off() as ambient:
             if closure is None:
                 self._update_due(name)
@@ -240,6 +235,8 @@ class Step:
                 if window.count >= window.size or self.index == epoch.last_index:
                     self.apply(window)
         if not opened:
+            if not epoch.phase.training:
+                raise PhaseError(f"step.update in phase {epoch.phase.name!r}: only a phase with training = True has it")
             raise PhaseError(
                 f"step.update before step.backward in phase {epoch.phase.name!r}, step {self.index}: "
                 f"call step.backward(loss), which takes the place of loss.backward(), first"
@@ -251,8 +248,9 @@ class Step:
         plan, optimizer = epoch.plan, window.optimizer
         begin, end, skipped = plan.fire[UpdateBegin], plan.fire[UpdateEnd], plan.fire[UpdateSkipped]
         self.optimizer_name, self.optimizer, self.params = window.name, optimizer, window.params
-        self.closure = closure
         self.skip_reason = None
+        if closure is not None:
+            self.closure = closure
         if closure is None:
             window.rescale()
             if begin is not None:
@@ -270,15 +268,15 @@ class Step:
         elif skipped is not None:
             skipped(self)
         window.drop()
-        self.closure = None
-        del self.optimizer_name, self.optimizer, self.params
+        if closure is not None:
+            self.closure = None
 
     def _update_with(
         self, name: str | None, closure: Callable[[], Any], ambient: Sequence[tuple[str, torch.dtype]]
     ) -> None:
         windows: Sequence[Window] = self._epoch.windows if name is None else (self._epoch.window(name),)
         if len(windows) != 1 or windows[0].size != 1:
-            raise PhaseError("step.update(closure=...): name one optimizer, and do not accumulate")
+            raise PhaseError("step.update(closure=...): in a training phase, name one optimizer, and do not accumulate")
         window = windows[0]
         fire = self._epoch.plan.fire[UpdateBegin]
 

@@ -73,6 +73,8 @@ class ClipGradNorm:
         self.name = name
         self.norm: Tensor | None = None
         """The norm of the last update's gradients before clipping, on the device; None if there were none."""
+        self._params: Sequence[Tensor] = ()
+        self._alike = False
 
     @hookimpl(updates=("grads",))
     def update_begin(self, step: Step) -> None:
@@ -80,12 +82,18 @@ class ClipGradNorm:
         grads = gradients(step.params)
         if not grads:
             self.norm = None
-        elif alike(grads):
+        elif self._takes_together(step.params, grads):
             norm = self.norm = norm_of(grads, self.norm_type)
             # reciprocal, then multiply: what torch makes of max_norm / norm
             torch._foreach_mul_(grads, norm.add(1e-6).reciprocal_().mul_(self.max_norm).clamp_(max=1.0))
         else:
             self.norm = torch.nn.utils.clip_grad_norm_(step.params, self.max_norm, self.norm_type)
+
+    def _takes_together(self, params: Sequence[Tensor], grads: list[Tensor]) -> bool:
+        """`alike`, looked at once for each list of parameters, whose gradients are of the parameters' kind."""
+        if params is not self._params:
+            self._params, self._alike = params, alike(grads)
+        return self._alike
 
 
 class ClipGradValue:
