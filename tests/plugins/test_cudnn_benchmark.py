@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers import on, raising
 
 from loopkit.errors import PluginError
 from loopkit.plugins.cudnn_benchmark import CudnnBenchmark
 from loopkit.testing import check_plugin, tiny_problem
-from tests.helpers import on, raising
 
 
 @pytest.fixture(autouse=True)

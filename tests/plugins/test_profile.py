@@ -5,12 +5,12 @@ import json
 
 import pytest
 import torch
+from helpers import on, raising
 
 from loopkit import CancelStep
 from loopkit.errors import PluginError
 from loopkit.plugins.profile import Profile, named_ranges
 from loopkit.testing import check_plugin, tiny_problem
-from tests.helpers import on, raising
 
 
 @pytest.fixture(autouse=True)

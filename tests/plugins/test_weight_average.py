@@ -5,6 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from helpers import on, raising
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn, update_bn
@@ -16,7 +17,6 @@ from loopkit.plugins import Metrics
 from loopkit.plugins.early_stopping import EarlyStopping
 from loopkit.plugins.weight_average import WeightAverage
 from loopkit.testing import check_plugin, tiny_problem
-from tests.helpers import on, raising
 
 
 @pytest.fixture(autouse=True)
