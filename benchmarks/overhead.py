@@ -1,6 +1,8 @@
 """What loopkit adds to a training step: each line runs both sides in this process, interleaved.
 
-    python benchmarks/overhead.py [--rounds 60] [--runs 5] [--json FILE]
+    python benchmarks/overhead.py [--rounds 60] [--runs 5] [--only PART] [--json FILE]
+
+Peers are measured, too, after ``pip install -c constraints.txt -r benchmarks/requirements-peers.txt``.
 
 The work: digits in batches of 32 that are cut beforehand, an MLP 64-64-10, SGD with momentum, torch on one thread.
 """
@@ -10,6 +12,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import gc
+import importlib.util
 import io
 import json
 import math
@@ -18,7 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +85,13 @@ class Report:
             minima.append(min(seconds["ours"]) / min(seconds["theirs"]))
             each.append(statistics.median(seconds["theirs"]) / steps * 1e6)
         median, low = statistics.median(medians), statistics.median(minima)
+        limit = "no bound" if bound == math.inf else f"at most {bound:.2f}"
         print(
-            f"{title:62} {median:6.3f}  (worst run {max(medians):.3f}; of minima {low:.3f}; at most {bound:.2f}; "
+            f"{title:62} {median:6.3f}  (worst run {max(medians):.3f}; of minima {low:.3f}; {limit}; "
             f"theirs {statistics.median(each):.0f} us a step)",
             flush=True,
         )
-        self.figures[title] = {"median": median, "runs": medians, "minima": minima, "bound": bound, "us": each}
+        self.figures[title] = {"median": median, "runs": medians, "minima": minima, "bound": None if bound == math.inf else bound, "us": each}
 
     def value(self, title: str, value: float, unit: str, bound: float | None = None) -> None:
         limit = "" if bound is None else f"  (at most {bound:g})"
@@ -414,6 +418,83 @@ def memory(report: Report, batches: list[Any]) -> None:
     report.value("growth of RSS over 300,000 tiny steps", (process.memory_info().rss - before) / 2**20, "MiB", 1)
 
 
+def peers(report: Report, batches: list[Any]) -> None:
+    """Other engines against the raw loop with ``zero_grad()``, those that ``requirements-peers.txt`` has installed."""
+    loss_fn = nn.CrossEntropyLoss()
+    raw_model, raw_optimizer = problem()
+
+    def raw() -> None:
+        for inputs, targets in batches:
+            raw_optimizer.zero_grad()
+            loss = loss_fn(raw_model(inputs), targets)
+            loss.backward()
+            raw_optimizer.step()
+
+    for name, make in {"accelerate": accelerate, "ignite": ignite, "lightning": lightning}.items():
+        if importlib.util.find_spec(name) is not None:
+            report.ratio(
+                f"peer: {name} / raw loop with zero_grad()", make(loss_fn, batches), raw, math.inf, len(batches)
+            )
+
+
+def accelerate(loss_fn: nn.Module, batches: list[Any]) -> Work:
+    from accelerate import Accelerator
+
+    engine = Accelerator(cpu=True)
+    model, optimizer = engine.prepare(*problem())
+
+    def epoch() -> None:
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            engine.backward(loss_fn(model(inputs), targets))
+            optimizer.step()
+
+    return epoch
+
+
+def ignite(loss_fn: nn.Module, batches: list[Any]) -> Work:
+    from ignite.engine import create_supervised_trainer
+
+    model, optimizer = problem()
+    trainer = create_supervised_trainer(model, optimizer, loss_fn)
+    return lambda: trainer.run(batches, max_epochs=1)
+
+
+def lightning(loss_fn: nn.Module, batches: list[Any]) -> Work:
+    import logging
+    import warnings
+
+    import lightning.pytorch as pl
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning")
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.optimizer = problem()
+
+        def training_step(self, batch: Any) -> torch.Tensor:
+            return loss_fn(self.model(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return self.optimizer
+
+    class Loader:  # a list would be taken for a list of loaders
+        def __len__(self) -> int:
+            return len(batches)
+
+        def __iter__(self) -> Iterator[Any]:
+            return iter(batches)
+
+    module = Module()
+
+    def epoch() -> None:
+        pl.Trainer(max_epochs=1, accelerator="cpu", barebones=True).fit(module, Loader())
+
+    return epoch
+
+
 def gpu(report: Report, batches: list[Any]) -> None:
     """An epoch with the standard plugins in which any wait for the device inside a step is an error."""
     if not torch.cuda.is_available():
@@ -459,7 +540,7 @@ def main() -> None:
         f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}"
     )
     print(f"{datetime.date.today()}, {about}; {report.runs} runs of {report.rounds} rounds\n")
-    for part in (bare, with_metrics, standard_stack, dispatch, loaders, start_up, memory, gpu):
+    for part in (bare, with_metrics, standard_stack, dispatch, loaders, start_up, memory, gpu, peers):
         if arguments.only in (None, part.__name__):
             part(report, batches)
     if arguments.json:
