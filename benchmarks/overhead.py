@@ -91,7 +91,13 @@ class Report:
             f"theirs {statistics.median(each):.0f} us a step)",
             flush=True,
         )
-        self.figures[title] = {"median": median, "runs": medians, "minima": minima, "bound": None if bound == math.inf else bound, "us": each}
+        self.figures[title] = {
+            "median": median,
+            "runs": medians,
+            "minima": minima,
+            "bound": None if bound == math.inf else bound,
+            "us": each,
+        }
 
     def value(self, title: str, value: float, unit: str, bound: float | None = None) -> None:
         limit = "" if bound is None else f"  (at most {bound:g})"
