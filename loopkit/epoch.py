@@ -236,7 +236,7 @@ class Epoch:
         """Run one step of the phase, between its events.
 
         Raises:
-            PhaseInputError: The batch is None or holds no sample, or the step failed on it for its type.
+            PhaseInputError: The batch is None or holds no sample.
             StepResultError: The phase's ``step`` returned something.
         """
         if self.pending is not None:

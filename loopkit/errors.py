@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 __all__ = [
-    "AccessError",
     "Cancel",
     "CancelEpoch",
     "CancelFit",
@@ -43,10 +42,6 @@ class PluginConflict(PluginError):
 
 class OrderError(PluginError):
     """The order of two or more plugins is ambiguous or contradictory."""
-
-
-class AccessError(LoopkitError, RuntimeError):
-    """A plugin reads or changes what it did not declare (found by ``loopkit.testing``)."""
 
 
 class PhaseError(LoopkitError, ValueError):

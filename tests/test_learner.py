@@ -1,0 +1,192 @@
+"""Learner: what holds between its parts, and no one part's tests would notice."""
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from loopkit import Event, Learner, Phase, TrainingPhase, hookimpl
+from loopkit.errors import PhaseInputError, PluginError
+from loopkit.events import BackwardEnd, StepEnd
+from loopkit.plugins import call_on
+
+SGD = functools.partial(torch.optim.SGD, lr=0.1)
+
+
+def batches(count=4, samples=4):
+    generator = torch.Generator().manual_seed(0)
+    return [tuple(torch.randn(samples, n, generator=generator) for n in (3, 2)) for _ in range(count)]
+
+
+def make(model=None, optimizer=SGD, **options):
+    torch.manual_seed(0)
+    return Learner(nn.Linear(3, 2) if model is None else model, nn.MSELoss(), optimizer, standard=False, **options)
+
+
+@pytest.mark.parametrize("heard", [False, True])
+def test_parameters_of_a_group_added_in_mid_epoch_are_cleared_like_the_others(heard):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    torch.manual_seed(0)
+    by_hand = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    optimizer, raw = SGD(model[1].parameters()), SGD(by_hand[1].parameters())
+
+    def widen(step):
+        if step.index == 0:
+            optimizer.add_param_group({"params": model[0].parameters()})
+
+    plugins = [call_on(StepEnd, widen)] + [call_on(BackwardEnd, lambda: None, name="listener")] * heard
+    make(model, optimizer, plugins=plugins).run("train", batches())
+    for index, (inputs, targets) in enumerate(batches()):
+        by_hand.zero_grad()
+        nn.functional.mse_loss(by_hand(inputs), targets).backward()
+        raw.step()
+        if index == 0:
+            raw.add_param_group({"params": by_hand[0].parameters()})
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), by_hand.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("k", [3, 6, 7])
+def test_full_window_of_equal_fractional_weights_is_the_textbook_loop(k):
+    class Weighted(TrainingPhase):
+        def step(self, learner, step):
+            step.weight = 0.1
+            super().step(learner, step)
+
+    learner = make(nn.Linear(3, 2).double(), phases=[Weighted()], accumulate=k)
+    by_hand = nn.Linear(3, 2).double()
+    by_hand.load_state_dict(learner.model.state_dict())
+    data = [(x.double(), y.double()) for x, y in batches(k)]
+    learner.run("train", data)
+    for inputs, targets in data:
+        (nn.functional.mse_loss(by_hand(inputs), targets) / k).backward()
+    SGD(by_hand.parameters()).step()
+    assert all(torch.equal(p, q) for p, q in zip(learner.model.parameters(), by_hand.parameters(), strict=True))
+
+
+def test_update_that_closes_the_last_window_runs_without_autocast():
+    class Around:
+        @hookimpl
+        def epoch_context(self):
+            return torch.autocast("cpu", torch.bfloat16)
+
+        @hookimpl
+        def optimizer_step(self, default):
+            seen.append(torch.is_autocast_enabled("cpu"))
+            default()
+
+    seen = []
+    make(plugins=[Around()], accumulate=2).run("train", iter(batches(3)))
+    assert seen == [False, False]
+
+
+def test_update_that_closes_the_last_window_belongs_to_the_last_step_that_entered_it():
+    class Look:
+        @hookimpl
+        def update_begin(self, step):
+            seen.append((step.index, "outputs" in vars(step)))
+
+    seen = []
+    phase = TrainingPhase(skip_none=True)
+    make(plugins=[Look()], phases=[phase], accumulate=2).run("train", iter([*batches(3), None]))
+    assert seen == [(1, True), (2, True)]
+
+
+def test_event_class_defined_again_is_still_the_one_that_the_phase_emits():
+    namespace = {"Event": Event}
+    cell = "class AgainBegin(Event): '''Twice.'''"
+    exec(cell, namespace)
+
+    class Emits(Phase):
+        name = "emits"
+        emits = (namespace["AgainBegin"],)
+
+        def step(self, learner, step):
+            step.emit(namespace["AgainBegin"])
+
+    class Hears:
+        @hookimpl
+        def again_begin(self, step):
+            seen.append(step.index)
+
+    seen = []
+    learner = make(phases=[Emits()], plugins=[Hears()])
+    exec(cell, namespace)
+    learner.run("emits", batches(2))
+    assert seen == [0, 1]
+
+
+def test_plugin_with_the_name_of_a_state_does_not_write_that_state():
+    class Progress:
+        name = "progress"
+
+        @hookimpl(reads=("metrics",))
+        def step_end(self):
+            """Shows something."""
+
+    class Rate:
+        @hookimpl(reads=("progress",), writes=("metrics.train/rate",))
+        def step_end(self):
+            """Counts something."""
+
+    rows = make(plugins=[Progress(), Rate()]).explain("train").rows
+    assert [row.plugin for row in rows if row.hook == "step_end"] == ["rate", "progress"]
+
+
+def test_explain_shows_fit_begin_in_the_order_in_which_it_runs():
+    class Named:
+        def __init__(self, name):
+            self.name = name
+
+        @hookimpl
+        def fit_begin(self):
+            ran.append(self.name)
+
+    class Between:
+        name = "c"
+
+        @hookimpl(before=("b",), after=("a",))
+        def fit_end(self):
+            """Makes b begin before a."""
+
+    ran = []
+    learner = make(plugins=[Named("a"), Named("b"), Between()])
+    with learner.fitting():
+        pass
+    assert [row.plugin for row in learner.explain().rows if row.hook == "fit_begin"] == ran == ["b", "a"]
+
+
+def test_result_holds_no_metric_of_an_earlier_fit():
+    learner = make(plugins=[call_on(StepEnd, lambda learner: learner.metrics.update({"x/y": 1.0}), name="once")])
+    learner.fit(batches(), epochs=1)
+    learner.remove("once")
+    assert learner.fit(batches(), epochs=1).metrics == {}
+
+
+def test_plugin_that_has_wrapped_a_model_cannot_be_removed():
+    class Wrap:
+        @hookimpl
+        def setup_model(self, model):
+            return nn.Sequential(model)
+
+    learner = make(plugins=[Wrap()])
+    with pytest.raises(PluginError, match="'wrap' has wrapped a model for good: build a new learner without it"):
+        learner.remove("wrap")
+    assert list(learner.plugins) == ["wrap"]
+
+
+def test_dataset_of_samples_is_no_data():
+    with pytest.raises(PhaseInputError, match="TensorDataset, which gives samples, not batches: DataLoader"):
+        make().fit(TensorDataset(torch.zeros(8, 3), torch.zeros(8, 2)), epochs=1)
+
+
+def test_tuple_of_tensors_is_no_data():
+    with pytest.raises(PhaseInputError, match="one batch, or whole tensors"):
+        make().predict((torch.zeros(8, 3), torch.zeros(8, 2)))
+
+
+def test_one_plugin_is_no_list_of_plugins():
+    with pytest.raises(PluginError, match="give a list, plugins="):
+        make(plugins=object())
