@@ -7,9 +7,12 @@ __all__ = [
     "CancelEpoch",
     "CancelFit",
     "CancelStep",
+    "CheckpointError",
+    "CorruptCheckpointError",
     "EmptyDataError",
     "EventError",
     "ExhaustedIteratorError",
+    "FormatVersionError",
     "LoopkitError",
     "LossError",
     "NonFiniteError",
@@ -19,6 +22,7 @@ __all__ = [
     "PluginConflict",
     "PluginError",
     "ReentrancyError",
+    "StateError",
     "StepResultError",
     "StepStateError",
 ]
@@ -78,6 +82,22 @@ class ExhaustedIteratorError(EmptyDataError):
 
 class ReentrancyError(LoopkitError, RuntimeError):
     """``fit`` was called while a fit was running, or a training phase inside an open window."""
+
+
+class StateError(LoopkitError, ValueError):
+    """A part of the state cannot be saved, or a saved one does not fit here."""
+
+
+class CheckpointError(LoopkitError, OSError):
+    """A checkpoint cannot be written, found or used."""
+
+
+class CorruptCheckpointError(CheckpointError):
+    """A file of a checkpoint is missing, cut, changed or malformed."""
+
+
+class FormatVersionError(CheckpointError):
+    """A checkpoint was written by a newer loopkit."""
 
 
 class Cancel(Exception):

@@ -1,0 +1,30 @@
+"""Exact checkpoints: what a run is made of, written so that it can go on as if it had never stopped.
+
+The plugin ``loopkit.plugins.Checkpoint`` saves and resumes by itself. This package is for what comes before and after::
+
+    from loopkit import checkpoint
+
+    print(checkpoint.inspect("runs/a"))                    # what is there, without loading it
+    checkpoint.load_weights(model, "runs/a")               # the weights alone, of the newest valid checkpoint
+    checkpoint.save(learner, "runs/b")                     # a whole run, from a loop of your own
+    checkpoint.load(learner, "runs/b")                     # and on with it
+"""
+
+from loopkit.checkpoint.bundle import load, save
+from loopkit.checkpoint.storage import Listing, Manifest, listing, verify
+from loopkit.checkpoint.weights import Inspection, LoadReport, inspect, load_torch, load_weights, save_weights
+
+__all__ = [
+    "Inspection",
+    "Listing",
+    "LoadReport",
+    "Manifest",
+    "inspect",
+    "listing",
+    "load",
+    "load_torch",
+    "load_weights",
+    "save",
+    "save_weights",
+    "verify",
+]

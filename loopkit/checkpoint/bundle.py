@@ -1,0 +1,204 @@
+"""A learner's state as the files of a checkpoint, and back."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import time
+from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import torch
+from torch import Tensor
+
+from loopkit.checkpoint import storage
+from loopkit.checkpoint.encoding import decode, dumps, encode, loads
+from loopkit.checkpoint.storage import Manifest
+from loopkit.checkpoint.structure import Structure, structure
+from loopkit.checkpoint.tensors import Buffer, check, pack, unpack
+from loopkit.dispatch import add_note
+from loopkit.errors import CheckpointError, CorruptCheckpointError, LoopkitError, StateError
+from loopkit.state import apply
+
+if TYPE_CHECKING:
+    from loopkit.learner import Learner
+
+__all__ = ["Contents", "describe", "find", "load", "read_state", "read_structures", "restore", "save", "weights_file"]
+
+STATE, TENSORS, STRUCTURE = "state.json", "state.safetensors", "structure.json"
+
+
+@dataclass
+class Contents:
+    """What the files of a checkpoint hold."""
+
+    value: Any
+    """All but tensors, as plain JSON."""
+    tensors: dict[str, dict[str, Tensor]]
+    """Tensors by file and name."""
+    structures: dict[str, Structure]
+    """By model."""
+
+    @classmethod
+    def of(cls, learner: Learner, state: Mapping[str, Any]) -> Contents:
+        """Take a learner's state apart; its tensors are not copied.
+
+        Raises:
+            StateError: Something cannot be saved; names it.
+        """
+        weights: dict[str, dict[str, Tensor]] = {}
+        rest: dict[str, dict[str, Any]] = {}
+        for name, values in state["models"].items():
+            weights[weights_file(name, len(state["models"]))] = {
+                k: v for k, v in values.items() if isinstance(v, Tensor)
+            }
+            rest[name] = {key: value for key, value in values.items() if not isinstance(value, Tensor)}
+        value, tensors = encode({**state, "models": rest}, where="")
+        contents = cls(value, {**weights, TENSORS: tensors}, {n: structure(m) for n, m in learner.models.items()})
+        for file, named in contents.tensors.items():
+            check(named, file)
+        return contents
+
+    def files(self) -> dict[str, Iterable[Buffer]]:
+        """The bytes of each file, made when they are asked for."""
+        packed: dict[str, Iterable[Buffer]] = {name: pack(tensors) for name, tensors in self.tensors.items()}
+        structures = dumps({name: found.as_json() for name, found in self.structures.items()})
+        return {**packed, STATE: [dumps(self.value)], STRUCTURE: [structures]}
+
+
+def weights_file(model: str, models: int) -> str:
+    """The file that holds a model's weights: ``model.safetensors``, or with several ``model-<name>.safetensors``."""
+    return (
+        "model.safetensors"
+        if models == 1
+        else f"model-{quote(model, safe='').replace('~', '=7E').replace('%', '=')}.safetensors"
+    )
+
+
+def describe(learner: Learner, contents: Contents, reason: str, **more: Any) -> dict[str, Any]:
+    """What a checkpoint's manifest says of the run."""
+    return {
+        "reason": reason,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "progress": asdict(learner.progress),
+        "metrics": {name: repr(value) for name, value in learner.metrics.items()},  # JSON has no nan
+        "versions": {
+            "loopkit": importlib.metadata.version("loopkit"),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "plugins": {name: f"{type(p).__module__}.{type(p).__qualname__}" for name, p in learner.plugins.items()},
+        "structure": {name: found.hash for name, found in contents.structures.items()},
+        "threads": torch.get_num_threads(),
+        **more,
+    }
+
+
+def read_state(manifest: Manifest) -> dict[str, Any]:
+    """Read and verify a whole state.
+
+    Raises:
+        CorruptCheckpointError: A file is not what was written.
+    """
+    try:
+        with ThreadPoolExecutor(2) as pool:  # hashing takes longer than reading
+            names = [name for name in manifest.files if name.endswith(".safetensors")]
+            read = dict(zip(names, pool.map(partial(_unpacked, manifest), names), strict=True))
+        state: dict[str, Any] = decode(loads(storage.read_file(manifest, STATE)), read[TENSORS])
+        for name, rest in state["models"].items():
+            rest.update(read[weights_file(name, len(state["models"]))])
+    except (StateError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptCheckpointError(f"{manifest.path / STATE} holds no state of a learner: {error}") from error
+    return state
+
+
+def read_structures(manifest: Manifest) -> dict[str, Structure]:
+    """The structures of the models, as they were saved."""
+    try:
+        return {
+            name: Structure.from_json(value) for name, value in loads(storage.read_file(manifest, STRUCTURE)).items()
+        }
+    except (StateError, AttributeError) as error:
+        raise CorruptCheckpointError(f"{manifest.path / STRUCTURE} is malformed: {error}") from error
+
+
+def _unpacked(manifest: Manifest, name: str) -> dict[str, Tensor]:
+    with storage.open_file(manifest, name) as source:
+        try:
+            tensors, _ = unpack(source)
+        except CorruptCheckpointError as error:
+            storage.verify(manifest.path)  # if it has changed since, that is what to say
+            raise CorruptCheckpointError(f"{manifest.path / name}: {error}") from error
+        source.finish()
+    return tensors
+
+
+def find(path: Path) -> Manifest:
+    """The checkpoint at a path, or the newest in a directory of checkpoints.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    if (path / storage.MANIFEST).exists():
+        return storage.read_manifest(path)
+    found = storage.listing(path)
+    if not found:
+        broken = "".join(f"; {error}" for error in found.problems.values())
+        raise CheckpointError(f"{path} is no checkpoint, and holds none that is whole{broken}")
+    return found[0]
+
+
+def save(learner: Learner, directory: str | Path, reason: str = "asked for") -> Manifest:
+    """Save a learner as a new checkpoint below a directory; for loops of your own, the plugin does it by itself.
+
+    Raises:
+        CheckpointError: It cannot be written.
+        StateError: Something cannot be saved, or a step is under way.
+    """
+    contents = Contents.of(learner, learner.state_dict())
+    label = f"step-{learner.progress.steps}"
+    return storage.write(Path(directory).absolute(), contents.files(), describe(learner, contents, reason), label=label)
+
+
+def load(learner: Learner, path: str | Path, *, allow: Collection[str] = (), replay: bool = True) -> Manifest:
+    """Load a checkpoint into a learner, whose next ``fit`` goes on with the one that was saved.
+
+    Args:
+        learner: Made as the one that was saved.
+        path: A checkpoint, or a directory of checkpoints, of which the newest is taken.
+        allow: As in ``Learner.load_state_dict``.
+        replay: Likewise.
+
+    Raises:
+        CheckpointError: There is no such checkpoint, or it is damaged.
+        StateError: It does not fit; nothing was changed.
+    """
+    manifest = find(Path(path).absolute())
+    restore(learner, manifest, read_state(manifest), allow=allow, replay=replay)
+    return manifest
+
+
+def restore(
+    learner: Learner, manifest: Manifest, state: dict[str, Any], *, allow: Collection[str], replay: bool
+) -> None:
+    """Load a state that was read from a checkpoint.
+
+    Raises:
+        StateError: It does not fit, or a plugin cannot make sense of its own; nothing was changed.
+    """
+    try:
+        apply(learner, state, allow=allow, replay=replay, own=True)
+    except LoopkitError as error:
+        add_note(error, f"the state is that of {manifest.path}")
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, RuntimeError, OverflowError) as error:
+        where = "; ".join(str(note).removeprefix("loopkit: ") for note in getattr(error, "__notes__", ()))
+        raise StateError(
+            f"the state of {manifest.path} cannot be loaded, and nothing was: {type(error).__name__}, {error} "
+            f"({where}). Take another checkpoint, or make the learner as it was then"
+        ) from error

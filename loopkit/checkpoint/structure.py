@@ -1,0 +1,263 @@
+"""What a module is made of, without its values: for a hash, and to say what differs from a saved one."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from loopkit.errors import StateError
+from loopkit.order import nearest
+
+__all__ = [
+    "Entry",
+    "Structure",
+    "class_differences",
+    "differences",
+    "named_tensors",
+    "near",
+    "plain",
+    "shown",
+    "structure",
+    "tie_of",
+]
+
+SHOWN = 5
+"""How many names of one kind a message lists."""
+
+CANDIDATES, LONGEST = 1000, 200
+"""How many names are searched for a near spelling, and of what length: beyond that it takes seconds."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A parameter or a buffer of a module: all but its values.
+
+    Attributes:
+        name: Its path in the module, such as ``"encoder.conv.weight"``.
+        shape: Its shape; None if it is lazy, not made yet.
+        dtype: The name of its dtype without ``torch.``, such as ``"float32"``.
+        kind: ``"parameter"`` or ``"buffer"``.
+        persistent: Whether it is among the weights that are saved; parameters always are.
+    """
+
+    name: str
+    shape: tuple[int, ...] | None
+    dtype: str
+    kind: str
+    persistent: bool
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What a module is made of, as `structure` finds it.
+
+    Attributes:
+        entries: Parameters and then buffers, each in the order of the module, a tied one under each of its names.
+        ties: The names that share one memory, a group of two or more each.
+        modules: The name of each module's class by its path; ``""`` is the module itself.
+    """
+
+    entries: tuple[Entry, ...]
+    ties: tuple[tuple[str, ...], ...]
+    modules: Mapping[str, str]
+
+    @cached_property
+    def hash(self) -> str:
+        """The SHA-256 of the structure, in hex: equal for equal structures, in every process and version of Python.
+
+        The order of the parameters counts, as the state of an optimizer goes by it; that of the modules does not.
+        """
+        text = json.dumps(self.as_json(), sort_keys=True, separators=(",", ":"))
+        return sha256(text.encode("ascii")).hexdigest()
+
+    def as_json(self) -> dict[str, Any]:
+        """The structure as plain lists, dicts, strings and numbers; `from_json` reads it."""
+        return {
+            "entries": [[e.name, e.shape if e.shape is None else [*e.shape], e.dtype, e.kind, e.persistent]
+                        for e in self.entries],
+            "ties": [[*names] for names in self.ties],
+            "modules": dict(self.modules),
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, value: Any) -> Structure:
+        """Read what `as_json` gave.
+
+        Raises:
+            StateError: It is something else.
+        """
+        try:
+            entries = tuple(_entry(*each) for each in value["entries"])
+            ties = tuple(tuple(_checked(name, str) for name in names) for names in value["ties"])
+            modules = {_checked(path, str): _checked(name, str) for path, name in value["modules"].items()}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise StateError(
+                f"the saved structure of a model is malformed ({type(error).__name__}: {error}); "
+                f"the checkpoint was not written by loopkit, or was changed since"
+            ) from error
+        return cls(entries, ties, modules)
+
+
+def _entry(name: Any, shape: Any, dtype: Any, kind: Any, persistent: Any) -> Entry:
+    sizes = None if shape is None else tuple(_checked(size, int) for size in shape)
+    if kind not in ("parameter", "buffer"):
+        raise ValueError(f"kind {kind!r}")
+    return Entry(_checked(name, str), sizes, _checked(dtype, str), kind, _checked(persistent, bool))
+
+
+def _checked(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    return value
+
+
+def structure(model: nn.Module) -> Structure:
+    """Describe what a module is made of: names, shapes, dtypes and classes, and nothing of its values.
+
+    >>> from torch import nn
+    >>> one, other = structure(nn.Linear(4, 3)), structure(nn.Linear(4, 5))
+    >>> one.hash == structure(nn.Linear(4, 3)).hash, one.hash == other.hash
+    (True, False)
+    >>> differences(one, other)[0]
+    'weight: shape (3, 4) in the checkpoint, (5, 4) here'
+    """
+    entries: list[Entry] = []
+    groups: dict[object, list[str]] = {}
+    for name, tensor, persistent in named_tensors(model):
+        kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
+        shape = None if is_lazy(tensor) else tuple(tensor.shape)
+        entries.append(Entry(name, shape, str(tensor.dtype).removeprefix("torch."), kind, persistent))
+        groups.setdefault(tie_of(tensor), []).append(name)
+    ties = tuple(sorted(tuple(sorted(names)) for names in groups.values() if len(names) > 1))
+    modules = {path: type(module).__qualname__ for path, module in model.named_modules(remove_duplicate=False)}
+    return Structure(tuple(entries), ties, modules)
+
+
+def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
+    """Every parameter and buffer: its name, itself, and whether it is saved; a tied one under each of its names."""
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        yield name, parameter, True
+    for path, module in model.named_modules(remove_duplicate=False):
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+            yield (f"{path}.{name}" if path else name), buffer, name not in module._non_persistent_buffers_set
+
+
+def tie_of(tensor: torch.Tensor) -> object:
+    """A key that is equal for tensors that are the same memory, seen in the same way."""
+    if is_lazy(tensor) or tensor.device.type == "meta" or tensor.numel() == 0 or tensor.layout != torch.strided:
+        return id(tensor)
+    return tensor.device, tensor.dtype, tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
+
+
+def differences(one: Structure, other: Structure) -> list[str]:
+    """Say what differs between two structures, a line each; empty if nothing does.
+
+    Args:
+        one: The saved one, ``in the checkpoint``.
+        other: The one of the model, ``here``.
+    """
+    saved = {entry.name: entry for entry in one.entries}
+    here = {entry.name: entry for entry in other.entries}
+    gone = [name for name in saved if name not in here]
+    new = [name for name in here if name not in saved]
+    both = [(saved[name], here[name]) for name in saved if name in here]
+    lines = [
+        *_listed(gone, saved, "missing here", lambda name: _respelt(saved[name], [here[n] for n in new])),
+        *_listed(new, here, "not in the checkpoint", lambda name: _respelt(here[name], [saved[n] for n in gone])),
+        *_changed((a.name, "shape", _size(a), _size(b)) for a, b in both if a.shape != b.shape),
+        *_changed((a.name, "dtype", a.dtype, b.dtype) for a, b in both if a.dtype != b.dtype),
+        *_changed((a.name, "kind", a.kind, b.kind) for a, b in both if a.kind != b.kind),
+        *_changed((a.name, "persistent", a.persistent, b.persistent) for a, b in both if a.persistent != b.persistent),
+    ]
+    known = {*saved} & {*here}
+    ties, ties_here = ({tie for tie in each.ties if known.issuperset(tie)} for each in (one, other))
+    lines += _capped([f"{', '.join(tie)}: tied in the checkpoint, not here" for tie in sorted(ties - ties_here)])
+    lines += _capped([f"{', '.join(tie)}: tied here, not in the checkpoint" for tie in sorted(ties_here - ties)])
+    lines += class_differences(one.modules, other.modules)
+    if not gone and not new:
+        order, order_here = ([e.name for e in each.entries if e.kind == "parameter"] for each in (one, other))
+        if order != order_here and sorted(order) == sorted(order_here):
+            a, b = next((a, b) for a, b in zip(order, order_here, strict=True) if a != b)
+            lines.append(f"the parameters come in another order: where the checkpoint has {a}, here is {b}")
+    if not lines and one.hash != other.hash:
+        lines.append("the buffers come in another order, or the modules are nested otherwise")
+    return lines
+
+
+def plain(name: str, longest: int = 100) -> str:
+    """A name on one line: what cannot be printed is escaped, the middle of a long one left out.
+
+    >>> plain("a\\nb"), plain("x" * 20, longest=9)
+    ('a\\\\nb', 'xxx...xxx')
+    """
+    half = (longest - 3) // 2
+    name = name if len(name) <= longest else f"{name[:half]}...{name[-half:]}"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in name)
+
+
+def near(name: str, names: Iterable[str]) -> str:
+    """`loopkit.order.nearest` among names that come from a file: of sane length and number."""
+    return nearest(name, [each for each in names if len(each) <= LONGEST][:CANDIDATES]) if len(name) <= LONGEST else ""
+
+
+def shown(items: Sequence[str], show: Callable[[str], str] = plain) -> str:
+    """The first few of a list, and how many more there are.
+
+    >>> shown([*"abcdefg"])
+    'a, b, c, d, e and 2 more'
+    """
+    more = f" and {len(items) - SHOWN:,} more" if len(items) > SHOWN else ""
+    return ", ".join(show(item) for item in items[:SHOWN]) + more
+
+
+def _listed(names: list[str], entries: Mapping[str, Entry], what: str, show: Callable[[str], str]) -> Iterator[str]:
+    """``"2 parameters missing here: a, b"``, a line for parameters and one for buffers."""
+    for kind in ("parameter", "buffer"):
+        own = [name for name in names if entries[name].kind == kind]
+        if own:
+            yield f"{len(own):,} {kind}{'s' * (len(own) > 1)} {what}: {shown(own, show)}"
+
+
+def _respelt(entry: Entry, others: Iterable[Entry]) -> str:
+    """A name, with the nearest one of the same shape and dtype on the other side."""
+    alike = [each.name for each in others if (each.shape, each.dtype) == (entry.shape, entry.dtype)]
+    return plain(entry.name) + near(entry.name, alike)
+
+
+def _size(entry: Entry) -> str:
+    return "not made yet" if entry.shape is None else str(entry.shape)
+
+
+def _changed(changes: Iterable[tuple[str, str, object, object]]) -> list[str]:
+    return _capped([f"{name}: {what} {old} in the checkpoint, {new} here" for name, what, old, new in changes])
+
+
+def class_differences(saved: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
+    """The modules of another class, gathered by what became what, and those on one side only."""
+    changed: dict[tuple[str, str], list[str]] = {}
+    for path in sorted({*saved} & {*here}):
+        if saved[path] != here[path]:
+            changed.setdefault((saved[path], here[path]), []).append(path or "the model")
+    lines = [f"class {old} became {new}: {shown(paths)}" for (old, new), paths in changed.items()]
+    for one, other, what in ((saved, here, "missing here"), (here, saved, "not in the checkpoint")):
+        only = [path for path in one if path not in other]
+        if only:
+            kinds = Counter(one[path] for path in only)
+            gathered = ", ".join(f"{count:,} {name}" for name, count in sorted(kinds.items())[:SHOWN])
+            lines.append(f"modules {what}: {shown(sorted(only))} ({gathered})")
+    return lines
+
+
+def _capped(lines: list[str]) -> list[str]:
+    """The first few lines, and one that counts the rest."""
+    more = [f"and {len(lines) - SHOWN:,} more such differences"] if len(lines) > SHOWN else []
+    return lines[:SHOWN] + more

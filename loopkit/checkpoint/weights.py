@@ -1,0 +1,908 @@
+"""Weights by themselves: saved as a plain file, loaded into a model or a part of one, and looked at."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import pickle
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from re import DOTALL, Pattern, escape
+from re import compile as compile_pattern
+from typing import Any, BinaryIO, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from loopkit.checkpoint import storage
+from loopkit.checkpoint.bundle import STRUCTURE, read_structures, weights_file
+from loopkit.checkpoint.storage import Manifest
+from loopkit.checkpoint.structure import class_differences, named_tensors, near, plain, shown, structure, tie_of
+from loopkit.checkpoint.tensors import BytesSource, Header, Source, TensorInfo, check, pack, read_header, unpack
+from loopkit.errors import CheckpointError, CorruptCheckpointError, LoopkitError, StateError
+from loopkit.order import nearest
+
+__all__ = ["Inspection", "LoadReport", "inspect", "load_torch", "load_weights", "save_weights"]
+
+SUFFIX = ".safetensors"
+TORCH_SUFFIXES = (".pt", ".pth", ".ckpt")
+WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""What compiling, distributing and checkpointing wrappers put between the parts of a name."""
+EXTRA = "_extra_state"
+ROWS = 200
+"""How many tensors a printed inspection lists."""
+
+Path_ = str | os.PathLike[str]
+
+
+class Writable(Protocol):
+    """A binary stream that can be written."""
+
+    def write(self, data: Any, /) -> Any:
+        """Write some or all of ``data``; return how many bytes."""
+
+
+# -------------------------------------------------------------------------------------------------------------- saving
+
+
+def save_weights(model: nn.Module, file: Path_ | Writable, *, metadata: Mapping[str, str] | None = None) -> None:
+    """Save parameters and persistent buffers as a plain ``.safetensors`` file, which other tools read too.
+
+    The names are those of ``model.state_dict()``. Tied parameters are written once. A path is replaced at once, when
+    everything is on the disk, or stays as it was; its mode follows the umask.
+
+    Args:
+        model: The module; `load_weights` reads the file into one of the same names and shapes.
+        file: A path, or a binary stream to write to from where it stands.
+        metadata: Text to keep in the file's header. ``{"format": "pt"}``, which some tools ask for, is added.
+
+    Raises:
+        StateError: Something cannot be saved: a lazy, sparse or quantised parameter, a module's extra state, ...
+        CheckpointError: The file cannot be written.
+
+    >>> import io
+    >>> from torch import nn
+    >>> stream = io.BytesIO()
+    >>> save_weights(nn.Linear(2, 1), stream, metadata={"trained on": "nothing"})
+    """
+    extra = [path for path, module in model.named_modules() if _has_extra_state(module)]
+    if extra:
+        raise StateError(
+            f"save_weights: {shown([path or 'the model' for path in extra])} keeps state of its own (get_extra_state), "
+            f"which a file of weights cannot hold. Save a checkpoint, or keep it in a persistent buffer"
+        )
+    tensors = {name: tensor for name, tensor, persistent in named_tensors(model) if persistent}
+    chunks = pack(tensors, {"format": "pt", **(metadata or {})})
+    if isinstance(file, (str, os.PathLike)):
+        if Path(file).suffix in TORCH_SUFFIXES:
+            raise CheckpointError(
+                f"save_weights: {os.fspath(file)!r} has the suffix of torch.save, but the file would be of another "
+                f"format, safetensors. Use the suffix {SUFFIX}"
+            )
+        storage.write_plain(os.fspath(file), chunks)
+        return
+    if isinstance(file, io.TextIOBase):
+        raise StateError("save_weights: the stream is one of text; weights are bytes. Open it with mode 'wb'")
+    for chunk in chunks:
+        rest = memoryview(chunk)
+        while rest:
+            count = file.write(rest)
+            if count == 0:
+                raise CheckpointError("save_weights: the stream takes nothing more (it wrote 0 bytes)")
+            rest = rest[len(rest) if count is None else count :]
+
+
+def _has_extra_state(module: nn.Module) -> bool:
+    return type(module).get_extra_state is not nn.Module.get_extra_state
+
+
+# -------------------------------------------------------------------------------------------------------------- loading
+
+
+@dataclass
+class LoadReport:
+    """What `load_weights` did, or with problems would have done. Names of the model are the whole ones."""
+
+    source: str
+    """Where the weights came from."""
+    loaded: list[str] = field(default_factory=list)
+    """Names of the model whose values came from the file, tied ones included."""
+    renamed: dict[str, str] = field(default_factory=dict)
+    """Of those, the ones that have another name in the file: the name here -> there."""
+    positional: dict[str, str] = field(default_factory=dict)
+    """Of those, the ones that were found by shape and dtype alone."""
+    casts: dict[str, str] = field(default_factory=dict)
+    """Of those, the ones that have another dtype in the file, such as ``"float32 -> float16"``."""
+    frozen: list[str] = field(default_factory=list)
+    """Parameters that ``freeze=True`` excluded from training."""
+    non_finite: list[str] = field(default_factory=list)
+    """Those loaded that hold an infinite value or nan in the file."""
+    overflowed: list[str] = field(default_factory=list)
+    """Those loaded whose values are finite in the file, but not in the dtype here."""
+    missing: list[str] = field(default_factory=list)
+    """Names of the model that are not in the file."""
+    mismatched: dict[str, str] = field(default_factory=dict)
+    """Names of the model whose value in the file does not fit, and why."""
+    unexpected: list[str] = field(default_factory=list)
+    """Names in the file that the model does not have."""
+    skipped: list[str] = field(default_factory=list)
+    """Names in the file outside of ``prefix``, and extra state of modules, which is not loaded."""
+    warnings: list[str] = field(default_factory=list)
+    """What else is worth knowing, such as newer checkpoints that were passed over because they are corrupt."""
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.loaded):,} loaded from {self.source}"]
+        lines += self._line("renamed", [f"{plain(old)} -> {plain(new)}" for new, old in self.renamed.items()], str)
+        lines += self._line(
+            "by shape alone", [f"{plain(old)} -> {plain(new)}" for new, old in self.positional.items()], str
+        )
+        lines += self._line("cast", [*self.casts], lambda name: f"{plain(name)} ({self.casts[name]})")
+        lines += self._line("frozen", self.frozen)
+        lines += self._line("warning: not finite in the file", self.non_finite)
+        lines += self._line("warning: not finite in the dtype here", self.overflowed)
+        lines += self._line("missing in the file", self.missing)
+        lines += self._line("does not fit", [*self.mismatched], self._mismatch)
+        lines += self._line("unexpected in the file", self.unexpected)
+        lines += self._line("skipped in the file", self.skipped)
+        return "\n  ".join(lines + [f"warning: {text}" for text in self.warnings])
+
+    def _mismatch(self, name: str) -> str:
+        return f"{plain(name)}: {self.mismatched[name]}"
+
+    @staticmethod
+    def _line(what: str, names: list[str], show: Callable[[str], str] = plain) -> list[str]:
+        return [f"{len(names):,} {what}: {shown(names, show)}"] if names else []
+
+
+def load_weights(
+    model: nn.Module,
+    source: Path_ | BinaryIO | Mapping[str, Tensor],
+    *,
+    into: str = "",
+    prefix: str = "",
+    rename: Mapping[str, str] | None = None,
+    which: str | None = None,
+    strict: bool = True,
+    positional: bool = False,
+    freeze: bool = False,
+) -> LoadReport:
+    """Load parameters and persistent buffers by name, all that fit or, after any error, none.
+
+    Everything is checked before the first value changes, and an error while values are copied puts back those that
+    were. A value of another floating (or complex) dtype is cast, and reported; any other difference in dtype, and any
+    in shape, does not fit. Of tied parameters one name in the file is enough.
+
+    Args:
+        model: The module, as its names are meant: the user's own, not what ``torch.compile`` or DDP made of it.
+        source: A ``.safetensors`` file of any tool, a checkpoint, the directory of a run (its newest checkpoint that is
+            not corrupt), a binary stream from where it stands, or tensors by name, such as `load_torch` returns.
+        into: The dotted path of a submodule: the file's names then begin there.
+        prefix: Take only the names below this path in the file, without it: ``"encoder"`` makes
+            ``encoder.conv.weight`` a ``conv.weight``.
+        rename: From names in the file, without the prefix, to names in ``model``, below ``into``. A name stands for all
+            below it, too: ``{"backbone": "encoder"}`` makes ``backbone.conv.weight`` an ``encoder.conv.weight``.
+            A ``*`` stands for any text, the shortest that fits, and each one on the right for that on the left:
+            ``{"layers.*.attn": "blocks.*.attention"}``; a leading ``*.`` stands for nothing, too:
+            ``{"*.gamma": "*.weight"}``. The first entry that fits a name decides, and nothing is renamed twice.
+        which: The model's name, if a checkpoint holds several.
+        strict: Refuse to load anything if something is missing, unexpected, or does not fit; else it is reported.
+        positional: What is left after the names is assigned by shape and dtype, if each left over occurs just once on
+            both sides.
+        freeze: Exclude the loaded parameters from training: ``requires_grad`` is False, ``grad`` is None.
+
+    Returns:
+        What was done; print it.
+
+    Raises:
+        StateError: The weights or the arguments do not fit the model. Nothing has changed.
+        CheckpointError: The source cannot be read, or is corrupt. Nothing has changed.
+
+    >>> import io
+    >>> from torch import nn
+    >>> stream = io.BytesIO()
+    >>> save_weights(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), stream)
+    >>> _ = stream.seek(0)
+    >>> print(load_weights(nn.ModuleDict({"encoder": nn.Linear(2, 2)}), stream, into="encoder", prefix="0"))
+    2 loaded from a stream
+      2 renamed: 0.bias -> encoder.bias, 0.weight -> encoder.weight
+    """
+    targets = _targets(model, into)
+    found = _read(source, which)
+    plan = _Plan(targets, found, into, prefix)
+    plan.match(rename or {})
+    if positional:
+        plan.assign_rest()
+    report = plan.report
+    if (problems := plan.problems()) and strict:
+        whole = not (into or prefix or rename)
+        classes = found.class_differences(model) if whole else []
+        raise StateError(
+            f"load_weights: {report.source} does not fit {_called(model, into)}, and nothing was loaded: "
+            f"{'; '.join([*problems, *classes])}. {plan.hint() or 'Give rename={old: new} where names have changed'}, "
+            f"or strict=False to load what fits"
+        )
+    if not plan.pairs and found.tensors and targets:
+        raise StateError(
+            f"load_weights: nothing of {report.source} fits {_called(model, into)}: {'; '.join(problems)}. "
+            f"{plan.hint() or 'Give rename={old: new} where names have changed'}"
+        )
+    plan.copy(freeze)
+    return report
+
+
+def _called(model: nn.Module, into: str) -> str:
+    return f"{into!r} of {type(model).__name__}" if into else f"the {type(model).__name__}"
+
+
+def _targets(model: nn.Module, into: str) -> dict[str, Tensor]:
+    """What can be loaded, by its name in the submodule ``into``."""
+    if not isinstance(model, nn.Module):
+        raise StateError(f"load_weights: {type(model).__name__} is no module. Give learner.model, or one of its models")
+    modules = dict(model.named_modules(remove_duplicate=False))
+    if into not in modules:
+        raise StateError(
+            f"load_weights: into={into!r} is no module of {type(model).__name__}{near(into, modules)}; it has "
+            f"{shown([path for path in modules if path and '.' not in path]) or 'none'}"
+        )
+    targets = {name: tensor for name, tensor, persistent in named_tensors(modules[into]) if persistent}
+    for kind, why in (("lazy", "run one batch through the model first"), ("meta", "give it memory: to_empty()")):
+        names = [name for name, tensor in targets.items() if (is_lazy(tensor) if kind == "lazy" else tensor.is_meta)]
+        if names:
+            raise StateError(f"load_weights: {len(names)} {kind} parameters have no values yet: {shown(names)}; {why}")
+    return targets
+
+
+@dataclass
+class _Found:
+    """What a source holds."""
+
+    source: str
+    tensors: Mapping[str, Tensor]
+    warnings: list[str] = field(default_factory=list)
+    saved: tuple[Manifest, str] | None = None
+    """The checkpoint and the name of the model in it."""
+
+    def class_differences(self, model: nn.Module) -> list[str]:
+        if self.saved is None or STRUCTURE not in self.saved[0].files:
+            return []
+        structures = read_structures(self.saved[0])
+        name = self.saved[1]
+        return class_differences(structures[name].modules, structure(model).modules) if name in structures else []
+
+
+class _Plan:
+    """Which tensor of a file goes where, and what does not fit. Changes nothing until `copy`."""
+
+    def __init__(self, targets: dict[str, Tensor], found: _Found, into: str, prefix: str) -> None:
+        self.targets, self.tensors = targets, found.tensors
+        self.into, self.prefix = into, prefix.rstrip(".")
+        self.report = LoadReport(found.source, warnings=found.warnings)
+        self.pairs: dict[str, str] = {}
+        """Names here (in ``into``) -> names in the file."""
+        self.own: dict[str, str] = {}
+        """Names in the file -> as they are meant here."""
+        self.ties: dict[object, list[str]] = {}
+        for name, tensor in targets.items():
+            self.ties.setdefault(tie_of(tensor), []).append(name)
+
+    def full(self, name: str) -> str:
+        """The name in the whole model."""
+        return f"{self.into}.{name}" if self.into else name
+
+    def match(self, rename: Mapping[str, str]) -> None:
+        """Match by name, and find what does not fit."""
+        report = self.report
+        start = f"{self.prefix}." if self.prefix else ""
+        stripped = {old.removeprefix(start): old for old in self.tensors if old.startswith(start)}
+        if not stripped and self.tensors:
+            paths = {name.rsplit(".", up)[0] for name in self.tensors for up in range(1, name.count(".") + 1)}
+            raise StateError(
+                f"load_weights: prefix={self.prefix!r} begins no name in {report.source}"
+                f"{near(self.prefix, sorted(paths))}; its names begin with "
+                f"{shown(sorted({name.split('.')[0] for name in self.tensors}))}"
+            )
+        report.skipped += [old for old in self.tensors if not old.startswith(start)]
+        sources: dict[str, str] = {}
+        for name, new in _renamed(list(stripped), rename).items():
+            old = stripped[name]
+            if new in sources:
+                raise StateError(
+                    f"load_weights: {sources[new]!r} and {old!r} of {plain(report.source)} would both be {new!r}. "
+                    f"Change rename= so that each has a name of its own"
+                )
+            sources[new] = old
+        for new, old in sources.items():
+            self.own[old] = new
+            if new in self.targets:
+                if why := _mismatch(self.tensors[old], self.targets[new]):
+                    report.mismatched[self.full(new)] = why
+                else:
+                    self.pairs[new] = old
+            elif new.rsplit(".", 1)[-1] == EXTRA:
+                report.skipped.append(old)
+            else:
+                report.unexpected.append(old)
+        self._settle_ties()
+
+    def _settle_ties(self) -> None:
+        """Of tied names any one is enough, but they must agree."""
+        mismatched = self.report.mismatched
+        for names in self.ties.values():
+            paired = [name for name in names if name in self.pairs]
+            if not paired and not any(self.full(name) in mismatched for name in names):
+                self.report.missing += [self.full(name) for name in names]
+            first = self.tensors[self.pairs[paired[0]]] if paired else None
+            for name in paired[1:]:
+                if first is not None and not _same(first, self.tensors[self.pairs[name]]):
+                    mismatched[self.full(name)] = f"tied to {plain(paired[0])} here, but the file has other values"
+        for name in list(self.pairs):
+            if self.full(name) in mismatched:
+                for other in self.ties[tie_of(self.targets[name])]:
+                    self.pairs.pop(other, None)
+
+    def assign_rest(self) -> None:
+        """Assign by shape and dtype what is left, where that leaves no choice.
+
+        Raises:
+            StateError: It leaves a choice.
+        """
+        missing = {*self.report.missing}
+        here: dict[object, list[str]] = {}
+        for names in self.ties.values():
+            if self.full(names[0]) in missing:
+                tensor = self.targets[names[0]]
+                here.setdefault((tuple(tensor.shape), tensor.dtype), []).append(names[0])
+        there: dict[object, list[str]] = {}
+        seen: set[int] = set()
+        for old in self.report.unexpected:
+            tensor = self.tensors[old]
+            if id(tensor) not in seen:  # tied in the file: any of its names will do
+                seen.add(id(tensor))
+                there.setdefault((tuple(tensor.shape), tensor.dtype), []).append(old)
+        choices = [key for key in here if key in there and len(here[key]) + len(there[key]) > 2]
+        if choices:
+            lines = [
+                f"{list(key[0])} {_name(key[1])}: {shown(there[key])} -> {shown(here[key])}"  # type: ignore[index]
+                for key in choices
+            ]
+            raise StateError(
+                f"load_weights: positional=True is ambiguous, and nothing was loaded: {shown(lines, str)}. "
+                f"Give rename={{old: new}} for these"
+            )
+        taken: set[int] = set()
+        for key in here:
+            if key in there:
+                name, old = here[key][0], there[key][0]
+                self.pairs[name] = old
+                self.report.positional[self.full(name)] = old
+                taken.add(id(self.tensors[old]))
+        tied = {
+            self.full(n) for names in self.ties.values() if any(name in self.pairs for name in names) for n in names
+        }
+        self.report.missing = [name for name in self.report.missing if name not in tied]
+        self.report.unexpected = [old for old in self.report.unexpected if id(self.tensors[old]) not in taken]
+
+    def problems(self) -> list[str]:
+        """What is missing, does not fit or is left over, a part each."""
+        report, targets = self.report, list(map(self.full, self.targets))
+        unexpected = [self.full(self.own[old]) for old in report.unexpected]
+        missing = {*report.missing}
+        free = [name for name in targets if name in missing]
+
+        def wanted(name: str) -> str:
+            return plain(name) + near(name, unexpected)
+
+        def left(old: str) -> str:
+            return plain(old) + near(self.full(self.own[old]), free)
+
+        parts = report._line("missing", report.missing, wanted) + report._line("unexpected", report.unexpected, left)
+        return parts + report._line("that does not fit", [*report.mismatched], report._mismatch)
+
+    def hint(self) -> str:
+        """Which argument would make more names fit."""
+        names = [self.own[old] for old in self.report.unexpected]
+        deeper: Counter[str] = Counter()
+        higher: Counter[str] = Counter()
+        wrappers: set[str] = set()
+        ends: dict[str, set[str]] = {}
+        for target in self.targets:
+            parts = target.split(".")
+            for cut in range(1, len(parts)):
+                ends.setdefault(".".join(parts[cut:]), set()).add(".".join(parts[:cut]))
+        for name in names:
+            cut = name.find(".")
+            while cut >= 0:
+                deeper[name[:cut]] += name[cut + 1 :] in self.targets
+                cut = name.find(".", cut + 1)
+            higher.update(ends.get(name, ()))
+            parts = name.split(".")
+            if ".".join(part for part in parts if part not in WRAPPERS) in self.targets:
+                last = max((i for i, part in enumerate(parts) if part in WRAPPERS), default=0)
+                wrappers.add(".".join(parts[: last + 1]))
+        fit = len(self.pairs)
+        best, count = max(deeper.items(), key=lambda item: (item[1], item[0]), default=("", 0))
+        if count > fit:
+            whole = ".".join(filter(None, (self.prefix, best)))
+            return f"prefix={plain(whole)!r} would fit {count:,} of the {len(self.tensors):,} names"
+        best, count = max(higher.items(), key=lambda item: (item[1], item[0]), default=("", 0))
+        if count > fit:
+            return f"into={self.full(best)!r} would fit {count:,} of the {len(self.tensors):,} names"
+        if wrappers:
+            old = min(wrappers, key=lambda path: (path.count("."), path))
+            new = ".".join(part for part in old.split(".") if part not in WRAPPERS)
+            return f"A wrapper has left its mark in the names: rename={{{plain(old)!r}: {plain(new)!r}}} would fit some"
+        return ""
+
+    def copy(self, freeze: bool) -> None:
+        """Copy the values; after an error everything is as it was."""
+        report, loaded = self.report, dict[str, None]()
+        for name, old in self.pairs.items():
+            source, target = self.tensors[old], self.targets[name]
+            loaded.update(dict.fromkeys(self.full(each) for each in self.ties[tie_of(target)]))
+            if self.full(name) != old and self.full(name) not in report.positional:
+                report.renamed[self.full(name)] = old
+            if source.dtype != target.dtype:
+                report.casts[self.full(name)] = f"{_name(source.dtype)} -> {_name(target.dtype)}"
+            if not _is_finite(source):
+                report.non_finite.append(self.full(name))
+            elif source.dtype != target.dtype and not _is_finite(source.detach().to(target.dtype)):
+                report.overflowed.append(self.full(name))
+        report.loaded = list(loaded)
+        parameters = [(n, p) for n in self.pairs if isinstance(p := self.targets[n], nn.Parameter)] if freeze else []
+        report.frozen = list(dict.fromkeys(self.full(n) for _, p in parameters for n in self.ties[tie_of(p)]))
+        _copy_all([(self.targets[name], self.tensors[old].detach()) for name, old in self.pairs.items()])
+        for _, parameter in parameters:
+            parameter.requires_grad_(False)
+            parameter.grad = None  # else an optimizer would go on with it
+
+
+def _copy_all(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    """Copy each second tensor over its first one; after an error all first ones are as they were."""
+    memory = {target.untyped_storage().data_ptr() for target, _ in pairs}
+    # A source may be the memory of a target, such as when two layers change places.
+    pairs = [(t, s.clone() if s.untyped_storage().data_ptr() in memory else s) for t, s in pairs]
+    kept: list[tuple[Tensor, Tensor]] = []
+    with torch.no_grad():
+        try:
+            for target, source in pairs:
+                kept.append((target, target.detach().to("cpu", copy=True)))
+                target.copy_(source)
+        except BaseException as error:
+            for target, values in reversed(kept):
+                try:
+                    target.copy_(values)
+                except Exception as second:  # it cannot be written at all, which is why it was not changed either
+                    error.add_note(f"load_weights: a tensor of shape {tuple(target.shape)} cannot be written: {second}")
+            error.add_note("load_weights: nothing was loaded, the model is as it was")
+            raise
+
+
+def _renamed(names: list[str], rename: Mapping[str, str]) -> dict[str, str]:
+    """Each name, and what it becomes."""
+    result: dict[str, str] = {}
+    unused = dict.fromkeys(rename)
+    rules = [(old, new, *_rule(old, new)) for old, new in rename.items()]
+    for name in names:
+        result[name] = name
+        for old, new, pattern, dotted in rules:
+            match = pattern.fullmatch(name) or (pattern.fullmatch(f".{name}") if dotted else None)
+            if match is not None:
+                *texts, below = match.groups()
+                pieces = new.split("*")
+                text = "".join(piece + star for piece, star in zip(pieces, [*texts, ""], strict=True)) + below
+                result[name] = text.removeprefix(".")
+                unused.pop(old, None)
+                break
+    for old in unused:
+        stems = {name.rsplit(".", up)[0] for name in names for up in range(name.count(".") + 1)}
+        shadowed = any(pattern.fullmatch(name) for o, _, pattern, _ in rules if o == old for name in names)
+        why = "fits only names that an entry before it renames" if shadowed else "fits no name"
+        raise StateError(
+            f"load_weights: rename={{{old!r}: {rename[old]!r}}} {why}{'' if shadowed else near(old, sorted(stems))}; "
+            f"the names are {shown(names) or 'none'}. Correct it, or leave it out"
+        )
+    return result
+
+
+def _rule(old: str, new: str) -> tuple[Pattern[str], bool]:
+    """The pattern of an entry, and whether it is tried on names with a dot before them, too."""
+    if not isinstance(old, str) or not isinstance(new, str) or not old or old.count("*") != new.count("*"):
+        raise StateError(
+            f"load_weights: rename={{{old!r}: {new!r}}}: give a name, or a pattern, and what it becomes, "
+            f"with as many * on the right as on the left"
+        )
+    text = "(.*?)".join(map(escape, old.split("*"))) + r"((?:\..*)?)"
+    return compile_pattern(text, DOTALL), old.startswith("*.")
+
+
+def _mismatch(source: Tensor, target: Tensor) -> str:
+    """Why a tensor does not fit, or an empty string."""
+    if source.shape != target.shape:
+        return f"shape {tuple(source.shape)} in the file, {tuple(target.shape)} here"
+    if source.dtype != target.dtype:
+        floats = source.is_floating_point() and target.is_floating_point()
+        if not floats and not (source.is_complex() and target.is_complex()):
+            return f"dtype {_name(source.dtype)} in the file, {_name(target.dtype)} here"
+    return ""
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one shape have the same bits."""
+    if one is other or one.dtype != other.dtype or one.numel() == 0:
+        return one is other or one.dtype == other.dtype
+    a, b = (each.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for each in (one, other))
+    return torch.equal(a, b)
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.dtype == torch.float4_e2m1fn_x2:
+        return True  # which have no such values
+    if tensor.dtype.itemsize == 1 or tensor.dtype == torch.complex32:  # isfinite knows the larger ones only
+        tensor = tensor.to(torch.complex64 if tensor.is_complex() else torch.float32)
+    return bool(torch.isfinite(tensor.detach()).all())  # host sync: before training
+
+
+# -------------------------------------------------------------------------------------------------------------- sources
+
+
+def _read(source: Path_ | BinaryIO | Mapping[str, Tensor], which: str | None) -> _Found:
+    """Read and verify everything that a source holds."""
+    if isinstance(source, (str, os.PathLike)) and os.path.isdir(source):
+        path = Path(source)
+        if os.path.lexists(path / storage.MANIFEST):
+            return _from_checkpoint(storage.read_manifest(path), which)
+        return _from_run(path, which)
+    if which is not None:
+        raise StateError(f"load_weights: which={which!r} is for checkpoints that hold several models. Leave it out")
+    if isinstance(source, Mapping):
+        check(source, "load_weights")
+        return _Found("the tensors given", source)
+    if isinstance(source, (str, os.PathLike)):
+        with _file(source) as reader:
+            tensors = _unpacked(reader, os.fspath(source))
+        return _Found(os.fspath(source), tensors)
+    if not callable(getattr(source, "read", None)):
+        raise StateError(
+            f"load_weights: {type(source).__name__} is no source of weights. Give a path, a binary stream, or "
+            f"tensors by name"
+        )
+    tensors = _unpacked(_stream(source), "a stream")
+    return _Found("a stream", tensors)
+
+
+def _from_run(path: Path, which: str | None) -> _Found:
+    """The newest checkpoint of a run whose weights verify."""
+    manifests = storage.listing(path)
+    problems: dict[Path, Exception] = dict(manifests.problems)
+    for manifest in manifests:
+        try:
+            found = _from_checkpoint(manifest, which)
+        except CorruptCheckpointError as error:
+            problems[manifest.path] = error
+        else:
+            newer = sorted(each for each in problems if each.name > manifest.path.name)
+            found.warnings += [f"{each.name} was passed over: {problems[each]}" for each in newer]
+            return found
+    raise _nothing_in(path, problems)
+
+
+def _nothing_in(path: Path, problems: Mapping[Path, Exception]) -> CheckpointError:
+    if problems:
+        newest = max(problems, key=lambda each: each.name)
+        return CorruptCheckpointError(
+            f"none of the {len(problems)} checkpoints in {path} can be used; the newest, {newest.name}: "
+            f"{problems[newest]}"
+        )
+    files = sorted(name for name in os.listdir(path) if name.endswith(SUFFIX))
+    fix = f"It has {shown(files)}: give the path of one" if files else "Give a checkpoint, a run's directory or a file"
+    return CheckpointError(f"{path} is a directory without checkpoints. {fix}")
+
+
+def _from_checkpoint(manifest: Manifest, which: str | None) -> _Found:
+    models = _models(manifest)
+    if which is None and len(models) != 1:
+        raise StateError(
+            f"load_weights: {manifest.path} holds {len(models)} models: {shown(models) or 'none'}. "
+            f"Say which=, the name of one"
+        )
+    name = models[0] if which is None else which
+    if name not in models:
+        raise StateError(
+            f"load_weights: which={which!r} is no model of {manifest.path}{nearest(name, models)}; "
+            f"it has {shown(models)}"
+        )
+    file = weights_file(name, len(models))
+    where = f"{manifest.path / file}"
+    with storage.open_file(manifest, file) as reader:
+        try:
+            tensors = _unpacked(reader, where)
+        except CorruptCheckpointError:
+            storage.verify(manifest.path)  # if it has changed since, that is what to say
+            raise
+        reader.finish()
+    return _Found(where, tensors, saved=(manifest, name))
+
+
+def _models(manifest: Manifest) -> list[str]:
+    """The names of the models in a checkpoint."""
+    hashes = manifest.about.get("structure")
+    return list(hashes) if isinstance(hashes, dict) else []
+
+
+@contextmanager
+def _file(path: Path_) -> Iterator[Source]:
+    """A file of weights, open."""
+    if Path(path).suffix in TORCH_SUFFIXES and os.path.isfile(path):
+        raise CheckpointError(
+            f"{os.fspath(path)} is a file of torch.save, which may hold code. "
+            f"Read it by itself, load_torch({os.fspath(path)!r}), and give load_weights what that returns"
+        )
+    with storage.open_plain(os.fspath(path)) as reader:
+        yield reader
+
+
+def _unpacked(source: Source, where: str) -> dict[str, Tensor]:
+    with _located(source, where) as watched:
+        return unpack(watched)[0]
+
+
+@contextmanager
+def _located(source: Source, where: str) -> Iterator[Source]:
+    """Say in errors where the source is from, and if it is of another kind."""
+    watched = _Watched(source)
+    try:
+        yield watched
+    except CheckpointError as error:
+        opening = watched.opening
+        if opening[:4] == b"PK\x03\x04" or (opening[:1] == b"\x80" and opening[8:9] != b"{"):
+            raise CorruptCheckpointError(
+                f"{where} is no safetensors but a file of torch.save or pickle, which may hold code. "
+                f"If you know where it is from, read it with load_torch, and give load_weights what that returns"
+            ) from error
+        if where in str(error):
+            raise
+        raise type(error)(f"{where}: {error}") from error
+
+
+class _Watched:
+    """A source whose first bytes are remembered."""
+
+    def __init__(self, source: Source) -> None:
+        self.size = source.size
+        self.opening = b""
+        self._source = source
+
+    def readinto(self, buffer: memoryview, /) -> None:
+        self._source.readinto(buffer)
+        if len(self.opening) < 9:
+            self.opening += bytes(buffer[:16])
+
+
+class _StreamSource:
+    """The rest of a stream that can be sought."""
+
+    def __init__(self, stream: BinaryIO, size: int) -> None:
+        self.size = size
+        self._stream = stream
+
+    def readinto(self, buffer: memoryview, /) -> None:
+        filled = 0
+        while filled < len(buffer):
+            data = self._stream.read(min(len(buffer) - filled, 1 << 22))
+            if not data:
+                raise CorruptCheckpointError(f"the stream ends {len(buffer) - filled} bytes early")
+            buffer[filled : filled + len(data)] = data
+            filled += len(data)
+
+
+def _stream(stream: BinaryIO) -> Source:
+    if isinstance(stream, io.TextIOBase):
+        raise StateError("load_weights: the stream is one of text; weights are bytes. Open it with mode 'rb'")
+    try:
+        start = stream.tell()
+        size = stream.seek(0, os.SEEK_END) - start
+        stream.seek(start)
+    except (AttributeError, OSError, ValueError):  # a pipe or a socket: its size is known at its end
+        return BytesSource(stream.read())
+    return _StreamSource(stream, size)
+
+
+def load_torch(file: Path_ | BinaryIO, *, key: str | None = None) -> dict[str, Tensor]:
+    """Read the tensors of a file of ``torch.save``, by ``torch.load(weights_only=True)``: no code of it is run.
+
+    Args:
+        file: A path, or a binary stream.
+        key: Where the tensors are, if not at the top: ``"state_dict"``, ``"model"``.
+
+    Returns:
+        Tensors on the CPU by name, for `load_weights`.
+
+    Raises:
+        CheckpointError: The file cannot be read, holds something else than plain data, or no tensors by name.
+
+    Example::
+
+        load_weights(model, load_torch("theirs.pt", key="state_dict"), prefix="module")
+    """
+    where = "the stream"
+    source: Any = file
+    if isinstance(file, (str, os.PathLike)):
+        source = where = os.fspath(file)
+        try:
+            if not stat.S_ISREG(os.stat(source).st_mode):
+                raise CheckpointError(f"load_torch: {where} is no regular file. Give the path of a file")
+        except LoopkitError:
+            raise
+        except OSError as error:
+            raise CheckpointError(
+                f"load_torch: cannot open {where}: {error.strerror}. Give the path of a file"
+            ) from error
+    elif not getattr(file, "seekable", lambda: True)():
+        source = io.BytesIO(file.read())
+    try:
+        found = torch.load(source, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"load_torch: {where} holds more than tensors and plain data, and loopkit runs no code of a file. "
+            f"Where it comes from, save the state_dict() alone"
+        ) from error
+    except Exception as error:
+        raise CheckpointError(
+            f"load_torch: {where} cannot be read ({type(error).__name__}): it was cut, or not written by torch.save. "
+            f"A {SUFFIX} file goes to load_weights itself"
+        ) from error
+    if key is not None:
+        if not isinstance(found, Mapping) or key not in found:
+            keys = [str(each) for each in found] if isinstance(found, Mapping) else []
+            raise CheckpointError(
+                f"load_torch: {where} has no key {key!r}{near(key, keys)}; it has {shown(keys) or type(found).__name__}"
+            )
+        found = found[key]
+    return _named(found, f"{where}[{key!r}]" if key is not None else where)
+
+
+def _named(found: Any, where: str) -> dict[str, Tensor]:
+    """Tensors by name, or an error that says where they may be."""
+    if not isinstance(found, Mapping):
+        raise CheckpointError(f"load_torch: {where} is {type(found).__name__}, not tensors by name. Save state_dict()")
+    others = [name for name, value in found.items() if not isinstance(name, str) or not isinstance(value, Tensor)]
+    if others:
+        inner = [name for name in others if isinstance(found[name], Mapping)
+                 and any(isinstance(value, Tensor) for value in found[name].values())]  # fmt: skip
+        fix = f"Say which part is meant: key={inner[0]!r}" if inner else "Save the tensors alone"
+        kinds = shown([f"{plain(str(name))} ({type(found[name]).__name__})" for name in others], str)
+        raise CheckpointError(f"load_torch: {where} holds more than tensors by name: {kinds}. {fix}")
+    return dict(found)
+
+
+# ----------------------------------------------------------------------------------------------------------- inspection
+
+
+@dataclass(frozen=True)
+class FileContent:
+    """One file of an inspection."""
+
+    size: int
+    """Bytes."""
+    tensors: dict[str, TensorInfo] = field(default_factory=dict)
+    """By name: shape, dtype, bytes; empty for files of another format."""
+    metadata: dict[str, str] = field(default_factory=dict)
+    """The text in the file's header."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `inspect` found; print it."""
+
+    path: Path
+    """The file, or the directory of the checkpoint."""
+    files: dict[str, FileContent]
+    """By name; a single file by its own."""
+    parameters: int
+    """Numbers in the parameters of all models, tied ones once; of a file, or if that is not known, buffers included."""
+    about: dict[str, Any] = field(default_factory=dict)
+    """What the manifest says: progress, metrics, versions, plugins, the hash of the structure; empty for a file."""
+    number: int | None = None
+    """The checkpoint's number; None for a file."""
+    format: int | None = None
+    """The version of the checkpoint's format; None for a file."""
+
+    def __str__(self) -> str:
+        lines = [plain(str(self.path), 200)]
+        if self.number is not None:
+            lines.append(f"checkpoint {self.number}, format {self.format}")
+        lines.append(f"{self.parameters:,} parameters")
+        for key, value in self.about.items():
+            lines.append(f"{plain(str(key))}: {plain(json.dumps(value, sort_keys=True), 500)}")
+        for name, content in self.files.items():
+            lines += ["", f"{plain(name)}  {_bytes(content.size)}"]
+            lines += [f"  {plain(key)}: {plain(text, 200)}" for key, text in list(content.metadata.items())[:ROWS]]
+            lines += _table(content.tensors)
+        return "\n".join(lines)
+
+
+def _table(tensors: Mapping[str, TensorInfo]) -> list[str]:
+    rows = [
+        (
+            plain(name, 60),
+            plain(f"= {info.alias_of}" if info.alias_of else str(list(info.shape)), 40),
+            _name(info.dtype),
+            _bytes(info.nbytes),
+        )
+        for name, info in list(tensors.items())[:ROWS]
+    ]
+    wide = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
+    lines = [f"  {n:<{wide[0]}}  {s:<{wide[1]}}  {d:<{wide[2]}}  {b:>{wide[3]}}" for n, s, d, b in rows]
+    return lines + ([f"  and {len(tensors) - ROWS:,} more tensors"] if len(tensors) > ROWS else [])
+
+
+def _bytes(count: int) -> str:
+    size, units = float(count), ["KiB", "MiB", "GiB", "TiB"]
+    if count < 1024:
+        return f"{count} B"
+    while size >= 1024 and units:
+        size, unit = size / 1024, units.pop(0)
+    return f"{size:.1f} {unit}"
+
+
+def inspect(path: Path_) -> Inspection:
+    """Say what is in a checkpoint, in the newest one of a run, or in a ``.safetensors`` file. No tensor is read.
+
+    The manifest is verified, and that the files have the sizes it says; what is in them is not (`verify` does).
+
+    Raises:
+        CheckpointError: There is nothing of that kind at ``path``, or it is corrupt.
+
+    Example::
+
+        print(inspect("runs/first"))
+    """
+    at = Path(path)
+    if not at.is_dir():
+        with _file(at) as reader, _located(reader, os.fspath(path)) as watched:
+            header = read_header(watched)
+        return Inspection(at, {at.name: FileContent(reader.size, header.tensors, header.metadata)}, _numbers([header]))
+    if os.path.lexists(at / storage.MANIFEST):
+        manifest = storage.read_manifest(at)
+    else:
+        manifests = storage.listing(at)
+        if not manifests:
+            raise _nothing_in(at, manifests.problems)
+        manifest = manifests[0]
+    files: dict[str, FileContent] = {}
+    headers: dict[str, Header] = {}
+    for name, info in sorted(manifest.files.items()):
+        files[name] = FileContent(info.size)
+        if name.endswith(SUFFIX):
+            at = manifest.path / name
+            with storage.open_plain(at) as reader, _located(reader, f"{at}") as watched:
+                headers[name] = header = read_header(watched)
+            files[name] = FileContent(info.size, header.tensors, header.metadata)
+    models = _models(manifest)
+    weights = [weights_file(name, len(models)) for name in models]
+    if STRUCTURE in manifest.files:
+        parameters = sum(
+            math.prod(entry.shape)
+            for found in read_structures(manifest).values()
+            for entry in found.entries
+            if entry.kind == "parameter" and entry.shape is not None
+            if not any(entry.name in tie[1:] for tie in found.ties)
+        )
+    else:
+        parameters = _numbers(header for name, header in headers.items() if name in weights)
+    return Inspection(manifest.path, files, parameters, manifest.about, manifest.number, manifest.format)
+
+
+def _numbers(headers: Iterable[Header]) -> int:
+    return sum(math.prod(i.shape) for header in headers for i in header.tensors.values() if i.alias_of is None)

@@ -1,0 +1,172 @@
+"""The structure of a module: its hash, and what is said of differences."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from loopkit.checkpoint.structure import Structure, differences, plain, structure
+from loopkit.errors import StateError
+
+
+class Branched(nn.Module):
+    def __init__(self, width: int = 3, persistent: bool = True, tied: bool = True) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(4, width)
+        self.decoder = nn.Linear(4, width)
+        if tied:
+            self.decoder.weight = self.encoder.weight
+        self.register_buffer("mean", torch.zeros(2), persistent=persistent)
+
+
+def test_structure_describes_names_shapes_dtypes_kinds_ties_and_classes() -> None:
+    found = structure(Branched(persistent=False))
+    assert found.as_json() == {
+        "entries": [
+            ["encoder.weight", [3, 4], "float32", "parameter", True],
+            ["encoder.bias", [3], "float32", "parameter", True],
+            ["decoder.weight", [3, 4], "float32", "parameter", True],
+            ["decoder.bias", [3], "float32", "parameter", True],
+            ["mean", [2], "float32", "buffer", False],
+        ],
+        "ties": [["decoder.weight", "encoder.weight"]],
+        "modules": {"": "Branched", "encoder": "Linear", "decoder": "Linear"},
+    }
+
+
+def test_structure_hash_ignores_values_gradients_and_modes() -> None:
+    model = Branched()
+    before = structure(model).hash
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float("nan"))
+    model.requires_grad_(False).eval()
+    assert structure(model).hash == before
+    assert len(before) == 64
+
+
+def other_modules() -> dict[str, nn.Module]:
+    reordered = Branched()
+    reordered.decoder, encoder = reordered.encoder, reordered.decoder
+    del reordered.encoder
+    reordered.encoder = encoder
+    replaced = Branched()
+    replaced.extra = nn.Identity()
+    halved = Branched()
+    halved.encoder.bias.data = halved.encoder.bias.data.half()
+    return {
+        "shape": Branched(5),
+        "persistent": Branched(persistent=False),
+        "ties": Branched(tied=False),
+        "order": reordered,
+        "module": replaced,
+        "dtype": halved,
+    }
+
+
+@pytest.mark.parametrize("kind", [*other_modules()])
+def test_structure_hash_and_differences_see_each_kind_of_change(kind: str) -> None:
+    one, other = structure(Branched()), structure(other_modules()[kind])
+    assert one.hash != other.hash
+    assert differences(one, other)
+    assert differences(one, one) == []
+
+
+def test_structure_hash_is_the_same_in_another_process() -> None:
+    code = (
+        "import torch\nfrom torch import nn\nfrom loopkit.checkpoint.structure import structure\n"
+        "print(structure(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))).hash)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == structure(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))).hash
+
+
+def test_structure_hash_ignores_the_order_of_modules_without_parameters() -> None:
+    one = nn.ModuleDict({"a": nn.Identity(), "b": nn.ReLU()})
+    other = nn.ModuleDict({"b": nn.ReLU(), "a": nn.Identity()})
+    assert structure(one).hash == structure(other).hash
+
+
+def test_structure_survives_json() -> None:
+    found = structure(Branched())
+    again = Structure.from_json(json.loads(json.dumps(found.as_json())))
+    assert again == found
+    assert again.hash == found.hash
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda value: [],
+        lambda value: {**value, "entries": 3},
+        lambda value: {**value, "entries": [["a", [1], "float32", "parameter"]]},
+        lambda value: {**value, "entries": [["a", ["1"], "float32", "parameter", True]]},
+        lambda value: {**value, "entries": [["a", [1], "float32", "else", True]]},
+        lambda value: {**value, "modules": {"": 3}},
+        lambda value: {**value, "ties": [[3]]},
+        lambda value: {"entries": []},
+    ],
+)
+def test_structure_malformed_json_is_refused(change: object) -> None:
+    with pytest.raises(StateError, match="malformed"):
+        Structure.from_json(change(structure(Branched()).as_json()))
+
+
+def test_structure_lazy_parameters_are_described() -> None:
+    lazy = nn.LazyLinear(3)
+    assert structure(lazy).as_json()["entries"][0] == ["weight", None, "float32", "parameter", True]
+    assert "weight: shape not made yet in the checkpoint, (3, 4) here" in differences(
+        structure(lazy), structure(nn.Linear(4, 3))
+    )
+
+
+def test_differences_say_what_changed_in_words() -> None:
+    one = nn.Sequential(nn.Linear(4, 3), nn.Conv2d(1, 1, 1))
+    other = nn.Sequential(nn.Linear(4, 5), nn.Linear(1, 1))
+    assert differences(structure(one), structure(other)) == [
+        "0.weight: shape (3, 4) in the checkpoint, (5, 4) here",
+        "0.bias: shape (3,) in the checkpoint, (5,) here",
+        "1.weight: shape (1, 1, 1, 1) in the checkpoint, (1, 1) here",
+        "class Conv2d became Linear: 1",
+    ]
+
+
+def test_differences_offer_the_nearest_spelling_of_a_renamed_name() -> None:
+    one = nn.ModuleDict({"encoder": nn.Linear(4, 3)})
+    other = nn.ModuleDict({"encoders": nn.Linear(4, 3)})
+    lines = differences(structure(one), structure(other))
+    assert lines[0] == (
+        "2 parameters missing here: encoder.weight (did you mean 'encoders.weight'?), "
+        "encoder.bias (did you mean 'encoders.bias'?)"
+    )
+    assert lines[1].startswith("2 parameters not in the checkpoint: encoders.weight (did you mean 'encoder.weight'?)")
+
+
+def test_differences_count_what_they_do_not_show() -> None:
+    one = nn.ModuleList(nn.Linear(4, 3, bias=False) for _ in range(12))
+    other = nn.ModuleList(nn.Linear(4, 5, bias=False) for _ in range(12))
+    lines = differences(structure(one), structure(other))
+    assert len(lines) == 6
+    assert lines[-1] == "and 7 more such differences"
+    lines = differences(structure(one), structure(nn.ModuleList()))
+    assert lines[0] == "12 parameters missing here: 0.weight, 1.weight, 2.weight, 3.weight, 4.weight and 7 more"
+
+
+def test_differences_name_ties_and_order() -> None:
+    tied, loose = structure(Branched()), structure(Branched(tied=False))
+    assert differences(tied, loose) == ["decoder.weight, encoder.weight: tied in the checkpoint, not here"]
+    assert differences(loose, tied) == ["decoder.weight, encoder.weight: tied here, not in the checkpoint"]
+    assert differences(tied, structure(other_modules()["order"])) == [
+        "the parameters come in another order: where the checkpoint has encoder.weight, here is decoder.weight"
+    ]
+
+
+def test_plain_caps_and_escapes() -> None:
+    assert plain("a\x1b[2J\n") == "a\\x1b[2J\\n"
+    assert len(plain("x" * 10_000)) <= 100
+    assert plain("\ud800") == "\\ud800"
