@@ -22,8 +22,10 @@ STANDARD = {type(plugin) for plugin in plugins.standard_set([])}
 ARGUMENTS = {"float": 1.0, "int": 1, "str": "val/loss"}
 """Arguments to make a plugin with, by the annotation of a parameter that must be given."""
 GIVEN: dict[str, tuple[Any, ...]] = {
+    "Checkpoint": ("runs/a",),
     "EvalMode": ("encoder",),
     "Freeze": ("encoder",),
+    "ReplayBundle": ("runs/replay",),
     "Schedule": (constant(),),
     "TorchSchedule": (torch.optim.lr_scheduler.ConstantLR,),
     "Watch": ({"encoder": "norm"},),

@@ -1,7 +1,8 @@
 """Loaders of batches with a position: tensors in memory, and batches made by a function.
 
 They do no work per sample and start no processes. For samples that are read or decoded one by one,
-``torch.utils.data.DataLoader`` is the right tool.
+``torch.utils.data.DataLoader`` is the right tool; `ResumableSampler` gives it a position, and `seeded` random numbers
+that belong to the sample.
 """
 
 from __future__ import annotations
@@ -9,22 +10,33 @@ from __future__ import annotations
 import hashlib
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset, Sampler
 
 from loopkit.batches import describe, parts
 from loopkit.errors import EmptyDataError, LoopkitError
 
-__all__ = ["Loader", "LoaderError", "TensorLoader", "from_function"]
+__all__ = [
+    "Loader",
+    "LoaderError",
+    "ResumableSampler",
+    "SampleIndex",
+    "TensorLoader",
+    "from_function",
+    "seeded",
+]
 
 BLOCK_BYTES = 1 << 20
 BLOCK_BATCHES = 1024
 # Above this torch copies with several threads. That gains microseconds; where others keep the cores busy, waiting for
 # a thread was measured to take 2 to 10 milliseconds a block.
 BLOCK_ELEMENTS_CPU = 32_768
+# Indices that are made into Python numbers at a time: all at once would take 36 bytes and more for each sample.
+BLOCK_INDICES = 65_536
 
 
 class LoaderError(LoopkitError, ValueError):
@@ -40,6 +52,10 @@ class _Place:
         self.epoch = epoch
         self.position = position
         self.begun = begun
+
+    def next(self) -> _Place:
+        """Where the next pass begins."""
+        return _Place(self.epoch + 1) if self.begun else self
 
 
 class Loader(ABC):
@@ -75,9 +91,7 @@ class Loader(ABC):
         return self._place.position
 
     def __iter__(self) -> Iterator[Any]:
-        place = self._place
-        if place.begun:
-            place = self._place = _Place(place.epoch + 1)
+        place = self._place = self._place.next()
         place.begun = True
         for batch in self._batches(place.epoch, place.position):
             place.position += 1
@@ -97,13 +111,17 @@ class Loader(ABC):
         if self._place.begun or self._place.epoch != epoch:
             self._place = _Place(epoch)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, next_pass: bool = False) -> dict[str, Any]:
         """Where the loader is, and what must be the same where this is loaded. It can be written as JSON.
 
         ``"epoch"`` and ``"position"``: while the k-th batch of a pass is processed the position is k, the last one
         included; once the pass has ended, the state is position 0 of the next epoch.
+
+        Args:
+            next_pass: The pass is over, be it that it was left early: where the next one will begin.
         """
-        return {"epoch": self.epoch, "position": self.position, **self._identity()}
+        place = self._place.next() if next_pass else self._place
+        return {"epoch": place.epoch, "position": place.position, **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next pass go on where `state_dict` was called; batches before that are not made again.
@@ -113,23 +131,7 @@ class Loader(ABC):
         Raises:
             LoaderError: The state is of a loader with other samples, batch size, order or seed.
         """
-        own = self._identity()
-        other = {name: value for name, value in state.items() if name not in ("epoch", "position")}
-        differences = [
-            f"{_entry(name, other)} in the state, {_entry(name, own)} here"
-            for name in {**other, **own}
-            if _entry(name, other) != _entry(name, own)
-        ]
-        differences += [f"no {name} in the state" for name in ("epoch", "position") if name not in state]
-        if differences:
-            raise LoaderError(
-                f"the state is not one of this {type(self).__name__}: {'; '.join(differences)}. Make the loader as it "
-                f"was when the state was saved, or call set_epoch to begin an epoch without the state"
-            )
-        epoch, position = _whole("the state's epoch", state["epoch"], 0), _whole("the position", state["position"], 0)
-        if position > len(self):
-            raise LoaderError(f"the state's position is {position}, but an epoch has {len(self)} batches")
-        self._place = _Place(epoch, position)
+        self._place = _load_place(self, state, self._identity(), f"{len(self)} batches")
 
     def map(self, fn: Callable[..., Any], seed: int | None = None) -> Loader:
         """A loader of the same length whose batches are ``fn(batch)``, made when they are asked for.
@@ -371,6 +373,196 @@ class _MappedLoader(Loader):
             if device != generator.device:
                 generator = torch.Generator(device)
             yield fn(batch, generator.manual_seed(_mix(seed, epoch, index, len(self._seeds))))
+
+
+class SampleIndex(int):
+    """The index of a sample, from 0, with the seed of the numbers that are drawn for it in this epoch."""
+
+    seed: int
+
+    def __new__(cls, index: int, seed: int) -> SampleIndex:
+        """An index with its seed."""
+        self = super().__new__(cls, index)
+        self.seed = seed
+        return self
+
+    def __reduce__(self) -> tuple[type[SampleIndex], tuple[int, int]]:
+        return SampleIndex, (int(self), self.seed)
+
+
+class ResumableSampler(Sampler[SampleIndex]):
+    """A sampler for ``DataLoader`` that can go on in mid-epoch; with other batch sizes or numbers of workers too.
+
+    Each pass is an epoch, counted from 0, and begins when its first index is asked for. A pass that was left early is
+    over: the next one begins the next epoch. The order depends on the seed and the epoch alone.
+
+    A ``DataLoader`` with workers reads ahead, so the sampler cannot know how much was used: who saves its state says
+    so. `loopkit.Learner` does.
+
+    Args:
+        samples: The dataset, or its number of samples.
+        shuffle: Give the samples in a new order in every epoch. It takes 8 bytes per sample.
+        seed: For ``shuffle`` and `seeded`.
+
+    Raises:
+        LoaderError: ``samples`` is no number of samples and has none.
+        EmptyDataError: There is no sample.
+
+    Example::
+
+        >>> dataset = list("abcdef")
+        >>> loader = torch.utils.data.DataLoader(dataset, batch_size=2, sampler=ResumableSampler(dataset, seed=1))
+        >>> batches = list(loader)
+        >>> state = loader.sampler.state_dict(position=4)  # two batches were used
+        >>> again = torch.utils.data.DataLoader(dataset, batch_size=1, sampler=ResumableSampler(dataset, seed=1))
+        >>> again.sampler.load_state_dict(state)
+        >>> list(again) == [[letter] for letter in batches[2]]
+        True
+    """
+
+    def __init__(self, samples: int | Sized, *, shuffle: bool = True, seed: int = 0) -> None:
+        self.samples = _whole("samples", len(samples) if isinstance(samples, Sized) else samples)
+        if self.samples < 1:
+            raise EmptyDataError(f"there is no sample: samples is {describe(samples)}")
+        self.shuffle = bool(shuffle)
+        self.seed = _whole("seed", seed)
+        self._place = _Place()
+        self._start = 0
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __repr__(self) -> str:
+        return f"ResumableSampler({self.samples}, shuffle={self.shuffle}, seed={self.seed})"
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the last pass that has begun, or the one that was loaded or set since."""
+        return self._place.epoch
+
+    @property
+    def start(self) -> int:
+        """Samples of that epoch that its pass left out because a state said that they were used before."""
+        return self._start
+
+    def __iter__(self) -> Iterator[SampleIndex]:
+        place = self._place.next()
+        if place is not self._place:
+            self._start = 0
+        place.begun, self._place = True, place
+        epoch, start = place.epoch, place.position
+        if self.shuffle:
+            generator = torch.Generator("cpu").manual_seed(_mix(self.seed, epoch))
+            order = torch.randperm(self.samples, generator=generator, device="cpu")
+        for low in range(start, self.samples, BLOCK_INDICES):
+            high = min(low + BLOCK_INDICES, self.samples)
+            for index in order[low:high].tolist() if self.shuffle else range(low, high):
+                place.position += 1
+                yield SampleIndex(index, _mix(self.seed, epoch, index))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass be this epoch, from its first sample.
+
+        If a state of the same epoch was just loaded, its position is kept.
+
+        Args:
+            epoch: From 0.
+        """
+        epoch = _whole("epoch", epoch, 0)
+        if self._place.begun or self._place.epoch != epoch:
+            self._place, self._start = _Place(epoch), 0
+
+    def state_dict(self, position: int | None = None, *, next_pass: bool = False) -> dict[str, Any]:
+        """What `load_state_dict` needs. It can be written as JSON.
+
+        Args:
+            position: Samples of this epoch that were used. The default is how many were read, which is more where
+                workers read ahead.
+            next_pass: The pass is over, be it that it was left early: where the next one will begin.
+        """
+        place = self._place.next() if next_pass else self._place
+        if position is None or next_pass:
+            position = place.position
+        position = min(_whole("position", position, 0), self.samples)  # the last batch may not be full
+        return {"epoch": place.epoch, "position": position, **self._identity()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next pass give the rest of the epoch: the samples that had not been used.
+
+        Raises:
+            LoaderError: The state is of a sampler with another number of samples, order or seed.
+        """
+        self._place = _load_place(self, state, self._identity(), f"{len(self)} samples")
+        self._start = self._place.position
+
+    def _identity(self) -> dict[str, Any]:
+        return {"samples": self.samples, "shuffle": self.shuffle, "seed": self.seed}
+
+
+def seeded(dataset: Any, fn: Callable[[Any, torch.Generator], Any]) -> Dataset[Any]:
+    """A dataset whose samples are ``fn(dataset[index], generator)``, for a ``DataLoader`` with a `ResumableSampler`.
+
+    The generator is seeded from the sampler's seed, the epoch and the index. What is drawn for a sample depends
+    neither on the samples before it, nor on the number of workers, nor on where a run was resumed.
+
+    Args:
+        dataset: A map-style dataset: samples by index. It may be a seeded one: each draws its own numbers.
+        fn: Called in the workers with a sample and a ``torch.Generator`` of the CPU.
+
+    Raises:
+        LoaderError: ``fn`` cannot be called, or ``dataset`` has no samples by index.
+
+    Example::
+
+        >>> noisy = seeded(torch.zeros(4), lambda x, generator: x + torch.rand((), generator=generator))
+        >>> batch = next(iter(torch.utils.data.DataLoader(noisy, batch_size=4, sampler=ResumableSampler(noisy))))
+        >>> batch.unique().shape
+        torch.Size([4])
+    """
+    if not hasattr(dataset, "__getitem__"):
+        raise LoaderError(f"dataset is {describe(dataset)}: seeded needs one that gives samples by index")
+    return _SeededDataset(dataset, _callable(fn))
+
+
+class _SeededDataset(Dataset[Any]):
+    def __init__(self, dataset: Any, fn: Callable[[Any, torch.Generator], Any]) -> None:
+        self._dataset = dataset
+        self._fn = fn
+        self._depth: int = dataset._depth + 1 if isinstance(dataset, _SeededDataset) else 0
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        if not isinstance(index, SampleIndex):
+            raise LoaderError(
+                f"index {index!r} is {describe(index)}, which has no seed: a dataset made by seeded needs "
+                f"DataLoader(..., sampler=ResumableSampler(dataset)), and must be the outermost one (around Subset)"
+            )
+        generator = torch.Generator("cpu").manual_seed(_mix(index.seed, self._depth))
+        return self._fn(self._dataset[index], generator)
+
+
+def _load_place(target: Any, state: Mapping[str, Any], own: Mapping[str, Any], most: str) -> _Place:
+    """The place in a state, which must be one of a loader or sampler with this identity."""
+    other = {name: value for name, value in state.items() if name not in ("epoch", "position")}
+    differences = [
+        f"{_entry(name, other)} in the state, {_entry(name, own)} here"
+        for name in {**other, **own}
+        if _entry(name, other) != _entry(name, own)
+    ]
+    differences += [f"no {name} in the state" for name in ("epoch", "position") if name not in state]
+    if differences:
+        what = type(target).__name__
+        raise LoaderError(
+            f"the state is not one of this {what}: {'; '.join(differences)}. Make the "
+            f"{'sampler' if isinstance(target, Sampler) else 'loader'} as it was when the state was saved, or call "
+            f"set_epoch to begin an epoch without the state"
+        )
+    epoch, position = _whole("the state's epoch", state["epoch"], 0), _whole("the position", state["position"], 0)
+    if position > len(target):
+        raise LoaderError(f"the state's position is {position}, but an epoch has {most}")
+    return _Place(epoch, position)
 
 
 def _mix(*numbers: int) -> int:

@@ -10,13 +10,14 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 from loopkit.batches import describe
 from loopkit.errors import Cancel, CancelEpoch, CancelFit, CancelStep, OrderError, PluginConflict, PluginError
-from loopkit.events import Event, FitBegin, FitEnd, snake_case
+from loopkit.events import Event, FitBegin, FitEnd, SignalBegin, snake_case
 from loopkit.hooks import PROJECT, PROVIDES, STATES, Hook, HookOptions, check_declaration, hooks, specification
 from loopkit.order import EVERYTHING, Entry, Placed, arrange, nearest, overlaps
 
@@ -232,7 +233,8 @@ class Registry:
 
     def check_run(self, phases: Sequence[Phase]) -> None:
         """Refuse what can never work with these phases: events that none emits, state that nobody makes."""
-        emitted = {event.hook for phase in phases for event in phase.events()} | {FitBegin.hook, FitEnd.hook}
+        emitted = {event.hook for phase in phases for event in phase.events()}
+        emitted |= {FitBegin.hook, SignalBegin.hook, FitEnd.hook}
         phase_names = [phase.name for phase in phases]
         makers = {*self.plugins, *map(provided, self.plugins.values())}
         written = [state for impl in self._implementations for state in (*impl.entry.writes, *impl.entry.updates)]
@@ -284,8 +286,8 @@ class Registry:
         call = partial(self._located, phase=phase)
         return Plan(
             fire={event: self._event(event, impls[event.hook], phase) for event in phase.events()},
-            epoch_contexts=tuple(call(impl, ()) for impl in impls["epoch_context"]),
-            step_contexts=tuple(call(impl, ("step",)) for impl in impls["step_context"]),
+            epoch_contexts=tuple(self._context(impl, (), phase) for impl in impls["epoch_context"]),
+            step_contexts=tuple(self._context(impl, ("step",), phase) for impl in impls["step_context"]),
             move_batch=_chain([self._mover(impl, phase) for impl in impls["move_batch"]]),
             optimizer_step=call(verbs[0], ("step", "optimizer", "closure", "default")) if verbs else None,
             order=order,
@@ -295,7 +297,10 @@ class Registry:
         if not impls:
             return None
         names = [impl.entry.plugin for impl in impls]
-        calls = tuple(self._call(impl, ("step",), phase) for impl in impls)
+        calls: list[Callable[..., Any]] = []
+        for impl in impls:
+            call = self._call(impl, ("step",), phase)
+            calls.append(partial(call) if call in calls else call)  # two plugins can share a function: tell them apart
         learner = self.learner
 
         def fire(step: Step | None) -> None:
@@ -308,8 +313,7 @@ class Registry:
                     cancels = [*(cancels or ()), cancel]
                 except BaseException as error:
                     for earlier in cancels or ():
-                        kind = f"{type(earlier).__name__}({earlier.reason!r})"
-                        error.add_note(f"{kind} by plugin {earlier.by!r} came before it")
+                        add_note(error, f"{earlier!r} by plugin {earlier.by!r} came before it")
                     plugin = names[calls.index(call)]
                     locate(error, f"in {event.hook} of plugin {plugin!r}, {learner.where(phase, step)}")
                     raise
@@ -317,9 +321,28 @@ class Registry:
                 chosen = strongest(cancels)
                 if step is None and isinstance(chosen, CancelStep):  # there is no step to end: an error
                     locate(chosen, f"in {event.hook} of plugin {chosen.by!r}, {learner.where(phase, step)}")
-                raise chosen
+                try:
+                    raise chosen
+                finally:
+                    del cancels, chosen  # else a cycle with the traceback would keep the step and its graph
 
         return fire
+
+    def _context(self, impl: Implementation, dynamic: tuple[str, ...], phase: Phase) -> Callable[..., Any]:
+        """`_call` for a context, with a note on its errors and on those of entering and leaving what it returns."""
+        make, plugin, hook, learner = (
+            self._located(impl, dynamic, phase),
+            impl.entry.plugin,
+            impl.hook.name,
+            self.learner,
+        )
+
+        def context(*values: Any) -> _Context | None:
+            made = make(*values)
+            where = partial(learner.where, phase, *values or (None,))
+            return None if made is None else _Context(made, plugin, hook, where)
+
+        return context
 
     def _located(self, impl: Implementation, dynamic: tuple[str, ...], phase: Phase) -> Callable[..., Any]:
         """`_call` for a context or a verb, with a note on its errors."""
@@ -381,6 +404,66 @@ class Registry:
         return adapted
 
 
+class _Context:
+    """A plugin's context manager. What it raises says whose it is; what is raised inside is never lost."""
+
+    __slots__ = ("_context", "_hook", "_plugin", "_where")
+
+    def __init__(self, context: Any, plugin: str, hook: str, where: Callable[[], str]) -> None:
+        self._context, self._plugin, self._hook, self._where = context, plugin, hook, where
+        if not (hasattr(type(context), "__enter__") and hasattr(type(context), "__exit__")):
+            raise self._own(
+                PluginError(
+                    f"plugin {plugin!r}: {hook} returned {describe(context)}, which is no context manager: return one, "
+                    f"or None; a function that yields needs @contextmanager below @hookimpl"
+                )
+            )
+
+    def __enter__(self) -> None:
+        try:
+            self._context.__enter__()
+        except BaseException as error:
+            self._own(error)
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the context. Its answer has no say: it cannot swallow what others have to see."""
+        try:
+            self._context.__exit__(kind, error, trace)
+            return
+        except BaseException as own:
+            raised = own
+        if raised is error:
+            return
+        self._own(raised)
+        if error is None:
+            raise raised
+        ranks = _rank(error), _rank(raised)
+        if ranks[0] == ranks[1] == _rank(Exception()):
+            causes = [error, raised]
+            raise self._own(BaseExceptionGroup("an error, then another one on leaving a context", causes))
+        if ranks[1] > ranks[0]:
+            add_note(raised, f"{shown(error)} came before it")
+            raise raised
+        add_note(error, f"loopkit: leaving {self._hook} of plugin {self._plugin!r} failed too: {shown(raised)}")
+
+    def _own(self, error: BaseException) -> BaseException:
+        """The error, saying that it is this plugin's."""
+        if isinstance(error, Cancel):
+            error.by = error.by or self._plugin
+        else:
+            locate(error, f"in {self._hook} of plugin {self._plugin!r}, {self._where()}")
+        return error
+
+
+def _rank(error: BaseException) -> int:
+    """What goes on where two meet: an interrupt or exit, else an error, else the stronger cancel."""
+    kinds = (CancelStep, CancelEpoch, CancelFit, Exception, BaseException)
+    return next(rank for rank, kind in enumerate(kinds) if isinstance(error, kind))
+
+
 def strongest(cancels: Sequence[Cancel]) -> Cancel:
     """The cancel that ends the most; the first of its kind."""
     for kind in (CancelFit, CancelEpoch):
@@ -392,8 +475,26 @@ def strongest(cancels: Sequence[Cancel]) -> Cancel:
 
 def locate(error: BaseException, where: str) -> None:
     """Note on an error where it was raised, unless a note says so already."""
-    if not any(note.startswith("loopkit: ") for note in getattr(error, "__notes__", ())):
-        error.add_note(f"loopkit: {where}")
+    notes = getattr(error, "__notes__", ())
+    texts = [note for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
+    if not any(text.startswith("loopkit: ") for text in texts):
+        add_note(error, f"loopkit: {where}")
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note; an exception whose class makes that impossible goes on without."""
+    try:
+        BaseException.add_note(error, note)
+    except Exception:
+        pass  # the error itself is what matters, and must not give way to one about its notes
+
+
+def shown(error: BaseException) -> str:
+    """The ``repr`` of an error, or of its class if it has a broken one."""
+    try:
+        return repr(error)
+    except Exception:
+        return type(error).__name__
 
 
 def plugin_name(plugin: Any) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, nullcontext
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from loopkit.batches import count_samples, describe
-from loopkit.dispatch import Plan, locate
+from loopkit.dispatch import Plan, locate, shown
 from loopkit.errors import (
     Cancel,
     CancelEpoch,
@@ -37,6 +37,7 @@ from loopkit.events import (
     UpdateSkipped,
 )
 from loopkit.phases import VERBS
+from loopkit.state import restore_windows
 from loopkit.step import Step, autocast_off
 from loopkit.window import Window
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["Epoch"]
 
 PAIRS = (tuple, list)
+T = TypeVar("T")
 
 
 class StopEpoch(Exception):
@@ -66,14 +68,29 @@ class Epoch:
     def __init__(self, learner: Learner, phase: Phase, length: int | None) -> None:
         self.learner = learner
         self.phase = phase
-        self.length = length
-        self.last_index = -1 if length is None else length - 1
+        self.set_length(length)
         self.windows: tuple[Window, ...] = ()
         self._taken = 0
         self.current: Step | None = None
         """The last step that was begun, while the pass runs."""
         self.pending: Cancel | None = None
         """A cancel raised at ``epoch_begin``; the first step raises it."""
+        self.data: Any = None
+        """What the engine iterates over; None in a loop of the user's own."""
+        self.made = False
+        """Whether a function made the data for this pass."""
+        self.begun: Any = None
+        """The random generators when the pass began, if a replay of its data will need them."""
+        self.between = False
+        """Whether it is between two steps, with no hook running."""
+        self.saved: dict[str, Any] | None = None
+        """What a loaded state holds of this pass, if it was open then."""
+        self.ended: Callable[[], None] | None = None
+        """Called when the pass has ended, not after an error, before ``phase_end``."""
+        self._failure: BaseException | None = None
+        """What a step raised."""
+        self._closing = False
+        """Its last update, or its end, is under way, after the last step."""
         self._contexts = ExitStack()
         grad_modes: dict[str, Callable[[], Any]] = {
             "no_grad": torch.no_grad,
@@ -84,10 +101,25 @@ class Epoch:
             raise PhaseError(f"{phase!r}: grad_mode is {phase.grad_mode!r}; it is one of {', '.join(grad_modes)}")
         self._grad_mode: Callable[[], Any] | None = grad_modes[phase.grad_mode]
 
+    def set_length(self, length: int | None) -> None:
+        """Say how many steps there will be, if that is known."""
+        self.length = length
+        self.last_index = -1 if length is None else length - 1
+
     @property
     def steps(self) -> int:
         """Steps begun so far, cancelled ones included."""
         return self._taken if self.current is None else self.current.index + 1
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the pass goes on from a state that was loaded: its ``epoch_begin`` has come once before."""
+        return self.saved is not None
+
+    @property
+    def at_edge(self) -> bool:
+        """Whether no step is under way."""
+        return not self._closing and (self.current is None or self.current.ended)
 
     @property
     def window_open(self) -> bool:
@@ -108,14 +140,20 @@ class Epoch:
             raise learner._cancelled
         if not learner._epochs and not learner._fitting and not learner._ending:
             learner._stop = None
-        learner._leave_if_stopped()
-        self._stop_before = learner._stop
+        self.saved = learner._take_pass(phase)
+        if self.saved is None:
+            learner._leave_if_stopped()
+        self._stop_before = None if self.resumed else learner._stop
         learner._check_phase(phase)
         if phase.training:
             self._grad_mode = None if torch.is_grad_enabled() else torch.enable_grad
             if any(window.count for outer in learner._epochs for window in outer.windows):
                 raise ReentrancyError(f"phase {phase.name!r} trains inside an open accumulation window")
             self.windows = learner._make_windows()
+        if self.saved is not None:
+            self._taken = self.saved["steps"]
+            restore_windows(self, self.saved["windows"])
+        self.in_hook = learner._ending > 0
         self._replan()
         learner._epochs.append(self)
         self._contexts.callback(self._forget)
@@ -145,22 +183,27 @@ class Epoch:
         try:
             if isinstance(error, (CancelEpoch, CancelFit)):
                 cancel = error
-            elif error is not None and not isinstance(error, (StopEpoch, GeneratorExit)):
+            elif error is not None and (error is self._failure or not isinstance(error, (StopEpoch, GeneratorExit))):
                 raise error
+            self._closing = True
             if cancel is None:
                 cancel = self._catch(self._close_windows)
             self._drop_windows(lambda window: True)
             cancel = self._stronger(cancel, self._catch(lambda: self._fire(EpochEnd)))
         except BaseException as raised:
             locate(raised, learner.where(self.phase, None))
-            self._drop_windows(lambda window: True)
-            self._leave(raised)
+            try:
+                self._leave(raised)  # a saver's context may want the windows as they are
+            finally:
+                self._drop_windows(lambda window: True)
             if raised is error:
                 return False
             raise
         self._leave(None)
         if self.phase.training:
             learner.progress.epochs += 1
+        if self.ended is not None:
+            self.ended()
         learner._ending += 1
         try:
             cancel = self._stronger(cancel, self._catch(lambda: self._fire(PhaseEnd)))
@@ -173,6 +216,12 @@ class Epoch:
     def stopped(self) -> bool:
         """Whether ``learner.stop`` was called during this pass."""
         return self.learner._stop is not self._stop_before
+
+    def last_step(self) -> Step:
+        """The step before the first one of a resumed pass, as far as it is known."""
+        step = Step(self, self._taken - 1, None, 0)
+        step.ended = step.had_backward = True
+        return step
 
     def _forget(self) -> None:
         """Let go of the last step, whose graph would live on in the cycle of epoch and step."""
@@ -259,6 +308,7 @@ class Epoch:
         Returns:
             Whether the batches were all taken.
         """
+        self.learner._restore_generators()
         try:
             if self._grad_mode is None:
                 return self._run(batches, after_step)
@@ -271,7 +321,7 @@ class Epoch:
             raise
         except Exception as error:  # what a step or a hook raised has its note by now
             hint = "; workers that are spawned need functions that can be pickled: def them in a module, no lambda"
-            pickling = hint if "pickle" in str(error).lower() else ""
+            pickling = hint if "pickle" in shown(error).lower() else ""
             where = self.learner.where(self.phase, None)
             locate(error, f"the loader raised this while making batch {self.steps}, {where}{pickling}")
             raise
@@ -298,6 +348,7 @@ class Epoch:
             try:
                 if not samples or batch is None:
                     if batch is None and phase.skip_none:
+                        step.ended = True
                         continue
                     raise PhaseInputError(f"batch {step.index} is {describe(batch)}: {NONE if samples else EMPTY}")
                 if begin is not None:
@@ -312,6 +363,7 @@ class Epoch:
                 self._explain(error, step)
                 raise
             else:
+                step.ended = True
                 if progress is not None:
                     progress.steps += 1
                     progress.samples += samples
@@ -320,13 +372,25 @@ class Epoch:
                         end(step)
                     except CancelStep:
                         pass  # the step has ended already
+                    except BaseException as error:
+                        step.ended = isinstance(error, Cancel)  # not all plugins have seen its end after an error
+                        raise
             if learner._changes != changes:
+                self._replan()
+                self.call_between(learner._answer_signal)
                 if learner._stop is not self._stop_before:
                     return False
-                self._replan()
-            if after_step is not None and (after_step() or learner._stop is not self._stop_before):
+            if after_step is not None and (self.call_between(after_step) or learner._stop is not self._stop_before):
                 return False  # what it ran, such as a validation, may have asked for the stop
         return True
+
+    def call_between(self, act: Callable[[], T]) -> T:
+        """Call something between two steps."""
+        self.between = not self.in_hook
+        try:
+            return act()
+        finally:
+            self.between = False
 
     def _run_in_contexts(self, step: Step) -> None:
         raised: BaseException | None = None
@@ -346,10 +410,11 @@ class Epoch:
             if error is not raised and not isinstance(error, Cancel):
                 locate(error, self._of_context("step_context", step))
             raise
-        if raised is not None:  # a plugin's context swallowed it
-            raise raised
+        finally:
+            del raised  # else a cycle with the traceback would keep the step and its graph
 
     def _cancelled(self, step: Step, cancel: Cancel) -> None:
+        step.ended = True
         cancel.by = cancel.by or f"phase {self.phase.name}"
         self._drop_windows(lambda window: window.step is step)
         try:
@@ -374,7 +439,8 @@ class Epoch:
             (str(p.device) for model in self.learner.models.values() for p in model.parameters()), "no parameters"
         )
         hint = "; this loss was differentiated before: compute it again in each step, or detach what is carried over"
-        again = hint if "backward through the graph a second time" in str(error) else ""
+        again = hint if "backward through the graph a second time" in shown(error) else ""
+        self._failure = error
         locate(
             error,
             f"in {type(self.phase).__name__}.step, {where}; batch: {describe(step.batch)}; model on {device}{again}",
@@ -389,7 +455,8 @@ class Epoch:
                         window.step.apply(window)
                 except CancelStep:
                     window.drop()  # the step has ended already; its update does not happen
-                torch.clear_autocast_cache()
+                finally:
+                    torch.clear_autocast_cache()
 
     def _drop_windows(self, when: Callable[[Window], bool]) -> None:
         for window in self.windows:

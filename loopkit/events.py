@@ -158,6 +158,16 @@ class PhaseEnd(Event):
     arguments = ("learner", "phase")
 
 
+class SignalBegin(Event):
+    """A signal was caught, and the step that was running is over: now is the time to save.
+
+    ``learner.signal`` says which. After SIGTERM and SIGINT the fit ends, without ``epoch_end``; after SIGUSR1 it goes
+    on.
+    """
+
+    arguments = ("learner",)
+
+
 class FitEnd(Event):
     """``fit`` is over, however it ended. Runs in reverse of the ``fit_begin`` order, once per plugin."""
 

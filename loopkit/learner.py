@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+import signal
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import astuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, replace
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
+from loopkit import generators
 from loopkit.batches import describe
-from loopkit.dispatch import Implementation, Instrument, Registry, locate
+from loopkit.dispatch import Implementation, Instrument, Registry, add_note, locate, shown
 from loopkit.epoch import Epoch
 from loopkit.errors import (
     Cancel,
@@ -26,14 +28,18 @@ from loopkit.errors import (
     PhaseInputError,
     PluginError,
     ReentrancyError,
+    StateError,
 )
-from loopkit.events import FitBegin, FitEnd
+from loopkit.events import FitBegin, FitEnd, SignalBegin
 from loopkit.order import nearest
 from loopkit.phases import Phase, PredictionPhase, TrainingPhase, ValidationPhase
+from loopkit.positions import bounded_wait, leave
 from loopkit.progress import Progress
 from loopkit.reproducible import seed_everything
 from loopkit.result import FitResult, Planned
 from loopkit.routing import Route
+from loopkit.signals import Signals
+from loopkit.state import Pending, Position, apply, collect, resume_data
 from loopkit.window import Window
 
 if TYPE_CHECKING:
@@ -47,7 +53,11 @@ Optimizers = torch.optim.Optimizer | Factory
 
 
 class StopFit(Exception):
-    """Leaves ``learner.fitting`` after ``learner.stop``."""
+    """Leaves a fit after ``learner.stop``."""
+
+
+class Interrupted(BaseException):
+    """Leaves a fit between two steps, after a signal."""
 
 
 class Learner:
@@ -117,6 +127,10 @@ class Learner:
         """The latest value of every metric, as ``"val/loss"``; a fit begins with none."""
         self.result: FitResult | None = None
         """The result of the fit that is running or was the last."""
+        self.position: Position | None = None
+        """Where the fit is that is running."""
+        self.signal: signal.Signals | None = None
+        """The signal that was caught, during ``signal_begin``."""
         self._given_phases = list(phases)
         self.phases: dict[str, Phase] = _phases(self._given_phases)
         self.optimizer: Any = None
@@ -131,6 +145,14 @@ class Learner:
         """The passes that were open when the fit began."""
         self._fit_ends: list[Implementation] = []
         self._not_begun: set[str] = set()
+        self._loaders: dict[str, Any] = {}
+        """What the last pass of each phase iterated over."""
+        self._pending: Pending | None = None
+        self._resumed: Position | None = None
+        """The position of the fit that a loaded state goes on with."""
+        self._signals: Signals | None = None
+        self._started = 0.0
+        self._loader_timeout: float | None = None
         self._checked: dict[int, tuple[Phase, int]] = {}
         self._routes: dict[str, Route] = {}
         self._wrappers: set[str] = set()
@@ -222,8 +244,10 @@ class Learner:
         overfit_batches: int | None = None,
         phase: str | Phase | None = None,
         val_phase: str | Phase | None = None,
+        on_signal: str | None = "raise",
+        loader_timeout: float | None = 300.0,
     ) -> FitResult:
-        """Train, and validate after every epoch.
+        """Train, and validate after every epoch; go on with the fit of a state that was loaded.
 
         Args:
             train: An iterable of batches, or a function that returns one for each epoch.
@@ -236,12 +260,18 @@ class Learner:
             overfit_batches: Train on the first so many batches alone, the same in every epoch.
             phase: The training phase; by default the one in ``Learner(phases=...)``, else the standard one.
             val_phase: The validation phase, likewise.
+            on_signal: As in `fitting`.
+            loader_timeout: Seconds that the workers of a ``DataLoader`` may take for a batch, unless the loader has a
+                timeout of its own; None for no limit.
 
         Returns:
             Why the fit ended, its counts, metrics and history.
 
         Raises:
             ValueError: No limit, or one that is not positive.
+            StateError: The state that was loaded does not fit the data or the phases.
+            SystemExit: SIGTERM came; its code is 143.
+            KeyboardInterrupt: SIGINT came.
             ReentrancyError: Called during a fit.
             EmptyDataError: There is no batch.
         """
@@ -263,38 +293,51 @@ class Learner:
         if overfit_batches is not None:
             train = [batch for batch, _ in zip(_iterable(train), range(overfit_batches), strict=False)]
         planned = _planned(epochs, max_steps, max_updates, _length(train), self.accumulate)
-        with self.fitting(planned) as result:
-            start = self.progress.steps, self.progress.updates
+        self._loader_timeout = loader_timeout
+        with self.fitting(planned, on_signal=on_signal) as result:
+            assert self.position is not None
+            at = self.position
+            for each, given in ((train_phase, train), (valid_phase, val)):
+                if hasattr(given, "__iter__"):
+                    self._loaders[each.name] = given  # may be saved before its first pass
 
             def limit() -> str:
-                if max_steps is not None and self.progress.steps - start[0] >= max_steps:
+                if max_steps is not None and self.progress.steps - at.start.steps >= max_steps:
                     return "max_steps"
-                if max_updates is not None and self.progress.updates - start[1] >= max_updates:
+                if max_updates is not None and self.progress.updates - at.start.updates >= max_updates:
                     return "max_updates"
                 return ""
 
-            validated = start[1]
-
             def after_step() -> bool:
-                nonlocal validated
                 if validate_every_updates and val is not None:
-                    if self.progress.updates - validated >= validate_every_updates:
-                        first, validated = validated == start[1], self.progress.updates
-                        self._pass(valid_phase, val, first=first)
+                    first = at.validated == at.start.updates
+                    if self.progress.updates - at.validated >= validate_every_updates:
+                        at.validating, at.validated = True, self.progress.updates
+                    if at.validating:
+                        self._pass(valid_phase, val, first=first, ended=validated)
                 return limit() != ""
 
+            def trained() -> None:
+                at.epochs += 1
+                due = at.epochs % validate_every == 0 or limit() != ""
+                at.validate = due and val is not None and not validate_every_updates
+
+            def validated() -> None:
+                at.validate = at.validating = False
+
             checks = max_steps or max_updates or validate_every_updates
-            done = 0
-            while epochs is None or done < epochs:
-                self._pass(train_phase, train, after_step if checks else None, first=done == 0)
-                done += 1
-                if val is not None and not validate_every_updates and (done % validate_every == 0 or limit()):
-                    self._pass(valid_phase, val, first=done <= validate_every)
-                if reached := limit():
+            while True:
+                self._answer_signal()
+                if at.validate and val is not None:
+                    self._pass(valid_phase, val, first=at.epochs <= validate_every, ended=validated)
+                elif not self._pending_passes and (
+                    reached := limit() or ("epochs" if epochs is not None and at.epochs >= epochs else "")
+                ):
                     result.reason = reached  # type: ignore[assignment]
                     break
-            else:
-                result.reason = "epochs"
+                else:
+                    first = at.epochs == 0
+                    self._pass(train_phase, train, after_step if checks else None, first=first, ended=trained)
         return result
 
     def run(self, phase: str | Phase, data: Any) -> dict[str, float]:
@@ -343,14 +386,19 @@ class Learner:
         """
         return Epoch(self, self._phase(phase), length)
 
-    @contextmanager
-    def fitting(self, planned: Planned | None = None) -> Iterator[FitResult]:
+    def fitting(self, planned: Planned | None = None, *, on_signal: str | None = "raise") -> Fitting:
         """``fit`` without its loop: fires ``fit_begin`` and ``fit_end`` around passes that you run yourself.
 
-        `CancelFit` and ``learner.stop`` leave the block after the pass in which they came.
+        `CancelFit` and ``learner.stop`` leave the block after the pass in which they came; SIGINT and SIGTERM, after
+        the step in which they came. A second SIGINT ends at once.
 
         Args:
             planned: How far the fit is meant to go, for displays and schedules.
+            on_signal: What comes after ``fit_end`` if a signal ended the fit: ``"raise"``: ``KeyboardInterrupt`` after
+                SIGINT, ``SystemExit(143)`` after SIGTERM; ``"return"``: neither. None: signals are not caught.
+
+        Returns:
+            A context manager; ``with`` gives the `FitResult`.
 
         Example::
 
@@ -358,45 +406,53 @@ class Learner:
                 for _ in range(3):
                     learner.run("train", batches)
         """
-        if self._fitting:
-            raise ReentrancyError("a fit is running: call run, evaluate or predict from a hook, not fit")
-        result = self.result = FitResult(seed=torch.initial_seed(), planned=planned or Planned())
-        self.metrics.clear()
-        before = astuple(self.progress)
-        started = time.monotonic()
-        failure: BaseException | None = None
-        self._fitting, self._stop, self._cancelled = True, None, None
-        self._fit_ends, self._not_begun = [], set()
-        self._outside = list(self._epochs)
-        try:
-            self._ending += 1
-            try:
-                self._begin_fit(set(self.plugins))
-            finally:
-                self._ending -= 1
-            yield result
-            if result.reason == "running":
-                result.reason = "end"
-        except StopFit:
-            pass
-        except CancelFit as cancel:
-            result.reason, result.message, result.by = "cancel", cancel.reason, cancel.by
-        except BaseException as error:
-            result.reason = "error"
-            failure = error
-        if self._stop is not None and failure is None:
-            result.reason, (result.message, result.by) = "stop", self._stop
-        result.epochs, result.steps, result.updates, result.samples = (
-            now - then for now, then in zip(astuple(self.progress), before, strict=True)
-        )
-        result.metrics = dict(self.metrics)
-        result.seconds = time.monotonic() - started
-        self._ending += 1
-        try:
-            self._end_fit(result, failure)
-        finally:
-            self._ending -= 1
-            self._fitting, self._cancelled = False, None
+        if on_signal not in ("raise", "return", None):
+            raise ValueError(f"on_signal is {on_signal!r}: it is 'raise', 'return' or None")
+        return Fitting(self, planned, on_signal)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides how training goes on from here, bit for bit.
+
+        That is: the models' own weights (never averaged ones) and buffers, optimizers, open accumulation windows,
+        counters, metrics, where the fit and its loaders are, the random generators of Python, NumPy and torch, and
+        every plugin's state under its name. It holds None, booleans, numbers, strings, lists, tuples, dicts and
+        tensors, which are those in use: copy what you keep.
+
+        Raises:
+            StateError: A step is under way (`at_edge`), or the data has no position that could be saved.
+        """
+        if not self.at_edge:
+            raise StateError(
+                "state_dict in the middle of a step, or of a pass that a hook runs: there is no way to go on from "
+                "there. Call it at step_end or phase_end, when learner.at_edge says so"
+            )
+        return collect(self)
+
+    def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = (), replay: bool = True) -> None:
+        """Go on from what `state_dict` returned: the next ``fit`` is the one that was saved, where it was.
+
+        Everything is checked before anything is changed. A loop of your own goes on with the pass that was open, at the
+        step where it was (``epoch.steps``), if its data is given to `run`.
+
+        Args:
+            state: It is not kept or changed.
+            allow: Plugins that may be missing, in the state (they begin anew) or here.
+            replay: Let data that has no position of its own be passed over up to where it was, with the generators of
+                that time; otherwise it is refused.
+
+        Raises:
+            StateError: The state does not fit; says what differs.
+            ReentrancyError: A pass is running.
+        """
+        apply(self, state, allow=allow, replay=replay)
+
+    @property
+    def at_edge(self) -> bool:
+        """Whether the state can be saved now: no step is under way, nor a pass that a hook has begun."""
+        passes = self._open_passes()
+        if self._ending:  # in fit_begin, phase_end or fit_end
+            return self._ending == 1 and all(epoch.between for epoch in passes)
+        return all(epoch.between for epoch in passes[:-1]) and all(epoch.at_edge for epoch in passes[-1:])
 
     def stop(self, reason: str = "", by: str = "") -> None:
         """Ask for a normal end: the current step ends, then the epoch with its events, then the fit.
@@ -431,17 +487,91 @@ class Learner:
         at = "" if step is None else f", step {step.index}"
         return f"phase {phase.name!r}, epoch {self.progress.epochs}{at}"
 
-    def _pass(self, phase: Phase, data: Any, after_step: Callable[[], bool] | None = None, first: bool = True) -> None:
-        batches = _iterable(data)
-        length = _length(batches)
-        _check_length(phase, batches, length)
-        with self.epoch(phase, length) as epoch:
+    def _pass(
+        self,
+        phase: Phase,
+        data: Any,
+        after_step: Callable[[], bool] | None = None,
+        first: bool = True,
+        ended: Callable[[], None] | None = None,
+    ) -> None:
+        given, data = data, _iterable(data)
+        length = _length(data)
+        _check_length(phase, data, length)
+        epoch = self.epoch(phase, length)
+        epoch.data, epoch.made, epoch.ended = data, data is not given, ended
+        with epoch, bounded_wait(data, self._loader_timeout, lambda: epoch.steps):
+            batches = resume_data(epoch, self._pending)
+            if not epoch.in_hook and not (epoch.made and hasattr(data, "__next__")):
+                self._loaders[phase.name] = data  # a function's iterator is of this pass alone
             if epoch.pending is not None:
                 raise epoch.pending
-            if epoch.stopped:
+            if epoch.resumed:  # what comes after the step at which the state was saved, which may be the end
+                act = after_step if self._pending_passes or not epoch.stopped else None
+                if (act is not None and epoch.call_between(act)) or epoch.stopped:
+                    self._restore_generators()
+                    leave(data)
+                    return
+            elif epoch.stopped:
                 return
             if epoch.run(batches, after_step):
-                _check_count(phase, batches, epoch.steps, length, first)
+                _check_count(phase, data, epoch.steps, epoch.length, first)
+
+    def _open_passes(self) -> list[Epoch]:
+        """The passes that are running, without those that were running when the fit began."""
+        return [epoch for epoch in self._epochs if epoch not in self._outside]
+
+    def _take_pass(self, phase: Phase) -> dict[str, Any] | None:
+        """What a loaded state holds of the pass that begins now, if that was open."""
+        pending = self._pending
+        if pending is None or self._ending or not all(epoch.between for epoch in self._open_passes()):
+            return None
+        if not pending.passes:
+            self._restore_generators()
+        elif pending.passes[0]["phase"] == phase.name:
+            return pending.passes.pop(0)
+        elif phase.training:
+            raise StateError(
+                f"the state that was loaded was saved in a pass of phase {pending.passes[0]['phase']!r}, and this is a "
+                f"pass of {phase.name!r}: run the same phases in the same order as when it was saved"
+            )
+        return None
+
+    @property
+    def _pending_passes(self) -> bool:
+        """Whether a pass that was open in a loaded state has not begun again yet."""
+        return self._pending is not None and bool(self._pending.passes)
+
+    def _restore_generators(self) -> None:
+        """Put the random generators where they were, when what was open is open again."""
+        pending = self._pending
+        if pending is not None and not pending.passes and pending.generators is not None:
+            generators.restore(pending.generators)
+            pending.generators = None
+
+    def _restore_position(self, position: Position) -> None:
+        if self._fitting:
+            self.position, self._stop = position, self._stop or position.stop
+        else:
+            self._resumed = position
+
+    def _seconds(self) -> float:
+        assert self.position is not None
+        return self.position.seconds + time.monotonic() - self._started
+
+    def _notice_signal(self) -> None:
+        self._changes += 1
+
+    def _answer_signal(self) -> None:
+        """Between two steps, or two passes: let plugins save, and end the fit if the signal says so."""
+        signals = self._signals
+        if self._fitting and signals is not None and signals.caught is not None and self.at_edge:
+            self.signal, signals.caught = signals.caught, None
+            for impl in self._registry.ordered(SignalBegin.hook):
+                self._registry.call(impl, learner=self)
+            if signals.ending is not None:
+                self.signal = signals.ending
+                raise Interrupted
 
     def _end_of_pass(self, cancel: Cancel | None) -> None:
         """Pass on what ends more than the pass that was just left."""
@@ -487,7 +617,8 @@ class Learner:
                     pass  # the fit has ended already
                 except BaseException as error:
                     locate(error, f"in fit_end of plugin {impl.entry.plugin!r}")
-                    errors.append(error)
+                    if error is not failure:
+                        errors.append(error)
         if failure is None and len(errors) == 1:
             raise errors[0]
         if errors and (failure is None or isinstance(failure, Exception)):
@@ -495,7 +626,7 @@ class Learner:
             raise BaseExceptionGroup("fit_end failed" if failure is None else "the fit failed, then fit_end", causes)
         if failure is not None:
             for late in errors:
-                failure.add_note(f"loopkit: fit_end failed too: {late!r}")
+                add_note(failure, f"loopkit: fit_end failed too: {shown(late)}")
             raise failure
 
     def _check_phase(self, phase: Phase) -> None:
@@ -586,6 +717,83 @@ class Learner:
         if not isinstance(made, torch.optim.Optimizer):
             raise PhaseError(f"the factory of optimizer {name!r} returned {made!r}: it must return a torch optimizer")
         return made
+
+
+class Fitting:
+    """A fit, from ``fit_begin`` to ``fit_end``; made by ``learner.fitting`` and used as a context manager."""
+
+    def __init__(self, learner: Learner, planned: Planned | None, on_signal: str | None) -> None:
+        self.learner = learner
+        self._planned = planned or Planned()
+        self._raises = on_signal == "raise"
+        self._signals = Signals(learner._notice_signal) if on_signal else None
+
+    def __enter__(self) -> FitResult:
+        learner = self.learner
+        if learner._fitting:
+            raise ReentrancyError("a fit is running: call run, evaluate or predict from a hook, not fit")
+        result = learner.result = FitResult(seed=torch.initial_seed(), planned=self._planned)
+        if learner._resumed is None:
+            learner.metrics.clear()
+        learner.position, learner._resumed = learner._resumed or Position(replace(learner.progress)), None
+        learner._started = time.monotonic()
+        learner._loaders.clear()
+        learner._fitting, learner._stop, learner._cancelled = True, learner.position.stop, None
+        learner._fit_ends, learner._not_begun = [], set()
+        learner._outside = list(learner._epochs)
+        learner._signals = self._signals
+        if self._signals is not None:
+            self._signals.__enter__()
+        learner._ending += 1
+        try:
+            learner._begin_fit(set(learner.plugins))
+        except BaseException as error:
+            learner._ending -= 1
+            self._end(error)
+            raise
+        learner._ending -= 1
+        return result
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._end(error)
+        return True
+
+    def _end(self, error: BaseException | None) -> None:
+        """Fire ``fit_end``, then raise what there is to raise."""
+        learner, result = self.learner, self.learner.result
+        assert result is not None
+        assert learner.position is not None
+        failure = None
+        if isinstance(error, CancelFit):
+            result.reason, result.message, result.by = "cancel", error.reason, error.by
+        elif isinstance(error, Interrupted):
+            assert learner.signal is not None
+            result.reason, result.message = "signal", learner.signal.name
+        elif error is not None and not isinstance(error, StopFit):
+            result.reason, failure = "error", error
+        elif result.reason == "running":
+            result.reason = "end"
+        if learner._stop is not None and result.reason not in ("signal", "error"):
+            result.reason, (result.message, result.by) = "stop", learner._stop
+        result.epochs, result.steps, result.updates, result.samples = (
+            now - then for now, then in zip(astuple(learner.progress), astuple(learner.position.start), strict=True)
+        )
+        result.metrics = dict(learner.metrics)
+        result.seconds = learner._seconds()
+        learner._ending += 1
+        try:
+            learner._end_fit(result, failure)
+        finally:
+            learner._ending -= 1
+            learner._fitting, learner._cancelled, learner.position = False, None, None
+            learner._loader_timeout = None
+            if self._signals is not None:
+                self._signals.__exit__(None, None, None)
+        ending = None if self._signals is None else self._signals.ending
+        if ending is not None and self._raises:
+            raise KeyboardInterrupt if ending == signal.SIGINT else SystemExit(128 + ending)
 
 
 def _no_loss_fn(*args: Any) -> Any:

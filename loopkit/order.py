@@ -150,7 +150,7 @@ def _clash(one: Entry, other: Entry) -> str:
     for verb, mine, theirs in (("write", one.writes, other.writes), ("update", one.updates, other.updates)):
         for a in mine:
             for b in theirs:
-                if overlaps(a, b):
+                if overlaps(a, b) and a != EVERYTHING:
                     return f"{verb} {max(a, b, key=len)!r}"
     return ""
 
@@ -159,6 +159,8 @@ def _precedes(first: Entry, second: Entry) -> str:
     """Why ``first`` runs before ``second`` by access, or an empty string."""
     if EVERYTHING in second.reads and EVERYTHING not in first.reads:
         return f"{second.plugin!r} reads everything"
+    if EVERYTHING in first.writes and EVERYTHING not in second.writes:
+        return f"{first.plugin!r} writes everything"
     own = tuple(word for word in (first.plugin, first.provides) if word and word not in STATES)
     changed = second.updates + second.writes
     reads = tuple(r for r in second.reads if not any(_covers(state, r) for state in changed))

@@ -22,18 +22,20 @@ class Planned:
 class FitResult:
     """What ``fit`` returns. An early stop is a result like any other, not an error."""
 
-    reason: Literal["running", "end", "epochs", "max_steps", "max_updates", "stop", "cancel", "error"] = "running"
-    """What ended the fit: a limit, ``learner.stop``, `CancelFit`, the end of the user's own loop, or (seen in
-    ``fit_end`` only) an error."""
+    reason: Literal["running", "end", "epochs", "max_steps", "max_updates", "stop", "cancel", "signal", "error"] = (
+        "running"
+    )
+    """What ended the fit: a limit, ``learner.stop``, `CancelFit`, the end of the user's own loop, a signal, or (seen
+    in ``fit_end`` only) an error."""
     message: str = ""
-    """The text given to ``learner.stop`` or `CancelFit`."""
+    """The text given to ``learner.stop`` or `CancelFit`; a signal's name."""
     by: str = ""
     """The plugin or phase that asked for the end, if one did."""
     epochs: int = 0
     steps: int = 0
     updates: int = 0
     samples: int = 0
-    """Counts of this fit, in training phases."""
+    """Counts of this fit, in training phases; what came before it was saved and resumed included."""
     seconds: float = 0.0
     seed: int = 0
     """What torch's generator was last seeded with when the fit began."""
@@ -45,7 +47,7 @@ class FitResult:
     """One row per pass of a phase, made by the history plugin."""
 
     def __str__(self) -> str:
-        ends = {"stop": "stopped", "cancel": "cancelled", "error": "failed", "end": "ended"}
+        ends = {"stop": "stopped", "cancel": "cancelled", "signal": "interrupted", "error": "failed", "end": "ended"}
         ended = ends.get(self.reason, f"reached {self.reason}")
         who = f" by {self.by}" if self.by else ""
         why = f": {self.message}" if self.message else ""

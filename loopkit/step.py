@@ -54,6 +54,8 @@ class Step:
     closure: Callable[[], Any] | None = None
     """What the optimizer evaluates the loss with, during an update that was given one."""
 
+    ended: bool = False
+    """Whether the phase's part is over, be it cancelled; plugins may still be at ``step_end``."""
     had_backward: bool = False
     """Whether the phase has called `backward` on this step."""
     skip_reason: str | None = None
@@ -218,12 +220,14 @@ class Step:
             window.drop()
 
     def _update_without_autocast(self, name: str | None, closure: Callable[[], Any] | None) -> None:
-        with autocast_off() as ambient:
-            if closure is None:
-                self._update_due(name)
-            else:
-                self._update_with(name, closure, ambient)
-        torch.clear_autocast_cache()  # else the next forward of this step would see the old weights
+        try:
+            with autocast_off() as ambient:
+                if closure is None:
+                    self._update_due(name)
+                else:
+                    self._update_with(name, closure, ambient)
+        finally:
+            torch.clear_autocast_cache()  # else the next forward of this step would see the old weights
 
     def _update_due(self, name: str | None) -> None:
         epoch = self._epoch

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from loopkit.errors import PhaseError
+from loopkit.errors import PhaseError, StateError
 
 if TYPE_CHECKING:
     from loopkit.step import Step
@@ -102,6 +102,37 @@ class Window:
         else:
             for p in self.params:
                 p.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The weights and gradients so far."""
+        return {
+            "size": self.size,
+            "count": self.count,
+            "first": self.first,
+            "total": self.total,
+            "weight": self._weight,
+            "even": self._even,
+            "grads": [p.grad for p in self.params],
+        }
+
+    def reopen(self, step: Step, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned, with ``step`` as the last of the window's steps.
+
+        Raises:
+            StateError: The window had another size.
+        """
+        if state["size"] != self.size:
+            raise StateError(
+                f"the state was saved after {state['count']} of the {state['size']} steps of an update, and here an "
+                f"update takes {self.size}: give Learner(accumulate={state['size']}), or load a state without an open "
+                f"window"
+            )
+        self.clear()
+        for p, grad in zip(self.params, state["grads"], strict=True):
+            p.grad = None if grad is None else grad.to(p.device)
+        self.count, self.step = state["count"], step
+        self.first, self.total = state["first"], state["total"]
+        self._weight, self._even = state["weight"], state["even"]
 
     def drop(self) -> None:
         """Close the window and clear its gradients."""

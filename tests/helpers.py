@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import struct
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -105,3 +106,35 @@ def make_learner(*plugins: Any, model: nn.Module | None = None, lr: float = 0.1,
     model = nn.Linear(3, 1) if model is None else model
     options.setdefault("standard", False)
     return Learner(model, nn.MSELoss(), lambda p: torch.optim.SGD(p, lr=lr), plugins=plugins, **options)
+
+
+def differences(one: Any, other: Any, path: str = "", leave_out: Collection[str] = ("seconds",)) -> Iterator[str]:
+    """Where two states differ in type, shape, dtype or a single bit; by default not in measured durations."""
+    if path.rpartition(".")[2] in leave_out:
+        return
+    if type(one) is not type(other):
+        yield f"{path}: {type(one).__name__} and {type(other).__name__}"
+    elif isinstance(one, torch.Tensor):
+        if one.dtype != other.dtype or one.shape != other.shape:
+            yield f"{path}: {one.dtype} {tuple(one.shape)} and {other.dtype} {tuple(other.shape)}"
+        elif not torch.equal(_bits(one), _bits(other)):
+            yield f"{path}: {one.flatten()[:3].tolist()} and {other.flatten()[:3].tolist()}"
+    elif isinstance(one, Mapping):
+        if one.keys() != other.keys():
+            yield f"{path}: keys {list(one)} and {list(other)}"
+        for key in one.keys() & other.keys():
+            yield from differences(one[key], other[key], f"{path}.{key}", leave_out)
+    elif isinstance(one, (list, tuple)):
+        if len(one) != len(other):
+            yield f"{path}: {len(one)} and {len(other)} items"
+        for i, (mine, theirs) in enumerate(zip(one, other, strict=False)):
+            yield from differences(mine, theirs, f"{path}.{i}", leave_out)
+    elif isinstance(one, float):
+        if struct.pack("d", one) != struct.pack("d", other):
+            yield f"{path}: {one} and {other}"
+    elif one != other:
+        yield f"{path}: {one} and {other}"
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().flatten().view(torch.uint8) if tensor.numel() else tensor.detach()

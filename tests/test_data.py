@@ -3,6 +3,7 @@ from __future__ import annotations
 import doctest
 import json
 import math
+import pickle
 from collections import Counter
 from typing import Any
 
@@ -13,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import BatchSampler, DataLoader, Subset
 
 import loopkit.data
 from loopkit import CancelEpoch, Learner, hookimpl
-from loopkit.data import LoaderError, TensorLoader, from_function
+from loopkit.data import LoaderError, ResumableSampler, SampleIndex, TensorLoader, from_function, seeded
 from loopkit.errors import EmptyDataError
 
 
@@ -694,6 +696,188 @@ def test_from_function_refuses_no_batches(n: int) -> None:
 def test_from_function_refuses_a_count_that_is_no_number(n: Any) -> None:
     with pytest.raises(LoaderError, match=r"n is .*: it must be a whole number"):
         from_function(n, lambda index: index)
+
+
+@every_kind
+def test_state_for_the_next_pass_is_its_begin(make: Any) -> None:
+    loader, other = make(), make()
+    assert loader.state_dict(next_pass=True) == loader.state_dict()
+    next(iter(loader))
+    state = loader.state_dict(next_pass=True)
+    assert (state["epoch"], state["position"]) == (1, 0)
+    other.load_state_dict(state)
+    assert same(list(other), list(loader))
+
+
+# ResumableSampler
+
+
+class Letters:
+    """Samples by index; they can go to workers."""
+
+    def __len__(self) -> int:
+        return 11
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(float(index))
+
+
+def noise(sample: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return sample + torch.rand((), generator=generator)
+
+
+def noisy_loader(size: int = 4, workers: int = 0, **options: Any) -> Any:
+    dataset = seeded(Letters(), noise)
+    return DataLoader(dataset, size, sampler=ResumableSampler(dataset, seed=3), num_workers=workers, **options)
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_sampler_takes_the_order_of_a_tensor_loader(seed: int) -> None:
+    sampler = ResumableSampler(9, seed=seed)
+    for epoch in range(3):
+        assert list(sampler) == order_of(9, seed, epoch)
+        assert sampler.epoch == epoch
+
+
+def test_sampler_without_shuffle_keeps_the_order() -> None:
+    sampler = ResumableSampler(range(5), shuffle=False)
+    assert [list(sampler), list(sampler), len(sampler)] == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4], 5]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_sampler_gives_every_index_once_across_blocks(shuffle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = list(ResumableSampler(10, shuffle=shuffle))
+    monkeypatch.setattr(loopkit.data, "BLOCK_INDICES", 3)
+    for position in range(11):
+        sampler = ResumableSampler(10, shuffle=shuffle)
+        sampler.load_state_dict(sampler.state_dict(position))
+        assert list(sampler) == expected[position:]
+
+
+def test_sampler_neither_changes_nor_reads_the_global_generator() -> None:
+    before = torch.get_rng_state()
+    expected = list(ResumableSampler(9))
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(1)
+    assert list(ResumableSampler(9)) == expected
+
+
+def test_sampler_begins_an_epoch_when_its_first_index_is_asked_for() -> None:
+    sampler = ResumableSampler(9)
+    iter(sampler)
+    indices = iter(sampler)
+    next(indices)
+    assert sampler.epoch == 0
+    next(iter(sampler))
+    assert sampler.epoch == 1
+    assert list(indices) == order_of(9, 0, 0)[1:]
+
+
+def test_sampler_that_was_read_to_its_end_is_still_in_its_epoch() -> None:
+    sampler = ResumableSampler(9)
+    list(sampler)
+    assert sampler.state_dict(4) == {"epoch": 0, "position": 4, "samples": 9, "shuffle": True, "seed": 0}
+    assert sampler.state_dict()["position"] == 9
+    assert sampler.state_dict(next_pass=True)["epoch"] == 1
+
+
+def test_sampler_state_of_a_last_batch_that_is_not_full_is_the_end() -> None:
+    sampler = ResumableSampler(9)
+    sampler.load_state_dict(sampler.state_dict(12))
+    assert list(sampler) == []
+    assert list(sampler) == order_of(9, 0, 1)
+
+
+def test_sampler_set_epoch_keeps_a_position_of_that_epoch() -> None:
+    sampler = ResumableSampler(9)
+    state = {**sampler.state_dict(4), "epoch": 2}
+    sampler.load_state_dict(state)
+    sampler.set_epoch(2)
+    assert (sampler.start, list(sampler)) == (4, order_of(9, 0, 2)[4:])
+    sampler.set_epoch(2)
+    assert (sampler.start, list(sampler)) == (0, order_of(9, 0, 2))
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (ResumableSampler(8), "ResumableSampler: samples 9 in the state, samples 8 here"),
+        (ResumableSampler(9, seed=1), "seed 0 in the state, seed 1 here"),
+        (ResumableSampler(9, shuffle=False), "shuffle True in the state, shuffle False here"),
+    ],
+)
+def test_sampler_state_of_another_one_is_refused(other: ResumableSampler, message: str) -> None:
+    with pytest.raises(LoaderError, match=message):
+        other.load_state_dict(ResumableSampler(9).state_dict())
+
+
+def test_sampler_refuses_what_it_cannot_sample() -> None:
+    with pytest.raises(EmptyDataError, match="there is no sample"):
+        ResumableSampler([])
+    with pytest.raises(LoaderError, match=r"samples is 2\.5: it must be a whole number"):
+        ResumableSampler(2.5)  # type: ignore[arg-type]
+    with pytest.raises(LoaderError, match="position is -1"):
+        ResumableSampler(3).state_dict(-1)
+    with pytest.raises(LoaderError, match="position is 4, but an epoch has 3 samples"):
+        ResumableSampler(3).load_state_dict({**ResumableSampler(3).state_dict(), "position": 4})
+
+
+def test_sample_index_is_an_int_that_keeps_its_seed() -> None:
+    index = pickle.loads(pickle.dumps(SampleIndex(3, 2**62)))
+    assert (index, type(index), index.seed) == (3, SampleIndex, 2**62)
+    assert [torch.arange(5)[index].item(), "abcde"[index]] == [3, "d"]
+
+
+@pytest.mark.parametrize("position", range(0, 12))
+def test_samples_are_equal_for_any_workers_and_batch_sizes_from_any_position(position: int) -> None:
+    expected = torch.cat(list(noisy_loader()))
+    for size, workers in ((3, 0), (4, 2 if position in (0, 5) else 0), (1, 0)):
+        loader = noisy_loader(size, workers)
+        loader.sampler.load_state_dict(loader.sampler.state_dict(position))
+        batches = list(loader)
+        assert torch.equal(torch.cat([*batches, torch.empty(0)]), expected[position:])
+
+
+@pytest.mark.parametrize("options", [{}, {"workers": 2}, {"workers": 2, "persistent_workers": True}])
+def test_samples_differ_from_epoch_to_epoch_and_not_by_workers(options: dict[str, Any]) -> None:
+    loader, other = noisy_loader(**options), noisy_loader()
+    epochs = [torch.cat(list(loader)) for _ in range(3)]
+    assert same(epochs, [torch.cat(list(other)) for _ in range(3)])
+    noises = [sample - sample.floor() for sample in torch.cat(epochs)]
+    assert len(set(map(float, noises))) > 20
+
+
+def test_samples_go_through_drop_last_and_a_batch_sampler() -> None:
+    whole = torch.cat(list(noisy_loader()))
+    assert torch.equal(torch.cat(list(noisy_loader(drop_last=True))), whole[:8])
+    dataset = seeded(Letters(), noise)
+    batches = BatchSampler(ResumableSampler(dataset, seed=3), 4, drop_last=False)
+    assert torch.equal(torch.cat(list(DataLoader(dataset, batch_sampler=batches))), whole)
+
+
+def test_seeded_datasets_inside_each_other_draw_their_own_numbers() -> None:
+    drawn = lambda sample, generator: [*sample, float(torch.rand((), generator=generator))]  # noqa: E731
+    dataset = seeded(seeded([[], []], drawn), drawn)
+    one, other = dataset[SampleIndex(0, 5)]
+    assert one != other
+    assert len(dataset) == 2
+
+
+def test_seeded_refuses_an_index_without_a_seed() -> None:
+    dataset = seeded(Letters(), noise)
+    with pytest.raises(LoaderError, match=r"index 3 is .*no seed.*sampler=ResumableSampler\(dataset\).*around Subset"):
+        dataset[3]
+    with pytest.raises(LoaderError, match="has no seed"):
+        next(iter(DataLoader(Subset(dataset, [1, 2]), sampler=ResumableSampler(2))))
+    inside = seeded(Subset(Letters(), [1, 2]), noise)
+    assert len(list(DataLoader(inside, sampler=ResumableSampler(inside)))) == 2
+
+
+def test_seeded_refuses_what_has_no_samples_by_index() -> None:
+    with pytest.raises(LoaderError, match="samples by index"):
+        seeded(iter([1]), noise)
+    with pytest.raises(LoaderError, match="fn is int"):
+        seeded([1], 3)  # type: ignore[arg-type]
 
 
 # Errors at construction

@@ -8,6 +8,7 @@ from typing import Any
 from loopkit.dispatch import plugin_name
 from loopkit.plugins.call_on import call_on
 from loopkit.plugins.channels_last import ChannelsLast
+from loopkit.plugins.checkpoint import Checkpoint
 from loopkit.plugins.compile import Compile
 from loopkit.plugins.cuda_graph import CudaGraph
 from loopkit.plugins.cudnn_benchmark import CudnnBenchmark
@@ -19,8 +20,10 @@ from loopkit.plugins.metrics import Metrics
 from loopkit.plugins.mixed_precision import MixedPrecision
 from loopkit.plugins.profile import Profile
 from loopkit.plugins.progress import Progress
+from loopkit.plugins.replay_bundle import ReplayBundle
 from loopkit.plugins.sanity_check import SanityCheck
 from loopkit.plugins.schedule import Plateau, Schedule, TorchSchedule
+from loopkit.plugins.skip_spikes import SkipSpikes
 from loopkit.plugins.stop_on_non_finite import StopOnNonFinite
 from loopkit.plugins.throttle import throttle
 from loopkit.plugins.to_device import ToDevice
@@ -29,6 +32,7 @@ from loopkit.plugins.weight_average import WeightAverage
 
 __all__ = [
     "ChannelsLast",
+    "Checkpoint",
     "ClipGradNorm",
     "ClipGradValue",
     "Compile",
@@ -45,8 +49,10 @@ __all__ = [
     "Plateau",
     "Profile",
     "Progress",
+    "ReplayBundle",
     "SanityCheck",
     "Schedule",
+    "SkipSpikes",
     "StopOnNonFinite",
     "ToDevice",
     "TorchSchedule",

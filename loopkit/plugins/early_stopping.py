@@ -119,11 +119,12 @@ class EarlyStopping:
     @hookimpl(before=("average",), after=("checkpoint",))  # and so, turned round, in fit_end
     def fit_begin(self, learner: Learner) -> None:
         """Start the clock; start from nothing if it ended the last fit, and end this one if that was interrupted."""
-        if self.reason and self._ended:
+        at = learner.position
+        goes_on = at is not None and at.start != learner.progress  # with a fit that was saved, be it at its end
+        if self.reason and self._ended and not goes_on:
             self._start()
         elif self.reason:
             learner.stop(self.reason, by=self.name)
-        self._passes = 0
         self.criterion.start()
 
     @hookimpl(reads=lambda plugin: ("params", "buffers") if plugin.restore_best else ())
@@ -166,11 +167,12 @@ class EarlyStopping:
         self.criterion.pause()
         self._measured = None
         self._ended = self.reason != ""
+        passes, self._passes = self._passes, 0
         if result.reason == "error":
             return
         if self._best is not None:
             _restore(learner, self._best, self.name)
-        if not self._passes and result.reason in ("epochs", "max_steps", "max_updates"):
+        if not passes and result.reason in ("epochs", "max_steps", "max_updates"):
             warnings.warn(
                 f"plugin {self.name!r} monitors {self.monitor!r}, but there was no pass of phase {self._phase!r} in "
                 f"this fit, so it could not stop it; give fit(..., val) data, or monitor another phase",
@@ -200,6 +202,7 @@ class EarlyStopping:
             "best_epoch": self.best_epoch,
             "reason": self.reason,
             "ended": self._ended,
+            "passes": self._passes,
             "parameters": None if self._best is None else dict(self._best),  # these tensors are never changed
         }
 
@@ -207,7 +210,7 @@ class EarlyStopping:
         """Go on from what `state_dict` returned."""
         self.criterion.load_state_dict(state["criterion"])
         self.best, self.best_epoch = state["best"], state["best_epoch"]
-        self.reason, self._ended = state["reason"], state["ended"]
+        self.reason, self._ended, self._passes = state["reason"], state["ended"], state["passes"]
         kept = state["parameters"]
         self._best = None if kept is None or not self.restore_best else {n: self._copy(t) for n, t in kept.items()}
 

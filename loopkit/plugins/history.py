@@ -69,9 +69,12 @@ class History:
         """The rows, and the passes, that were there when the fit began."""
 
     @hookimpl
-    def fit_begin(self) -> None:
-        """Remember where this fit's rows begin."""
-        self._first, self._outside = len(self.rows), len(self._passes)
+    def fit_begin(self, learner: Learner) -> None:
+        """Remember where this fit's rows begin; those that came before it was saved and resumed are among them."""
+        now, at = learner.progress.steps, learner.position
+        start = now if at is None else at.start.steps
+        earlier = sum(row["steps"] <= start for row in self.rows)
+        self._first, self._outside = len(self.rows) if start == now else earlier, len(self._passes)
 
     @hookimpl
     def fit_end(self, result: FitResult) -> None:
@@ -174,7 +177,7 @@ class History:
         now = time.monotonic()
         running = [
             {"phase": p.phase, "seconds": now - p.started, "steps": list(p.steps), "losses": p.read()}
-            for p in self._passes
+            for p in (*self._passes, *self._resumed.values())
         ]
         return {
             "rows": [dict(row) for row in self.rows],
@@ -183,7 +186,7 @@ class History:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from these rows; ``FitResult.history`` holds those that come from now on."""
+        """Go on from these rows."""
         self.rows = [dict(row) for row in state["rows"]]
         self.step_rows = [dict(row) for row in state["step_rows"]]
         self._first = len(self.rows)

@@ -65,9 +65,14 @@ class Progress:
     @hookimpl
     def fit_begin(self, learner: Learner) -> None:
         """Start the clock."""
+        self._row, self._columns, self._epoch = {}, [], 0
         self._started = self._lap = time.monotonic()
         self._done_before = learner.progress.epochs
-        self._row, self._columns, self._epoch = {}, [], 0
+        if (at := learner.position) is not None:  # a fit that was saved goes on
+            self._started -= at.seconds
+            self._done_before = at.start.epochs
+            if at.validate:  # between training and validation, whose metrics go into one row
+                self._row, self._epoch = dict(learner.metrics), learner.progress.epochs - self._done_before
 
     @hookimpl
     def fit_end(self, learner: Learner) -> None:

@@ -126,7 +126,11 @@ class Schedule:
     def fit_begin(self, learner: Learner) -> None:
         """Give a schedule over the whole fit its length."""
         if isinstance(self.schedule, OfLength):
-            if not self._restored or self._is_over():
+            at = learner.position
+            if self._restored and self._whole_fit is not None and at is not None and at.start != learner.progress:
+                origin = self._whole_fit[0]  # the fit goes on, be it with another length
+                self._whole_fit = (origin, self._planned(learner) + (0 if origin else self._start))
+            elif not self._restored or self._is_over():
                 origin = 0 if self.count == self._start else self.count
                 self._whole_fit = (origin, self.count - origin + self._planned(learner))
             self._resolve()
@@ -490,7 +494,7 @@ class Plateau:
         self._states: dict[str, dict[str, Any]] = {}
         self._seen = 0
         """The updates that there had been when it last looked."""
-        self._looked = False
+        self._looked = self._restored = False
 
     def owns(self) -> tuple[str, ...]:
         """The learning rate of its optimizers."""
@@ -499,7 +503,9 @@ class Plateau:
     @hookimpl
     def fit_begin(self, learner: Learner) -> None:
         """Make the schedulers, so that wrong options are refused before the first step."""
-        self._looked = False
+        if not self._restored:
+            self._looked = False
+        self._restored = False
         self._make(learner)
 
     @hookimpl(reads=lambda plugin: (f"metrics.{plugin.monitor}",), writes=lambda plugin: plugin.owns())
@@ -525,6 +531,7 @@ class Plateau:
                 f"plugin {self.name!r} never saw {self.monitor!r}: phase {phase!r} did not run in this fit",
                 stacklevel=2,
             )
+        self._restored = False
 
     def _make(self, learner: Learner) -> None:
         for name, optimizer in learner.optimizers.items():
@@ -539,11 +546,11 @@ class Plateau:
     def state_dict(self) -> dict[str, Any]:
         """The schedulers' own states."""
         states = {name: scheduler.state_dict() for name, scheduler in self._schedulers.items()} or self._states
-        return {"schedulers": deepcopy(states), "seen": self._seen}
+        return {"schedulers": deepcopy(states), "seen": self._seen, "looked": self._looked}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
-        self._seen = state["seen"]
+        self._seen, self._looked, self._restored = state["seen"], state["looked"], True
         self._states = {name: dict(values) for name, values in state["schedulers"].items()}
         for name, scheduler in self._schedulers.items():
             if name in self._states:

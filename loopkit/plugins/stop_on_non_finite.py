@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from loopkit.batches import describe
-from loopkit.errors import NonFiniteError
+from loopkit.errors import CancelStep, NonFiniteError, PluginError
 from loopkit.hooks import hookimpl
+from loopkit.order import nearest
+from loopkit.plugins.buffers import Buffers, cells
 from loopkit.plugins.late import LateValues
 
 if TYPE_CHECKING:
@@ -22,44 +27,138 @@ if TYPE_CHECKING:
 
 __all__ = ["StopOnNonFinite"]
 
+POLICIES = ("raise", "skip", "rollback")
+
 
 class StopOnNonFinite:
     """Raise `NonFiniteError` when a loss is infinite or not a number as its backward begins, or a gradient is.
 
     On the CPU the error comes before the optimizer moves, so the parameters are those of the last good update. On an
     accelerator losses and gradients are read when they have arrived, so that no step waits: the error comes some steps
-    later, by the end of the pass at the latest, and says between which steps it was; updates since then have used it.
+    later, by the end of the pass at the latest, and says between which steps it was; updates since then have used it,
+    unless ``gradients=True`` and the optimizer is fused: it skips them on the device. Until the numbers have arrived
+    `suspect` is true; what saves the parameters calls `settle` first.
+
+    The other policies go on with the next batch. On an accelerator they wait for the loss and the gradients.
+
+    - ``"skip"``: a step with a bad loss is cancelled, and training goes on as if its batch had not been there. An
+      update with a bad gradient is skipped, and training goes on as if the batches of its window had not been there;
+      ``update_skipped`` comes instead of ``update_end``.
+    - ``"rollback"``: the step is cancelled, open windows are dropped, and parameters, buffers and the state of the
+      optimizers go back to a copy in memory. Counters, hyperparameters, the data and other plugins (schedules,
+      averages) do not go back.
+
+    With both, buffers (running statistics) go back to what they were before the step or window; random generators do
+    not. That costs a copy of all buffers in every step, rollback also one of parameters and optimizer states in every
+    ``snapshot_every`` updates. An overflow that loss scaling has found is the scaler's business and does not count.
 
     Args:
+        policy: ``"raise"``, ``"skip"`` or ``"rollback"``; each skip or rollback is a warning.
         gradients: Look at the gradients of each update, too, and name the first bad parameter; it takes one more pass
-            over them. Without it a bad gradient is noticed by the loss of the next step, after an update that used
-            it. An update that another plugin skips is not looked at.
+            over them, and is the default with skip and rollback. Without it a bad gradient is noticed by the loss of
+            the next step, after an update that used it. An update that another plugin skips is not looked at.
         late: False: look before each backward on an accelerator too, where each step then waits for its loss. True:
             look late on the CPU too.
+        max_skips: So many bad steps and updates in a row are skipped; the next one raises.
+        max_rollbacks: So many rollbacks are made in the whole training; the next one raises.
+        snapshot_every: Updates between two copies for rollback.
+
+    Raises:
+        PluginError: An argument is out of range, or skip and rollback meet ``late=True`` or ``gradients=False``.
+        NonFiniteError: As above. Also under the other policies: at their bounds, and in an update with a closure.
     """
 
     name = "stop_on_non_finite"
     provides = "non_finite"
-    syncs = ("backward_begin", "update_begin")
+    syncs = ("backward_begin", "update_begin", "step_begin")
     """Reads one number in these hooks; on the CPU that waits for nothing."""
 
-    def __init__(self, gradients: bool = False, late: bool | None = None) -> None:
-        if not gradients:
-            vars(self)["update_begin"] = None  # no listener: a hook that does nothing would cost its call
-        self._late = late
+    def __init__(
+        self,
+        policy: str = "raise",
+        *,
+        gradients: bool | None = None,
+        late: bool | None = None,
+        max_skips: int = 10,
+        max_rollbacks: int = 3,
+        snapshot_every: int = 100,
+    ) -> None:
+        if policy not in POLICIES:
+            hint = nearest(policy, POLICIES) if isinstance(policy, str) else ""
+            raise PluginError(f"StopOnNonFinite(policy={policy!r}): it is {', '.join(map(repr, POLICIES))}{hint}")
+        if policy != "raise" and (late or gradients is False):
+            raise PluginError(
+                f"StopOnNonFinite(policy={policy!r}, gradients={gradients}, late={late}): {policy} has to know before "
+                f"the optimizer moves; leave gradients and late out"
+            )
+        if max_skips < 0 or max_rollbacks < 0 or snapshot_every < 1:
+            raise PluginError(
+                f"StopOnNonFinite: max_skips={max_skips} and max_rollbacks={max_rollbacks} must be at least 0, "
+                f"snapshot_every={snapshot_every} at least 1"
+            )
+        self.policy = policy
+        self.max_skips, self.max_rollbacks, self.snapshot_every = max_skips, max_rollbacks, snapshot_every
+        self.skips = 0
+        """Bad steps and updates in a row."""
+        self.rollbacks = 0
+        """Rollbacks so far."""
+        self._goes_on = policy != "raise"
+        for hook in self._unused(gradients or self._goes_on):
+            vars(self)[hook] = None  # no listener: a hook that does nothing would cost its call
+        self._late = False if self._goes_on else late
         self._pending = _Pending()
+        self._flagged: torch.optim.Optimizer | None = None
+        """The fused optimizer that holds a flag of ours."""
+        self._before_step, self._before_window = Buffers(), Buffers()
+        self._before = self._before_window
+        self._snapshot: dict[str, Any] | None = None
+        self._depth = 0
+        """How many passes are running, one inside the other."""
+
+    def _unused(self, gradients: bool) -> tuple[str, ...]:
+        after = ("update_end", "update_skipped")
+        return (*(() if self._goes_on else ("step_begin",)), *(() if gradients else ("update_begin", *after)))
+
+    def _changed(self) -> tuple[str, ...]:
+        if not self._goes_on:
+            return ()
+        return ("buffers", "params", "optimizer.state") if self.policy == "rollback" else ("buffers",)
 
     @hookimpl
     @contextmanager
     def epoch_context(self) -> Iterator[None]:
         """Begin with no losses on their way, whatever became of those of an earlier pass."""
-        outer, self._pending = self._pending, _Pending()
+        outer = self._pending, self._before, self._before_step, self._before_window
+        self._pending = _Pending()
+        if self._depth:  # a pass inside a step, whose copies are still needed
+            self._before_step, self._before_window = Buffers(), Buffers()
+        self._depth += 1
         try:
             yield
         finally:
-            self._pending = outer
+            self._depth -= 1
+            self._pending, self._before, self._before_step, self._before_window = outer
+            self._take_flag()
 
-    @hookimpl(reads=("loss",))
+    @hookimpl(updates=_changed)
+    def step_begin(self, learner: Learner, phase: Phase) -> None:
+        """Copy what may have to go back: the buffers, and for rollback sometimes the rest."""
+        epoch = learner.running
+        if not phase.training or epoch is None:
+            return
+        self._before = self._before_step if epoch.window_open else self._before_window
+        if self.policy == "rollback" and not epoch.window_open:
+            due = self._snapshot is None or learner.progress.updates - self._snapshot["at"] >= self.snapshot_every
+            params = [p for model in learner.models.values() for p in model.parameters()]
+            if due and not any(map(is_lazy, params)):
+                if self._snapshot is None or _finite(params):  # host sync: once in snapshot_every updates
+                    self._snapshot = _take_snapshot(learner)
+                else:
+                    name, value = _first_bad(learner, gradients=False)
+                    self._roll_back(learner, f"parameter {name!r} holds {value} ({learner.where(phase, None)})")
+        self._before.take(learner)
+
+    @hookimpl(reads=("loss",), updates=_changed)
     def backward_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Look at the loss, or at earlier ones that have arrived."""
         loss = getattr(step, "loss", None)
@@ -68,28 +167,101 @@ class StopOnNonFinite:
         if self._is_late(loss):
             self._look_later(loss.detach(), learner, phase, step)
         elif not math.isfinite(value := loss.item()):  # host sync: on an accelerator, where late=False asks for it
+            name, held = _first_bad(learner, gradients=False)
+            already = f". Parameter {name!r} holds {held} already" if name else ""
+            what = f"the loss is {value} ({learner.where(phase, step)}; batch: {describe(step.batch)}){already}"
+            if self._goes_on and step.closure is None:
+                if self.policy == "skip":
+                    self._skip(learner, what)
+                else:
+                    self._roll_back(learner, what)
+                raise CancelStep(what)
             raise NonFiniteError(
-                f"the loss is {value} ({learner.where(phase, step)}; batch: {describe(step.batch)}). Its backward has "
-                f"not run: the parameters are those before this step. Look at this batch, or lower lr"
+                f"{what}. Its backward has not run: the parameters are those before this step{_closure(step)}. "
+                f"Look at this batch, or lower lr"
             )
 
-    @hookimpl(reads=("grads",))
+    @hookimpl(reads=("grads",), updates=_changed)
     def update_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Look at the gradients as the optimizer will get them."""
+        self._take_flag()
         grads = [p.grad for p in step.params if p.grad is not None]
         if not grads or step.skip_reason is not None:
             return
-        largest = torch.stack(torch._foreach_norm(grads, math.inf)).sum()
+        largest = _largest(grads)
+        overflow: Tensor | None = getattr(step.optimizer, "found_inf", None)
+        if overflow is not None:  # loss scaling skips this update on the device
+            largest = torch.where(overflow.to(largest.device, non_blocking=True).reshape(()) > 0, 0, largest)
         if self._is_late(largest):
             self._look_later(largest, learner, phase, step)
+            self._guard(step.optimizer, overflow)
         elif not math.isfinite(largest.item()):  # host sync: on an accelerator, where late=False asks for it
             name, value = _first_bad(learner)
-            if name:
-                raise NonFiniteError(
-                    f"the gradient of parameter {name!r} holds {value} ({learner.where(phase, step)}; batch: "
-                    f"{describe(step.batch)}) although the loss is finite. The optimizer has not run: the parameters "
-                    f"are those before this update. Look for a division or root of 0, or clip what it is applied to"
-                )
+            name = name or "(of none of the models)"
+            where = f"({learner.where(phase, step)}; batch: {describe(step.batch)})"
+            what = f"the gradient of parameter {name!r} holds {value} {where} although the loss is finite"
+            if self._goes_on and step.closure is None:
+                if self.policy == "skip":
+                    self._before = self._before_window
+                    self._skip(learner, what)
+                    step.skip_update(what)
+                    return
+                self._roll_back(learner, what)
+                raise CancelStep(what)
+            raise NonFiniteError(
+                f"{what}. The optimizer has not run: the parameters are those before this update{_closure(step)}. "
+                f"Look for a division or root of 0, or clip what it is applied to"
+            )
+        else:
+            self.skips = 0
+
+    @hookimpl
+    def update_end(self) -> None:
+        """Take the flag from a fused optimizer."""
+        self._take_flag()
+
+    @hookimpl
+    def update_skipped(self) -> None:
+        """Take the flag from a fused optimizer, which another plugin has kept from its update."""
+        self._take_flag()
+
+    @hookimpl(reads=("loss",))
+    def epoch_end(self, learner: Learner, phase: Phase) -> None:
+        """Look at the losses that were still on their way."""
+        self._read_all(learner, phase)
+
+    @property
+    def suspect(self) -> bool:
+        """Whether there are losses or gradients that have not been read yet."""
+        return self._pending.sum is not None and self._pending.good <= self._pending.index
+
+    def settle(self, learner: Learner) -> None:
+        """Wait for the losses and gradients that have not been read yet.
+
+        Raises:
+            NonFiniteError: One of them is infinite or not a number.
+        """
+        epoch = learner.running
+        if epoch is not None:
+            self._read_all(learner, epoch.phase)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counts, and what may have to go back; empty with ``policy="raise"``."""
+        if not self._goes_on:
+            return {}
+        return {
+            "skips": self.skips,
+            "rollbacks": self.rollbacks,
+            "buffers": [tensor.clone() for tensor in self._before_window.copies],
+            "snapshot": copy.deepcopy(self._snapshot),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        if self._goes_on and state:
+            self.skips, self.rollbacks = state["skips"], state["rollbacks"]
+            self._before_window.copies = [tensor.clone() for tensor in state["buffers"]]
+            self._snapshot = copy.deepcopy(state["snapshot"])
 
     def _is_late(self, value: Tensor) -> bool:
         return value.device.type != "cpu" if self._late is None else self._late
@@ -102,9 +274,7 @@ class StopOnNonFinite:
             self._check(values, learner, phase)
             pending.send()
 
-    @hookimpl(reads=("loss",))
-    def epoch_end(self, learner: Learner, phase: Phase) -> None:
-        """Look at the losses that were still on their way."""
+    def _read_all(self, learner: Learner, phase: Phase) -> None:
         if self._pending.sum is not None:
             self._pending.send()
             self._check(self._pending.values.wait(), learner, phase)
@@ -112,23 +282,118 @@ class StopOnNonFinite:
     def _check(self, values: dict[str, float], learner: Learner, phase: Phase) -> None:
         pending = self._pending
         if math.isnan(values.get("sum", 0.0)):
+            name, value = _first_bad(learner)
+            now = f"Parameter {name!r}, or its gradient, holds {value} by now. " if name else ""
+            since = (
+                "updates since then were skipped by the fused optimizer: the parameters are those before it"
+                if pending.guarded
+                else "updates since then have used it; StopOnNonFinite(late=False) stops before them, and is slower"
+            )
             raise NonFiniteError(
                 f"the loss or a gradient was infinite or not a number in one of the steps {pending.good} to "
-                f"{pending.sent} "
-                f"({learner.where(phase, None)}). On an accelerator it is read late, so updates since then have used "
-                f"it; StopOnNonFinite(late=False) stops before them, and is slower"
+                f"{pending.sent} ({learner.where(phase, None)}). {now}On an accelerator it is read late, so {since}"
             )
         if values:
             pending.good = pending.sent + 1
 
+    def _guard(self, optimizer: torch.optim.Optimizer, overflow: Tensor | None) -> None:
+        """Let a fused optimizer skip this update, and those after it, on the device."""
+        pending = self._pending
+        if not getattr(optimizer, "_step_supports_amp_scaling", False):
+            pending.guarded = False
+            return
+        pending.guarded = pending.guarded is not False
+        assert pending.sum is not None
+        bad = pending.sum.isnan().float()
+        if overflow is None:
+            self._flagged = optimizer
+        else:
+            bad = torch.maximum(bad.to(overflow.device, non_blocking=True), overflow)
+        optimizer.found_inf = bad  # type: ignore[attr-defined]
 
-def _first_bad(learner: Learner) -> tuple[str, float]:
-    """The first parameter, in the models' order, whose gradient is not finite, and the first such number in it."""
+    def _take_flag(self) -> None:
+        if self._flagged is not None:
+            vars(self._flagged).pop("found_inf", None)
+            self._flagged = None
+
+    def _skip(self, learner: Learner, what: str) -> None:
+        if self.skips >= self.max_skips:
+            raise NonFiniteError(f"{what}. {self.skips} in a row were skipped (max_skips={self.max_skips}): lower lr")
+        self.skips += 1
+        self._before.restore(learner)
+        warnings.warn(f"{what}: skipped ({self.skips} in a row)", stacklevel=2)
+
+    def _roll_back(self, learner: Learner, what: str) -> None:
+        if self.rollbacks >= self.max_rollbacks:
+            raise NonFiniteError(
+                f"{what}, after {self.rollbacks} rollbacks (max_rollbacks={self.max_rollbacks}): lower lr"
+            )
+        if self._snapshot is None:
+            raise NonFiniteError(f"{what}, and there is no good state to go back to yet")
+        self.rollbacks += 1
+        if learner.running is not None:
+            for window in learner.running.windows:
+                window.drop()
+        _put_back(learner, self._snapshot)
+        warnings.warn(f"{what}: back to the state after {self._snapshot['at']} updates", stacklevel=2)
+        self._snapshot["at"] = learner.progress.updates  # the next copy is due so many updates from here
+
+
+def _closure(step: Step) -> str:
+    return "" if step.closure is None else ", or where its optimizer tried (an update with a closure is not undone)"
+
+
+def _largest(tensors: list[Tensor]) -> Tensor:
+    """The largest absolute value: finite if all numbers are."""
+    norms = torch._foreach_norm(tensors, math.inf)
+    device = norms[0].device
+    return torch.stack([norm.to(device, non_blocking=True) for norm in norms]).amax()
+
+
+def _finite(params: Sequence[Tensor]) -> bool:
+    with torch.no_grad():
+        kept = [p for p in params if p.is_floating_point() and not is_lazy(p) and p.numel()]
+        return not kept or math.isfinite(_largest(kept).item())  # host sync: the answer is wanted now
+
+
+def _first_bad(learner: Learner, gradients: bool = True) -> tuple[str, float]:
+    """The first parameter, in the models' order, that is not finite or has such a gradient, and the number."""
     for model, module in learner.models.items():
         for name, p in module.named_parameters():
-            if p.grad is not None and not bool((finite := torch.isfinite(p.grad)).all()):
-                return name if len(learner.models) == 1 else f"{model}.{name}", p.grad[~finite][0].item()
+            for tensor in (p.grad if gradients else None, p.detach()):
+                if tensor is not None and not bool((finite := torch.isfinite(tensor)).all()):
+                    return name if len(learner.models) == 1 else f"{model}.{name}", tensor[~finite][0].item()
     return "", 0.0
+
+
+def _take_snapshot(learner: Learner) -> dict[str, Any]:
+    return {
+        "at": learner.progress.updates,
+        "params": [p.detach().clone() for model in learner.models.values() for p in model.parameters()],
+        "buffers": [holder[key].detach().clone() for holder, key in cells(learner)],  # type: ignore[union-attr]
+        "optimizers": {
+            name: {i: copy.deepcopy(dict(optimizer.state.get(p, {}))) for i, p in enumerate(_params(optimizer))}
+            for name, optimizer in learner.optimizers.items()
+        },
+    }
+
+
+def _put_back(learner: Learner, snapshot: dict[str, Any]) -> None:
+    params = [p for model in learner.models.values() for p in model.parameters()]
+    for p, saved in zip(params, snapshot["params"], strict=True):
+        p.detach().copy_(saved)
+    buffers = Buffers()
+    buffers.copies = snapshot["buffers"]
+    buffers.restore(learner)
+    for name, optimizer in learner.optimizers.items():
+        for i, param in enumerate(_params(optimizer)):
+            optimizer.state.pop(param, None)
+            if values := snapshot["optimizers"][name][i]:
+                optimizer.state[param] = copy.deepcopy(values)
+
+
+def _params(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 class _Pending:
@@ -141,6 +406,8 @@ class _Pending:
         self.values = LateValues()
         self.sum: Tensor | None = None
         self.under_way = False
+        self.guarded: bool | None = None
+        """Whether fused optimizers skip on the device; None: no update was looked at."""
         self.index = self.sent = -1
         """The last step in the sum, and the last in the transfer under way."""
         self.good = 0
@@ -148,7 +415,7 @@ class _Pending:
 
     def add(self, loss: Tensor, index: int) -> None:
         zero = loss * 0
-        self.sum = zero if self.sum is None else self.sum + zero
+        self.sum = zero if self.sum is None else self.sum + zero.to(self.sum.device, non_blocking=True)
         self.index = index
 
     def send(self) -> None:

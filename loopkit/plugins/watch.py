@@ -152,9 +152,11 @@ class Watch:
             self._seen.setdefault(phase, []).append((path, value))
 
     @hookimpl
-    def epoch_begin(self, phase: Phase) -> None:
-        """Start from nothing."""
-        self._phases[phase.name] = {path: Mean(path) for path in self.reductions}
+    def epoch_begin(self, learner: Learner, phase: Phase) -> None:
+        """Start from nothing, unless a saved pass goes on."""
+        resumed = learner.running is not None and learner.running.resumed
+        if not resumed or phase.name not in self._phases:
+            self._phases[phase.name] = {path: Mean(path) for path in self.reductions}
 
     @hookimpl
     def step_begin(self, phase: Phase) -> None:
@@ -172,7 +174,7 @@ class Watch:
     def epoch_end(self, learner: Learner, phase: Phase) -> None:
         """Read the values of this pass."""
         self._seen.pop(phase.name, None)
-        values = {path: mean.compute() for path, mean in self._phases[phase.name].items() if not mean.is_empty}
+        values = {path: mean.compute() for path, mean in self._phases.pop(phase.name).items() if not mean.is_empty}
         learner.metrics.update({f"{phase.name}/{path}": value for path, value in read(values).items()})
 
     def _modules(self, learner: Learner) -> dict[str, nn.Module]:
@@ -194,7 +196,7 @@ class Watch:
         return {path: known[path] for path in self.reductions}
 
     def state_dict(self) -> dict[str, Any]:
-        """What has been accumulated, by phase and path."""
+        """What the passes that are running have accumulated, by phase and path."""
         return {
             phase: {path: mean.state_dict() for path, mean in means.items()} for phase, means in self._phases.items()
         }

@@ -209,6 +209,10 @@ class WeightAverage:
             else:
                 self._place(learner)
 
+    def raw_weights(self, learner: Learner) -> AbstractContextManager[None]:
+        """What the engine enters when it collects the state: the parameters as they are trained."""
+        return self.averaged(learner, False)
+
     def model_state(self, learner: Learner, name: str | None = None) -> dict[str, Tensor]:
         """A copy of a model's ``state_dict`` with the average in it, for ``load_state_dict``.
 

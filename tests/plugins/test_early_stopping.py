@@ -477,6 +477,7 @@ def test_state_holds_plain_values_and_tensors():
         "best_epoch": 1,
         "reason": "val/score: 0.5 was not improved in 2 values, the last is 2",
         "ended": True,
+        "passes": 0,
     }
 
 

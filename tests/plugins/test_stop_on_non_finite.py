@@ -9,9 +9,9 @@ import torch
 from helpers import batches, make_learner, on
 
 from loopkit import CancelStep, Learner, Phase, TrainingPhase, hookimpl
-from loopkit.errors import NonFiniteError
+from loopkit.errors import NonFiniteError, PluginError
 from loopkit.events import BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd
-from loopkit.plugins import StopOnNonFinite, call_on
+from loopkit.plugins import MixedPrecision, StopOnNonFinite, call_on
 from loopkit.plugins.late import LateValues
 
 BAD = [math.nan, math.inf, -math.inf]
@@ -63,7 +63,7 @@ def test_error_names_phase_epoch_step_and_batch():
 
 @pytest.mark.parametrize("late", [None, True])
 def test_finite_losses_pass(late):
-    one, other = make_learner(StopOnNonFinite(late)), make_learner()
+    one, other = make_learner(StopOnNonFinite(late=late)), make_learner()
     for learner in (one, other):
         learner.fit(batches(4), batches(1), epochs=2)
     assert torch.equal(one.model.weight, other.model.weight)
@@ -71,7 +71,7 @@ def test_finite_losses_pass(late):
 
 @pytest.mark.parametrize("late", [None, True])
 def test_validation_losses_are_not_looked_at(late):
-    learner = learner_with(StopOnNonFinite(late))
+    learner = learner_with(StopOnNonFinite(late=late))
     assert learner.fit(batches(2), spoilt(2, at=1), epochs=1).reason == "epochs"
 
 
@@ -89,7 +89,7 @@ class Own(Phase):
 
 @pytest.mark.parametrize("late", [None, True])
 def test_phases_without_step_loss_pass(late):
-    learner = make_learner(StopOnNonFinite(late))
+    learner = make_learner(StopOnNonFinite(late=late))
     learner.run(Own(), batches(3))
     assert learner.progress.updates == 3
 
@@ -248,3 +248,364 @@ def test_bad_gradient_of_an_update_that_is_skipped_is_nobodys_concern():
     learner.run("train", [(torch.randn(4, 3), torch.randn(4, 2)) for _ in range(4)])
     assert learner.progress.updates == 0
     assert learner.progress.steps == 4
+
+
+# Going on
+
+
+def normed(seed=0):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4, momentum=None), torch.nn.Linear(4, 1))
+
+
+def adam(params):
+    return torch.optim.Adam(params, lr=0.05)
+
+
+def momentum(params):
+    return torch.optim.SGD(params, lr=0.05, momentum=0.9)
+
+
+def trained(data, *plugins, optimizer=adam, phases=(), epochs=1, **options):
+    learner = Learner(
+        normed(), torch.nn.MSELoss(), optimizer, plugins=plugins, phases=phases, standard=False, **options
+    )
+    learner.fit(data, epochs=epochs)
+    return learner
+
+
+def everything(learner):
+    """Parameters, buffers and optimizer state as one list of tensors."""
+    state = [
+        value
+        for p in learner.model.parameters()
+        for value in learner.optimizer.state[p].values()
+        if isinstance(value, torch.Tensor)
+    ]
+    return [*learner.model.state_dict().values(), *state]
+
+
+def same(one, other):
+    a, b = everything(one), everything(other)
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def poisoned(count, *at):
+    """Batches whose inputs at some places hold a nan: outputs, loss and running statistics get one, too."""
+    data = batches(count)
+    for index in at:
+        data[index][0][0, 0] = math.nan
+    return data
+
+
+def without(data, *at):
+    return [batch for index, batch in enumerate(data) if index not in at]
+
+
+@pytest.mark.parametrize("optimizer", [adam, momentum])
+@pytest.mark.parametrize("at", [(0,), (2,), (5,), (1, 2)])
+def test_skip_of_a_bad_loss_is_as_if_the_batch_had_not_been_there(optimizer, at):
+    data = poisoned(6, *at)
+    with pytest.warns(UserWarning, match="the loss is nan .*: skipped"):
+        one = trained(data, StopOnNonFinite("skip"), optimizer=optimizer)
+    assert same(one, trained(without(data, *at), optimizer=optimizer))
+    assert one.progress.updates == 6 - len(at)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_skip_of_a_bad_loss_leaves_its_window_to_the_other_batches(at):
+    data = poisoned(7, at)
+    with pytest.warns(UserWarning, match="skipped"):
+        one = trained(data, StopOnNonFinite("skip"), accumulate=3)
+    assert same(one, trained(without(data, at), accumulate=3))
+
+
+class InfiniteGradient(TrainingPhase):
+    """The gradient is bad in the steps named, although the loss is good."""
+
+    def __init__(self, *steps):
+        super().__init__()
+        self.steps = steps
+
+    def forward(self, learner, inputs):
+        outputs = learner.model(inputs)
+        return RootOfZero.apply(outputs) if learner.running.steps - 1 in self.steps else outputs
+
+
+@pytest.mark.parametrize("optimizer", [adam, momentum])
+def test_skip_of_a_bad_gradient_is_as_if_the_batch_had_not_been_there(optimizer):
+    data = batches(5)
+    with pytest.warns(UserWarning, match=r"the gradient of parameter '0.weight' .*epoch 0, step 2; batch: tuple"):
+        one = trained(data, StopOnNonFinite("skip"), optimizer=optimizer, phases=[InfiniteGradient(2)])
+    assert same(one, trained(without(data, 2), optimizer=optimizer))
+    assert one.progress.updates == 4
+
+
+@pytest.mark.parametrize("at", [2, 3])
+def test_skip_of_a_bad_gradient_is_as_if_the_window_had_not_been_there(at):
+    data = batches(6)
+    with pytest.warns(UserWarning, match="skipped"):
+        one = trained(data, StopOnNonFinite("skip"), phases=[InfiniteGradient(at)], accumulate=2)
+    assert same(one, trained(without(data, 2, 3), accumulate=2))
+
+
+def test_skip_is_bounded_in_a_row_and_a_good_update_begins_anew():
+    with pytest.warns(UserWarning, match="in a row"):
+        learner = trained(poisoned(8, 1, 2, 4, 5), StopOnNonFinite("skip", max_skips=2))
+    assert learner.progress.updates == 4
+    guard = StopOnNonFinite("skip", max_skips=2)
+    with (
+        pytest.warns(UserWarning, match="skipped"),
+        pytest.raises(NonFiniteError, match=r"step 4; batch.*2 in a row were skipped"),
+    ):
+        trained(poisoned(8, 2, 3, 4), guard)
+
+
+def test_skip_names_a_parameter_that_is_bad_already():
+    model = normed()
+    with torch.no_grad():
+        model[2].weight[0, 1] = math.inf
+    learner = make_learner(StopOnNonFinite("skip", max_skips=0), model=model)
+    with pytest.raises(NonFiniteError, match=r"Parameter '2.weight' holds inf already"):
+        learner.fit(batches(2), epochs=1)
+
+
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+def test_policy_that_meets_nothing_bad_changes_nothing(policy):
+    data = batches(5)
+    assert same(trained(data, StopOnNonFinite(policy, snapshot_every=1), epochs=2), trained(data, epochs=2))
+
+
+def test_rollback_goes_back_to_the_snapshot_and_on_with_the_next_batch():
+    data = poisoned(7, 4)
+    with pytest.warns(UserWarning, match="step 4; batch.*back to the state after 3 updates"):
+        one = trained(data, StopOnNonFinite("rollback", snapshot_every=3))
+    assert same(one, trained(without(data, 3, 4)))
+    assert (one.progress.updates, one.progress.steps) == (6, 6)
+
+
+def test_rollback_before_the_first_update_clears_the_optimizers_state():
+    data = poisoned(4, 1)
+    with pytest.warns(UserWarning, match="back to the state after 0 updates"):
+        one = trained(data, StopOnNonFinite("rollback"))
+    assert same(one, trained(without(data, 0, 1)))
+
+
+def test_rollback_of_a_bad_gradient_drops_the_open_window():
+    data = batches(8)
+    with pytest.warns(UserWarning, match="the gradient of parameter '0.weight'"):
+        one = trained(data, StopOnNonFinite("rollback", snapshot_every=1), phases=[InfiniteGradient(3)], accumulate=2)
+    assert same(one, trained(without(data, 2, 3), accumulate=2))
+    assert one.progress.updates == 3
+    with pytest.warns(UserWarning, match="the loss is nan"):
+        one = trained(poisoned(7, 3), StopOnNonFinite("rollback", snapshot_every=1), accumulate=2)
+    assert same(one, trained(without(batches(7), 2, 3), accumulate=2))
+
+
+def test_rollback_undoes_an_update_that_spoilt_the_parameters():
+    def spoil(learner, step, **_):
+        if step.index == 2:
+            with torch.no_grad():
+                learner.model[0].bias[1] = math.nan
+
+    data = batches(6)
+    with pytest.warns(UserWarning, match=r"parameter '0.bias' holds nan .*back to the state after 2 updates"):
+        one = trained(data, StopOnNonFinite("rollback", snapshot_every=1), on("update_end", spoil, updates=("params",)))
+    assert same(one, trained(without(data, 2)))
+
+
+def test_rollback_is_bounded():
+    with (
+        pytest.warns(UserWarning, match="back to"),
+        pytest.raises(NonFiniteError, match=r"step 6; batch.*after 2 rollbacks"),
+    ):
+        trained(poisoned(8, 2, 4, 6), StopOnNonFinite("rollback", max_rollbacks=2, snapshot_every=1))
+
+
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+def test_policies_with_a_closure_raise(policy):
+    class Closing(TrainingPhase):
+        def step(self, learner, step):
+            inputs, targets = step.batch
+
+            def closure():
+                step.loss = learner.loss_fn(learner.model(inputs), targets)
+                step.backward(step.loss)
+                return step.loss
+
+            step.update(closure=closure)
+
+    with pytest.raises(NonFiniteError, match="an update with a closure is not undone"):
+        trained(
+            poisoned(3, 1),
+            StopOnNonFinite(policy),
+            phases=[Closing()],
+            optimizer=lambda p: torch.optim.LBFGS(p, lr=0.1),
+        )
+
+
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+def test_gradient_overflow_of_loss_scaling_is_not_counted(policy):
+    scaling = MixedPrecision("float32", scaling=True, init_scale=2.0**127)
+    guard = StopOnNonFinite(policy, max_skips=0, max_rollbacks=0)
+    learner = trained([(x * 1e3, y) for x, y in batches(20)], scaling, guard)
+    assert scaling.skipped > 0
+    assert learner.progress.updates == 20 - scaling.skipped
+    assert (guard.skips, guard.rollbacks) == (0, 0)
+
+
+@pytest.mark.parametrize("late", [None, True])
+def test_gradient_overflow_of_loss_scaling_is_not_counted_where_the_optimizer_is_fused(late):
+    scaling = MixedPrecision("float32", scaling=True, init_scale=2.0**127)
+    fused = lambda params: torch.optim.Adam(params, lr=0.05, fused=True)  # noqa: E731
+    learner = trained(
+        [(x * 1e3, y) for x, y in batches(20)], scaling, StopOnNonFinite(gradients=True, late=late), optimizer=fused
+    )
+    assert scaling.skipped > 0
+    assert not hasattr(learner.optimizer, "found_inf")
+
+
+# On the device
+
+
+@pytest.mark.parametrize("scaling", [False, True])
+def test_late_fused_optimizer_skips_from_the_bad_update_on(scaling, monkeypatch):
+    real = LateValues.arrived
+    monkeypatch.setattr(LateValues, "arrived", lambda self: {})  # nothing arrives before the end of the pass
+    monkeypatch.setattr(LateValues, "wait", real)
+    fused = lambda params: torch.optim.Adam(params, lr=0.05, fused=True)  # noqa: E731
+    more = [MixedPrecision("float32", scaling=True, init_scale=4.0)] if scaling else []
+    phases = [] if scaling else [InfiniteGradient(3)]  # which with loss scaling would be an overflow
+    plugins = [StopOnNonFinite(gradients=True, late=True), *more]
+    learner = Learner(normed(), torch.nn.MSELoss(), fused, plugins=plugins, phases=phases, standard=False)
+    with pytest.raises(NonFiniteError, match=r"in one of the steps 0 to 5 .* the parameters are those before it"):
+        learner.fit(poisoned(6, 3) if scaling else batches(6), epochs=1)
+    good = Learner(normed(), torch.nn.MSELoss(), fused, plugins=more, standard=False)
+    good.fit(batches(3), epochs=1)
+    for p, q in zip(learner.model.parameters(), good.model.parameters(), strict=True):
+        assert torch.equal(p, q)
+    assert not hasattr(learner.optimizer, "found_inf")
+
+
+def test_late_bad_loss_makes_the_fused_optimizer_skip():
+    fused = lambda params: torch.optim.Adam(params, lr=0.05, fused=True)  # noqa: E731
+    learner = Learner(
+        normed(),
+        torch.nn.MSELoss(),
+        fused,
+        plugins=[StopOnNonFinite(gradients=True, late=True)],
+        standard=False,
+    )
+    with pytest.raises(NonFiniteError, match="those before it"):
+        learner.fit(poisoned(6, 3), epochs=1)
+    good = Learner(normed(), torch.nn.MSELoss(), fused, standard=False)
+    good.fit(batches(3), epochs=1)
+    assert torch.equal(learner.model[0].weight, good.model[0].weight)
+
+
+def test_suspect_until_the_numbers_are_read_and_settle_reads_them():
+    seen = []
+
+    def ask(learner, step, **_):
+        seen.append(guard.suspect)
+        if step.index < 2:
+            guard.settle(learner)
+            seen.append(guard.suspect)
+        else:
+            with pytest.raises(NonFiniteError, match="in one of the steps 2 to 2") as caught:
+                guard.settle(learner)
+            raise caught.value
+
+    guard = StopOnNonFinite(late=True)
+    learner = learner_with(guard, math.nan, on("step_end", ask, reads=("*",)))
+    assert not guard.suspect
+    guard.settle(learner)
+    with pytest.raises(NonFiniteError):
+        learner.fit(spoilt(4, at=2), epochs=1)
+    assert seen == [True, False, True, False, True]
+    assert not guard.suspect
+
+
+def test_settle_of_the_immediate_way_has_nothing_to_wait_for():
+    guard = StopOnNonFinite()
+    learner = make_learner(guard, on("step_end", lambda learner, **_: guard.settle(learner), reads=("*",)))
+    learner.fit(batches(2), epochs=1)
+    assert not guard.suspect
+
+
+# State and arguments
+
+
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+def test_state_goes_on_exactly(policy):
+    def make():
+        return StopOnNonFinite(policy, snapshot_every=3, max_rollbacks=2)
+
+    data = poisoned(10, 4, 7)
+    with pytest.warns(UserWarning, match="skipped|back to"):
+        straight = trained(data, make())
+    first = make()
+    with pytest.warns(UserWarning, match="skipped|back to"):
+        half = trained(data[:5], first)
+    second = make()
+    other = Learner(normed(1), torch.nn.MSELoss(), adam, plugins=[second], standard=False)
+    other.model.load_state_dict(half.model.state_dict())
+    other.optimizer.load_state_dict(half.optimizer.state_dict())
+    other.progress = copy.copy(half.progress)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    with pytest.warns(UserWarning, match="skipped|back to"):
+        other.fit(data[5:], epochs=1)
+    assert same(straight, other)
+    assert second.state_dict()["rollbacks"] == (2 if policy == "rollback" else 0)
+
+
+def test_state_of_raise_is_empty():
+    assert StopOnNonFinite().state_dict() == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"policy": "rolback"}, "did you mean 'rollback'"),
+        ({"policy": "skip", "late": True}, "has to know before"),
+        ({"policy": "skip", "gradients": False}, "has to know before"),
+        ({"max_skips": -1}, "max_skips=-1"),
+        ({"max_rollbacks": -1}, "max_rollbacks=-1"),
+        ({"snapshot_every": 0}, "snapshot_every=0"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(options, message):
+    with pytest.raises(PluginError, match=message):
+        StopOnNonFinite(**options)
+
+
+def test_raise_listens_to_no_more_than_it_needs():
+    assert StopOnNonFinite().step_begin is None
+    assert StopOnNonFinite().update_begin is None
+    assert StopOnNonFinite(gradients=True).step_begin is None
+
+
+def test_skip_in_a_pass_inside_a_step_leaves_the_outer_copies_alone():
+    data = poisoned(4, 2)
+
+    def inside(learner, phase, step):
+        if phase.name == "train" and step.index == 2:
+            seen.append(guard.state_dict()["buffers"])
+            learner.run(TrainingPhase("inner"), poisoned(2, 0))
+            seen.append(guard.state_dict()["buffers"])
+
+    seen = []
+    guard = StopOnNonFinite("skip")
+    with pytest.warns(UserWarning, match="skipped"):
+        trained(data, guard, on("loss_begin", inside, updates=("params", "buffers")))
+    assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
+
+
+def test_lazy_models_get_their_snapshot_when_they_have_parameters():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.LazyBatchNorm1d(), torch.nn.Linear(4, 1))
+    data = poisoned(5, 3)
+    learner = make_learner(StopOnNonFinite("rollback", snapshot_every=1), model=model, lr=0.01)
+    with pytest.warns(UserWarning, match="back to the state after 3 updates"):
+        learner.fit(data, epochs=1)
+    assert all(value.isfinite().all() for value in model.state_dict().values())

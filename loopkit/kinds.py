@@ -1,0 +1,92 @@
+"""What the parts of a saved state are, checked before anything of it is used."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+__all__ = [
+    "ANY",
+    "COUNT",
+    "COUNTS",
+    "FLAG",
+    "LIST",
+    "MAPPING",
+    "NAMED",
+    "NUMBER",
+    "NUMBERS",
+    "SIZE",
+    "TEXT",
+    "Kind",
+    "is_number",
+    "is_plain",
+    "shown",
+    "wrong",
+]
+
+Kind = tuple[str, Callable[[Any], bool]]
+"""What it is called, and whether a value is one."""
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is an integer, a float or a tensor of one element; not a boolean."""
+    return type(value) in (int, float) or (isinstance(value, Tensor) and value.numel() == 1)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether it is a mapping of names to None, booleans, numbers of 64 bits, strings, and lists of such."""
+    return _is_named(value) and all(
+        part is None or type(part) in (bool, float, str) or (type(part) is int and part.bit_length() <= 64)
+        for entry in value.values()
+        for part in (entry if type(entry) is list else [entry])
+    )
+
+
+def _is_named(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(type(key) is str for key in value)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+ANY: Kind = ("anything", lambda v: True)
+COUNT: Kind = ("a count", _is_count)
+COUNTS: Kind = ("a list of counts", lambda v: type(v) is list and all(map(_is_count, v)))
+FLAG: Kind = ("true or false", lambda v: type(v) is bool)
+LIST: Kind = ("a list", lambda v: type(v) is list)
+MAPPING: Kind = ("a mapping", lambda v: isinstance(v, Mapping))
+NAMED: Kind = ("mappings by name", lambda v: _is_named(v) and all(isinstance(part, Mapping) for part in v.values()))
+NUMBER: Kind = ("a finite number", lambda v: is_number(v) and math.isfinite(v))
+NUMBERS: Kind = ("numbers by name", lambda v: _is_named(v) and all(map(is_number, v.values())))
+SIZE: Kind = ("a count above 0", lambda v: _is_count(v) and v > 0)
+TEXT: Kind = ("a string", lambda v: type(v) is str)
+
+
+def wrong(where: str, value: Any, kinds: Mapping[str, Kind], *, more: bool = True) -> list[str]:
+    """What is not of its kind, or missing, in the mapping ``value`` at ``where``; or is there without a kind.
+
+    >>> wrong("progress", {"steps": -1}, {"steps": COUNT, "epochs": COUNT})
+    ['progress.steps is -1, not a count', 'progress.epochs is missing']
+    """
+    if not isinstance(value, Mapping):
+        return [f"{where or 'the state'} is {shown(value)}, not a mapping"]
+    path = f"{where}." if where else ""
+    problems = [
+        f"{path}{key} is missing" if key not in value else f"{path}{key} is {shown(value[key])}, not {what}"
+        for key, (what, right) in kinds.items()
+        if key not in value or not right(value[key])
+    ]
+    return problems + ([] if more else [f"{path}{key!s:.40} is unknown" for key in value if key not in kinds])
+
+
+def shown(value: Any) -> str:
+    """A value in a message: short, whatever it is."""
+    if type(value) is int and value.bit_length() > 64:
+        return f"an integer of {value.bit_length()} bits"
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return f"{value!r:.60}"
+    return f"a {type(value).__name__}"

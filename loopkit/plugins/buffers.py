@@ -1,0 +1,60 @@
+"""Buffers, such as running statistics, copied and put back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from loopkit.errors import NonFiniteError
+
+if TYPE_CHECKING:
+    from loopkit.learner import Learner
+
+__all__ = ["Buffers", "cells"]
+
+
+def cells(learner: Learner) -> list[tuple[dict[str, Tensor | None], str]]:
+    """Where the buffers are kept, which modules may replace as well as change."""
+    modules = {module: None for model in learner.models.values() for module in model.modules()}
+    return [
+        (m._buffers, key)
+        for m in modules
+        for key, buffer in m._buffers.items()
+        if buffer is not None and not is_lazy(buffer)
+    ]
+
+
+class Buffers:
+    """A copy of all buffers."""
+
+    def __init__(self) -> None:
+        self.copies: list[Tensor] = []
+
+    def take(self, learner: Learner) -> None:
+        """Copy the buffers, into the memory of the last copies if they fit."""
+        tensors = [holder[key] for holder, key in cells(learner)]
+        live = [tensor.detach() for tensor in tensors if tensor is not None]
+        if [_looks(each) for each in live] != [_looks(each) for each in self.copies]:
+            self.copies = [tensor.clone() for tensor in live]
+        elif live:
+            torch._foreach_copy_(self.copies, live)
+
+    def restore(self, learner: Learner) -> None:
+        """Put the buffers back."""
+        now = cells(learner)
+        if len(now) != len(self.copies):
+            raise NonFiniteError(f"there are {len(now)} buffers, and were {len(self.copies)}: they cannot go back")
+        for (holder, key), saved in zip(now, self.copies, strict=True):
+            live = holder[key]
+            assert live is not None
+            if _looks(live) == _looks(saved):
+                live.detach().copy_(saved)
+            else:
+                holder[key] = saved.to(live.device, copy=True)
+
+
+def _looks(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype, tensor.device

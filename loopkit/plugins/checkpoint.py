@@ -1,0 +1,456 @@
+"""Save the whole run as it goes, and go on from where it was."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from loopkit.checkpoint import storage
+from loopkit.checkpoint.bundle import Contents, describe, read_state, restore
+from loopkit.checkpoint.storage import Listing, Manifest
+from loopkit.errors import CheckpointError, CorruptCheckpointError, FormatVersionError, NonFiniteError, PluginError
+from loopkit.hooks import hookimpl
+from loopkit.order import nearest
+
+if TYPE_CHECKING:
+    from loopkit.learner import Learner
+    from loopkit.phases import Phase
+    from loopkit.result import FitResult
+
+__all__ = ["Checkpoint"]
+
+
+class Checkpoint:
+    """Save everything that decides how training goes on, so that a run can be killed at any time and go on exactly.
+
+    Each checkpoint is a directory of its own below ``directory``, written whole or not at all: weights as
+    ``model.safetensors``, all else as JSON and safetensors, and a manifest with the digest of every file. A save is due
+    at the end of an epoch (after its validation, if there is one) or between two steps; what a signal, or an error
+    between two steps, interrupts is saved where it is. An error inside a step leaves nothing that could go on exactly:
+    the checkpoint before it stands.
+
+    Args:
+        directory: Where the checkpoints of this fit are, and of no other. A relative one is resolved now.
+        every_epochs: Save after every so many epochs; 1 if nothing else says when.
+        every_updates: Save after every so many updates.
+        every_minutes: Save after so many minutes.
+        keep_last: How many of the newest to keep; never fewer than two are.
+        keep_best: How many of the best to keep, too. One is saved whenever ``monitor`` is among the best.
+        monitor: The metric that says which are the best, such as ``"val/loss"``. Nan is never best.
+        mode: ``"min"`` or ``"max"``.
+        on_error: Save when an error, such as one of the loader, comes between two steps.
+        at_end: Save at the end of the fit what was trained since the last save.
+        resume: ``"auto"``: go on from the newest valid checkpoint, or begin if there is none; True: there must be one;
+            a path: from that checkpoint. By default the directory must not hold any.
+        replay: Let data without a position of its own be passed over up to where it was (`load_state_dict`).
+        allow: Plugins that may be missing in the checkpoint or here.
+        background: Write in a thread: the loop waits only for a copy of the state in main memory (`memory`). At most
+            one write is under way; an error of one is raised at the end of the next step.
+        name: The plugin's name; a second one, with a directory of its own, needs another.
+
+    Raises:
+        PluginError: An option is out of range.
+        CheckpointError: The directory cannot be used, or a checkpoint not be written or read.
+        StateError: Something cannot be saved (found before the first step), or a saved state does not fit.
+        NonFiniteError: A parameter is not finite, so nothing was saved.
+
+    Example::
+
+        Checkpoint("runs/a", every_epochs=1, keep_best=1, monitor="val/loss", resume="auto")
+    """
+
+    provides = "checkpoint"
+    optional = ("step_end",)
+    syncs = ("step_end", "phase_end")
+    """Saving reads the parameters."""
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        every_epochs: int | None = None,
+        every_updates: int | None = None,
+        every_minutes: float | None = None,
+        keep_last: int = 2,
+        keep_best: int = 0,
+        monitor: str | None = None,
+        mode: str = "min",
+        on_error: bool = True,
+        at_end: bool = True,
+        resume: str | Path | bool | None = None,
+        replay: bool = True,
+        allow: Sequence[str] = (),
+        background: bool = False,
+        name: str = "checkpoint",
+    ) -> None:
+        numbers = {"every_epochs": every_epochs, "every_updates": every_updates, "every_minutes": every_minutes}
+        for option, value in {**numbers, "keep_last": keep_last}.items():
+            whole = isinstance(value, int) or (option == "every_minutes" and isinstance(value, float))
+            if value is not None and (isinstance(value, bool) or not whole or not 0 < value < math.inf):
+                raise PluginError(f"Checkpoint: {option} is {value!r}: it is a number above 0")
+        if keep_best and (monitor is None or mode not in ("min", "max")):
+            raise PluginError(
+                f"Checkpoint: keep_best={keep_best} needs monitor='<phase>/<metric>' and mode='min' or 'max'; they are "
+                f"{monitor!r} and {mode!r}"
+            )
+        self.name = name
+        self.directory = Path(directory).absolute()
+        self.resume = Path(resume).absolute() if isinstance(resume, (str, Path)) and resume != "auto" else resume
+        self.monitor = monitor
+        self._mode = mode
+        self._every_epochs = 1 if all(value is None for value in numbers.values()) else every_epochs
+        self._every_updates = every_updates
+        self._every_seconds = math.inf if every_minutes is None else 60.0 * every_minutes
+        self._keep_last, self._keep_best = keep_last, keep_best
+        self._on_error, self._at_end = on_error, at_end
+        self._replay, self._allow = replay, tuple(allow)
+        self._snapshot = _Snapshot() if background else None
+        self._writer = _Writer()
+        self._remover = storage.Remover()
+        self._lock: storage.Lock | None = None
+        self._begun = False
+        """A fit has begun with this plugin: the checkpoints that are there are its own."""
+        self._tried = 0
+        """Dry runs that were made in this fit: one before the first step, and one after it."""
+        self._saved_at: tuple[Any, ...] | None = None
+        self._failure: BaseException | None = None
+        """The error that was seen last."""
+
+    def owns(self) -> tuple[str, ...]:
+        """The directory, and the right to load a state."""
+        return (f"checkpoints in {self.directory}", *(() if self.resume is None else ("checkpoint.resume",)))
+
+    @property
+    def memory(self) -> int:
+        """Bytes of main memory that background writing holds during a fit: one copy of the state."""
+        return 0 if self._snapshot is None else self._snapshot.nbytes
+
+    @hookimpl(writes=("*",))  # and so, turned round, last in fit_end
+    def fit_begin(self, learner: Learner) -> None:
+        """Take the directory, see that it can be written, and resume."""
+        storage.probe(self.directory)
+        self._lock = storage.Lock(self.directory)
+        self._lock.acquire()
+        try:
+            if self._lock.took_over:
+                _say(self._lock.took_over)
+            storage.clean(self.directory, everything=True)
+            if not self._begun:
+                self._start(learner)
+        except BaseException:
+            self._lock.release()
+            raise
+        self._begun, self._tried, self._failure = True, 0, None
+        self._saved_at = self._here(learner)
+        self._plan_next(learner)
+
+    @hookimpl(reads=("*",))
+    def epoch_context(self, learner: Learner) -> Any:
+        """Save what an error between two steps interrupts."""
+        return self._guard(learner)
+
+    @hookimpl(reads=("*",))
+    def epoch_begin(self, learner: Learner) -> None:
+        """Before the first step, see that everything can be saved."""
+        if not self._tried and learner.at_edge:
+            if learner.running is not None and learner.running.resumed:
+                self._tried = 1  # its loader is not where it was yet
+            else:
+                self._try(learner)
+
+    @hookimpl(reads=("*",))
+    def step_end(self, learner: Learner, phase: Phase) -> None:
+        """Save if it is due."""
+        if self._tried == 1 and phase.training and learner.at_edge:
+            self._try(learner)  # what optimizers hold is made in the first step
+        self._writer.check()
+        due = phase.training and (learner.progress.updates >= self._next_updates or time.monotonic() >= self._next_time)
+        if due and learner.at_edge and not self._writer.busy:
+            self._save(learner, "interval")
+
+    @hookimpl(reads=lambda plugin: ("*",) if plugin.monitor is None else ("*", f"metrics.{plugin.monitor}"))
+    def phase_end(self, learner: Learner, phase: Phase) -> None:
+        """Save if an epoch is complete, or the metric is among the best."""
+        if not learner.fitting_now or not learner.at_edge:
+            return
+        self._writer.check()
+        value = (
+            self._value(learner) if self.monitor is not None and phase.name == self.monitor.partition("/")[0] else None
+        )
+        at = learner.position
+        complete = learner.running is None and at is not None and not at.validate
+        every = self._every_epochs
+        due = complete and every is not None and learner.progress.epochs % every == 0
+        if (due and self._saved_at != self._here(learner)) or self._is_best(value):
+            self._save(learner, "epoch" if due else "best", value)
+
+    @hookimpl(reads=("*",))
+    def signal_begin(self, learner: Learner) -> None:
+        """Save where the signal came."""
+        assert learner.signal is not None
+        self._save(learner, learner.signal.name, now=True)
+
+    @hookimpl(writes=("*",))
+    def fit_end(self, learner: Learner, result: FitResult) -> None:
+        """Save what was trained since the last save, wait for what is being written, and let the directory go."""
+        try:
+            self._writer.wait()
+            if self._at_end and result.reason not in ("error", "signal") and self._saved_at != self._here(learner):
+                self._save(learner, "end", now=True)
+        finally:
+            try:
+                self._remover.close()
+            finally:
+                if self._snapshot is not None:
+                    self._snapshot.clear()
+                if self._lock is not None:
+                    self._lock.release()
+
+    @contextmanager
+    def _guard(self, learner: Learner) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if self._on_error and error is not self._failure and learner.fitting_now:
+                self._failure = error
+                if learner.at_edge and self._tried and self._saved_at != self._here(learner):
+                    try:
+                        self._save(learner, "error", now=True)
+                    except Exception as second:
+                        error.add_note(f"plugin {self.name!r}: nothing was saved at this error: {second}")
+            raise
+
+    def _start(self, learner: Learner) -> None:
+        found = storage.listing(self.directory)
+        if self.resume is None:
+            if found or found.problems:
+                raise CheckpointError(
+                    f"{self.directory} holds checkpoints of another run, the newest {(*found, *found.problems)[0]}: "
+                    f"give resume='auto' to go on with that run, or another directory"
+                )
+            return
+        if isinstance(self.resume, Path):
+            manifest = storage.read_manifest(self.resume)
+            self._load(learner, manifest, read_state(manifest))
+            return
+        newest = self._newest(found)
+        if newest is not None:
+            self._load(learner, *newest)
+        elif self.resume is True:
+            raise CheckpointError(f"{self.directory} holds no checkpoint: give resume='auto' to begin a run there")
+        else:
+            _say(f"{self.directory} holds no checkpoint: the run begins")
+
+    def _newest(self, found: Listing) -> tuple[Manifest, dict[str, Any]] | None:
+        """The newest checkpoint that can be read, with what is wrong with newer ones said aloud."""
+        for path, error in found.problems.items():
+            if isinstance(error, FormatVersionError):
+                raise error
+            warnings.warn(f"{error} ({path} is passed over)", stacklevel=2)
+        for manifest in found:
+            try:
+                return manifest, read_state(manifest)
+            except CorruptCheckpointError as error:
+                warnings.warn(f"{error} ({manifest.path} is passed over)", stacklevel=2)
+        if found or found.problems:
+            raise CorruptCheckpointError(f"{self.directory} holds no checkpoint that can be read: see the warnings")
+        return None
+
+    def _load(self, learner: Learner, manifest: Manifest, state: dict[str, Any]) -> None:
+        restore(learner, manifest, state, allow=self._allow, replay=self._replay)
+        versions = manifest.about.get("versions")
+        saved = versions.get("torch") if isinstance(versions, dict) else None, manifest.about.get("threads")
+        here = torch.__version__, torch.get_num_threads()
+        changed = [
+            f"{what}: {a} then, {b} now" for what, a, b in zip(("torch", "threads"), saved, here, strict=True) if a != b
+        ]
+        doubt = f"; it may differ in the last bits ({', '.join(changed)})" if changed else ""
+        counts = learner.progress
+        _say(f"resumed {manifest.path} at epoch {counts.epochs}, step {counts.steps:,}{doubt}")
+
+    def _plan_next(self, learner: Learner) -> None:
+        every = self._every_updates
+        self._next_updates = math.inf if every is None else (learner.progress.updates // every + 1) * every
+        self._next_time = time.monotonic() + self._every_seconds
+
+    @staticmethod
+    def _here(learner: Learner) -> tuple[Any, ...]:
+        at, counts = learner.position, learner.progress
+        return counts.epochs, counts.steps, counts.updates, at is not None and at.validate
+
+    def _try(self, learner: Learner) -> None:
+        Contents.of(learner, learner.state_dict()).files()
+        self._tried += 1
+
+    def _save(self, learner: Learner, reason: str, value: float | None = None, now: bool = False) -> None:
+        self._writer.wait()
+        for plugin in learner.plugins.values():
+            if (settle := getattr(plugin, "settle", None)) is not None:
+                settle(learner)
+        _check_finite(learner)
+        contents = Contents.of(learner, learner.state_dict())
+        about = describe(learner, contents, reason, monitored=None if value is None else repr(value))
+        write = partial(self._write, contents, about)
+        if self._snapshot is None or now:
+            write()
+        else:
+            self._snapshot.take(contents)
+            self._writer.start(write)
+        self._saved_at = self._here(learner)
+        self._plan_next(learner)
+
+    def _write(self, contents: Contents, about: dict[str, Any]) -> None:
+        """Write and rotate; in a thread of its own if ``background``."""
+        if self._snapshot is not None:
+            self._snapshot.wait()
+        storage.write(self.directory, contents.files(), about, label=f"step-{about['progress']['steps']}")
+        found = storage.listing(self.directory)
+        best = {manifest.path for _, manifest in self._ranked(found)[: self._keep_best]}
+        self._remover.remove(storage.keep(found, self._keep_last, best))
+
+    def _value(self, learner: Learner) -> float:
+        assert self.monitor is not None
+        value = learner.metrics.get(self.monitor)
+        if value is None:
+            known = list(learner.metrics)
+            raise PluginError(
+                f"plugin {self.name!r}: there is no metric {self.monitor!r}{nearest(self.monitor, known)}; there are: "
+                f"{', '.join(known) or 'none'}"
+            )
+        return float(value)
+
+    def _is_best(self, value: float | None) -> bool:
+        if value is None or not self._keep_best or math.isnan(value):
+            return False
+        ranked = self._ranked(storage.listing(self.directory))
+        return len(ranked) < self._keep_best or self._key(value) < ranked[self._keep_best - 1][0]
+
+    def _ranked(self, found: Listing) -> list[tuple[float, Manifest]]:
+        """Those with a value of the metric, best first, the older first among equals."""
+        values = [(manifest, manifest.about.get("monitored")) for manifest in reversed(found)]
+        ranked = [(self._key(_number(value)), manifest) for manifest, value in values if value is not None]
+        return sorted((item for item in ranked if not math.isnan(item[0])), key=lambda item: item[0])
+
+    def _key(self, value: float) -> float:
+        return value if self._mode == "min" else -value
+
+
+class _Snapshot:
+    """Copies of tensors in main memory, in buffers that are kept from one save to the next."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, str], Tensor] = {}
+        self._copied: torch.cuda.Event | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum({id(buffer): buffer.nbytes for buffer in self._buffers.values()}.values())
+
+    def take(self, contents: Contents) -> None:
+        """Replace the contents' tensors by copies; on CUDA without waiting for them."""
+        made: dict[tuple[str, str], Tensor] = {}
+        shared: dict[tuple[Any, ...], Tensor] = {}
+        for file, tensors in contents.tensors.items():
+            for name, tensor in tensors.items():
+                same = (tensor.device, tensor.dtype, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.is_conj())
+                buffer = shared.get(same) if tensor.numel() else None
+                if buffer is None:
+                    buffer = shared[same] = self._copy(self._buffers.get((file, name)), tensor.detach())
+                made[file, name] = tensors[name] = buffer
+        self._buffers = made
+        if any(device.type == "cuda" for device, *_ in shared):
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record()
+
+    @staticmethod
+    def _copy(buffer: Tensor | None, tensor: Tensor) -> Tensor:
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            pinned = tensor.is_cuda
+            buffer = torch.empty_like(tensor.resolve_conj().resolve_neg(), device="cpu", pin_memory=pinned)
+        return buffer.copy_(tensor, non_blocking=True)
+
+    def wait(self) -> None:
+        """Wait until the copies are there."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def clear(self) -> None:
+        """Free the memory."""
+        self._buffers = {}
+
+
+class _Writer:
+    """Runs one write at a time in a thread."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, write: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                write()
+            except BaseException as error:
+                self._error = error
+
+        self._thread = threading.Thread(target=run, name="loopkit-checkpoint")
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise what went wrong."""
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def wait(self) -> None:
+        """Wait for the write that is under way; raise what went wrong."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.check()
+
+
+def _check_finite(learner: Learner) -> None:
+    """Refuse to save parameters that are not finite."""
+    for model, module in learner.models.items():
+        named = [(name, p) for name, p in module.named_parameters() if p.is_floating_point() and p.numel()]
+        for device in {p.device for _, p in named}:
+            here = [(name, p) for name, p in named if p.device == device]
+            norms = torch.stack([n.double() for n in torch._foreach_norm([p.detach() for _, p in here], math.inf)])
+            finite = torch.isfinite(norms).tolist()  # host sync: a save is one anyway
+            if not all(finite):
+                name = here[finite.index(False)][0]
+                raise NonFiniteError(
+                    f"parameter {name!r} of model {model!r} is not finite at step {learner.progress.steps}: nothing "
+                    f"was saved, the checkpoints before it stand. StopOnNonFinite(gradients=True) finds the first cause"
+                )
+
+
+def _number(text: Any) -> float:
+    """The value of a metric in a manifest; nan if it is none."""
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def _say(text: str) -> None:
+    try:
+        print(f"loopkit: {text}", file=sys.stderr)
+    except (OSError, ValueError):
+        pass  # stderr is closed

@@ -1,0 +1,269 @@
+"""Write down a step that failed, so that it can be run again."""
+
+from __future__ import annotations
+
+import pdb
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from loopkit import generators
+from loopkit.batches import describe
+from loopkit.checkpoint import storage
+from loopkit.checkpoint.bundle import Contents, read_state
+from loopkit.checkpoint.bundle import describe as describe_run
+from loopkit.checkpoint.encoding import encode
+from loopkit.checkpoint.tensors import check
+from loopkit.errors import Cancel, CheckpointError, StateError
+from loopkit.hooks import hookimpl
+from loopkit.plugins.buffers import Buffers
+from loopkit.plugins.to_device import map_tensors, move
+from loopkit.state import apply, collect
+
+if TYPE_CHECKING:
+    from loopkit.learner import Learner
+    from loopkit.phases import Phase
+    from loopkit.step import Step
+
+__all__ = ["ReplayBundle", "replay"]
+
+WROTE = "loopkit: the step can be run again from "
+
+
+class ReplayBundle:
+    """When a step raises an error, write what is needed to run that one step again, with `replay`.
+
+    That is: the batch, the parameters, the buffers, the state of optimizers and plugins, the random generators, and
+    the gradients of an open accumulation window. Each bundle is a directory of its own below ``directory``, in the
+    format of a checkpoint; a note on the error says which.
+
+    Buffers, generators, counters and open windows are copied as each step begins, which is what the plugin costs. The
+    rest is taken when the error comes. So if an update of the same step came before the error, the bundle holds the
+    parameters after it, and says so; a batch that the step changed in place is written as changed; plugins are as they
+    are at the error. Errors of the loader, of ``move_batch`` and of the end of an epoch are of no step: no bundle.
+
+    Args:
+        directory: Where the bundles go, and nothing else; a relative one is resolved now.
+
+    Raises:
+        StateError: A batch holds something that cannot be saved; at the first step of a pass.
+        CheckpointError: The directory cannot be written; at the first step.
+    """
+
+    name = "replay_bundle"
+
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = Path(directory).absolute()
+        self._tried = False
+        self._begin: dict[str, Any] | None = None
+        """What is copied as a step begins; None between two steps."""
+        self._buffers = Buffers()
+        self._seen = False
+        """Whether this pass has had its first batch."""
+
+    @hookimpl
+    @contextmanager
+    def epoch_context(self, learner: Learner, phase: Phase) -> Iterator[None]:
+        """Write the bundle when an error passes through."""
+        outer = self._begin, self._buffers, self._seen
+        self._begin, self._buffers, self._seen = None, Buffers(), False
+        try:
+            yield
+        except Cancel:
+            raise
+        except Exception as error:
+            if self._begin is not None and not any(WROTE in note for note in getattr(error, "__notes__", ())):
+                try:
+                    error.add_note(f"{WROTE}{self._write(learner, phase, error)}")
+                except Exception as failure:  # the first error must not give way to this one
+                    error.add_note(f"loopkit: ReplayBundle could not write the step: {failure!r}")
+            raise
+        finally:
+            self._begin, self._buffers, self._seen = outer
+
+    @hookimpl(writes=("*",))  # which makes it the first: what others change comes after it in the replay, too
+    def step_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
+        """Copy what the step may change."""
+        epoch = learner.running
+        assert epoch is not None
+        if not self._seen:
+            self._check(learner, phase, step)
+        self._buffers.take(learner)
+        self._begin = {
+            "index": step.index,
+            "batch": step.batch,
+            "generators": generators.save(),
+            "progress": asdict(learner.progress),
+            "windows": {window.name: _copied(window.state_dict()) for window in epoch.windows if window.count},
+        }
+
+    @hookimpl(reads=("*",))
+    def step_end(self) -> None:
+        """Let go of what was copied."""
+        self._begin = None
+
+    @hookimpl(reads=("*",))
+    def step_cancelled(self) -> None:
+        """Let go of what was copied."""
+        self._begin = None
+
+    def _check(self, learner: Learner, phase: Phase, step: Step) -> None:
+        try:
+            _, tensors = encode(step.batch, "batch")
+            check(tensors, "batch")
+        except StateError as error:
+            raise StateError(
+                f"ReplayBundle cannot save this batch ({learner.where(phase, step)}): {error}. The batch is "
+                f"{describe(step.batch)}; make batches of tensors, numbers, strings, lists, tuples and dicts"
+            ) from error
+        if not self._tried:
+            storage.probe(self.directory)
+            self._tried = True
+        self._seen = True
+
+    def _write(self, learner: Learner, phase: Phase, error: Exception) -> Path:
+        begin, epoch = self._begin, learner.running
+        assert begin is not None
+        assert epoch is not None
+        failed = Buffers()
+        failed.take(learner)
+        if phase.training:  # elsewhere they do not change, and may be those of an average
+            self._buffers.restore(learner)
+        try:
+            state = collect(learner, positions=False)
+            updates = learner.progress.updates - begin["progress"]["updates"]
+            state["progress"], state["generators"], state["fit"] = begin["progress"], begin["generators"], None
+            state["passes"] = [
+                {"phase": phase.name, "steps": begin["index"], "data": None, "windows": begin["windows"]}
+            ]
+            state["replay"] = {
+                "batch": begin["batch"],
+                "length": epoch.length,
+                "on_model": _device(begin["batch"]) == _model_device(learner),
+                "error": type(error).__name__,
+                "message": str(error),
+                "updates": updates,
+            }
+            contents = Contents.of(learner, state)
+            about = describe_run(learner, contents, "error", error=f"{type(error).__name__}: {error}")
+            return storage.write(self.directory, contents.files(), about, label="replay").path
+        finally:
+            if phase.training:
+                failed.restore(learner)
+
+
+class _Again:
+    """Puts the batch and the generators in the place of those that the replay has begun with."""
+
+    name = "!replay"
+
+    def __init__(self, state: dict[str, Any], device: torch.device | None) -> None:
+        self.state, self.device = state, device
+
+    @hookimpl(writes=("*",))
+    def step_begin(self, step: Step) -> None:
+        batch = self.state["replay"]["batch"]
+        step.batch = batch if self.device is None else move(batch, self.device)
+        generators.restore(self.state["generators"])
+
+
+class _Done(Exception):
+    """Leaves the pass after the step, without the events of its end."""
+
+
+def replay(
+    path: str | Path, learner: Learner, *, debugger: bool = False, anomaly: bool = True, allow: Collection[str] = ()
+) -> Step:
+    """Load a bundle into a learner, and run its one step again: the error comes again.
+
+    The learner must be made as for the failed run, its plugins included. Those that save checkpoints or bundles are
+    removed from it first. The step comes without the events of a fit, and without those of the end of its pass. An
+    error that `StopOnNonFinite` found late, on an accelerator, does not come in its step; look with ``late=False``.
+
+    Args:
+        path: The directory that the note on the error names.
+        learner: It is not fit to go on with afterwards.
+        debugger: Start ``pdb`` where the error was raised.
+        anomaly: Run under ``torch.autograd.set_detect_anomaly``: an error in backward comes with the forward call that
+            it belongs to, as a warning; after a `NonFiniteError` a note on it says which function's backward first
+            gave a nan. For that the step is run twice.
+        allow: Plugins that may be missing, in the bundle or here.
+
+    Returns:
+        The step, if the error did not come.
+
+    Raises:
+        CheckpointError: There is no bundle at ``path``, or it is damaged.
+        StateError: It does not fit the learner.
+    """
+    manifest = storage.read_manifest(Path(path).absolute())
+    state = read_state(manifest)
+    if "replay" not in state:
+        raise CheckpointError(f"{manifest.path} is a checkpoint, not a bundle of ReplayBundle")
+    savers = [n for n, p in learner.plugins.items() if getattr(p, "provides", "") == "checkpoint"]
+    for name in [*savers, *(n for n, p in learner.plugins.items() if isinstance(p, ReplayBundle))]:
+        learner.remove(name)
+    allow = (*allow, *savers)
+    found = ""
+    if anomaly and state["replay"]["error"] == "NonFiniteError":
+        try:
+            _run(learner, state, allow, anomaly=True, check_nan=True)
+        except Exception as error:
+            found = f"loopkit: anomaly detection: {error}" if "returned nan" in str(error) else ""
+    try:
+        return _run(learner, state, allow, anomaly=anomaly, check_nan=False)
+    except Exception as error:
+        if found:
+            error.add_note(found)
+        if count := state["replay"]["updates"]:
+            error.add_note(
+                f"loopkit: {count} updates came before the error; the bundle holds the parameters after them"
+            )
+        if debugger:
+            pdb.post_mortem(error.__traceback__)
+        raise
+
+
+def _run(learner: Learner, state: dict[str, Any], allow: Collection[str], *, anomaly: bool, check_nan: bool) -> Step:
+    apply(learner, state, allow=allow)
+    again = _Again(state, _model_device(learner) if state["replay"]["on_model"] else None)
+    learner.add(again)
+    step: Step | None = None
+    try:
+        with (
+            torch.autograd.set_detect_anomaly(anomaly, check_nan),
+            learner.epoch(state["passes"][0]["phase"], state["replay"]["length"]) as epoch,
+        ):
+            step = epoch.step(state["replay"]["batch"])
+            raise _Done
+    except _Done:
+        pass
+    finally:
+        learner.remove(again.name)
+    assert step is not None
+    return step
+
+
+def _copied(window: dict[str, Any]) -> dict[str, Any]:
+    return {**window, "grads": [None if grad is None else grad.clone() for grad in window["grads"]]}
+
+
+def _device(batch: Any) -> torch.device | None:
+    found: list[torch.device] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor.device)
+        return tensor
+
+    map_tensors(batch, note)
+    return found[0] if found else None
+
+
+def _model_device(learner: Learner) -> torch.device | None:
+    params: Iterator[Tensor] = (p for model in learner.models.values() for p in model.parameters())
+    return next((p.device for p in params), None)

@@ -1,0 +1,97 @@
+"""Skip steps whose loss is far above the recent ones."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from loopkit.errors import CancelStep, PluginError
+from loopkit.hooks import hookimpl
+
+if TYPE_CHECKING:
+    from loopkit.phases import Phase
+    from loopkit.step import Step
+
+__all__ = ["SkipSpikes"]
+
+
+class SkipSpikes:
+    """Cancel a step, before its backward, whose loss is above ``mean + threshold * std`` of the last good ones.
+
+    That is the z-score rule of ZClip (arXiv:2504.02507, which applies it to gradient norms), on the loss and over a
+    window; std is the population's, and at least 1 % of the mean's absolute value. The first ``warmup`` losses are all
+    good. After ``max_skips`` spikes in a row the loss has a new level: the next step is taken, and the warm-up begins
+    again. A loss that is infinite or not a number is left to `StopOnNonFinite`. Each phase has losses of its own; in a
+    step with several backwards the first one counts. Batches that were passed over have still moved running statistics.
+
+    Args:
+        threshold: In standard deviations.
+        window: Losses that are remembered, in steps.
+        warmup: At least so many losses must be known, in steps.
+        max_skips: Steps in a row that are skipped at most.
+        wait: Allow it to wait for the loss in every step, where that is on an accelerator.
+
+    Raises:
+        PluginError: An argument is out of range; or the loss is on an accelerator, and ``wait`` is False.
+    """
+
+    name = "skip_spikes"
+    syncs = ("backward_begin",)
+    """On the CPU reading the loss waits for nothing; on an accelerator it must be asked for."""
+
+    def __init__(
+        self, threshold: float = 5.0, *, window: int = 100, warmup: int = 20, max_skips: int = 5, wait: bool = False
+    ) -> None:
+        if not 0 < threshold < math.inf:
+            raise PluginError(f"SkipSpikes(threshold={threshold}): it is a positive number of standard deviations")
+        if not 2 <= warmup <= window or max_skips < 1:
+            raise PluginError(
+                f"SkipSpikes: warmup={warmup} must be from 2 to window={window}, max_skips={max_skips} at least 1"
+            )
+        self.threshold, self.window, self.warmup = threshold, window, warmup
+        self.max_skips, self.wait = max_skips, wait
+        self.skipped = 0
+        """Steps skipped so far."""
+        self._row = 0
+        self._losses: dict[str, list[float]] = {}
+
+    @hookimpl(reads=("loss",))
+    def backward_begin(self, phase: Phase, step: Step) -> None:
+        """Compare the loss with the last good ones."""
+        loss = getattr(step, "loss", None)
+        if not isinstance(loss, Tensor) or step.had_backward:
+            return
+        if loss.device.type != "cpu" and not self.wait:
+            raise PluginError(
+                f"SkipSpikes: the loss is on {loss.device}, and every step would wait for it: give wait=True if that "
+                f"is what you want"
+            )
+        value = loss.item()  # host sync: on an accelerator, where wait=True asks for it
+        if not math.isfinite(value):
+            return
+        good = self._losses.setdefault(phase.name, [])
+        if len(good) >= self.warmup:
+            mean = math.fsum(good) / len(good)
+            std = math.sqrt(math.fsum((each - mean) ** 2 for each in good) / len(good))
+            std = max(std, 0.01 * abs(mean))
+            if value > mean + self.threshold * std:
+                if self._row < self.max_skips:
+                    self._row += 1
+                    self.skipped += 1
+                    raise CancelStep(f"the loss {value:.4g} is a spike: the last good ones are {mean:.4g} +- {std:.4g}")
+                good.clear()
+        self._row = 0
+        good.append(value)
+        del good[: -self.window]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The last good losses by phase, and the counts."""
+        losses = {name: list(values) for name, values in self._losses.items()}
+        return {"losses": losses, "row": self._row, "skipped": self.skipped}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        self._losses = {name: list(values) for name, values in state["losses"].items()}
+        self._row, self.skipped = state["row"], state["skipped"]

@@ -1,0 +1,487 @@
+"""The state of a learner: everything that decides how training goes on, collected and put back."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from loopkit import generators
+from loopkit.dispatch import add_note, locate
+from loopkit.errors import ReentrancyError, StateError
+from loopkit.kinds import (
+    ANY,
+    COUNT,
+    COUNTS,
+    FLAG,
+    LIST,
+    MAPPING,
+    NAMED,
+    NUMBER,
+    NUMBERS,
+    SIZE,
+    TEXT,
+    Kind,
+    is_number,
+    shown,
+    wrong,
+)
+from loopkit.order import nearest
+from loopkit.positions import begin, load_position, malformed, needs_replay, pass_length, resume, save_position
+from loopkit.progress import Progress
+
+if TYPE_CHECKING:
+    from loopkit.epoch import Epoch
+    from loopkit.learner import Learner
+
+__all__ = ["Pending", "Position", "apply", "collect"]
+
+
+@dataclass
+class Position:
+    """Where a fit is: what it has done, and which pass comes next or is under way."""
+
+    start: Progress
+    """The counters when the fit began."""
+    epochs: int = 0
+    """Training passes that have ended."""
+    validate: bool = False
+    """The next pass, or the one under way, is the validation that follows a training pass."""
+    validating: bool = False
+    """A validation in the middle of a training pass is due or under way."""
+    validated: int = 0
+    """Updates when the last validation in the middle of a training pass began."""
+    seconds: float = 0.0
+    """How long the fit had run when it was saved; those since then are not in it."""
+    stop: tuple[str, str] | None = None
+    """The request for an end that was there when it was saved, before that came: its reason, and by whom."""
+
+    @classmethod
+    def of(cls, saved: Mapping[str, Any]) -> Position:
+        """The position that ``asdict`` was made of."""
+        return cls(**{**saved, "start": Progress(**saved["start"])})
+
+
+@dataclass
+class Pending:
+    """What a loaded state holds for passes and loaders that have not begun again yet."""
+
+    passes: list[dict[str, Any]] = field(default_factory=list)
+    """The passes that were open, the outermost first."""
+    data: dict[str, Any] = field(default_factory=dict)
+    """Positions of loaders without an open pass, by phase."""
+    generators: Any = None
+    replay: bool = False
+
+
+def collect(learner: Learner, positions: bool = True) -> dict[str, Any]:
+    """What ``Learner.state_dict`` returns; without positions there is nothing in it of open passes and their data."""
+    state: dict[str, Any] = {
+        "models": {},
+        "buffers": {},
+        "optimizers": {
+            name: {"class": type(optimizer).__name__, **optimizer.state_dict()}
+            for name, optimizer in learner.optimizers.items()
+        },
+        "accumulate": learner.accumulate,
+        "progress": asdict(learner.progress),
+        "metrics": dict(learner.metrics),
+        "plugins": {name: _state_of(name, plugin) for name, plugin in stateful(learner).items()},
+    }
+    with raw_weights(learner):
+        for name, model in learner.models.items():
+            state["models"][name] = dict(model.state_dict())
+            state["buffers"][name] = {key: tensor.detach() for key, tensor in _unsaved_buffers(model).items()}
+    passes = learner._open_passes() if positions else []
+    pending = learner._pending
+    waiting = pending.passes if pending is not None and positions else []  # loaded, and not open again yet
+    state["passes"] = [*(_pass(epoch) for epoch in passes), *waiting]
+    opened = {epoch.phase.name for epoch in passes} | {saved["phase"] for saved in waiting}
+    state["data"] = {} if pending is None else dict(pending.data)
+    for phase, data in learner._loaders.items() if positions else ():
+        if phase not in opened and phase not in state["data"]:  # else not restored yet
+            state["data"][phase] = save_position(data, 0, running=False)
+    position = learner.position
+    state["fit"] = None
+    if position is None and learner._resumed is not None:  # loaded, and its fit has not begun again yet
+        state["fit"] = asdict(learner._resumed)
+    elif position is not None:
+        asked = learner._stop if learner.result is not None and learner.result.reason == "running" else None
+        state["fit"] = {**asdict(position), "seconds": learner._seconds(), "stop": asked}
+    loaded = None if pending is None else pending.generators
+    state["generators"] = generators.save() if loaded is None else loaded
+    return state
+
+
+def apply(
+    learner: Learner, state: Mapping[str, Any], *, allow: Collection[str] = (), replay: bool = True, own: bool = False
+) -> None:
+    """What ``Learner.load_state_dict`` does; with ``own`` the state's tensors may be taken over instead of copied."""
+    if learner._epochs:
+        raise ReentrancyError("load_state_dict: a pass is running; load before it begins")
+    if problems := _malformed(state):
+        raise StateError(
+            f"the state is malformed, and nothing was loaded: {'; '.join(_few(problems))}. Take another copy of it"
+        )
+    problems = [
+        *_models(learner, state),
+        *_optimizers(learner, state),
+        *_windows(learner, state),
+        *_plugins(learner, state, allow),
+    ]
+    if problems:
+        raise StateError("the state does not fit this learner, and nothing was loaded: " + "; ".join(problems))
+    state = state if own else copy.deepcopy(dict(state))
+    undo: list[tuple[str, Callable[[], None]]] = []
+    try:
+        _load(learner, state, undo)
+    except BaseException as error:
+        for what, put_back in reversed(undo):
+            try:
+                put_back()
+            except Exception as second:
+                add_note(error, f"{what} could not be put back as it was before the load: {second!r}")
+        raise
+    for counter, value in state["progress"].items():
+        setattr(learner.progress, counter, value)
+    learner.metrics.clear()
+    learner.metrics.update(state["metrics"])
+    if state["fit"] is not None:
+        learner._restore_position(Position.of(state["fit"]))
+    learner._pending = Pending(list(state["passes"]), dict(state["data"]), state["generators"], replay)
+
+
+def _load(learner: Learner, state: Mapping[str, Any], undo: list[tuple[str, Callable[[], None]]]) -> None:
+    """Load what may refuse; ``undo`` collects how to put back what has changed."""
+    for name, plugin in stateful(learner).items():
+        if name in state["plugins"]:
+            undo.append((f"plugin {name!r}", _undo_plugin(plugin)))
+            try:
+                plugin.load_state_dict(state["plugins"][name])
+            except Exception as error:
+                locate(error, f"in load_state_dict of plugin {name!r}, whose saved state may be of another version")
+                raise
+    for name, optimizer in learner.optimizers.items():
+        undo.append((f"optimizer {name!r}", _undo_attributes(optimizer)))
+        try:
+            _load_optimizer(optimizer, state["optimizers"][name])
+        except Exception as error:
+            locate(error, f"in load_state_dict of optimizer {name!r}")
+            raise
+    before = generators.save()
+    undo.append(("the random generators", lambda: generators.restore(before)))
+    generators.restore(state["generators"])
+    with torch.no_grad():
+        for name, model in learner.models.items():
+            if any(not isinstance(value, Tensor) for value in model.state_dict().values()):
+                undo.append((f"model {name!r}", partial(model.load_state_dict, copy.deepcopy(model.state_dict()))))
+            try:
+                model.load_state_dict(state["models"][name])
+            except Exception as error:
+                locate(error, f"in load_state_dict of model {name!r}")
+                raise
+            for key, buffer in _unsaved_buffers(model).items():
+                buffer.copy_(state["buffers"][name][key])
+
+
+def _undo_plugin(plugin: Any) -> Callable[[], None]:
+    """What puts a plugin back into the state that it has now."""
+    attributes = _undo_attributes(plugin)
+    try:
+        before = copy.deepcopy(plugin.state_dict())
+    except Exception:  # it has none before the first fit
+        return attributes
+
+    def undo() -> None:
+        try:
+            plugin.load_state_dict(before)  # what its parts hold
+        finally:
+            attributes()
+
+    return undo
+
+
+def _undo_attributes(owner: Any) -> Callable[[], None]:
+    """What gives an object the attributes that it has now."""
+    attributes = getattr(owner, "__dict__", {})
+    before = dict(attributes)
+
+    def undo() -> None:
+        attributes.clear()
+        attributes.update(before)
+
+    return undo
+
+
+def stateful(learner: Learner) -> dict[str, Any]:
+    """The plugins that have a state."""
+    return {name: plugin for name, plugin in learner.plugins.items() if callable(getattr(plugin, "state_dict", None))}
+
+
+@contextmanager
+def raw_weights(learner: Learner) -> Iterator[None]:
+    """Inside, the models hold their own weights, whatever a plugin has put in their place."""
+    with ExitStack() as stack:
+        for plugin in learner.plugins.values():
+            if (raw := getattr(plugin, "raw_weights", None)) is not None:
+                stack.enter_context(raw(learner))
+        yield
+
+
+def restore_windows(epoch: Epoch, saved: Mapping[str, Any]) -> None:
+    """Reopen the accumulation windows of a pass."""
+    for name, values in saved.items():
+        window = epoch.window(name)
+        window.reopen(epoch.last_step(), values)
+
+
+def resume_data(epoch: Epoch, pending: Pending | None) -> Any:
+    """Put the data of a pass that is about to begin where it was; returns what to iterate over."""
+    data = epoch.data
+    if pending is not None and epoch.saved is None and epoch.phase.name in pending.data:
+        load_position(data, pending.data.pop(epoch.phase.name), replay=pending.replay)
+    saved = None if epoch.saved is None else epoch.saved["data"]
+    if saved is None:
+        epoch.begun = begin(data, generators.save()) if needs_replay(data) else None
+        return data
+    assert pending is not None
+    passed = load_position(data, saved, replay=pending.replay)
+    epoch.begun = saved.get("begun")
+    if passed and epoch.begun is not None:
+        generators.restore(epoch.begun["generators"])
+    epoch.set_length(pass_length(data, saved))
+    return resume(data, saved, passed)
+
+
+def _pass(epoch: Epoch) -> dict[str, Any]:
+    data = None
+    if epoch.data is not None:
+        position = epoch.learner.position
+        earlier = 0 if position is None or epoch.made else position.epochs - position.validate
+        data = save_position(epoch.data, epoch.steps, running=True, begun=epoch.begun, earlier_passes=earlier)
+    windows = {window.name: window.state_dict() for window in epoch.windows if window.count}
+    return {"phase": epoch.phase.name, "steps": epoch.steps, "data": data, "windows": windows}
+
+
+def _state_of(name: str, plugin: Any) -> Any:
+    try:
+        return plugin.state_dict()
+    except Exception as error:
+        locate(error, f"in state_dict of plugin {name!r}")
+        raise
+
+
+def _unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers that ``model.state_dict()`` leaves out."""
+    saved = model.state_dict()
+    return {name: buffer for name, buffer in model.named_buffers() if name not in saved}
+
+
+def _malformed(state: Mapping[str, Any]) -> list[str]:
+    """What is not as `collect` makes it, whatever the learner."""
+    parts = {
+        "models": NAMED,
+        "buffers": NAMED,
+        "optimizers": NAMED,
+        "progress": MAPPING,
+        "metrics": NUMBERS,
+        "plugins": MAPPING,
+        "passes": LIST,
+        "data": MAPPING,
+        "generators": MAPPING,
+    }
+    if problems := wrong("", state, parts):
+        return problems
+    problems = wrong("progress", state["progress"], {counter.name: COUNT for counter in fields(Progress)}, more=False)
+    if set(state["buffers"]) != set(state["models"]):
+        problems.append(f"buffers are those of {list(state['buffers'])}, models are {list(state['models'])}")
+    for name, saved in state["optimizers"].items():
+        problems += _malformed_optimizer(f"optimizers.{name}", saved)
+    for index, saved in enumerate(state["passes"]):
+        where = f"passes[{index}]"
+        problems += wrong(where, saved, {"phase": TEXT, "steps": COUNT, "data": ANY, "windows": NAMED})
+        if isinstance(saved, Mapping):
+            problems += [] if saved.get("data") is None else malformed(f"{where}.data", saved["data"])
+            if NAMED[1](saved.get("windows")):
+                for name, window in saved["windows"].items():
+                    problems += wrong(f"{where}.windows.{name}", window, WINDOW)
+    for phase, saved in state["data"].items():
+        problems += malformed(f"data.{phase}", saved)
+    if "fit" not in state:
+        problems.append("fit is missing")
+    elif state["fit"] is not None:
+        problems += wrong("fit", state["fit"], POSITION, more=False)
+    return problems
+
+
+def _malformed_optimizer(where: str, saved: Mapping[str, Any]) -> list[str]:
+    if problems := wrong(where, saved, {"class": TEXT, "state": MAPPING, "param_groups": LIST}):
+        return problems
+    problems = [
+        problem
+        for index, group in enumerate(saved["param_groups"])
+        for problem in wrong(f"{where}.param_groups[{index}]", group, {"params": COUNTS})
+    ]
+    if problems:
+        return problems
+    known = [index for group in saved["param_groups"] for index in group["params"]]
+    if known != list(range(len(known))):
+        problems.append(f"{where}.param_groups do not number the parameters from 0 on")
+    for index, values in saved["state"].items():
+        if type(index) is not int or not 0 <= index < len(known) or not isinstance(values, Mapping):
+            problems.append(f"{where}.state[{shown(index)}] is {shown(values)}, not a mapping for a parameter")
+    return problems
+
+
+def _models(learner: Learner, state: Mapping[str, Any]) -> list[str]:
+    problems = _names("models", state["models"], learner.models)
+    for name, model in learner.models.items():
+        saved = {**state["models"].get(name, {}), **state["buffers"].get(name, {})}
+        own = {**model.state_dict(), **_unsaved_buffers(model)}
+        if name in state["models"]:
+            problems += _names(f"tensors of model {name!r}", saved, own)
+            if not problems and set(state["buffers"][name]) != set(_unsaved_buffers(model)):
+                problems.append(f"model {name!r}: tensors of the state stand in the wrong part, models or buffers")
+        different = [
+            f"{key}: {_looks(saved[key])} in the state, {_looks(value)} here"
+            for key, value in own.items()
+            if key in saved and isinstance(value, Tensor) and not is_lazy(value) and _looks(saved[key]) != _looks(value)
+        ]
+        problems += _first(f"tensors of model {name!r} that differ", different)
+    return problems
+
+
+def _optimizers(learner: Learner, state: Mapping[str, Any]) -> list[str]:
+    problems = _names("optimizers", state["optimizers"], learner.optimizers)
+    for name, optimizer in learner.optimizers.items():
+        saved = state["optimizers"].get(name)
+        if saved is None:
+            continue
+        kinds = saved["class"], type(optimizer).__name__
+        sizes = [_sizes(saved["param_groups"]), _sizes(optimizer.param_groups)]
+        if kinds[0] != kinds[1]:
+            problems.append(f"optimizer {name!r}: {kinds[0]} in the state, {kinds[1]} here")
+        if sizes[0] != sizes[1]:
+            problems.append(f"optimizer {name!r}: parameters per group {sizes[0]} in the state, {sizes[1]} here")
+        elif kinds[0] == kinds[1]:
+            problems += _first(f"entries of optimizer {name!r} that do not fit", _entries(optimizer, saved))
+    return problems
+
+
+def _entries(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> list[str]:
+    """What in the groups and the state of an optimizer it could not go on with."""
+    problems = []
+    for index, (own, group) in enumerate(zip(optimizer.param_groups, saved["param_groups"], strict=True)):
+        for key, value in own.items():
+            if key not in group:
+                if value is not None and value is not False:  # else a newer torch added it, and defaults to that
+                    problems.append(f"param_groups[{index}] lacks {key!r}")
+            elif is_number(value) != is_number(group[key]) and value is not None and group[key] is not None:
+                problems.append(f"param_groups[{index}][{key!r}] is {shown(group[key])}, {shown(value)} here")
+    kind = type(optimizer)
+    if kind.__module__.startswith("torch.optim.") and kind.__name__ not in ("LBFGS", "Adafactor"):
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        for index, values in saved["state"].items():
+            problems += [
+                f"state[{index}][{key!r}] has shape {tuple(value.shape)}, the parameter {tuple(params[index].shape)}"
+                for key, value in values.items()
+                if isinstance(value, Tensor) and value.numel() != 1 and value.shape != params[index].shape
+            ]
+    return problems
+
+
+def _windows(learner: Learner, state: Mapping[str, Any]) -> list[str]:
+    windows = [(name, window) for saved in state["passes"] for name, window in saved["windows"].items()]
+    problems: list[str] = []
+    for name, window in windows:
+        optimizer = learner.optimizers.get(name)
+        if optimizer is None:
+            problems += _names("windows of optimizers", [name], learner.optimizers)
+            continue
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        grads = window["grads"]
+        if len(grads) != len(params):
+            problems.append(f"window of {name!r}: {len(grads)} gradients in the state, {len(params)} parameters here")
+        elif any(g is not None and g.shape != p.shape for g, p in zip(grads, params, strict=True)):
+            problems.append(f"window of {name!r}: gradients of other shapes than the parameters here")
+    return problems
+
+
+def _plugins(learner: Learner, state: Mapping[str, Any], allow: Collection[str]) -> list[str]:
+    saved = [name for name in state["plugins"] if name not in allow]
+    own = [name for name in stateful(learner) if name not in allow]
+    problems = _names("plugins", saved, own)
+    hint = ["allow=(<name>, ...) loads without them: what is not in the state begins anew"]
+    return problems + (hint if problems else [])
+
+
+def _names(what: str, saved: Collection[str], own: Collection[str]) -> list[str]:
+    missing = [f"{name!r}{nearest(name, own)}" for name in saved if name not in own]
+    extra = [repr(name) for name in own if name not in saved]
+    return _first(f"{what} in the state that are not here", missing) + _first(
+        f"{what} here that are not in the state", extra
+    )
+
+
+def _sizes(groups: list[dict[str, Any]]) -> list[int]:
+    return [len(group["params"]) for group in groups]
+
+
+def _first(what: str, items: list[str], most: int = 5) -> list[str]:
+    if not items:
+        return []
+    rest = f" and {len(items) - most} more" if len(items) > most else ""
+    return [f"{len(items)} {what}: {', '.join(items[:most])}{rest}"]
+
+
+def _few(problems: list[str], most: int = 5) -> list[str]:
+    return problems[:most] + ([f"and {len(problems) - most} more"] if len(problems) > most else [])
+
+
+WINDOW: dict[str, Kind] = {
+    "size": SIZE,
+    "count": SIZE,
+    "first": NUMBER,
+    "total": NUMBER,
+    "weight": NUMBER,
+    "even": FLAG,
+    "grads": ("a list of gradients", lambda v: type(v) is list and all(g is None or isinstance(g, Tensor) for g in v)),
+}
+POSITION: dict[str, Kind] = {
+    "start": (
+        "counters",
+        lambda v: not wrong("", v, {counter.name: COUNT for counter in fields(Progress)}, more=False),
+    ),
+    "epochs": COUNT,
+    "validate": FLAG,
+    "validating": FLAG,
+    "validated": COUNT,
+    "seconds": ("a duration", lambda v: is_number(v) and 0 <= v < math.inf),
+    "stop": (
+        "a reason and its author",
+        lambda v: v is None or (type(v) is tuple and len(v) == 2 and all(type(part) is str for part in v)),
+    ),
+}
+
+
+def _looks(value: Any) -> str:
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Load the state with the dtypes that it was saved with, where torch would cast to those of the parameters."""
+    optimizer.load_state_dict({"state": saved["state"], "param_groups": saved["param_groups"]})
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, values in saved["state"].items():
+        now = optimizer.state[params[index]]
+        for key, value in values.items():
+            if isinstance(value, Tensor) and value.dtype != now[key].dtype:
+                now[key] = value.to(now[key].device)

@@ -1,0 +1,451 @@
+"""Prove that a run, with its plugins, goes on exactly: kill it for real, resume it, and compare every bit."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.machinery
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import loopkit
+from loopkit.checkpoint.bundle import find, read_state, save
+from loopkit.checkpoint.diff import Difference, count, differences, part
+from loopkit.checkpoint.encoding import dumps, encode
+from loopkit.checkpoint.tensors import pack
+from loopkit.errors import LoopkitError
+from loopkit.hooks import hookimpl
+from loopkit.learner import Learner
+from loopkit.order import nearest
+from loopkit.plugins.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from loopkit.phases import Phase
+
+__all__ = ["Outcome", "Run", "child", "fresh_process", "load_function", "made", "verify_resume"]
+
+SPREAD = 3
+"""How many steps are chosen to kill at, if none is given."""
+COMPARABLE = ("models", "buffers", "optimizers", "progress", "metrics", "plugins", "generators")
+"""What is the same before a state is saved and right after it is loaded; data begin anew only with their pass."""
+OUTPUT = 20_000
+"""Characters shown of the output of a process that failed."""
+CHANGED = "saving the state changes the run: a state_dict() has side effects"
+UNSEEDED = "the script itself is not reproducible: seed it. Two runs that nothing interrupted differ"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one comparison found; print it."""
+
+    what: str
+    """What was compared."""
+    problem: str = ""
+    """Why it failed, in lines; empty if every bit is the same."""
+
+    def __str__(self) -> str:
+        if not self.problem:
+            return f"{self.what}: the same in every bit"
+        return f"{self.what}: " + self.problem.replace("\n", "\n    ")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a process is to do."""
+
+    target: str
+    out: str
+    """A directory of its own, which is there."""
+    epochs: int | None = None
+    checkpoints: str = ""
+    """Where to save every update, and to resume from; empty: no checkpoint is saved."""
+    kill_at: int = 0
+    """The step at which it kills itself; 0: not at all."""
+    signal: str = "KILL"
+    ignore: list[str] = field(default_factory=list)
+
+
+Launch = Callable[[Run, float], int]
+
+
+def verify_resume(
+    target: str,
+    *,
+    kill_at: Sequence[int] = (),
+    signal_name: str = "KILL",
+    epochs: int | None = None,
+    ignore: Collection[str] = ("seconds",),
+    timeout: float = 600.0,
+    launch: Launch | None = None,
+) -> Iterator[Outcome]:
+    """Run a fit whole, and killed and resumed, each in a process of its own, and compare the final states.
+
+    The function that ``target`` names takes no arguments and returns ``(learner, fit)``: a new `Learner`, and the
+    arguments of its ``fit`` as a dict::
+
+        def make_learner():
+            learner = Learner(model(), nn.MSELoss(), sgd, plugins=[MyPlugin()], seed=0)
+            return learner, {"train": train, "val": val, "epochs": 3}
+
+    A plugin that saves checkpoints is replaced by one that saves every update in a temporary directory. The first
+    comparison is of two runs that nothing interrupts, one without and one with such a plugin. A killed process dies
+    at the end of the step, right after it was saved.
+
+    Args:
+        target: ``"path/to/script.py:make_learner"``. The script is run as by ``python script.py``, but is not
+            ``__main__``.
+        kill_at: Training steps of the fit, from 1; by default a few that are spread over it.
+        signal_name: ``"KILL"``, or ``"TERM"``, after which the process may save and end by itself.
+        epochs: In place of the ones in ``fit``.
+        ignore: Keys in states whose values may differ, at any depth: measured times.
+        timeout: Seconds that a process may take.
+        launch: Runs a process, within some seconds, and returns its exit code; `fresh_process` by default.
+
+    Returns:
+        An iterator over the comparisons, as they are made; one with a problem of the script itself is the last.
+
+    Raises:
+        LoopkitError: The script or the function is not what it must be, the run fails by itself, or ``kill_at`` is
+            not within it.
+    """
+    file, _ = _split(target)
+    if signal_name not in ("KILL", "TERM"):
+        raise LoopkitError(f"signal_name is {signal_name!r}: it is 'KILL' or 'TERM'")
+    target = f"{os.path.abspath(file)}:{_split(target)[1]}"
+    with tempfile.TemporaryDirectory(prefix="loopkit-verify-") as directory:
+        base = Run(target, directory, epochs, signal=signal_name, ignore=sorted(ignore))
+        yield from _Verification(base, kill_at, timeout, launch or fresh_process).outcomes()
+
+
+class _Verification:
+    """One call of `verify_resume`."""
+
+    def __init__(self, base: Run, kill_at: Sequence[int], timeout: float, launch: Launch) -> None:
+        self.base, self.kill_at, self.timeout, self.launch = base, kill_at, timeout, launch
+        self.unseeded: set[str] = set()
+        """Random generators, as parts of the state, that nobody has seeded, without any effect."""
+
+    def outcomes(self) -> Iterator[Outcome]:
+        code, first = self.run("whole")
+        if code:
+            raise _with_output(f"the run fails by itself (exit code {code}): see its output", first)
+        reference = read_state(find(first / "final"))
+        steps = int(json.loads((first / "steps.json").read_text()))
+        for at in self.kill_at:
+            if not 0 < at <= steps:
+                raise LoopkitError(f"kill_at is {at}: the run has {steps} steps, so give a number from 1 to {steps}")
+        code, saving = self.run("saving", checkpoints="checkpoints")
+        what = f"two runs of {steps} steps, the second one saving every update"
+        if code:
+            yield Outcome(what, f"the second one failed (exit code {code}), see its output:\n{_output(saving)}")
+            return
+        found = self.compare(reference, saving)
+        if all(difference.path[0] == "generators" for difference in found):
+            self.unseeded = {difference.part for difference in found}
+        elif found:
+            _, second = self.run("again")
+            unseeded = self.compare(reference, second)
+            title, found = (UNSEEDED, unseeded) if unseeded else (CHANGED, found)
+            yield Outcome(what, f"DIFFERENT. {_lines(title, found, (), found)}")
+            return
+        if self.unseeded:
+            what += f" (left out as nothing depends on them: {', '.join(sorted(self.unseeded))})"
+        yield Outcome(what)
+        expected = _trace(saving)
+        for at in self.kill_at or _spread(steps):
+            yield self.interrupted(at, reference, expected)
+
+    def interrupted(self, at: int, reference: Any, expected: list[_Traced]) -> Outcome:
+        name = f"SIG{self.base.signal}"
+        what = f"killed by {name} at step {at}"
+        code, killed = self.run(f"killed-{at}", checkpoints=f"checkpoints-{at}", kill_at=at)
+        if code not in ((-signal.SIGKILL,) if self.base.signal == "KILL" else (-signal.SIGTERM, 128 + signal.SIGTERM)):
+            return Outcome(what, f"it did not end by {name} (exit code {code}), see its output:\n{_output(killed)}")
+        code, resumed = self.run(f"resumed-{at}", checkpoints=f"checkpoints-{at}")
+        if code:
+            return Outcome(what, f"it could not be resumed (exit code {code}), see its output:\n{_output(resumed)}")
+        traced = _trace(resumed)
+        begun = traced[0].steps if traced and traced[0].loaded else 0
+        what += f", resumed at step {begun}" if begun else ", begun anew as nothing had been saved yet"
+        found = self.compare(reference, resumed)
+        for each in (*expected, *traced):
+            for name in self.unseeded & each.parts.keys():
+                del each.parts[name]
+        plugins = json.loads((resumed / "plugins.json").read_text())
+        return Outcome(what, f"DIFFERENT. {_diagnose(found, expected, traced, plugins)}" if found else "")
+
+    def run(self, name: str, checkpoints: str = "", kill_at: int = 0) -> tuple[int, Path]:
+        """Run one process; returns its exit code and its directory."""
+        base = Path(self.base.out)
+        out = base / name
+        out.mkdir()
+        where = str(base / checkpoints) if checkpoints else ""
+        given = {**asdict(self.base), "out": str(out), "checkpoints": where, "kill_at": kill_at}
+        code = self.launch(Run(**given), self.timeout)
+        if (out / "refused").exists():
+            raise LoopkitError((out / "refused").read_text())
+        return code, out
+
+    def compare(self, reference: Any, out: Path) -> list[Difference]:
+        found = differences(reference, read_state(find(out / "final")), ignore=self.base.ignore)
+        return [difference for difference in found if difference.part not in self.unseeded]
+
+
+def fresh_process(run: Run, timeout: float) -> int:
+    """Run a new Python; what it prints goes to a file of its directory. It and what it started is dead at the end.
+
+    Raises:
+        LoopkitError: It takes longer than ``timeout`` seconds.
+    """
+    folder = os.path.dirname(os.path.realpath(_split(run.target)[0]))
+    root = str(Path(loopkit.__file__).parent.parent)
+    path = f"sys.path = [{folder!r}, *filter(None, sys.path), {root!r}]"
+    code = f"import sys; {path}; from loopkit.verify_resume import child; child(sys.argv[1])"
+    with open(Path(run.out) / "output", "wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, json.dumps(asdict(run))],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + timeout
+    try:
+        while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            if time.monotonic() > deadline:
+                raise _with_output(f"a process took longer than {timeout:g} s: give it more time", Path(run.out))
+            time.sleep(0.02)
+    finally:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)  # workers of loaders outlive a killed process
+        except (ProcessLookupError, PermissionError):
+            pass
+        code_of_exit = process.wait()
+    return code_of_exit
+
+
+def child(argument: str) -> None:
+    """What a process does: the fit, and its final state."""
+    run = Run(**json.loads(argument))
+    out = Path(run.out)
+    try:
+        learner, fit = made(run.target)
+        if fit is None:
+            raise _Refused(
+                f"{run.target} returned a Learner alone: return (learner, fit), with fit the arguments of learner.fit "
+                f"as a dict, such as {{'train': train, 'val': val, 'epochs': 3}}"
+            )
+    except _Refused as error:
+        (out / "refused").write_text(str(error))
+        raise SystemExit(2) from None
+    if run.epochs is not None:
+        fit = {**fit, "epochs": run.epochs}
+    if run.signal == "TERM":
+        fit = {**fit, "on_signal": "raise"}
+    for name in [name for name, plugin in learner.plugins.items() if getattr(plugin, "provides", "") == "checkpoint"]:
+        learner.remove(name)
+    if run.checkpoints:
+        learner.add(Checkpoint(run.checkpoints, every_updates=1, resume="auto"), _Watch(run))
+    result = learner.fit(**fit)
+    save(learner, out / "final")
+    (out / "steps.json").write_text(json.dumps(result.steps))
+    stateless = [name for name, plugin in learner.plugins.items() if not hasattr(plugin, "state_dict")]
+    (out / "plugins.json").write_text(json.dumps(stateless))
+
+
+class _Refused(LoopkitError):
+    """The script or its function is not what it must be."""
+
+
+def load_function(target: str) -> Callable[[], Any]:
+    """The function that ``"path/to/script.py:function"`` names; runs the script.
+
+    It runs as by ``python script.py``: the script's folder comes first in ``sys.path``, ``sys.argv`` holds the script
+    alone. But its ``__name__`` is that of a module, so that what is under ``if __name__ == "__main__"`` does not run.
+
+    Raises:
+        LoopkitError: There is no such file or function.
+    """
+    file, name = _split(target)
+    folder, stem = os.path.dirname(os.path.realpath(file)), Path(file).stem
+    if sys.path[:1] != [folder]:
+        sys.path.insert(0, folder)
+    sys.argv = [file]
+    module_name = f"loopkit_script_{stem}" if stem in sys.modules else stem
+    loader = importlib.machinery.SourceFileLoader(module_name, os.path.abspath(file))
+    spec = importlib.util.spec_from_loader(module_name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # workers of loaders import it by its name
+    exec(loader.source_to_code(loader.get_data(loader.path), loader.path), vars(module))  # writes no __pycache__
+    function = getattr(module, name, None)
+    if not callable(function):
+        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        what = "no function" if function is None else f"no function, but {type(function).__name__},"
+        raise _Refused(f"{file} has {what} {name!r}{nearest(name, functions)}: define it, without arguments")
+    return function  # type: ignore[no-any-return]
+
+
+def made(target: str) -> tuple[Learner, dict[str, Any] | None]:
+    """Call the function that ``target`` names: a learner, and the arguments of its fit if it returns them, too.
+
+    Raises:
+        LoopkitError: There is no such file or function, or it returns something else.
+    """
+    value = load_function(target)()
+    if isinstance(value, Learner):
+        return value, None
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], Learner) and isinstance(value[1], Mapping):
+        return value[0], dict(value[1])
+    items = f" of {', '.join(type(item).__name__ for item in value)}" if isinstance(value, tuple) else ""
+    raise _Refused(
+        f"{target} returned {type(value).__name__}{items}: it must return (learner, fit), a Learner and the arguments "
+        f"of its fit as a dict, such as {{'train': train, 'val': val, 'epochs': 3}}"
+    )
+
+
+def _split(target: str) -> tuple[str, str]:
+    file, colon, name = target.rpartition(":")
+    if not colon or not file or not name.isidentifier():
+        raise _Refused(f"{target!r} names no function: write path/to/script.py:make_learner")
+    if not os.path.isfile(file):
+        folder = os.path.dirname(file) or "."
+        scripts = [each for each in os.listdir(folder) if each.endswith(".py")] if os.path.isdir(folder) else []
+        raise _Refused(f"{file} is no file{nearest(os.path.basename(file), scripts)}")
+    return file, name
+
+
+# ----------------------------------------------------------------------------------------- what came first
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """The state at one place of a run: a digest of each part."""
+
+    steps: int
+    """Training steps of the fit until then."""
+    loaded: bool
+    """Right after a state was loaded."""
+    parts: dict[str, str]
+
+
+class _Watch:
+    """Writes down digests of the state after every step, and kills the process at one."""
+
+    name = "verify_resume"
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._file = Path(run.out) / "trace"
+
+    @hookimpl(writes=("*",), after=("checkpoint",))
+    def fit_begin(self, learner: Learner) -> None:
+        """Note what was loaded."""
+        if self._steps(learner):
+            self._note(learner, loaded=True)
+
+    @hookimpl(reads=("*",), after=("checkpoint",))
+    def step_end(self, learner: Learner, phase: Phase) -> None:
+        """Note the step, or die."""
+        if phase.training and learner.fitting_now and learner.at_edge:
+            if self._steps(learner) == self._run.kill_at:
+                os.kill(os.getpid(), signal.Signals[f"SIG{self._run.signal}"])
+            self._note(learner)
+
+    @staticmethod
+    def _steps(learner: Learner) -> int:
+        assert learner.position is not None
+        return learner.progress.steps - learner.position.start.steps
+
+    def _note(self, learner: Learner, loaded: bool = False) -> None:
+        traced = _Traced(self._steps(learner), loaded, _digests(learner.state_dict(), self._run.ignore))
+        with open(self._file, "a") as file:
+            file.write(json.dumps(asdict(traced)) + "\n")
+
+
+def _digests(state: Mapping[str, Any], ignore: Collection[str]) -> dict[str, str]:
+    """A digest of each part of a state, without the keys to ignore."""
+    found: dict[str, str] = {}
+    for key, value in state.items():
+        named = isinstance(value, Mapping) and part((key, "x")) != part((key,))
+        for path, each in [((key, name), item) for name, item in value.items()] if named else [((key,), value)]:
+            encoded, tensors = encode(_without(each, ignore))
+            digest = hashlib.sha256(dumps(encoded))
+            for buffer in pack(tensors):
+                digest.update(buffer)
+            found[part(path)] = digest.hexdigest()
+    return found
+
+
+def _without(value: Any, ignore: Collection[str]) -> Any:
+    """A copy of nested containers without some keys, the others in one order."""
+    if isinstance(value, Mapping):
+        keys = sorted((key for key in value if key not in ignore), key=lambda key: (str(type(key)), key))
+        return {key: _without(value[key], ignore) for key in keys}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_without(item, ignore) for item in value) if type(value) in (list, tuple) else value
+    return value
+
+
+def _trace(out: Path) -> list[_Traced]:
+    file = out / "trace"
+    return [_Traced(**json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def _diagnose(found: list[Difference], expected: list[_Traced], resumed: list[_Traced], stateless: list[str]) -> str:
+    """Say which plugin differed first, if one did, and in what."""
+    whole = {traced.steps: traced.parts for traced in expected}
+    other: list[str] = []
+    for traced in resumed:
+        parts = whole.get(traced.steps, {})
+        names = [n for n in traced.parts if n in parts and (not traced.loaded or n.startswith(COMPARABLE))]
+        differ = [name for name in names if traced.parts[name] != parts[name]]
+        plugins = sorted(name for name in differ if name.startswith("plugins."))
+        when = "right after it was loaded" if traced.loaded else f"after step {traced.steps}"
+        if differ and not other:
+            other = [f"What differs first, {when}: {', '.join(differ)}"]
+        if plugins:
+            culprit = plugins[0].partition(".")[2]
+            title = f"The first plugin whose state differs is {culprit!r}, {when}"
+            own = [difference for difference in found if difference.part == plugins[0]]
+            return _lines(title, own, [*([] if own else ["It is the same again at the end"]), *other], found)
+    of_plugins = [difference for difference in found if difference.path[0] == "plugins"]
+    if of_plugins:
+        title = f"The first plugin whose state differs at the end is {str(of_plugins[0].path[1])!r}"
+        return _lines(title, of_plugins, other, found)
+    hint = f"what they keep from step to step is lost: {', '.join(stateless)}" if stateless else "there is none"
+    title = "No plugin's saved state differs. Look at what is in no state; of the plugins without state_dict, "
+    return _lines(title + hint, found, other, found)
+
+
+def _lines(title: str, first: Sequence[Difference], more: Sequence[str], found: Sequence[Difference]) -> str:
+    counts = ", ".join(f"{name} {number}" for name, number in count(found).items())
+    items = [f"{each}" for each in first[:1]]
+    return "\n".join([title, *items, *more, f"Items that differ at the end: {counts}"])
+
+
+def _spread(steps: int) -> list[int]:
+    return sorted({max(1, steps * k // (SPREAD + 1)) for k in range(1, SPREAD + 1)})
+
+
+def _with_output(message: str, out: Path) -> LoopkitError:
+    error = LoopkitError(message)
+    error.add_note(_output(out))
+    return error
+
+
+def _output(out: Path) -> str:
+    try:
+        text = (out / "output").read_text("utf-8", "replace")
+    except OSError:
+        return "(none)"
+    return text[-OUTPUT:].strip() or "(none)"

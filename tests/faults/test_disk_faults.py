@@ -1,0 +1,377 @@
+"""Runs on disks that are full or broken: the error is said, training's bits and older checkpoints stay, all goes on."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import differences, on
+from torch import nn
+
+from faults.forked import call_forked
+from faults.shims import Shim, failing
+from loopkit import Learner
+from loopkit.checkpoint import storage
+from loopkit.data import TensorLoader
+from loopkit.errors import CheckpointError
+from loopkit.plugins import History, WeightAverage
+from loopkit.plugins.checkpoint import Checkpoint
+
+EPOCHS = 2
+STEPS = 12
+CHANGING = ("open", "write", "fsync", "truncate", "mkdir", "rename", "unlink", "rmdir")
+NUMBERS = (errno.EIO, errno.EROFS, errno.ENOSPC)
+
+
+def make(*plugins):
+    """A learner, and its data: 6 steps an epoch."""
+    torch.manual_seed(1)
+    generator = torch.Generator().manual_seed(2)
+    inputs, targets = torch.randn(24, 4, generator=generator), torch.randint(3, (24,), generator=generator)
+    learner = Learner(
+        nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.2), nn.Linear(5, 3)),
+        nn.CrossEntropyLoss(),
+        lambda params: torch.optim.Adam(params, lr=0.01),
+        plugins=[WeightAverage(0.9), History(steps=True), *plugins],
+        standard=False,
+        seed=5,
+    )
+    return learner, TensorLoader(inputs, targets, batch_size=4, shuffle=True, seed=3)
+
+
+def weights(learner):
+    return {name: tensor.detach().clone() for name, tensor in learner.model.state_dict().items()}
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """The weights after each step of a run without checkpoints, and its state at the end."""
+    after = {}
+    log = on("step_end", lambda learner, **given: after.update({learner.progress.steps: weights(learner)}), "log")
+    learner, data = make(log)
+    after[0] = weights(learner)
+    learner.fit(data, epochs=EPOCHS)
+    return after, copy.deepcopy(learner.state_dict())
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """The directory of a run that ended after its first epoch."""
+    directory = tmp_path_factory.mktemp("disk") / "run"
+    learner, data = make(Checkpoint(directory, every_updates=4))
+    learner.fit(data, epochs=1)
+    assert sorted(os.listdir(directory)) == ["000001-step-4", "000002-step-6"]
+    return directory
+
+
+def train(directory, *plugins, **options):
+    """Run in this process: the error, the steps, whether threads are left, and the learner."""
+    learner, data = make(Checkpoint(directory, every_updates=2, resume="auto", **options), *plugins)
+    try:
+        learner.fit(data, epochs=EPOCHS)
+        error = None
+    except CheckpointError as caught:
+        error = caught
+    return error, learner
+
+
+def left(directory):
+    """Hidden files: a lock, or what was being written or removed."""
+    return [name for name in os.listdir(directory) if name.startswith(".")]
+
+
+def check_training(reference, learner):
+    assert not list(differences(reference[0][learner.progress.steps], weights(learner)))
+
+
+def check_stands(directory):
+    """What is listed is whole, and there is something."""
+    found = storage.listing(directory)
+    assert found.problems == {}
+    assert found
+    for manifest in found:
+        storage.verify(manifest.path)
+
+
+def check_goes_on(reference, directory):
+    """A healthy disk: the run ends as if nothing had been, and nothing is left behind."""
+
+    def child():
+        error, learner = train(directory)
+        assert error is None
+        assert left(directory) == []
+        return list(differences(reference[1], learner.state_dict()))
+
+    assert call_forked(child) == []
+
+
+def count_calls(directory, **options):
+    """The names of the calls that the second epoch makes."""
+
+    def child():
+        made = []
+
+        def act(n, name, arguments, proceed):
+            made.append(name)
+            return proceed()
+
+        storage.system = Shim(act)
+        error, _ = train(directory, **options)
+        assert error is None
+        return made
+
+    return call_forked(child)
+
+
+def refuse_call(reference, directory, n, number, **options):
+    """The n-th call is refused; returns the message, or nothing if the run could do without."""
+
+    def child():
+        storage.system = failing(n, number)
+        error, learner = train(directory, **options)
+        storage.system = storage.System()
+        if error is None:
+            assert learner.progress.steps == STEPS
+        else:
+            assert error.__cause__.errno == number
+        if learner.progress.steps:  # else it was not loaded yet
+            check_training(reference, learner)
+        assert threading.active_count() == 1
+        return "" if error is None else str(error), left(directory)
+
+    message, leftover = call_forked(child)
+    check_stands(directory)
+    if message:
+        assert errno.errorcode[number] in message
+        assert str(directory) in message
+    if leftover:  # removing was what failed
+        assert re_any(("cannot remove", "cannot unlock"), message), (message, leftover)
+    check_goes_on(reference, directory)
+    return message
+
+
+def re_any(parts, text):
+    return any(part in text for part in parts)
+
+
+@pytest.fixture(scope="module")
+def calls(stopped, tmp_path_factory):
+    """The calls of the second epoch, written by the loop or in the background."""
+    found = {}
+    for background in (False, True):
+        directory = tmp_path_factory.mktemp("count") / "run"
+        shutil.copytree(stopped, directory)
+        found[background] = count_calls(directory, background=background)
+    return found
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["sync", "background"])
+@pytest.mark.parametrize("part", range(5))
+def test_call_that_is_refused_is_said_and_the_run_goes_on(stopped, reference, calls, tmp_path, background, part):
+    total = len(calls[background])
+    failed = []
+    for i in range(part, 15, 5):
+        n = i * total // 15 + i % 7
+        directory = tmp_path / str(n)
+        shutil.copytree(stopped, directory)
+        failed.append(refuse_call(reference, directory, n, NUMBERS[i % 3], background=background))
+    assert any(failed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("background", [False, True], ids=["sync", "background"])
+@pytest.mark.parametrize("number", NUMBERS, ids=errno.errorcode.get)
+def test_every_call_that_is_refused_is_said_and_the_run_goes_on(
+    stopped, reference, calls, tmp_path, background, number
+):
+    unsaid = []
+    for n, name in enumerate(calls[background]):
+        directory = tmp_path / str(n)
+        shutil.copytree(stopped, directory)
+        if not refuse_call(reference, directory, n, number, background=background):
+            unsaid.append(name)
+        shutil.rmtree(directory)
+    assert set(unsaid) <= {"flush_soon", "lstat", "listdir", "unlink", "rmdir", "stat"}, unsaid
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["sync", "background"])
+@pytest.mark.parametrize("number", NUMBERS, ids=errno.errorcode.get)
+def test_disk_that_breaks_for_good_ends_the_run_with_its_cause(stopped, reference, tmp_path, number, background):
+    directory = shutil.copytree(stopped, tmp_path / "run")
+
+    def child():
+        broken = []
+
+        def act(n, name, arguments, proceed):
+            if broken and name in CHANGING:
+                raise OSError(number, os.strerror(number))
+            return proceed()
+
+        def break_it(learner, **given):
+            if learner.progress.steps == 7:
+                broken.append(True)
+
+        storage.system = Shim(act)
+        error, learner = train(directory, on("step_begin", break_it, "breaking"), background=background)
+        assert errno.errorcode[number] in str(error)
+        assert str(directory) in str(error)
+        assert error.__cause__.errno == number
+        assert learner.result.reason == "error"
+        assert learner.progress.steps < STEPS or background
+        check_training(reference, learner)
+        assert threading.active_count() == 1
+
+    call_forked(child)
+    check_stands(directory)
+    check_goes_on(reference, directory)
+
+
+def test_error_in_the_background_is_raised_at_the_next_edge(stopped, reference, tmp_path):
+    directory = shutil.copytree(stopped, tmp_path / "run")
+
+    def child():
+        def act(n, name, arguments, proceed):
+            if threading.current_thread().name == "loopkit-checkpoint" and name == "write":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return proceed()
+
+        def settle(**given):
+            for thread in threading.enumerate():
+                if thread.name == "loopkit-checkpoint":
+                    thread.join()
+
+        storage.system = Shim(act)
+        error, learner = train(
+            directory, on("step_begin", settle, "settling"), background=True, on_error=False, at_end=False
+        )
+        assert "ENOSPC" in str(error)
+        assert "Free some space" in str(error)
+        assert learner.progress.steps == 9  # saved after 8
+        check_training(reference, learner)
+        assert left(directory) == []
+        assert threading.active_count() == 1
+
+    call_forked(child)
+    check_stands(directory)
+    check_goes_on(reference, directory)
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["sync", "background"])
+def test_limit_on_the_size_of_files_ends_the_run_with_its_cause(stopped, reference, tmp_path, background):
+    directory = shutil.copytree(stopped, tmp_path / "run")
+
+    def child():
+        def limit(learner, **given):
+            if learner.progress.steps == 7:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+        error, learner = train(directory, on("step_begin", limit, "limiting"), background=background)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        assert "EFBIG" in str(error)
+        assert "ulimit -f" in str(error)
+        assert str(directory) in str(error)
+        assert error.__cause__.errno == errno.EFBIG
+        check_training(reference, learner)
+        assert threading.active_count() == 1
+        assert left(directory) == []
+
+    call_forked(child)
+    check_stands(directory)
+    assert sorted(os.listdir(directory)) == ["000001-step-4", "000002-step-6"]
+    check_goes_on(reference, directory)
+
+
+def test_disk_that_is_full_from_the_start_is_said_before_the_first_step(tmp_path, reference):
+    def child():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        error, learner = train(tmp_path / "run")
+        assert "EFBIG" in str(error)
+        assert learner.progress.steps == 0
+        check_training(reference, learner)
+        assert os.listdir(tmp_path / "run") == []
+
+    call_forked(child)
+
+
+SCRIPT = """
+import resource, sys
+import torch
+from torch import nn
+from loopkit import Learner, hookimpl
+from loopkit.plugins import Checkpoint
+
+class Limit:
+    name = "limit"
+
+    @hookimpl
+    def step_end(self, learner):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, 3_000))
+
+learner = Learner(
+    nn.Linear(2, 1), nn.MSELoss(), lambda p: torch.optim.SGD(p, lr=0.1), standard=False,
+    plugins=[Limit(), Checkpoint(sys.argv[1], every_updates=1_000, background=sys.argv[2] == "background")],
+)
+learner.fit([(torch.ones(4, 2), torch.ones(4, 1))] * 3, epochs=1)
+print("went on")
+"""
+
+
+@pytest.mark.parametrize(
+    "kind", ["sync", pytest.param("background", marks=pytest.mark.slow)]
+)  # each imports torch anew
+def test_program_whose_last_save_fails_does_not_exit_with_0(tmp_path, kind):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    root = str(Path(__file__).resolve().parents[2])
+    ended = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "run"), kind],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": root},
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert "CheckpointError: cannot write" in ended.stderr
+    assert "EFBIG" in ended.stderr
+    assert str(tmp_path / "run") in ended.stderr
+    assert "went on" not in ended.stdout
+    assert os.listdir(tmp_path / "run") == []
+
+
+def test_full_disk_ends_the_run_with_its_cause(stopped, reference, tmp_path):
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(place)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system is not permitted")
+    try:
+        directory = shutil.copytree(stopped, place / "run")
+
+        def fill(learner, **given):
+            if learner.progress.steps == 7:
+                free = os.statvfs(place).f_bavail * 4096
+                (place / "filler").write_bytes(bytes(free - 8192))
+
+        def child():
+            error, learner = train(directory, on("step_begin", fill, "filling"))
+            assert "ENOSPC" in str(error)
+            assert str(directory) in str(error)
+            check_training(reference, learner)
+            assert left(directory) == []
+
+        call_forked(child)
+        check_stands(directory)
+        (place / "filler").unlink()
+        check_goes_on(reference, directory)
+    finally:
+        subprocess.run(["umount", str(place)], check=True)

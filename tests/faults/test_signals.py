@@ -1,0 +1,384 @@
+"""Signals during a fit: it ends between two steps with everything saved, or saves and goes on; handlers come and go.
+
+The long form: ``python tests/faults/campaign.py signals --trials 200 --signal SIGTERM``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers import EventLog, batches, make_learner, on, raising
+from torch import nn
+
+from faults.campaign import SMALL, events, signals
+from faults.runs import RUNS
+from loopkit import Learner, TrainingPhase
+from loopkit.checkpoint import storage
+from loopkit.plugins import History
+from loopkit.plugins.checkpoint import Checkpoint
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+def sending(hook, number=signal.SIGTERM, at=0, phase=None, name="sending"):
+    """A plugin that sends this process a signal at the ``at``-th call of a hook (of a phase)."""
+    seen = []
+
+    def act(**given):
+        if phase is None or given["phase"].name == phase:
+            seen.append(hook)
+            if len(seen) == at + 1:
+                os.kill(os.getpid(), number)
+
+    return on(hook, act, name)
+
+
+@contextmanager
+def handlers(function):
+    """All three signals go to ``function``."""
+    before = {number: signal.signal(number, function) for number in NUMBERS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def same_handlers():
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    before = [signal.getsignal(number) for number in NUMBERS]
+    yield
+    assert [signal.getsignal(number) for number in NUMBERS] == before
+
+
+def test_sigterm_ends_the_fit_after_the_step_with_code_143():
+    log = EventLog()
+    learner = make_learner(sending("update_end", at=1), log, History())
+    with pytest.raises(SystemExit) as caught:
+        learner.fit(batches(4), batches(2), epochs=2)
+    assert caught.value.code == 143
+    assert (learner.result.reason, learner.result.message) == ("signal", "SIGTERM")
+    assert (learner.result.steps, learner.result.epochs, learner.result.history) == (2, 0, [])
+    assert log.count("step_end") == 2
+    assert log.count("epoch_end") == log.count("phase_end") == 0
+    assert log.lines[-1].split()[-1] == "fit_end"
+
+
+def test_sigint_ends_the_fit_after_the_step_with_keyboard_interrupt():
+    learner = make_learner(sending("step_begin", signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        learner.fit(batches(4), epochs=2)
+    assert learner.progress.steps == 1
+    assert learner.result.message == "SIGINT"
+
+
+def test_second_sigint_ends_at_once():
+    log = EventLog()
+    learner = make_learner(sending("step_begin", signal.SIGINT), sending("loss_begin", signal.SIGINT, name="b"), log)
+    with pytest.raises(KeyboardInterrupt):
+        learner.fit(batches(4), epochs=2)
+    assert learner.progress.steps == log.count("step_end") == 0
+    assert log.count("fit_end") == 1
+    assert learner.result.reason == "error"
+
+
+def test_sigint_after_sigterm_ends_at_once():
+    learner = make_learner(sending("step_begin", signal.SIGTERM), sending("loss_begin", signal.SIGINT, name="b"))
+    with pytest.raises(KeyboardInterrupt):
+        learner.fit(batches(4), epochs=2)
+    assert learner.progress.steps == 0
+
+
+def test_second_sigterm_changes_nothing():
+    learner = make_learner(sending("step_begin"), sending("loss_begin", name="b"))
+    with pytest.raises(SystemExit) as caught:
+        learner.fit(batches(4), epochs=2)
+    assert caught.value.code == 143
+    assert learner.progress.steps == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_on_signal_return_gives_the_result(number):
+    learner = make_learner(sending("step_end", number, at=1))
+    result = learner.fit(batches(4), epochs=2, on_signal="return")
+    assert (result.reason, result.message, result.steps) == ("signal", number.name, 2)
+
+
+def test_on_signal_none_leaves_signals_alone():
+    got = []
+    with handlers(lambda number, frame: got.append(number)):
+        learner = make_learner(sending("step_end", at=1))
+        assert learner.fit(batches(4), epochs=2, on_signal=None).reason == "epochs"
+    assert got == [signal.SIGTERM]
+
+
+def test_on_signal_of_another_word_is_refused():
+    with pytest.raises(ValueError, match="on_signal is 'stop'"):
+        make_learner().fit(batches(2), epochs=1, on_signal="stop")
+
+
+def test_sigusr1_saves_and_goes_on_with_equal_bits(tmp_path):
+    whole = make_learner()
+    whole.fit(batches(4), epochs=2)
+    saver = Checkpoint(tmp_path, every_updates=100, keep_last=9)
+    learner = make_learner(sending("step_begin", signal.SIGUSR1, at=1), saver)
+    assert learner.fit(batches(4), epochs=2).reason == "epochs"
+    assert [(m.about["reason"], m.about["progress"]["steps"]) for m in storage.listing(tmp_path)][1:] == [
+        ("SIGUSR1", 2)
+    ]
+    assert torch.equal(learner.model.weight, whole.model.weight)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_handler_that_was_there_is_called_and_restored(number):
+    got = []
+    with handlers(lambda number, frame: got.append((number, frame is not None))):
+        there = signal.getsignal(number)
+        learner = make_learner(sending("step_end", number))
+        learner.fit(batches(4), epochs=1, on_signal="return")
+        assert signal.getsignal(number) is there
+    assert got == [(number, True)]
+
+
+def test_handlers_are_restored_after_an_error_and_after_cancelled_begin():
+    for hook in ("fit_begin", "step_end", "fit_end"):
+        learner = make_learner(raising(hook, ValueError("oh")))
+        with pytest.raises(ValueError, match="oh"):
+            learner.fit(batches(4), epochs=1)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_ignored_signal_stays_ignored():
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        assert make_learner(sending("step_end")).fit(batches(4), epochs=1).steps == 4
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_no_handler_is_installed_off_the_main_thread():
+    found = []
+    learner = make_learner(on("step_end", lambda **_: found.append(signal.getsignal(signal.SIGTERM))))
+    thread = threading.Thread(target=lambda: learner.fit(batches(2), epochs=1))
+    thread.start()
+    thread.join()
+    assert found == [signal.SIG_DFL] * 2
+    assert learner.result.reason == "epochs"
+
+
+def test_no_handler_is_left_by_imports_and_fits(trials):
+    assert trials.server.call("faults.runs:handlers") == [signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL]
+
+
+@pytest.mark.parametrize(
+    ("hook", "steps"), [("fit_begin", 0), ("epoch_begin", 1), ("epoch_end", 4), ("phase_end", 4), ("fit_end", 8)]
+)
+def test_signal_outside_of_steps_is_answered_between_the_next_two(hook, steps):
+    log = EventLog()
+    learner = make_learner(sending(hook), log)
+    with pytest.raises(SystemExit):
+        learner.fit(batches(4), epochs=2)
+    assert learner.progress.steps == steps
+    assert log.count("fit_end") == 1
+
+
+def test_signal_in_validation_is_answered_there(tmp_path):
+    learner = make_learner(sending("step_begin", at=1, phase="val"), Checkpoint(tmp_path))
+    with pytest.raises(SystemExit):
+        learner.fit(batches(4), batches(3), epochs=2)
+    assert learner.progress.epochs == 1
+    log = EventLog()
+    again = make_learner(log, Checkpoint(tmp_path, resume=True))
+    again.fit(batches(4), batches(3), epochs=2)
+    assert log.lines[1] == "val: epoch_begin"
+    assert log.lines[2].startswith("val 2: step_begin")
+
+
+def test_signal_in_a_pass_that_a_hook_runs_is_answered_after_the_step(tmp_path):
+    inner = []
+
+    def evaluate(learner, phase, step):
+        if phase.name == "train" and step.index == 1:
+            learner.evaluate(batches(3))
+            inner.append(learner.progress.steps)
+
+    learner = make_learner(on("step_end", evaluate), sending("loss_begin", at=1, phase="val"), Checkpoint(tmp_path))
+    with pytest.raises(SystemExit):
+        learner.fit(batches(4), epochs=1)
+    assert inner == [2]
+    assert storage.listing(tmp_path)[0].about["progress"]["steps"] == 2
+
+
+def test_signal_in_a_loop_of_ones_own_leaves_fitting(tmp_path):
+    reached = []
+    learner = make_learner(sending("step_end", at=5), Checkpoint(tmp_path, every_updates=100))
+
+    def loop():
+        with learner.fitting():
+            for epoch in range(3):
+                learner.run("train", batches(4))
+                reached.append(epoch)
+
+    with pytest.raises(SystemExit) as caught:
+        loop()
+    assert (caught.value.code, learner.result.reason, reached) == (143, "signal", [0])
+    assert storage.listing(tmp_path)[0].about["progress"]["steps"] == 6
+
+
+def test_signal_in_a_nested_learner_ends_both_without_an_epoch_end():
+    outer_log, inner_log = EventLog(), EventLog()
+    inner = make_learner(sending("step_begin", at=1), inner_log)
+    outer = make_learner(on("step_end", lambda step, **_: inner.fit(batches(4), epochs=1)), outer_log)
+    with pytest.raises(SystemExit):
+        outer.fit(batches(3), epochs=1)
+    assert inner.progress.steps == 2
+    assert inner.result.reason == "signal"
+    assert outer_log.count("fit_end") == inner_log.count("fit_end") == 1
+    assert outer_log.count("epoch_end") == inner_log.count("epoch_end") == 0
+
+
+def test_nested_learner_that_returns_passes_the_signal_on_to_the_outer_one():
+    inner = make_learner(sending("step_begin", at=1))
+    outer = make_learner(on("step_end", lambda step, **_: inner.fit(batches(4), epochs=1, on_signal="return")))
+    with pytest.raises(SystemExit):
+        outer.fit(batches(3), epochs=1)
+    assert (inner.progress.steps, outer.progress.steps, outer.result.reason) == (2, 1, "signal")
+
+
+def test_sigterm_saves_an_open_window_and_stop_closes_it(tmp_path):
+    whole = make_learner(accumulate=3)
+    whole.fit(batches(6), epochs=1)
+    learner = make_learner(sending("step_end", at=3), Checkpoint(tmp_path), accumulate=3)
+    with pytest.raises(SystemExit):
+        learner.fit(batches(6), epochs=1)
+    assert (learner.progress.steps, learner.progress.updates) == (4, 1)
+    again = make_learner(Checkpoint(tmp_path, resume=True), accumulate=3)
+    assert again.fit(batches(6), epochs=1).updates == 2
+    assert torch.equal(again.model.weight, whole.model.weight)
+
+    def stop(learner, step, **_):
+        if step.index == 3:
+            learner.stop("enough")
+
+    stopped = make_learner(on("step_end", stop), accumulate=3)
+    stopped.fit(batches(6), epochs=1)
+    assert (stopped.progress.steps, stopped.progress.updates) == (4, 2)
+
+
+class Two(TrainingPhase):
+    """Two models with an optimizer each, of which the second is updated in every other step."""
+
+    def step(self, learner, step):
+        step.inputs, step.targets = step.batch
+        for name in ("a", "b")[: 1 + step.index % 2]:
+            step.backward(learner.loss_fn(learner.model[name](step.inputs), step.targets), name)
+            step.update(name)
+
+
+def two(*plugins):
+    torch.manual_seed(0)
+    models = {"a": nn.Linear(3, 1), "b": nn.Linear(3, 1)}
+    optimizers = {name: (lambda params: torch.optim.Adam(params, lr=0.1)) for name in models}
+    return Learner(models, nn.MSELoss(), optimizers, plugins=plugins, phases=[Two()], accumulate=2, standard=False)
+
+
+@pytest.mark.parametrize("at", range(7))
+def test_sigterm_with_several_optimizers_and_windows_goes_on_exactly(tmp_path, at):
+    whole = two()
+    whole.fit(batches(7), epochs=1)
+    with pytest.raises(SystemExit):
+        two(sending("step_end", at=at), Checkpoint(tmp_path)).fit(batches(7), epochs=1)
+    again = two(Checkpoint(tmp_path, resume=True))
+    again.fit(batches(7), epochs=1)
+    for name, model in whole.models.items():
+        assert torch.equal(model.weight, again.models[name].weight)
+    assert again.progress == whole.progress
+
+
+def test_signal_during_a_save_is_answered_after_it(tmp_path):
+    class Sending(storage.System):
+        sent = False
+
+        def fsync(self, file):
+            super().fsync(file)
+            if not self.sent and os.path.exists(tmp_path / ".lock") and learner.progress.steps == 2:
+                self.sent = True
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    learner = make_learner(Checkpoint(tmp_path, every_updates=2, keep_last=9))
+    before, storage.system = storage.system, Sending()
+    try:
+        with pytest.raises(SystemExit):
+            learner.fit(batches(4), epochs=2)
+    finally:
+        storage.system = before
+    assert [m.about["progress"]["steps"] for m in storage.listing(tmp_path)][-1] == 2
+    assert learner.progress.steps == 2
+
+
+def test_error_in_step_end_leaves_no_checkpoint_of_a_half_ended_step(tmp_path):
+    learner = make_learner(raising("step_end", ValueError("oh"), at=2), Checkpoint(tmp_path, every_updates=2))
+    with pytest.raises(ValueError, match="oh"):
+        learner.fit(batches(4), epochs=2)
+    assert [m.about["progress"]["steps"] for m in storage.listing(tmp_path)] == [2]
+
+
+@pytest.mark.parametrize("hook", ["epoch_end", "update_end"])
+def test_error_at_the_end_of_a_pass_leaves_no_checkpoint_of_a_half_ended_one(tmp_path, hook):
+    error = raising(hook, ValueError("oh")) if hook == "epoch_end" else _raising_at_update(2)
+    learner = make_learner(error, Checkpoint(tmp_path, every_updates=1), accumulate=3)
+    with pytest.raises(ValueError, match="oh"):
+        learner.fit(iter(batches(4)), epochs=1)
+    assert [m.about["progress"]["updates"] for m in storage.listing(tmp_path)] == [1]
+
+
+def _raising_at_update(count):
+    def act(learner, **_):
+        if learner.progress.updates == count:
+            raise ValueError("oh")
+
+    return on("update_end", act)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_signal_between_resuming_and_the_first_step_loses_no_open_pass(tmp_path, number):
+    whole = make_learner(History(steps=True))
+    whole.fit(batches(4), epochs=2)
+    with pytest.raises(SystemExit):
+        make_learner(sending("step_end", at=5), History(steps=True), Checkpoint(tmp_path)).fit(batches(4), epochs=2)
+    for _ in range(2):
+        learner = make_learner(sending("fit_begin", number), History(steps=True), Checkpoint(tmp_path, resume=True))
+        learner.fit(batches(4), epochs=2, on_signal="return")
+    learner = make_learner(History(steps=True), Checkpoint(tmp_path, resume=True))
+    learner.fit(batches(4), epochs=2)
+    assert torch.equal(learner.model.weight, whole.model.weight)
+    assert learner.plugins["history"].step_rows == whole.plugins["history"].step_rows
+
+
+def test_runs_end_and_go_on_exactly_by_sigterm_at_random_times(trials):
+    quick = tuple(replace(run, epochs=2) for run in RUNS if run.data != "loader2")
+    signals(trials, 20, seed=0, runs=quick, most=2)
+    assert trials.counts["answered"] >= 10
+
+
+def test_run_goes_on_exactly_after_a_signal_at_any_event(trials):
+    events(trials, SMALL, signal.SIGINT, step=17)
+    events(trials, SMALL, signal.SIGUSR1, step=41)
+    events(trials, replace(SMALL, accumulate=3, background=True), signal.SIGTERM, step=17)
+    assert trials.counts["answered"] > 15
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("number", NUMBERS)
+def test_runs_end_and_go_on_exactly_by_200_signals(trials, number):
+    signals(trials, 200, seed=1, number=number)
+    assert trials.counts["answered"] > 100

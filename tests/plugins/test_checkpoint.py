@@ -1,0 +1,740 @@
+"""Checkpoint: when it saves, what it keeps, how it resumes, and what it refuses."""
+
+import copy
+import itertools
+import math
+import re
+import threading
+import time
+
+import pytest
+import torch
+from helpers import batches, differences, make_learner, on
+from torch import nn
+
+from loopkit import Learner, hookimpl
+from loopkit.checkpoint import storage
+from loopkit.errors import (
+    CheckpointError,
+    CorruptCheckpointError,
+    FormatVersionError,
+    NonFiniteError,
+    PluginConflict,
+    PluginError,
+    StateError,
+)
+from loopkit.plugins import Checkpoint, EarlyStopping, History, WeightAverage
+from loopkit.testing import CHECKS, check_plugin
+
+
+def found(directory):
+    """(epoch, step) and reason of the checkpoints that are there, oldest first."""
+    return [
+        (m.about["progress"]["epochs"], m.about["progress"]["steps"], m.about["reason"])
+        for m in reversed(storage.listing(directory))
+    ]
+
+
+def saves(directory, fit=lambda learner: learner.fit(batches(4), epochs=4), plugins=(), **options):
+    """What a run saves in all."""
+    fit(make_learner(Checkpoint(directory, keep_last=99, **options), *plugins))
+    return [(epoch, step) for epoch, step, _ in found(directory)]
+
+
+def scores(*values, phase="val"):
+    """A plugin that makes the metric val/score."""
+    left = iter(values)
+
+    def epoch_end(learner, **given):
+        if given["phase"].name == phase:
+            learner.metrics[f"{phase}/score"] = next(left)
+
+    return on("epoch_end", epoch_end, "scores", writes=(f"metrics.{phase}/score",))
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("background", [False, True])
+def test_checkpoint_keeps_the_contract(check, background, tmp_path):
+    numbers = itertools.count()
+    check_plugin(lambda: Checkpoint(tmp_path / str(next(numbers)), background=background), checks=[check])
+
+
+# When it saves
+
+
+def test_saves_at_the_end_of_every_epoch_by_default(tmp_path):
+    assert saves(tmp_path) == [(1, 4), (2, 8), (3, 12), (4, 16)]
+
+
+def test_saves_after_the_validation_of_an_epoch(tmp_path):
+    assert saves(tmp_path, lambda learner: learner.fit(batches(2), batches(1), epochs=2)) == [(1, 2), (2, 4)]
+    first = storage.listing(tmp_path)[-1].about
+    assert first["reason"] == "epoch"
+
+
+def test_every_epochs_2_saves_every_other_epoch_and_the_end(tmp_path):
+    assert saves(tmp_path, lambda learner: learner.fit(batches(2), epochs=5), every_epochs=2) == [
+        (2, 4),
+        (4, 8),
+        (5, 10),
+    ]
+    assert found(tmp_path)[-1] == (5, 10, "end")
+
+
+def test_every_epochs_2_without_the_end(tmp_path):
+    saved = saves(tmp_path, lambda learner: learner.fit(batches(2), epochs=5), every_epochs=2, at_end=False)
+    assert saved == [(2, 4), (4, 8)]
+
+
+def test_every_updates_3_saves_between_steps(tmp_path):
+    assert saves(tmp_path, lambda learner: learner.fit(batches(4), epochs=2), every_updates=3) == [
+        (0, 3),
+        (1, 6),
+        (2, 8),
+    ]
+
+
+def test_every_updates_counts_updates_and_not_steps(tmp_path):
+    learner = make_learner(Checkpoint(tmp_path, keep_last=99, every_updates=2), accumulate=3)
+    learner.fit(batches(12), epochs=1)
+    assert found(tmp_path) == [(0, 6, "interval"), (0, 12, "interval"), (1, 12, "end")]
+
+
+def test_every_updates_and_every_epochs_add_up(tmp_path):
+    saved = saves(tmp_path, lambda learner: learner.fit(batches(4), epochs=2), every_updates=3, every_epochs=1)
+    assert saved == [(0, 3), (1, 4), (1, 6), (2, 8)]
+
+
+def test_every_minutes_goes_by_the_monotonic_clock(tmp_path, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    tick = on("step_begin", lambda phase, **given: clock.__setitem__(0, clock[0] + 25), "tick")
+    saved = saves(tmp_path, lambda learner: learner.fit(batches(8), epochs=1), [tick], every_minutes=1, at_end=False)
+    assert saved == [(0, 3), (0, 6)]  # at 75 s and at 150 s, each the first step a minute after the last save
+
+
+def test_every_minutes_takes_fractions(tmp_path, monkeypatch):
+    clock = itertools.count(0.0, 10.0)
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    assert (
+        len(saves(tmp_path, lambda learner: learner.fit(batches(8), epochs=1), every_minutes=0.25, at_end=False)) >= 3
+    )
+
+
+def test_validation_in_mid_epoch_saves_nothing_by_itself(tmp_path):
+    fit = lambda learner: learner.fit(batches(4), batches(1), epochs=2, validate_every_updates=2)  # noqa: E731
+    assert saves(tmp_path, fit) == [(1, 4), (2, 8)]
+
+
+def test_epochs_without_validation_are_complete_at_their_own_end(tmp_path):
+    fit = lambda learner: learner.fit(batches(2), batches(1), epochs=3, validate_every=2)  # noqa: E731
+    assert saves(tmp_path, fit) == [(1, 2), (2, 4), (3, 6)]
+
+
+def test_own_loop_saves_after_each_training_pass(tmp_path):
+    def loop(learner):
+        with learner.fitting():
+            for _ in range(2):
+                learner.run("train", batches(2))
+
+    assert saves(tmp_path, loop) == [(1, 2), (2, 4)]
+
+
+def test_evaluate_outside_of_a_fit_saves_nothing(tmp_path):
+    learner = make_learner(Checkpoint(tmp_path))
+    learner.evaluate(batches(1))
+    assert found(tmp_path) == []
+
+
+def test_nothing_trained_saves_nothing_at_the_end(tmp_path):
+    learner = make_learner(Checkpoint(tmp_path))
+    with learner.fitting():
+        pass
+    assert found(tmp_path) == []
+
+
+def test_error_between_two_steps_saves(tmp_path):
+    def broken():
+        yield from batches(3)
+        raise OSError("the disk is gone")
+
+    learner = make_learner(Checkpoint(tmp_path))
+    with pytest.raises(OSError, match="the disk is gone"):
+        learner.fit(lambda: broken(), epochs=1)
+    assert found(tmp_path) == [(0, 3, "error")]
+
+
+def test_error_inside_a_step_saves_nothing(tmp_path):
+    def spoil(step, **given):
+        if step.index == 2:
+            raise RuntimeError("in mid-step")
+
+    with pytest.raises(RuntimeError, match="in mid-step"):
+        make_learner(Checkpoint(tmp_path), on("backward_end", spoil)).fit(batches(4), epochs=1)
+    assert found(tmp_path) == []
+
+
+def test_on_error_false_saves_nothing(tmp_path):
+    def broken():
+        yield from batches(3)
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        make_learner(Checkpoint(tmp_path, on_error=False)).fit(lambda: broken(), epochs=1)
+    assert found(tmp_path) == []
+
+
+# The best
+
+
+def best(directory, values, **options):
+    options = {"monitor": "val/score", "keep_best": 1, **options}
+    learner = make_learner(Checkpoint(directory, **options), scores(*values))
+    learner.fit(batches(1), batches(1), epochs=len(values))
+    return [epoch for epoch, _, _ in found(directory)]
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "kept"),
+    [
+        ([3.0, 1.0, 2.0, 2.0, 2.0], {}, [2, 4, 5]),
+        ([3.0, 1.0, 2.0, 2.0, 2.0], {"mode": "max"}, [1, 4, 5]),
+        ([3.0, 1.0, 2.0, 0.5, 2.0, 2.0], {"keep_best": 2}, [2, 4, 5, 6]),
+        ([1.0, 0.0, 2.0, 2.0], {}, [2, 3, 4]),
+        ([-1.0, 0.0, -2.0, -2.0], {"mode": "max"}, [2, 3, 4]),
+        ([1.0, 1.0, 1.0, 1.0], {}, [1, 3, 4]),
+        ([math.nan, 2.0, math.nan, math.nan, math.nan], {}, [2, 4, 5]),
+        ([math.nan, math.nan, math.nan], {"mode": "max"}, [2, 3]),
+        ([math.inf, 2.0, 3.0, 3.0], {}, [2, 3, 4]),
+        ([2.0, -math.inf, 3.0, 3.0], {"mode": "max"}, [3, 4]),
+        ([1.0, 2.0, 3.0, 4.0], {"every_epochs": 9}, [1, 4]),
+        ([4.0, 3.0, 2.0, 1.0, 5.0], {"every_epochs": 9}, [4, 5]),
+        ([1.0, 2.0, 3.0], {"keep_last": 1}, [1, 3]),
+    ],
+    ids=str,
+)
+def test_best_are_kept(values, options, kept, tmp_path):
+    assert best(tmp_path, values, **options) == kept
+
+
+def test_best_of_an_earlier_run_stays_the_best(tmp_path):
+    make = lambda *values: make_learner(  # noqa: E731
+        Checkpoint(tmp_path, monitor="val/score", keep_best=1, resume="auto"), scores(*values)
+    )
+    make(1.0, 2.0).fit(batches(1), batches(1), epochs=2)
+    make(3.0, 4.0, 5.0).fit(batches(1), batches(1), epochs=5)
+    assert [epoch for epoch, _, _ in found(tmp_path)] == [1, 4, 5]
+
+
+def test_best_is_saved_in_mid_epoch(tmp_path):
+    learner = make_learner(Checkpoint(tmp_path, monitor="val/score", keep_best=1), scores(3.0, 1.0, 2.0, 2.0))
+    learner.fit(batches(4), batches(1), epochs=2, validate_every_updates=2)
+    assert (0, 2, "best") not in found(tmp_path)  # a better one came
+    assert [(epoch, step) for epoch, step, _ in found(tmp_path)] == [(0, 4), (1, 4), (2, 8)]
+
+
+def test_absent_metric_is_an_error_that_names_those_that_are_there(tmp_path):
+    learner = make_learner(Checkpoint(tmp_path, monitor="val/scor", keep_best=1), scores(1.0))
+    with pytest.raises(PluginError, match=r"no metric 'val/scor' \(did you mean 'val/score'\?\); there are: val/score"):
+        learner.fit(batches(1), batches(1), epochs=1)
+
+
+@pytest.mark.parametrize("last", [1, 2, 3])
+def test_never_fewer_than_two_are_kept(last, tmp_path):
+    make_learner(Checkpoint(tmp_path, keep_last=last)).fit(batches(1), epochs=5)
+    assert [epoch for epoch, _, _ in found(tmp_path)] == list(range(6 - max(last, 2), 6))
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"every_epochs": 0},
+        {"every_epochs": 1.5},
+        {"every_updates": -1},
+        {"every_updates": True},
+        {"every_minutes": 0},
+        {"every_minutes": math.inf},
+        {"every_minutes": math.nan},
+        {"keep_last": 0},
+        {"keep_last": "2"},
+        {"keep_best": 1},
+        {"keep_best": 1, "monitor": "val/loss", "mode": "less"},
+    ],
+    ids=str,
+)
+def test_options_out_of_range_are_refused(options, tmp_path):
+    with pytest.raises(PluginError, match=re.escape(f"{next(iter(options))}")):
+        Checkpoint(tmp_path, **options)
+
+
+# Resuming
+
+
+class Killed(BaseException):
+    pass
+
+
+def run(directory, epochs=3, at=None, resume="auto", **options):
+    """A run that is killed after a training step."""
+
+    def kill(learner, phase, **given):
+        if at is not None and phase.training and learner.progress.steps == at:
+            raise Killed
+
+    plugin = Checkpoint(directory, resume=resume, **options)
+    learner = make_learner(plugin, WeightAverage(0.5), History(), on("step_begin", kill, "kill"), lr=0.05)
+    if at is None:
+        learner.remove("kill")
+    learner.fit(batches(4), batches(1), epochs=epochs)
+    return learner
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("at", [3, 4, 5, 7, 11])
+def test_killed_run_goes_on_as_if_nothing_had_happened(at, background, tmp_path, capsys):
+    straight = run(tmp_path / "straight", background=background)
+    with pytest.raises(Killed):
+        run(tmp_path / "killed", at=at, every_updates=2, background=background)
+    again = run(tmp_path / "killed", every_updates=2, background=background)
+    assert not list(differences(straight.state_dict(), again.state_dict()))
+    assert f"resumed {tmp_path / 'killed'}" in capsys.readouterr().err
+
+
+def test_resume_auto_begins_and_says_so_where_there_is_nothing(tmp_path, capsys):
+    assert run(tmp_path / "new").result.steps == 12
+    assert f"loopkit: {tmp_path / 'new'} holds no checkpoint: the run begins" in capsys.readouterr().err
+
+
+def test_resume_true_raises_where_there_is_nothing(tmp_path):
+    with pytest.raises(CheckpointError, match=r"holds no checkpoint: give resume='auto' to begin a run there"):
+        run(tmp_path / "new", resume=True)
+
+
+def test_resume_true_goes_on(tmp_path):
+    run(tmp_path, epochs=1)
+    assert run(tmp_path, epochs=2, resume=True).result.steps == 8
+
+
+def test_resume_from_a_path_leaves_that_directory_alone(tmp_path):
+    run(tmp_path / "a", epochs=2)
+    before = sorted((tmp_path / "a").rglob("*"))
+    oldest = storage.listing(tmp_path / "a")[-1].path
+    learner = run(tmp_path / "b", epochs=2, resume=oldest)
+    assert learner.result.steps == 8
+    assert found(tmp_path / "b") == [(2, 8, "epoch")]
+    assert sorted((tmp_path / "a").rglob("*")) == before
+
+
+def test_resume_from_a_path_that_is_not_there(tmp_path):
+    with pytest.raises(CheckpointError, match=r"cannot find the checkpoint .*000001-nothing"):
+        run(tmp_path, resume=tmp_path / "000001-nothing")
+
+
+def test_directory_of_another_run_is_refused_without_resume(tmp_path):
+    run(tmp_path, epochs=1)
+    with pytest.raises(CheckpointError, match=r"holds checkpoints of another run, the newest .*resume='auto'"):
+        run(tmp_path, resume=None)
+
+
+def test_second_fit_of_the_same_plugin_goes_on_saving(tmp_path):
+    learner = make_learner(Checkpoint(tmp_path))
+    learner.fit(batches(2), epochs=1)
+    learner.fit(batches(2), epochs=1)
+    assert found(tmp_path) == [(1, 2, "epoch"), (2, 4, "epoch")]
+
+
+def test_finished_run_ends_at_once(tmp_path):
+    first = run(tmp_path)
+    again = run(tmp_path)
+    assert again.result.reason == "epochs"
+    assert again.result.steps == first.result.steps
+    assert not list(differences(first.state_dict(), again.state_dict()))
+    assert len(again.result.history) == len(first.result.history)
+
+
+@pytest.mark.parametrize("every", [1, 9])
+def test_run_that_stopped_early_stops_again_at_once(every, tmp_path):
+    def make():
+        stopping = EarlyStopping("val/score", patience=1)
+        return make_learner(Checkpoint(tmp_path, every_epochs=every, resume="auto"), stopping, scores(1.0, 2.0, 3.0))
+
+    first, again = make(), make()
+    assert first.fit(batches(1), batches(1), epochs=5).epochs == 2
+    result = again.fit(batches(1), batches(1), epochs=5)
+    assert (result.reason, result.epochs, result.message) == ("stop", 2, first.result.message)
+    assert not list(differences(first.state_dict(), again.state_dict()))
+
+
+def test_relative_directory_is_resolved_when_the_plugin_is_made(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    learner = make_learner(Checkpoint("runs", resume="auto"))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    learner.fit(batches(1), epochs=1)
+    assert found(tmp_path / "runs") == [(1, 1, "epoch")]
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_file_in_the_place_of_the_directory_is_refused_before_the_first_step(tmp_path):
+    (tmp_path / "runs").write_text("no directory")
+    learner = make_learner(Checkpoint(tmp_path / "runs"))
+    with pytest.raises(CheckpointError, match=r"runs is a file, not a directory"):
+        learner.fit(batches(1), epochs=1)
+    assert learner.progress.steps == 0
+
+
+def test_two_runs_in_one_directory_are_refused(tmp_path):
+    plugin = Checkpoint(tmp_path)
+    errors = []
+
+    def second(**given):
+        if not errors:
+            with pytest.raises(CheckpointError) as caught:
+                make_learner(Checkpoint(tmp_path, resume="auto")).fit(batches(1), epochs=1)
+            errors.append(str(caught.value))
+
+    make_learner(plugin, on("step_begin", second)).fit(batches(1), epochs=1)
+    assert str(tmp_path) in errors[0]
+    make_learner(Checkpoint(tmp_path, resume="auto")).fit(batches(1), epochs=1)
+
+
+def test_lock_is_let_go_after_an_error(tmp_path):
+    learner = make_learner(Checkpoint(tmp_path, on_error=False), on("loss_begin", lambda **given: 1 / 0))
+    with pytest.raises(ZeroDivisionError):
+        learner.fit(batches(1), epochs=1)
+    make_learner(Checkpoint(tmp_path)).fit(batches(1), epochs=1)
+
+
+def test_lock_is_let_go_after_a_failed_resume(tmp_path):
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        make_learner(Checkpoint(tmp_path, resume=True)).fit(batches(1), epochs=1)
+    make_learner(Checkpoint(tmp_path)).fit(batches(1), epochs=1)
+
+
+def damage(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "model.safetensors", "state.json", "state.safetensors"])
+def test_damaged_newest_is_passed_over_with_a_warning(name, tmp_path):
+    straight = run(tmp_path / "straight")
+    run(tmp_path / "a", epochs=2)
+    newest = storage.listing(tmp_path / "a")[0].path
+    damage(newest / name)
+    with pytest.warns(UserWarning, match=rf"{newest.name}.*\(.*{newest.name} is passed over\)"):
+        again = run(tmp_path / "a")
+    assert not list(differences(straight.state_dict(), again.state_dict()))
+
+
+@pytest.mark.filterwarnings("ignore:.*is passed over")
+@pytest.mark.parametrize("name", ["manifest.json", "state.json"])
+@pytest.mark.parametrize("resume", ["auto", True])
+def test_all_damaged_is_an_error_and_no_fresh_start(name, resume, tmp_path):
+    run(tmp_path, epochs=2)
+    for path in tmp_path.glob(f"*/{name}"):
+        damage(path)
+    learner = make_learner(Checkpoint(tmp_path, resume=resume))
+    with pytest.raises(CorruptCheckpointError, match="holds no checkpoint that can be read: see the warnings"):
+        learner.fit(batches(1), epochs=1)
+    assert learner.progress.steps == 0
+
+
+def test_newer_format_is_an_error_and_not_passed_over(tmp_path, monkeypatch):
+    run(tmp_path, epochs=1)
+    monkeypatch.setattr(storage, "FORMAT", storage.FORMAT + 1)
+    run(tmp_path, epochs=2)
+    monkeypatch.undo()
+    with pytest.raises(FormatVersionError, match="written by a newer one"):
+        run(tmp_path, epochs=3)
+
+
+def test_state_that_does_not_fit_is_an_error_and_no_fresh_start(tmp_path):
+    run(tmp_path, epochs=1)
+    learner = make_learner(Checkpoint(tmp_path, resume="auto"), History())
+    with pytest.raises(StateError, match=r"'weight_average'.*allow="):
+        learner.fit(batches(1), epochs=1)
+    allowed = make_learner(Checkpoint(tmp_path, resume="auto", allow=["weight_average"]), History())
+    assert allowed.fit(batches(4), batches(1), epochs=2).steps == 8
+
+
+def test_replay_can_be_refused(tmp_path):
+    def data():
+        yield from batches(4)
+
+    make_learner(Checkpoint(tmp_path, every_updates=2, at_end=False)).fit(data, max_steps=3)
+    with pytest.raises(StateError, match=r"Checkpoint\(replay=True\)"):
+        make_learner(Checkpoint(tmp_path, resume="auto", replay=False)).fit(data, max_steps=4)
+    assert make_learner(Checkpoint(tmp_path, resume="auto")).fit(data, max_steps=4).steps == 4
+
+
+# What cannot be saved
+
+
+class Stateful:
+    """A plugin with whatever state."""
+
+    name = "stateful"
+
+    def __init__(self, state):
+        self.state = state
+
+    def state_dict(self):
+        return self.state() if callable(self.state) else self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+    @hookimpl
+    def step_end(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("state", "path"),
+    [
+        ({"fn": print}, r"plugins\.stateful.*fn.*builtin_function_or_method"),
+        ({"deep": [{"set": {1}}]}, r"plugins\.stateful.*deep.*set"),
+        ({"sparse": torch.eye(2).to_sparse()}, "stateful.*sparse"),
+        ({"key": {(1, 2): 3}}, "stateful.*key"),
+    ],
+    ids=["function", "set", "sparse", "key"],
+)
+def test_plugin_state_that_cannot_be_saved_is_found_before_the_first_step(state, path, tmp_path):
+    learner = make_learner(Checkpoint(tmp_path, every_epochs=100), Stateful(state))
+    with pytest.raises(StateError, match=path):
+        learner.fit(batches(2), epochs=1)
+    assert learner.progress.steps == 0
+    assert found(tmp_path) == []
+
+
+class Strange(torch.optim.SGD):
+    """Holds something that cannot be saved, from its first step on."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        self.state[self.param_groups[0]["params"][0]]["made"] = object()
+
+
+def test_optimizer_state_that_cannot_be_saved_is_found_after_the_first_step(tmp_path):
+    plugins = [Checkpoint(tmp_path, every_epochs=100)]
+    learner = Learner(nn.Linear(3, 1), nn.MSELoss(), lambda p: Strange(p, lr=0.1), plugins=plugins, standard=False)
+    with pytest.raises(StateError, match=r"optimizers.*made.*object"):
+        learner.fit(batches(9), epochs=1)
+    assert learner.progress.steps == 1
+
+
+def test_parameters_that_are_not_finite_are_not_saved(tmp_path):
+    def spoil(learner, **given):
+        if learner.progress.steps == 6:
+            with torch.no_grad():
+                learner.model.bias.fill_(math.nan)
+
+    learner = make_learner(Checkpoint(tmp_path), on("update_end", spoil))
+    with pytest.raises(
+        NonFiniteError, match="parameter 'weight' of model 'model' is not finite at step 8: nothing was"
+    ):
+        learner.fit(batches(4), epochs=3)
+    assert found(tmp_path) == [(1, 4, "epoch")]
+
+
+# Writing in a thread
+
+
+@pytest.fixture
+def slow_writes(monkeypatch):
+    """Let writing wait until it is told to go on; -> the event that tells it, and the names of threads that wrote."""
+    go, threads, real = threading.Event(), [], storage.write
+
+    def write(*args, **options):
+        threads.append(threading.current_thread().name)
+        if threads[-1] == "loopkit-checkpoint":
+            assert go.wait(20)
+        return real(*args, **options)
+
+    monkeypatch.setattr(storage, "write", write)
+    yield go, threads
+    go.set()
+
+
+def test_background_write_is_of_a_copy(tmp_path, slow_writes):
+    """Parameters, optimizer and the state of plugins change while it is written."""
+    go, threads = slow_writes
+    shared = {"list": [0], "tensor": torch.zeros(2), "dict": {"n": 0}}
+    expected = {}
+
+    def change(learner, **given):
+        if learner.progress.steps == 2:
+            expected.update(copy.deepcopy({"state": learner.state_dict()["models"], "shared": shared}))
+
+    def later(learner, **given):
+        n = learner.progress.steps
+        shared["list"].append(n)
+        shared["tensor"] += n
+        shared["dict"]["n"] = n
+        if n == 3:
+            go.set()
+
+    learner = make_learner(
+        Checkpoint(tmp_path, every_updates=2, keep_last=9, background=True),
+        Stateful(lambda: shared),
+        on("step_end", change, "expect", reads=("*",)),
+        on("step_begin", later, "later"),
+    )
+    learner.fit(batches(4), epochs=1)
+    from loopkit.checkpoint.bundle import read_state
+
+    oldest = read_state(storage.listing(tmp_path)[-1])
+    assert threads[0] == "loopkit-checkpoint"
+    assert not list(differences(expected["state"], oldest["models"]))
+    assert not list(differences(expected["shared"], oldest["plugins"]["stateful"]))
+    assert shared["list"] != expected["shared"]["list"]
+
+
+def test_background_says_its_memory_and_frees_it(tmp_path):
+    held = []
+    plugin = Checkpoint(tmp_path, every_updates=1, background=True)
+    model = nn.Linear(64, 64)
+    learner = make_learner(plugin, on("step_begin", lambda **given: held.append(plugin.memory)), model=model)
+    learner.fit([(torch.ones(2, 64), torch.ones(2, 64))] * 3, epochs=1)
+    weights = 4 * (64 * 64 + 64)
+    assert held[0] == 0
+    assert weights <= held[-1] < weights + 16_384  # and the states of generators
+    assert plugin.memory == 0
+    assert Checkpoint(tmp_path / "other").memory == 0
+
+
+def test_at_most_one_background_write_is_under_way(tmp_path, slow_writes):
+    go, _ = slow_writes
+    alive = []
+
+    def look(learner, **given):
+        alive.append(sum(t.name == "loopkit-checkpoint" for t in threading.enumerate()))
+        if learner.progress.steps == 5:
+            go.set()
+
+    learner = make_learner(
+        Checkpoint(tmp_path, every_updates=1, keep_last=99, background=True), on("step_begin", look), lr=0.01
+    )
+    learner.fit(batches(8), epochs=1)
+    assert alive[1:6] == [1] * 5
+    assert max(alive) == 1
+    saved = [step for _, step, _ in found(tmp_path)]
+    assert saved[0] == 1
+    assert not {2, 3, 4} & set(saved)  # due, but the first was still being written
+    assert saved[-1] == 8
+    assert all(thread.name != "loopkit-checkpoint" for thread in threading.enumerate())
+
+
+def test_error_of_a_background_write_is_raised_at_the_end_of_the_next_step(tmp_path, monkeypatch):
+    failed = threading.Event()
+
+    def write(*args, **options):
+        failed.set()
+        raise CheckpointError("the disk is full")
+
+    plugin = Checkpoint(tmp_path, every_updates=2, background=True, on_error=False)
+
+    def wait(learner, **given):
+        if learner.progress.steps == 2:
+            assert failed.wait(20)
+            plugin._writer._thread.join()
+
+    monkeypatch.setattr(storage, "write", write)
+    learner = make_learner(plugin, on("step_begin", wait))
+    with pytest.raises(CheckpointError, match="the disk is full"):
+        learner.fit(batches(8), epochs=1)
+    assert learner.progress.steps == 3
+
+
+def test_error_of_the_last_background_write_is_raised_by_fit(tmp_path, monkeypatch):
+    def write(*args, **options):
+        raise CheckpointError("the disk is full")
+
+    monkeypatch.setattr(storage, "write", write)
+    learner = make_learner(Checkpoint(tmp_path, every_updates=4, background=True, at_end=False))
+    with pytest.raises(CheckpointError, match="the disk is full"):
+        learner.fit(batches(4), epochs=1)
+
+
+def test_disk_error_at_the_final_save_is_raised_by_fit_and_the_lock_let_go(tmp_path, monkeypatch):
+    def write(*args, **options):
+        raise CheckpointError("the disk is full")
+
+    learner = make_learner(Checkpoint(tmp_path, every_epochs=9))
+    with monkeypatch.context() as patched:
+        patched.setattr(storage, "write", write)
+        with pytest.raises(CheckpointError, match="the disk is full") as caught:
+            learner.fit(batches(4), epochs=1)
+    assert "in fit_end of plugin 'checkpoint'" in caught.value.__notes__[0]
+    make_learner(Checkpoint(tmp_path)).fit(batches(1), epochs=1)
+
+
+def test_real_disk_error_in_a_write_leaves_the_older_ones(tmp_path, monkeypatch):
+    class Full(storage.System):
+        full = False
+
+        def write(self, file, data):
+            if self.full:
+                raise OSError(28, "No space left on device")
+            return super().write(file, data)
+
+    system = Full()
+    monkeypatch.setattr(storage, "system", system)
+    fill = on("epoch_begin", lambda learner, **given: setattr(system, "full", learner.progress.epochs == 1))
+    with pytest.raises(CheckpointError, match="No space left"):
+        make_learner(Checkpoint(tmp_path), fill).fit(batches(2), epochs=3)
+    assert found(tmp_path) == [(1, 2, "epoch")]
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".tmp")] == []
+
+
+# With other plugins
+
+
+def test_comes_last_in_every_plan(tmp_path):
+    learner = make_learner(Checkpoint(tmp_path), WeightAverage(0.5), History(), EarlyStopping(), standard=True)
+    order: dict[str, list[str]] = {}
+    hook = ""
+    for line in str(learner.explain("train")).splitlines() + str(learner.explain("val")).splitlines():
+        if re.match(r"\s+\d+\. ", line):
+            order[hook].append(line.split()[1])
+        elif line and line[0] not in " =":
+            hook = line.split()[0]
+            order.setdefault(hook, [])
+    for hook in ("step_end", "phase_end", "fit_end"):
+        assert "checkpoint" in order[hook]
+    assert order["phase_end"][-1] == "checkpoint"
+    assert order["step_end"][-1] == "checkpoint"
+
+
+def test_two_with_directories_and_names_of_their_own(tmp_path):
+    often = Checkpoint(tmp_path / "often", every_updates=1, keep_last=1, name="often", resume="auto")
+    rare = Checkpoint(tmp_path / "rare", every_epochs=2, name="rare")
+    make_learner(often, rare).fit(batches(2), epochs=3)
+    assert found(tmp_path / "often") == [(2, 6, "interval"), (3, 6, "end")]
+    assert found(tmp_path / "rare") == [(2, 4, "epoch"), (3, 6, "end")]
+
+
+def test_two_in_one_directory_are_refused(tmp_path):
+    with pytest.raises(PluginConflict, match="checkpoints in"):
+        make_learner(Checkpoint(tmp_path, name="a"), Checkpoint(tmp_path, name="b"))
+
+
+def test_two_that_resume_are_refused(tmp_path):
+    with pytest.raises(PluginConflict, match=r"checkpoint\.resume"):
+        make_learner(
+            Checkpoint(tmp_path / "a", name="a", resume="auto"), Checkpoint(tmp_path / "b", name="b", resume=True)
+        )
+
+
+def test_weights_of_a_checkpoint_are_the_raw_ones(tmp_path):
+    from loopkit.checkpoint.bundle import read_state
+
+    learner = make_learner(Checkpoint(tmp_path), WeightAverage(0.5))
+    learner.fit(batches(4), batches(1), epochs=1)
+    saved = read_state(storage.listing(tmp_path)[0])["models"]["model"]
+    assert torch.equal(saved["weight"], learner.model.weight)

@@ -1,0 +1,697 @@
+from __future__ import annotations
+
+import gc
+import os
+import re
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
+
+from loopkit import generators
+from loopkit.data import ResumableSampler, TensorLoader, from_function, seeded
+from loopkit.errors import StateError
+from loopkit.positions import (
+    begin,
+    bounded_wait,
+    facts,
+    load_position,
+    needs_replay,
+    pass_length,
+    resume,
+    save_position,
+)
+
+stateful_dataloader = pytest.importorskip("torchdata.stateful_dataloader")
+StatefulDataLoader = stateful_dataloader.StatefulDataLoader
+StatefulDistributedSampler = pytest.importorskip("torchdata.stateful_dataloader.sampler").StatefulDistributedSampler
+
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+
+SAMPLES = torch.arange(20.0)
+EPOCHS = 3
+
+
+def noise(sample: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return sample + torch.rand((), generator=generator)
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    """Samples in order, shared out among the workers."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = torch.utils.data.get_worker_info()
+        return iter(SAMPLES[worker.id :: worker.num_workers] if worker else SAMPLES)
+
+
+class StreamWithState(IterableDataset[torch.Tensor]):
+    """Samples in order, with a place that is saved; of several workers each gives all of them."""
+
+    def __init__(self) -> None:
+        self.place = self.first = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        first, self.first = self.first, 0
+        for index in range(first, 10):
+            self.place = index + 1
+            yield SAMPLES[index]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.first = state["place"]
+
+
+class Lazy:
+    """Batches by index, without ``__iter__``; counts those that are made."""
+
+    def __init__(self) -> None:
+        self.made: list[int] = []
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index >= 5:
+            raise IndexError
+        self.made.append(index)
+        return SAMPLES[4 * index : 4 * index + 4]
+
+
+class Shuffled:
+    """An iterable without a position, whose order comes from the global generator or its own."""
+
+    def __init__(self, generator: torch.Generator | None = None) -> None:
+        self.generator = generator
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from SAMPLES[torch.randperm(20, generator=self.generator)].split(4)
+
+
+class Counter:
+    """An iterable with a state of its own."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while self.next % 5 or not self.next:
+            self.next += 1
+            yield torch.tensor([float(self.next)])
+        self.next += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.next = state["next"]
+
+
+def own() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+def sampled(size: int = 4, workers: int = 0, **options: Any) -> DataLoader[Any]:
+    data = seeded(SAMPLES, noise)
+    return DataLoader(data, batch_size=size, sampler=ResumableSampler(data), num_workers=workers, **options)
+
+
+def batch_sampled(size: int = 4, **options: Any) -> DataLoader[Any]:
+    return DataLoader(SAMPLES, batch_sampler=BatchSampler(ResumableSampler(20), size, False), **options)
+
+
+def persistent(make: Callable[..., Any], **options: Any) -> Any:
+    return make(num_workers=2, persistent_workers=True, **options)
+
+
+MAKERS: dict[str, Callable[[], Any]] = {
+    "tensors": lambda: TensorLoader(SAMPLES, batch_size=4, shuffle=True),
+    "function": lambda: from_function(5, lambda index, generator: torch.rand(2, generator=generator), seed=0),
+    "sampler": sampled,
+    "sampler, generator": lambda: sampled(generator=own()),
+    "sampler, 2 workers": lambda: sampled(workers=2),
+    "sampler, persistent workers": lambda: sampled(workers=2, persistent_workers=True),
+    "batch sampler": batch_sampled,
+    "sampler without batches": lambda: DataLoader(SAMPLES, batch_size=None, sampler=ResumableSampler(20)),
+    "sampler in StatefulDataLoader": lambda: StatefulDataLoader(SAMPLES, batch_size=4, sampler=ResumableSampler(20)),
+    "stateful": lambda: StatefulDataLoader(SAMPLES, batch_size=4, shuffle=True),
+    "stateful, generator": lambda: StatefulDataLoader(SAMPLES, batch_size=4, shuffle=True, generator=own()),
+    "stateful, 2 workers": lambda: StatefulDataLoader(SAMPLES, batch_size=4, shuffle=True, num_workers=2),
+    "stateful, 2 workers, generator": lambda: StatefulDataLoader(
+        SAMPLES, batch_size=4, shuffle=True, num_workers=2, generator=own()
+    ),
+    "stateful, persistent workers": lambda: persistent(StatefulDataLoader, dataset=SAMPLES, shuffle=True, batch_size=4),
+    "stateful, rare snapshots": lambda: StatefulDataLoader(
+        SAMPLES, batch_size=4, shuffle=True, num_workers=2, snapshot_every_n_steps=3
+    ),
+    "stateful, its own sampler": lambda: StatefulDataLoader(
+        SAMPLES, batch_size=4, sampler=StatefulDistributedSampler(SAMPLES, num_replicas=1, rank=0)
+    ),
+    "stateful stream": lambda: StatefulDataLoader(StreamWithState(), batch_size=2),
+    "stateful stream, 2 workers": lambda: StatefulDataLoader(StreamWithState(), batch_size=4, num_workers=2),
+    "own state": Counter,
+    "list": lambda: list(SAMPLES.split(4)),
+    "tuple": lambda: SAMPLES.split(4),
+    "lazy": Lazy,
+    "shuffled": Shuffled,
+    "shuffled, generator": lambda: Shuffled(own()),
+    "loader": lambda: DataLoader(SAMPLES, batch_size=4, shuffle=True),
+    "loader, generator": lambda: DataLoader(SAMPLES, batch_size=4, shuffle=True, generator=own()),
+    "loader, 2 workers": lambda: DataLoader(SAMPLES, batch_size=4, shuffle=True, num_workers=2),
+    "loader, persistent workers": lambda: persistent(DataLoader, dataset=SAMPLES, batch_size=4, shuffle=True),
+    "stream": lambda: DataLoader(Stream(), batch_size=4),
+    "custom batches": lambda: DataLoader(SAMPLES, batch_sampler=Pairs(ResumableSampler(20), 4, False)),
+}
+STREAM = "ignore:the state of StreamWithState"
+
+
+class Pairs(BatchSampler):
+    """Batches of a size that only it knows."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        indices = iter(self.sampler)
+        for size in (4, 2, 6, 1, 7):
+            yield [next(indices) for _ in range(size)]
+
+
+class Run:
+    """Passes over data, in which every step draws a number, like dropout."""
+
+    def __init__(self, data: Any, left: dict[int, int], save: tuple[int, int | None] | None = None) -> None:
+        self.data, self.left, self.save = data, left, save
+        self.steps: list[tuple[torch.Tensor, float]] = []
+        self.saved: tuple[dict[str, Any], Any, int, int] | None = None
+
+    def go(self, first: int = 0, saved: dict[str, Any] | None = None, edge: Any = None) -> Run:
+        for epoch in range(first, EPOCHS):
+            count = 0
+            if saved is not None:
+                generators.restore(edge)
+                skip = load_position(self.data, saved, replay=True)
+                assert bool(skip) == (saved["running"] and saved["kind"] in ("sequence", "iterable"))
+                if skip and needs_replay(self.data):
+                    generators.restore(saved["begun"]["generators"])
+                begun = saved.get("begun") or begin(self.data, generators.save())
+                batches, count = resume(self.data, saved, skip), saved["steps"]
+                if saved["running"]:
+                    generators.restore(edge)
+                saved = None
+            else:
+                begun = begin(self.data, generators.save())
+                batches = iter(self.data)
+            for batch in batches:
+                self.steps.append((torch.as_tensor(batch).clone(), torch.rand(()).item()))
+                count += 1
+                if self.save == (epoch, count):
+                    self.keep(save_position(self.data, count, running=True, begun=begun), epoch)
+                if self.left.get(epoch) == count:
+                    break
+            if self.save == (epoch, None):
+                self.keep(save_position(self.data, 0, running=False), epoch + 1)
+        return self
+
+    def keep(self, saved: dict[str, Any], epoch: int) -> None:
+        assert plain(saved)
+        self.saved = saved, generators.save(), len(self.steps), epoch
+
+
+def plain(value: Any) -> bool:
+    """Whether a state holds nothing but what a checkpoint can hold."""
+    if isinstance(value, dict):
+        return all(type(key) in (str, int) for key in value) and all(map(plain, value.values()))
+    if type(value) in (list, tuple):
+        return all(map(plain, value))
+    return value is None or isinstance(value, (bool, int, float, str, torch.Tensor))
+
+
+def same(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and all(
+        torch.equal(x, y) and drawn == again for (x, drawn), (y, again) in zip(one, other, strict=True)
+    )
+
+
+def check_exact(make: Callable[[], Any], save: tuple[int, int | None], left: dict[int, int]) -> None:
+    torch.manual_seed(5)
+    expected = Run(make(), left).go().steps
+    torch.manual_seed(5)
+    run = Run(make(), left, save).go()
+    assert same(run.steps, expected), "saving changed the run"
+    assert run.saved is not None
+    saved, edge, done, epoch = run.saved
+    torch.manual_seed(99)
+    assert same(Run(make(), left).go(epoch, saved, edge).steps, expected[done:])
+
+
+# Going on exactly
+
+
+@pytest.mark.filterwarnings(STREAM)
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+def test_position_in_mid_epoch_goes_on_with_the_next_batch(make: Callable[[], Any]) -> None:
+    check_exact(make, (1, 2), {})
+
+
+@pytest.mark.filterwarnings(STREAM)
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+def test_position_between_epochs_goes_on_with_the_next_epoch(make: Callable[[], Any]) -> None:
+    check_exact(make, (0, None), {})
+
+
+@pytest.mark.filterwarnings(STREAM)
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+def test_position_after_a_pass_that_was_left_goes_on_with_the_next_epoch(make: Callable[[], Any]) -> None:
+    check_exact(make, (1, None), {1: 2})
+
+
+@pytest.mark.filterwarnings(STREAM)
+@pytest.mark.parametrize("name", [name for name in MAKERS if name not in ("sampler without batches", "own state")])
+def test_position_at_the_last_batch_goes_on_with_the_end_of_the_pass(name: str) -> None:
+    check_exact(MAKERS[name], (1, 5), {})
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(STREAM)
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+@pytest.mark.parametrize("left", [{}, {0: 2}, {1: 3}])
+def test_position_is_exact_wherever_it_was_saved(make: Callable[[], Any], left: dict[int, int]) -> None:
+    for epoch in range(2):
+        for count in [*range(1, left.get(epoch, 6)), None]:
+            check_exact(make, (epoch, count), left)
+
+
+@pytest.mark.parametrize("make", [MAKERS["tensors"], sampled, MAKERS["sampler, 2 workers"]])
+def test_position_is_exact_after_a_second_resumption_in_one_epoch(make: Callable[[], Any]) -> None:
+    expected = [batch.clone() for batch in make()]
+    saved, batches = None, []
+    for steps in (1, 3, 4):
+        data = make()
+        if saved is not None:
+            load_position(data, saved, replay=False)
+        rest = iter(data) if saved is None else resume(data, saved, 0)
+        while len(batches) < steps:
+            batches.append(next(rest))
+        saved = save_position(data, steps, running=True)
+    assert saved["state"]["position"] == (4 if saved["kind"] == "loader" else 16)
+    assert all(map(torch.equal, batches, expected))
+
+
+def test_position_saved_right_after_it_was_loaded_is_the_same() -> None:
+    for make in (MAKERS["tensors"], sampled):
+        data, again = make(), make()
+        next(iter(data))
+        saved = save_position(data, 1, running=True)
+        load_position(again, saved, replay=False)
+        assert save_position(again, 1, running=True) == saved
+
+
+def test_position_before_the_first_batch_of_a_pass_is_the_next_epoch() -> None:
+    data = sampled()
+    next(iter(data))
+    saved = save_position(data, 0, running=True)
+    assert (saved["running"], saved["state"]["epoch"], saved["state"]["position"]) == (False, 1, 0)
+
+
+def test_position_of_a_list_makes_no_batch_that_is_passed_over() -> None:
+    data = Lazy()
+    saved = save_position(data, 3, running=True)
+    assert len(list(resume(data, saved, load_position(data, saved, replay=False)))) == 2
+    assert data.made == [3, 4]
+
+
+def test_position_is_loaded_into_data_that_is_in_use() -> None:
+    data = sampled(workers=2)
+    expected = [*data]
+    again = sampled(workers=2)
+    batches = iter(again)
+    next(batches)
+    next(batches)
+    saved = save_position(again, 2, running=True)
+    next(batches)
+    load_position(again, saved, replay=False)
+    assert all(map(torch.equal, resume(again, saved, 0), expected[2:]))
+
+
+# Another batch size
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 50])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_sampler_goes_on_with_another_batch_size(size: int, workers: int) -> None:
+    data = sampled(workers=workers)
+    batches = iter(data)
+    used = [next(batches), next(batches)]
+    saved = save_position(data, 2, running=True)
+    again = sampled(size)
+    with pytest.warns(UserWarning, match=f"batch size: 4 before, {size} now") as caught:
+        assert load_position(again, saved, replay=False) == 0
+    assert len(caught) == 1
+    rest = list(resume(again, saved, 0))
+    assert torch.equal(torch.cat(used + rest), torch.cat(list(sampled())))
+    assert pass_length(again, saved) == 2 + len(rest)
+    if len(rest) > 1:
+        third = sampled(size)
+        load_position(again, saved | {"facts": facts(again)}, replay=False)
+        next(iter(again))
+        load_position(third, save_position(again, 3, running=True), replay=False)
+        assert torch.equal(torch.cat(list(third)), torch.cat(rest[1:]))
+
+
+def test_pass_length_without_last_batches_that_are_not_full() -> None:
+    data = sampled()
+    next(iter(data))
+    saved = save_position(data, 1, running=True)
+    again = sampled(3, drop_last=True)
+    with pytest.warns(UserWarning, match="batch size"):
+        load_position(again, saved, replay=False)
+    assert pass_length(again, saved) == 1 + len(list(again)) == 6
+
+
+def test_pass_length_is_that_of_the_data_between_epochs() -> None:
+    for make in (sampled, MAKERS["list"], MAKERS["loader"]):
+        assert pass_length(make(), save_position(make(), 0, running=False)) == 5
+    assert pass_length(Shuffled(), save_position(Shuffled(), 0, running=False)) is None
+
+
+# What changed
+
+
+@pytest.mark.parametrize(
+    ("make", "other", "message"),
+    [
+        (MAKERS["tensors"], lambda: TensorLoader(SAMPLES, batch_size=5), "batches: 5 before, 4 now; batch size: 4"),
+        (MAKERS["tensors"], lambda: TensorLoader(SAMPLES, batch_size=4, seed=1, shuffle=True), "seed 0 in the state"),
+        (sampled, lambda: DataLoader(range(30), 4, sampler=ResumableSampler(30)), "samples: 20 before, 30 now"),
+        (sampled, lambda: DataLoader(SAMPLES, 4, sampler=ResumableSampler(20, seed=1)), "seed 0 in the state, seed 1"),
+        (sampled, MAKERS["list"], "position kept by: sampler before, sequence now"),
+        (MAKERS["list"], lambda: list(SAMPLES.split(2)), "batches: 5 before, 10 now"),
+        (MAKERS["loader"], lambda: DataLoader(SAMPLES, batch_size=5, shuffle=True), "batch size: 4 before, 5 now"),
+        (MAKERS["loader"], lambda: DataLoader(range(19), batch_size=4), "samples: 20 before, 19 now"),
+        (MAKERS["stream"], lambda: DataLoader(Stream(), batch_size=4, num_workers=2), "workers: 0 before, 2 now"),
+        (MAKERS["stateful"], MAKERS["stateful, 2 workers"], "workers: 0 before, 2 now"),
+        (MAKERS["stateful"], lambda: StatefulDataLoader(range(20), batch_size=5), "batch size: 4 before, 5 now"),
+    ],
+)
+def test_position_in_mid_epoch_is_refused_for_other_data(
+    make: Callable[[], Any], other: Callable[[], Any], message: str
+) -> None:
+    data = make()
+    begun = begin(data, None)
+    next(iter(data))
+    saved = save_position(data, 1, running=True, begun=begun)
+    with pytest.raises(StateError, match=message):
+        load_position(other(), saved, replay=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "other", "message"),
+    [
+        (MAKERS["tensors"], lambda: TensorLoader(SAMPLES, batch_size=5), "batch size: 4 before, 5 now; drop|4 before"),
+        (sampled, lambda: DataLoader(range(30), 4, sampler=ResumableSampler(30)), "samples: 20 before, 30 now"),
+        (sampled, lambda: DataLoader(SAMPLES, 4, sampler=ResumableSampler(20, seed=1)), "seed: 0 before, 1 now"),
+        (sampled, MAKERS["list"], "position kept by: sampler before, sequence now"),
+        (MAKERS["list"], lambda: list(SAMPLES.split(2)), "batches: 5 before, 10 now"),
+        (MAKERS["loader"], MAKERS["loader, 2 workers"], "workers: 0 before, 2 now"),
+        (MAKERS["stateful"], MAKERS["stateful, 2 workers"], "workers: 0 before, 2 now"),
+    ],
+)
+def test_position_between_epochs_gives_one_warning_for_other_data(
+    make: Callable[[], Any], other: Callable[[], Any], message: str
+) -> None:
+    data, saved = other(), save_position(make(), 0, running=False)
+    with pytest.warns(UserWarning, match=message) as caught:
+        assert load_position(data, saved, replay=False) == 0
+    assert len(caught) == 1
+
+
+def test_position_between_epochs_keeps_the_epoch_for_other_data() -> None:
+    data = sampled()
+    next(iter(data))
+    other = DataLoader(range(30), 4, sampler=ResumableSampler(30))
+    with pytest.warns(UserWarning, match="samples"):
+        load_position(other, save_position(data, 0, running=False), replay=False)
+    assert other.sampler.epoch == 1
+
+
+def test_number_of_workers_makes_no_difference_to_a_sampler() -> None:
+    data = sampled()
+    next(iter(data))
+    load_position(sampled(workers=2), save_position(data, 1, running=True), replay=False)
+
+
+def test_number_of_workers_gives_a_warning_where_it_may_make_a_difference() -> None:
+    data = MAKERS["loader"]()
+    saved = save_position(data, 1, running=True, begun=begin(data, None))
+    with pytest.warns(UserWarning, match="in mid-epoch: workers: 0 before, 2 now"):
+        assert load_position(MAKERS["loader, 2 workers"](), saved, replay=True) == 1
+
+
+def test_facts_are_what_can_be_told() -> None:
+    assert facts(sampled(workers=2)) == {
+        "kind": "sampler",
+        "class": "DataLoader",
+        "length": 5,
+        "batch_size": 4,
+        "samples": 20,
+        "workers": 2,
+        "in_order": True,
+    }
+    assert facts(MAKERS["tensors"]()) == {
+        "kind": "loader",
+        "class": "TensorLoader",
+        "length": 5,
+        "batch_size": 4,
+        "samples": 20,
+    }
+    assert facts([1, 2]) == {"kind": "sequence", "class": "list", "length": 2}
+    assert facts(Shuffled()) == {"kind": "iterable", "class": "Shuffled"}
+    assert facts(iter([1])) == {"kind": "iterator", "class": "list_iterator"}
+    assert facts(DataLoader(Stream()))["kind"] == "iterable"
+
+
+# No position
+
+
+@pytest.mark.parametrize("name", ["loader", "shuffled", "stream"])
+def test_replay_is_not_done_unless_allowed(name: str) -> None:
+    data = MAKERS[name]()
+    assert needs_replay(data)
+    saved = save_position(data, 2, running=True, begun=begin(data, None))
+    with pytest.raises(StateError, match=r"has no position.*2 batches.*TensorLoader.*ResumableSampler.*replay=True"):
+        load_position(data, saved, replay=False)
+
+
+def test_replay_of_data_that_has_become_shorter_is_refused() -> None:
+    data = Shuffled()
+    saved = save_position(data, 9, running=True, begun=begin(data, None))
+    with pytest.raises(StateError, match="ended after 5 batches, but 9"):
+        resume(data, saved, load_position(data, saved, replay=True))
+
+
+def test_an_iterator_in_its_first_pass_is_replayed() -> None:
+    data = iter(SAMPLES.split(4))
+    saved = save_position(data, 2, running=True, begun=begin(data, None))
+    again = iter(SAMPLES.split(4))
+    rest = resume(again, saved, load_position(again, saved, replay=True))
+    assert all(map(torch.equal, rest, SAMPLES.split(4)[2:]))
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_an_iterator_that_an_earlier_pass_had_used_is_refused(running: bool) -> None:
+    data = iter(SAMPLES.split(4))
+    saved = save_position(data, 2, running=running, begun=begin(data, None), earlier_passes=1)
+    with pytest.raises(StateError, match="passed over once, and an earlier pass had used it"):
+        load_position(iter(SAMPLES.split(4)), saved, replay=True)
+
+
+def test_an_iterator_whose_pass_was_left_is_refused() -> None:
+    saved = save_position(iter(SAMPLES), 2, running=False)
+    with pytest.raises(StateError, match="passed over once"):
+        load_position(iter(SAMPLES), saved, replay=True)
+
+
+def test_batches_without_an_order_have_no_position() -> None:
+    data = sampled(workers=2, in_order=False)
+    with pytest.raises(StateError, match=r"in_order=False.*Use in_order=True"):
+        load_position(data, save_position(data, 1, running=True), replay=True)
+
+
+def test_a_position_that_another_pass_has_moved_is_refused() -> None:
+    data = MAKERS["tensors"]()
+    batches = iter(data)
+    next(batches)
+    list(data)
+    next(batches)
+    with pytest.raises(StateError, match="2 batches of TensorLoader were used, but its position is 0: another pass"):
+        save_position(data, 2, running=True)
+
+
+@pytest.mark.parametrize("value", [b"bytes", torch.Generator(), {(1, 2): 3}, object(), {1.5}])
+def test_a_state_that_cannot_be_saved_is_refused(value: Any) -> None:
+    data = Counter()
+    data.state_dict = lambda: {"list": [value]}  # type: ignore[method-assign]
+    with pytest.raises(StateError, match=r"Counter\.state_dict\(\)\['list'\]\[0\] is .*cannot be saved"):
+        save_position(data, 0, running=False)
+
+
+def test_a_state_is_copied() -> None:
+    data, tensor = Counter(), torch.zeros(2)
+    data.state_dict = lambda: {"tensor": tensor}  # type: ignore[method-assign]
+    saved = save_position(data, 1, running=True)
+    tensor.fill_(1)
+    assert torch.equal(saved["state"]["tensor"], torch.zeros(2))
+
+
+def test_a_dataset_whose_state_is_not_restored_between_epochs_is_named() -> None:
+    data = MAKERS["stateful stream"]()
+    with pytest.warns(UserWarning, match="the state of StreamWithState in StatefulDataLoader is not restored"):
+        load_position(data, save_position(data, 0, running=False), replay=False)
+
+
+@pytest.mark.parametrize("name", ["stateful", "stateful, 2 workers", "sampler, 2 workers", "loader, generator"])
+def test_saving_draws_no_numbers_and_begins_no_pass(name: str) -> None:
+    data = MAKERS[name]()
+    before = torch.get_rng_state()
+    children = len(os.listdir("/proc/self/task"))
+    saved = save_position(data, 0, running=False)
+    load_position(data, saved, replay=False)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert len(os.listdir("/proc/self/task")) == children
+
+
+# Workers that die or hang
+
+
+class Faulty(Dataset[torch.Tensor]):
+    """Its sample 13 ends or stops its worker."""
+
+    def __init__(self, fault: Callable[[], Any]) -> None:
+        self.fault = fault
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 13:
+            self.fault()
+        return torch.tensor(float(index))
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang() -> None:
+    time.sleep(2)
+
+
+def leave() -> None:
+    os._exit(3)
+
+
+def wait_for(data: Any, seconds: float | None) -> tuple[str, list[str], float]:
+    """The message and notes of a pass's error, and how long it took."""
+    taken: list[Any] = []
+    start = time.monotonic()
+    found: tuple[str, list[str], float] | None = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # torch opens files to see whether it still can
+        try:
+            with bounded_wait(data, seconds, lambda: len(taken)):
+                for batch in data:
+                    taken += [batch]
+        except Exception as error:
+            found = str(error), error.__notes__, time.monotonic() - start
+        gc.collect()
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}], ids=["", "persistent"])
+@pytest.mark.parametrize("make", [DataLoader, StatefulDataLoader])
+def test_a_killed_worker_ends_the_pass_at_once(make: Any, options: dict[str, Any]) -> None:
+    _, (note,), seconds = wait_for(make(Faulty(kill), batch_size=2, num_workers=2, **options), 300.0)
+    assert seconds < 5
+    assert "DataLoader with 2 workers, batch " in note
+    assert re.search(r"worker \d+ was killed by SIGKILL", note)
+
+
+@pytest.mark.slow
+def test_a_killed_worker_that_is_spawned_ends_the_pass() -> None:
+    data = DataLoader(Faulty(kill), batch_size=20, num_workers=1, multiprocessing_context="spawn")
+    _, (note,), _ = wait_for(data, 300.0)
+    assert "was killed by SIGKILL" in note
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_noticed_outside_the_main_thread() -> None:
+    found: list[Any] = []
+    data = DataLoader(Faulty(kill), batch_size=2, num_workers=2)
+    thread = threading.Thread(target=lambda: found.extend(wait_for(data, 300.0)))
+    thread.start()
+    thread.join(20)
+    assert "was killed by SIGKILL" in found[1][0]
+    assert found[2] < 6  # torch looks every 5 seconds there
+
+
+def test_a_worker_that_exits_is_named_with_its_code() -> None:
+    _, (note,), _ = wait_for(DataLoader(Faulty(leave), batch_size=2, num_workers=2), 300.0)
+    assert "exited with code 3" in note
+
+
+def test_a_hanging_worker_ends_the_pass_after_the_limit() -> None:
+    data = DataLoader(Faulty(hang), batch_size=2, num_workers=2)
+    _, (note,), seconds = wait_for(data, 0.5)
+    assert 0.5 <= seconds < 5
+    assert "DataLoader with 2 workers, batch 6: no batch came within 0.5 s" in note
+    assert "loader_timeout" in note
+
+
+def test_the_limit_is_put_back() -> None:
+    data = DataLoader(SAMPLES, num_workers=2)
+    with bounded_wait(data, 7.0):
+        assert data.timeout == 7.0
+    assert data.timeout == 0
+    with pytest.raises(KeyError), bounded_wait(data, 7.0):
+        raise KeyError
+    assert data.timeout == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "seconds", "expected"),
+    [
+        (DataLoader(SAMPLES, num_workers=2, timeout=3), 7.0, 3),
+        (DataLoader(SAMPLES, num_workers=2), None, 0),
+        (DataLoader(SAMPLES), 7.0, 0),
+    ],
+    ids=["the user's own", "none", "no workers"],
+)
+def test_the_limit_is_left_alone(data: Any, seconds: float | None, expected: float) -> None:
+    with bounded_wait(data, seconds):
+        assert data.timeout == expected
+    assert data.timeout == expected
+
+
+def test_other_errors_get_no_note() -> None:
+    for error in (RuntimeError("of the user"), OSError("no file"), ValueError("bad")):
+        with pytest.raises(type(error)) as caught, bounded_wait(DataLoader(SAMPLES, num_workers=2), 7.0):
+            raise error
+        assert not hasattr(caught.value, "__notes__")
+
+
+def test_bounded_wait_passes_anything_else_through() -> None:
+    with bounded_wait([1], 7.0):
+        pass
+
+
+def test_positions_give_no_warning_where_nothing_changed() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name in ("tensors", "sampler", "list", "loader", "own state"):
+            load_position(MAKERS[name](), save_position(MAKERS[name](), 0, running=False), replay=False)
