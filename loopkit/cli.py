@@ -348,7 +348,7 @@ def replay_bundle(options: argparse.Namespace) -> int:
     class Begun:
         """Tells a failure of the step from one on the way there."""
 
-        name = "!replay.begun"
+        name = "!replay_begun"
         seen = False
 
         @hookimpl(writes=("*",))

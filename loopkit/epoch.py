@@ -320,6 +320,8 @@ class Epoch:
         except Cancel:
             raise
         except Exception as error:  # what a step or a hook raised has its note by now
+            if self.at_edge:
+                self.call_between(self.learner._answer_signal)  # a signal that also ended the loader's workers
             hint = "; workers that are spawned need functions that can be pickled: def them in a module, no lambda"
             pickling = hint if "pickle" in shown(error).lower() else ""
             where = self.learner.where(self.phase, None)

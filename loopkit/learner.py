@@ -726,7 +726,7 @@ class Fitting:
         self.learner = learner
         self._planned = planned or Planned()
         self._raises = on_signal == "raise"
-        self._signals = Signals(learner._notice_signal) if on_signal else None
+        self._signals = Signals(learner._notice_signal, lambda: not learner.at_edge) if on_signal else None
 
     def __enter__(self) -> FitResult:
         learner = self.learner

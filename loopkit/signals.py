@@ -12,7 +12,7 @@ from typing import Any
 __all__ = ["Signals"]
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
-SAVING = getattr(signal, "SIGUSR1", None)  # there is none on Windows
+SAVING, CHILD = getattr(signal, "SIGUSR1", None), getattr(signal, "SIGCHLD", None)  # there are none on Windows
 
 
 class Signals:
@@ -21,32 +21,41 @@ class Signals:
     A handler that was there before is called, too, unless it is Python's or the system's default. Off the main thread,
     where Python allows no handlers, nothing is installed; a signal that was ignored stays ignored.
 
+    A signal to the whole process group ends the workers of loaders, too. What torch then raises in the middle of a step
+    is held back, so that the step can end.
+
     Args:
         notice: Called by the handlers, after the flag is set.
+        in_step: Tells whether a step is under way.
     """
 
-    def __init__(self, notice: Callable[[], None]) -> None:
+    def __init__(self, notice: Callable[[], None], in_step: Callable[[], bool]) -> None:
         self.ending: signal.Signals | None = None
         """The signal that asks for the end."""
         self.caught: signal.Signals | None = None
         """The last signal that nobody has acted upon yet."""
         self._notice = notice
+        self._in_step = in_step
         self._before: dict[int, Any] = {}
+        self._installed: dict[int, Callable[[int, FrameType | None], None]] = {}
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
             for number in (*ENDING, SAVING):
                 before = None if number is None else signal.getsignal(number)
                 if number is not None and before is not None and before is not signal.SIG_IGN:
-                    self._before[number] = before
-                    signal.signal(number, self._handle)
+                    self._install(number, self._handle)
         return self
+
+    def _install(self, number: int, handler: Callable[[int, FrameType | None], None]) -> None:
+        self._before[number], self._installed[number] = signal.getsignal(number), handler
+        signal.signal(number, handler)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, before in self._before.items():
-            if signal.getsignal(number) == self._handle:  # else somebody has put another one in its place
+            if signal.getsignal(number) == self._installed[number]:  # else somebody has put another one in its place
                 signal.signal(number, before)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -55,12 +64,22 @@ class Signals:
             if number == signal.SIGINT and self.ending is not None:
                 raise KeyboardInterrupt
             if self.ending is None:
+                if CHILD is not None and callable(signal.getsignal(CHILD)):
+                    self._install(CHILD, self._lose_child)
                 _say(f"loopkit: {self.caught.name}: the fit ends after this step (Ctrl-C ends it at once)\n")
             self.ending = self.ending or self.caught
         self._notice()
         before = self._before[number]
         if callable(before) and before is not signal.default_int_handler:
             before(number, frame)
+
+
+    def _lose_child(self, number: int, frame: FrameType | None) -> None:
+        try:
+            self._before[number](number, frame)
+        except RuntimeError:  # torch's: a worker is dead
+            if not self._in_step():
+                raise
 
 
 def _say(text: str) -> None:

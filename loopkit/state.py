@@ -91,7 +91,6 @@ def collect(learner: Learner, positions: bool = True) -> dict[str, Any]:
             name: {"class": type(optimizer).__name__, **optimizer.state_dict()}
             for name, optimizer in learner.optimizers.items()
         },
-        "accumulate": learner.accumulate,
         "progress": asdict(learner.progress),
         "metrics": dict(learner.metrics),
         "plugins": {name: _state_of(name, plugin) for name, plugin in stateful(learner).items()},

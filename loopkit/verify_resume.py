@@ -40,6 +40,7 @@ COMPARABLE = ("models", "buffers", "optimizers", "progress", "metrics", "plugins
 OUTPUT = 20_000
 """Characters shown of the output of a process that failed."""
 CHANGED = "saving the state changes the run: a state_dict() has side effects"
+SUSPECTS = "Look for what is kept from step to step and not saved, first in plugins that are not loopkit's own: "
 UNSEEDED = "the script itself is not reproducible: seed it. Two runs that nothing interrupted differ"
 
 
@@ -149,12 +150,16 @@ class _Verification:
             yield Outcome(what, f"the second one failed (exit code {code}), see its output:\n{_output(saving)}")
             return
         found = self.compare(reference, saving)
-        if all(difference.path[0] == "generators" for difference in found):
+        if all(map(_of_generators, found)):
             self.unseeded = {difference.part for difference in found}
-        elif found:
+        else:
             _, second = self.run("again")
-            unseeded = self.compare(reference, second)
-            title, found = (UNSEEDED, unseeded) if unseeded else (CHANGED, found)
+            again = self.compare(reference, second)
+            by_itself = {difference.part for difference in again}
+            if all(map(_of_generators, again)):
+                title, found = CHANGED, [difference for difference in found if difference.part not in by_itself]
+            else:
+                title, found = UNSEEDED, again
             yield Outcome(what, f"DIFFERENT. {_lines(title, found, (), found)}")
             return
         if self.unseeded:
@@ -258,8 +263,8 @@ def child(argument: str) -> None:
     result = learner.fit(**fit)
     save(learner, out / "final")
     (out / "steps.json").write_text(json.dumps(result.steps))
-    stateless = [name for name, plugin in learner.plugins.items() if not hasattr(plugin, "state_dict")]
-    (out / "plugins.json").write_text(json.dumps(stateless))
+    own = [n for n, p in learner.plugins.items() if not type(p).__module__.startswith("loopkit.")]
+    (out / "plugins.json").write_text(json.dumps(own))
 
 
 class _Refused(LoopkitError):
@@ -401,36 +406,37 @@ def _trace(out: Path) -> list[_Traced]:
     return [_Traced(**json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def _diagnose(found: list[Difference], expected: list[_Traced], resumed: list[_Traced], stateless: list[str]) -> str:
-    """Say which plugin differed first, if one did, and in what."""
+def _diagnose(found: list[Difference], expected: list[_Traced], resumed: list[_Traced], own: list[str]) -> str:
+    """Say which plugin differed first, and in what; or that something else did before any plugin."""
     whole = {traced.steps: traced.parts for traced in expected}
-    other: list[str] = []
     for traced in resumed:
         parts = whole.get(traced.steps, {})
         names = [n for n in traced.parts if n in parts and (not traced.loaded or n.startswith(COMPARABLE))]
         differ = [name for name in names if traced.parts[name] != parts[name]]
-        plugins = sorted(name for name in differ if name.startswith("plugins."))
+        if not differ:
+            continue
         when = "right after it was loaded" if traced.loaded else f"after step {traced.steps}"
-        if differ and not other:
-            other = [f"What differs first, {when}: {', '.join(differ)}"]
+        plugins = sorted(name for name in differ if name.startswith("plugins."))
+        first = [difference for difference in found if difference.part == (plugins or differ)[0]]
+        also = f"What else differs then: {', '.join(name for name in differ if name not in plugins[:1]) or 'nothing'}"
         if plugins:
-            culprit = plugins[0].partition(".")[2]
-            title = f"The first plugin whose state differs is {culprit!r}, {when}"
-            own = [difference for difference in found if difference.part == plugins[0]]
-            return _lines(title, own, [*([] if own else ["It is the same again at the end"]), *other], found)
+            name = plugins[0].partition(".")[2]
+            return _lines(f"The first plugin whose state differs is {name!r}, {when}", first, [also], found)
+        title = f"Before the state of any plugin, {differ[0]} differs, {when}: what decides that is in no state"
+        return _lines(title, first or found, [also, SUSPECTS + (", ".join(own) or "none is there")], found)
     of_plugins = [difference for difference in found if difference.path[0] == "plugins"]
-    if of_plugins:
-        title = f"The first plugin whose state differs at the end is {str(of_plugins[0].path[1])!r}"
-        return _lines(title, of_plugins, other, found)
-    hint = f"what they keep from step to step is lost: {', '.join(stateless)}" if stateless else "there is none"
-    title = "No plugin's saved state differs. Look at what is in no state; of the plugins without state_dict, "
-    return _lines(title + hint, found, other, found)
+    name = f"a plugin's state, that of {str(of_plugins[0].path[1])!r}" if of_plugins else found[0].part
+    return _lines(f"After all steps were the same, {name} differs", of_plugins or found, [], found)
 
 
 def _lines(title: str, first: Sequence[Difference], more: Sequence[str], found: Sequence[Difference]) -> str:
     counts = ", ".join(f"{name} {number}" for name, number in count(found).items())
     items = [f"{each}" for each in first[:1]]
     return "\n".join([title, *items, *more, f"Items that differ at the end: {counts}"])
+
+
+def _of_generators(difference: Difference) -> bool:
+    return difference.path[0] == "generators"
 
 
 def _spread(steps: int) -> list[int]:

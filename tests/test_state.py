@@ -85,7 +85,6 @@ def test_state_names_everything_that_decides_how_training_goes_on():
         "models",
         "buffers",
         "optimizers",
-        "accumulate",
         "progress",
         "metrics",
         "plugins",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 from helpers import make_learner
 
+from loopkit.checkpoint import listing
 from loopkit.errors import LoopkitError
 from loopkit.verify_resume import Run, child, fresh_process, load_function, made, verify_resume
 
@@ -157,7 +160,7 @@ def forked(run: Run, timeout: float) -> int:
             file = os.open(Path(run.out) / "output", os.O_WRONLY | os.O_CREAT)
             os.dup2(file, 1)
             os.dup2(file, 2)
-            sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))
+            sys.stdout, sys.stderr = (io.TextIOWrapper(io.FileIO(n, "w"), write_through=True) for n in (1, 2))
             try:
                 child(json.dumps(asdict(run)))
                 code = 0
@@ -179,13 +182,16 @@ def script(tmp_path, monkeypatch):
     (folder / "neighbour.py").write_text("")
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "argv", list(sys.argv))
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.chdir(tmp_path)
+    before = set(sys.modules)
+    make_learner()  # torch imports much with the first optimizer: here, and not in every fork
     yield "folder/some_script.py"
-    assert os.listdir(tmp_path / "temporary") == []
+    for name in {"some_script", "neighbour", "seen"} - before:
+        sys.modules.pop(name, None)
+    assert not list((tmp_path / "temporary").glob("loopkit*"))
 
 
 def outcomes(script, function, *kill_at, **options):
@@ -200,12 +206,11 @@ def problem(script, function, *kill_at, **options):
 
 
 def test_a_run_that_resumes_exactly_is_verified(script, tmp_path):
-    found = outcomes(script, "good", 1, 5, 8)
+    found = outcomes(script, "good", 1, 8)
     assert [str(each) for each in found] == [
         "two runs of 8 steps, the second one saving every update"
         " (left out as nothing depends on them: generators.python): the same in every bit",
         "killed by SIGKILL at step 1, resumed at step 1: the same in every bit",
-        "killed by SIGKILL at step 5, resumed at step 5: the same in every bit",
         "killed by SIGKILL at step 8, resumed at step 8: the same in every bit",
     ]
     assert not (tmp_path / "own").exists(), "the learner's own plugin for checkpoints was at work"
@@ -223,11 +228,13 @@ def test_a_run_ends_by_sigterm_where_it_is(script):
 
 
 def test_a_killed_window_resumes_at_the_last_update(script):
-    found = outcomes(script, "accumulating", 2, 5)
-    assert [str(each).partition(", ")[2] for each in found[1:]] == [
-        "begun anew as nothing had been saved yet: the same in every bit",
-        "resumed at step 4: the same in every bit",
-    ]
+    (_, found) = outcomes(script, "accumulating", 5)
+    assert str(found) == "killed by SIGKILL at step 5, resumed at step 4: the same in every bit"
+
+
+def test_a_run_that_is_killed_before_its_first_update_begins_anew(script):
+    (_, found) = outcomes(script, "accumulating", 2)
+    assert str(found).endswith("at step 2, begun anew as nothing had been saved yet: the same in every bit")
 
 
 def test_a_plugin_that_does_not_load_its_state_is_named(script):
@@ -237,14 +244,14 @@ def test_a_plugin_that_does_not_load_its_state_is_named(script):
     assert "plugins.zebra 1" in lines[-1]
 
 
-def test_a_plugin_that_saves_nothing_is_among_the_suspects(script):
-    text = problem(script, "saves_nothing", 3)
-    assert "history" in text.splitlines()[0] or "suspects" in text, text
-
-
-def test_a_plugin_that_saves_too_little(script):
-    text = problem(script, "saves_too_little", 3)
-    assert "What differs first, after step 4" in text
+@pytest.mark.parametrize("function", ["saves_nothing", "saves_too_little"])
+def test_a_plugin_whose_saved_state_shows_nothing_is_a_suspect(script, function):
+    lines = problem(script, function, 3).splitlines()
+    assert lines[0].startswith("DIFFERENT. Before the state of any plugin, models.model differs, after step 4: what")
+    assert lines[1].startswith("models.model.0.bias: 1 of 8 values differ, first at [5]: 0.42979")
+    assert lines[2] == "What else differs then: models.model, optimizers.optimizer"
+    assert lines[3].endswith("not saved, first in plugins that are not loopkit's own: zebra")
+    assert lines[4].startswith("Items that differ at the end: models.model 8, optimizers.optimizer 6")
 
 
 def test_a_script_that_is_not_seeded_is_found_first(script):
@@ -262,7 +269,7 @@ def test_a_state_that_cannot_be_saved_or_loaded_is_a_problem(script):
     assert "plugins.closure.state" in caught.value.__notes__[0] or "fn" in caught.value.__notes__[0]
     text = problem(script, "cannot_be_loaded", 3)
     assert text.startswith("it could not be resumed (exit code 1)")
-    assert "ValueError: cannot load this" in text
+    assert "cannot load this" in text
 
 
 def test_a_run_that_fails_by_itself_is_no_verdict_and_shows_its_output(script):
@@ -318,6 +325,16 @@ def test_fresh_process_is_stopped_when_it_takes_too_long(tmp_path, script):
         fresh_process(Run(f"{script}:hangs", str(out)), 0.3)
 
 
+def test_a_fresh_process_really_dies_after_saving_the_step(tmp_path, script):
+    out = tmp_path / "out"
+    out.mkdir()
+    run = Run(os.path.abspath(script) + ":good", str(out), checkpoints=str(tmp_path / "saved"), kill_at=2)
+    assert fresh_process(run, 100) == -signal.SIGKILL, (out / "output").read_text()
+    assert [manifest.about["progress"]["steps"] for manifest in listing(tmp_path / "saved")] == [2, 1]
+    assert len((out / "trace").read_text().splitlines()) == 1
+
+
+@pytest.mark.slow
 def test_fresh_processes_are_really_killed_and_resumed(script):
     """The whole command in processes of its own, of which torch is imported in each."""
     command = [sys.executable, "-m", "loopkit", "verify-resume", f"{script}:does_not_load", "--kill-at", "3"]

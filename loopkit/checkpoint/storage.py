@@ -563,12 +563,12 @@ def open_plain(path: Path | str) -> Iterator[PlainReader]:
     except OSError as error:
         raise _failure("open", Path(given), error) from error
     try:
-        info = system.stat(file)
+        info = _stat(path, file)
         if not stat.S_ISREG(info.st_mode):
             raise CheckpointError(f"{given} is {_kind(info)} instead of a regular file. Give the path of a file")
         yield PlainReader(path, file, info.st_size)
     finally:
-        system.close(file)
+        _close_read(file)
 
 
 # ------------------------------------------------------------------------------------------------- the manifest
@@ -661,7 +661,7 @@ def read_manifest(path: Path) -> Manifest:
         while rest:
             rest = rest[_reading(path / MANIFEST, file, rest) :]
     finally:
-        system.close(file)
+        _close_read(file)
     manifest = _decode(path, bytes(data))
     extra = [name for name in _names(path) if name not in manifest.files and name != MANIFEST and name[0] != "."]
     if extra:
@@ -717,13 +717,28 @@ def _open_regular(path: Path) -> tuple[int, int]:
             ) from error
         raise _failure("open", path, error) from error
     try:
-        info = system.stat(file)
+        info = _stat(path, file)
         if not stat.S_ISREG(info.st_mode):
             raise CorruptCheckpointError(f"{path} is {_kind(info)} instead of a regular file. Use another checkpoint")
     except BaseException:
-        system.close(file)
+        _close_read(file)
         raise
     return file, info.st_size
+
+
+def _stat(path: Path, file: int) -> os.stat_result:
+    try:
+        return system.stat(file)
+    except OSError as error:
+        raise _failure("read", path, error) from error
+
+
+def _close_read(file: int) -> None:
+    """Close a file that was only read: what can go wrong makes no difference to what was read."""
+    try:
+        system.close(file)
+    except OSError:
+        pass
 
 
 @contextmanager
@@ -742,11 +757,11 @@ def open_file(manifest: Manifest, name: str) -> Iterator[Reader]:
     path = manifest.path / name
     file, _ = _open_regular(path)
     try:
-        _check_file(path, system.stat(file), said)
+        _check_file(path, _stat(path, file), said)
         with Hasher() as hasher:
             yield Reader(path, said, file, hasher)
     finally:
-        system.close(file)
+        _close_read(file)
 
 
 def read_file(manifest: Manifest, name: str, limit: int = READ_LIMIT) -> bytes:

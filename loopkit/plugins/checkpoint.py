@@ -149,7 +149,7 @@ class Checkpoint:
             if not self._begun:
                 self._start(learner)
         except BaseException:
-            self._lock.release()
+            self._release()
             raise
         self._begun, self._tried, self._failure = True, 0, None
         self._saved_at = self._here(learner)
@@ -214,8 +214,15 @@ class Checkpoint:
             finally:
                 if self._snapshot is not None:
                     self._snapshot.clear()
-                if self._lock is not None:
-                    self._lock.release()
+                self._release()
+
+    def _release(self) -> None:
+        """Let the directory go; a lock that cannot be removed is no reason for a run to fail, or to hide why it did."""
+        if self._lock is not None:
+            try:
+                self._lock.release()
+            except CheckpointError as error:
+                _say(f"{error}. The next run takes the lock over")
 
     @contextmanager
     def _guard(self, learner: Learner) -> Iterator[None]:

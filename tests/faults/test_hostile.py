@@ -212,10 +212,6 @@ def in_place_of(name: str, kind: str) -> Callable[[Path], None]:
     return act
 
 
-def shape(header: dict[str, Any], value: list[int], name: str = "0.weight") -> None:
-    header[name]["shape"] = value
-
-
 def entry(name: str, **values: Any) -> Callable[[dict[str, Any]], None]:
     return lambda header: header[name].update(values)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
 import time
 import warnings
 from dataclasses import replace
@@ -150,3 +151,24 @@ def test_data_that_does_not_fit_the_checkpoint_leaves_it_the_newest(trials):
     assert outcome.code == 1
     assert "StateError" in outcome.said
     assert storage.listing(directory / "checkpoints") == before
+
+
+def end_group(directory, number, at):
+    """Run, and give a signal to the whole process group, workers included, in a step."""
+
+    def end(learner, phase, step):
+        if phase.name == "train" and learner.progress.steps == at:
+            subprocess.run(["kill", f"-{number}", "--", f"-{os.getpgrp()}"], start_new_session=True, check=True)
+            time.sleep(0.2)  # the workers die meanwhile
+
+    finish(RUN, Path(directory), on("step_begin", end, "end"))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, -2)])
+def test_signal_to_the_whole_group_saves_the_step_that_was_running_although_workers_die(trials, number, code):
+    directory = trials.begin()
+    outcome = trials.server.run("faults.test_workers:end_group", str(directory), int(number), 3)
+    assert outcome.code == code, outcome.said
+    newest = storage.listing(directory / "checkpoints")[0]
+    assert (newest.about["reason"], newest.about["progress"]["steps"]) == (number.name, 4)
+    trials.check_end(RUN, directory, "a signal to the group")

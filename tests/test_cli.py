@@ -1,0 +1,321 @@
+"""The command ``loopkit``, in process where that shows it."""
+
+from __future__ import annotations
+
+import io
+import os
+import pdb
+import subprocess
+import sys
+
+import pytest
+import torch
+from helpers import batches, make_learner, on
+
+import loopkit
+from loopkit import checkpoint, cli
+from loopkit.errors import LoopkitError
+from loopkit.plugins import Checkpoint, ReplayBundle
+
+
+def run(capsys, *words):
+    """The exit code, and the lines of standard output and of standard error."""
+    code = cli.main([str(word) for word in words])
+    captured = capsys.readouterr()
+    return code, captured.out.splitlines(), captured.err.splitlines()
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A directory with three checkpoints of a run."""
+    learner = make_learner(Checkpoint(tmp_path / "run", keep_last=9))
+    learner.metrics["val/loss"] = 0.25
+    learner.fit(batches(4), epochs=3)
+    return tmp_path / "run"
+
+
+def newest(directory):
+    return checkpoint.listing(directory)[0].path
+
+
+def damage(path):
+    """Change one byte of a file, and not its size."""
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def test_list_shows_the_checkpoints_newest_first(saved, capsys):
+    code, lines, _ = run(capsys, "checkpoint", "list", saved)
+    assert code == 0
+    assert lines[0].split() == ["number", "name", "epoch", "step", "reason", "time", "size", "metrics"]
+    cells = [line.split() for line in lines[1:]]
+    assert [row[:5] for row in cells] == [
+        ["3", "000003-step-12", "3", "12", "epoch"],
+        ["2", "000002-step-8", "2", "8", "epoch"],
+        ["1", "000001-step-4", "1", "4", "epoch"],
+    ]
+    assert all(row[5].endswith("Z") and row[7] == "KiB" for row in cells)
+
+
+def test_list_shows_few_metrics_and_nothing_unprintable(tmp_path, capsys):
+    learner = make_learner()
+    learner.metrics.update({"val/loss": 0.123456, "a\nb": 1.0, "c": float("nan"), "d": 2.0})
+    checkpoint.save(learner, tmp_path)
+    _, lines, _ = run(capsys, "checkpoint", "list", tmp_path)
+    assert len(lines) == 2
+    assert lines[1].endswith("a\\nb 1 c nan d 2 ...")
+
+
+def test_list_says_what_is_wrong_with_damaged_ones(saved, capsys):
+    damage(saved / "000002-step-8" / "manifest.json")
+    code, lines, _ = run(capsys, "checkpoint", "list", saved)
+    assert code == 0
+    assert [line.split()[1] for line in lines[1:3]] == ["000003-step-12", "000001-step-4"]
+    assert lines[3].startswith("damaged: 000002-step-8: ")
+
+
+def test_list_exits_with_1_if_there_is_none(tmp_path, saved, capsys):
+    (tmp_path / "empty").mkdir()
+    assert run(capsys, "checkpoint", "list", tmp_path / "empty")[:2] == (
+        1,
+        [f"{tmp_path / 'empty'} holds no checkpoint"],
+    )
+    for manifest in checkpoint.listing(saved):
+        damage(manifest.path / "manifest.json")
+    code, lines, _ = run(capsys, "checkpoint", "list", saved)
+    assert (code, len(lines), lines[-1]) == (1, 4, f"{saved} holds no whole checkpoint")
+
+
+def test_inspect_prints_what_inspect_finds(saved, capsys):
+    code, lines, _ = run(capsys, "checkpoint", "inspect", saved)
+    assert (code, lines) == (0, str(checkpoint.inspect(saved)).splitlines())
+
+
+def test_verify_reads_one_checkpoint_or_all(saved, capsys):
+    code, lines, _ = run(capsys, "checkpoint", "verify", newest(saved))
+    assert code == 0
+    assert [line.split(":")[1].split(",")[0] for line in lines] == [" whole"]
+    assert lines[0].startswith(str(newest(saved)))
+    assert len(run(capsys, "checkpoint", "verify", saved)[1]) == 3
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "state.json", "manifest.json"])
+def test_verify_finds_a_changed_byte(file, saved, capsys):
+    damage(saved / "000002-step-8" / file)
+    code, lines, _ = run(capsys, "checkpoint", "verify", saved)
+    assert code == 1
+    assert [": DAMAGED: " in line for line in lines] == [False, True, False]
+    assert file in lines[1]
+    assert run(capsys, "checkpoint", "verify", saved / "000002-step-8")[0] == 1
+    assert run(capsys, "checkpoint", "verify", newest(saved))[0] == 0
+
+
+def test_verify_of_nothing_exits_with_1(tmp_path, capsys):
+    assert run(capsys, "checkpoint", "verify", tmp_path)[:2] == (1, [f"{tmp_path} is no checkpoint, and holds none"])
+
+
+def test_diff_of_equal_states(saved, capsys):
+    assert run(capsys, "checkpoint", "diff", saved, newest(saved))[:2] == (0, ["equal in every bit"])
+
+
+def test_diff_names_the_first_difference_and_counts_parts(saved, capsys):
+    code, lines, _ = run(capsys, "checkpoint", "diff", saved / "000001-step-4", saved / "000002-step-8")
+    assert code == 1
+    assert len(lines) == 2
+    assert lines[0].startswith("models.model.bias: 1 of 1 values differ, first at [0]: ")
+    assert "models.model 2" in lines[1]
+    assert "progress 4" in lines[1]
+    code, every, _ = run(capsys, "checkpoint", "diff", "--all", saved / "000001-step-4", saved / "000002-step-8")
+    assert (code, every[0], every[-1]) == (1, *lines)
+    assert len(every) - 1 == int(lines[1].split()[0])
+    assert "progress.steps: 4 / 8" in every
+    ignored = run(capsys, "checkpoint", "diff", saved, saved / "000002-step-8", "--all", "--ignore", "steps")[1]
+    assert not any(line.startswith("progress.steps:") for line in ignored)
+
+
+def test_diff_of_a_damaged_state_exits_with_2(saved, capsys):
+    damage(saved / "000002-step-8" / "model.safetensors")
+    code, out, err = run(capsys, "checkpoint", "diff", saved, saved / "000002-step-8")
+    assert (code, out, len(err)) == (2, [], 1)
+    assert err[0].startswith("loopkit: error: ")
+
+
+@pytest.mark.parametrize("words", [("list",), ("inspect",), ("verify",), ("diff", ".")])
+def test_a_path_that_is_not_there_is_one_line_and_exit_2(words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, "checkpoint", *words, "missing")
+    assert (code, out, len(err)) == (2, [], 1)
+    assert err[0].startswith("loopkit: error: ")
+
+
+def test_usage_errors_and_help(capsys):
+    assert run(capsys)[0] == 2
+    assert run(capsys, "checkpoint")[0] == 2
+    code, out, err = run(capsys, "chekpoint")
+    assert (code, out) == (2, [])
+    assert "invalid choice: 'chekpoint'" in err[-1]
+    assert run(capsys, "--version")[:2] == (0, [f"loopkit {loopkit.__version__}"])
+    for command in cli.COMMANDS:
+        code, out, _ = run(capsys, *command.words, "--help")
+        assert code == 0
+        assert "\n".join(out).count(command.function.__doc__.splitlines()[0]) == 1
+        assert "Exit code: " in "\n".join(out)
+
+
+def test_errors_keep_to_one_line_and_notes_follow(capsys, monkeypatch, tmp_path):
+    def fail(path):
+        error = LoopkitError("one\n  two")
+        error.add_note("the note")
+        raise error
+
+    monkeypatch.setattr("loopkit.checkpoint.weights.inspect", fail)
+    code, out, err = run(capsys, "checkpoint", "inspect", tmp_path)
+    assert (code, out, err) == (2, [], ["loopkit: error: one two", "the note"])
+
+
+def test_help_needs_no_torch():
+    """The module itself: the package's own imports come before it."""
+    code = (
+        "import sys, types\n"
+        "package = types.ModuleType('loopkit')\n"
+        f"package.__path__ = {list(loopkit.__path__)!r}\n"
+        "sys.modules['loopkit'] = package\n"
+        "from loopkit.cli import main\n"
+        "assert main(['verify-resume', '--help']) == 0\n"
+        "assert not {'torch', 'numpy', 'pluggy'} & sys.modules.keys()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Prove that a run" in done.stdout
+
+
+def test_say_escapes_what_the_stream_cannot_encode(monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    cli.say("naïve ✓")
+    assert raw.getvalue() == b"na\\xefve \\u2713\n"
+
+
+def test_say_survives_a_missing_or_closed_stream(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    cli.say("lost")
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stdout", closed)
+    cli.say("lost")
+
+
+def test_a_closed_pipe_changes_neither_the_exit_code_nor_stderr(saved):
+    damage(saved / "000002-step-8" / "model.safetensors")
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "loopkit", "checkpoint", "verify", str(saved)]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+REPLAY = """
+import sys
+sys.path.insert(0, {tests!r})
+from helpers import make_learner, on
+
+
+def act(step, **_):
+    if step.index == 2 and MESSAGE:
+        raise ArithmeticError(MESSAGE)
+
+
+MESSAGE = {message!r}
+
+
+def learner():
+    return make_learner(on("loss_begin", act))
+
+
+def pair():
+    return learner(), {{}}
+
+
+def other():
+    return make_learner(model=__import__("torch").nn.Linear(4, 1))
+"""
+
+
+@pytest.fixture
+def bundle(tmp_path, monkeypatch):
+    """A bundle of a step that failed, and a function that writes a script that makes such a learner."""
+
+    def act(step, **_):
+        if step.index == 2:
+            raise ArithmeticError("too much")
+
+    learner = make_learner(on("loss_begin", act), ReplayBundle(tmp_path / "bundles"))
+    with pytest.raises(ArithmeticError):
+        learner.fit(batches(4), epochs=1)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+
+    def script(message):
+        path = tmp_path / "replayed.py"
+        path.write_text(REPLAY.format(message=message, tests=os.path.dirname(__file__)))
+        return f"{path}:"
+
+    yield newest(tmp_path / "bundles"), script
+    for name in ("replayed", "loopkit_script_replayed"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("function", ["learner", "pair"])
+def test_replay_shows_the_failure_again(function, bundle, capsys):
+    path, script = bundle
+    code, out, err = run(capsys, "replay", path, script("too much") + function, "--no-anomaly")
+    assert (code, out) == (1, ["the step fails again as recorded"]), err
+    assert err[0] == "Traceback (most recent call last):"
+    assert "ArithmeticError: too much" in err
+
+
+def test_replay_says_when_it_fails_in_another_way_or_not(bundle, capsys):
+    path, script = bundle
+    code, out, err = run(capsys, "replay", path, script("too little") + "learner", "--no-anomaly")
+    assert (code, out) == (1, ["the step fails, but not as recorded: ArithmeticError: too much"])
+    assert "ArithmeticError: too little" in err
+    code, out, err = run(capsys, "replay", path, script("") + "learner", "--no-anomaly")
+    assert (code, out, err) == (0, ["the step does not fail; recorded was: ArithmeticError: too much"], [])
+
+
+def test_replay_starts_the_debugger_where_it_failed(bundle, capsys, monkeypatch):
+    path, script = bundle
+    seen = []
+    monkeypatch.setattr(pdb, "post_mortem", seen.append)
+    assert run(capsys, "replay", path, script("too much") + "learner", "--no-anomaly", "--debugger")[0] == 1
+    (trace,) = seen
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    assert trace.tb_frame.f_code.co_name == "act"
+
+
+def test_replay_that_cannot_be_run_exits_with_2(bundle, saved, capsys):
+    path, script = bundle
+    for words in (
+        (path, script("too much") + "other"),
+        (newest(saved), script("") + "learner"),
+        (path, script("") + "lerner"),
+    ):
+        code, out, err = run(capsys, "replay", *words, "--no-anomaly")
+        assert (code, out, len(err)) == (2, [], 1)
+        assert err[0].startswith("loopkit: error: ")
+    assert "did you mean 'learner'?" in err[0]
+
+
+def test_replay_runs_with_anomaly_detection_unless_told(bundle, capsys, monkeypatch):
+    path, script = bundle
+    seen = []
+    original = torch.autograd.set_detect_anomaly
+    monkeypatch.setattr(
+        torch.autograd, "set_detect_anomaly", lambda mode, *rest: seen.append(mode) or original(False, *rest)
+    )
+    run(capsys, "replay", path, script("") + "learner")
+    run(capsys, "replay", path, script("") + "learner", "--no-anomaly")
+    assert seen == [True, False]
