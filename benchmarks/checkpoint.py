@@ -29,8 +29,7 @@ from torch import nn
 from loopkit import Learner
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import Contents, describe, read_state
-from loopkit.plugins.checkpoint import Checkpoint
-from loopkit.plugins.checkpoint import _Snapshot
+from loopkit.plugins.checkpoint import Checkpoint, _Snapshot
 
 WIDTH = 4096
 Work = Callable[[], object]
@@ -183,7 +182,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
         bench = Bench(Path(directory), arguments.parameters, arguments.pairs)
         size = sum(p.numel() for p in bench.model.parameters())
-        about = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
+        about = f"{os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
         print(f"{datetime.date.today()}, {about}; {size / 1e6:.0f} million parameters; {bench.pairs} pairs\n")
         for part in (save, stall, load):
             if arguments.only in (None, part.__name__):

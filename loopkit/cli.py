@@ -204,7 +204,7 @@ def inspect_checkpoint(options: argparse.Namespace) -> int:
 
     Exit code: 0.
     """
-    from loopkit.checkpoint.weights import inspect
+    from loopkit.checkpoint.inspection import inspect
 
     say(str(inspect(_existing(options.path))))
     return 0
@@ -415,9 +415,9 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _size(manifest: Manifest) -> str:
-    from loopkit.checkpoint.weights import _bytes
+    from loopkit.checkpoint.inspection import in_bytes
 
-    return _bytes(sum(info.size for info in manifest.files.values()))
+    return in_bytes(sum(info.size for info in manifest.files.values()))
 
 
 def _plain(text: str, longest: int = 200) -> str:

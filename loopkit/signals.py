@@ -73,7 +73,6 @@ class Signals:
         if callable(before) and before is not signal.default_int_handler:
             before(number, frame)
 
-
     def _lose_child(self, number: int, frame: FrameType | None) -> None:
         try:
             self._before[number](number, frame)

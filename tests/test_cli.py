@@ -169,7 +169,7 @@ def test_errors_keep_to_one_line_and_notes_follow(capsys, monkeypatch, tmp_path)
         error.add_note("the note")
         raise error
 
-    monkeypatch.setattr("loopkit.checkpoint.weights.inspect", fail)
+    monkeypatch.setattr("loopkit.checkpoint.inspection.inspect", fail)
     code, out, err = run(capsys, "checkpoint", "inspect", tmp_path)
     assert (code, out, err) == (2, [], ["loopkit: error: one two", "the note"])
 

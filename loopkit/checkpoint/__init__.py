@@ -11,8 +11,9 @@ The plugin ``loopkit.plugins.Checkpoint`` saves and resumes by itself. This pack
 """
 
 from loopkit.checkpoint.bundle import load, save
+from loopkit.checkpoint.inspection import Inspection, inspect
 from loopkit.checkpoint.storage import Listing, Manifest, listing, verify
-from loopkit.checkpoint.weights import Inspection, LoadReport, inspect, load_torch, load_weights, save_weights
+from loopkit.checkpoint.weights import LoadReport, load_torch, load_weights, save_weights
 
 __all__ = [
     "Inspection",

@@ -1,15 +1,13 @@
-"""Weights by themselves: saved as a plain file, loaded into a model or a part of one, and looked at."""
+"""Weights by themselves: saved as a plain file, loaded into a model or a part of one."""
 
 from __future__ import annotations
 
 import io
-import json
-import math
 import os
 import pickle
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,19 +23,17 @@ from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import STRUCTURE, read_structures, weights_file
 from loopkit.checkpoint.storage import Manifest
 from loopkit.checkpoint.structure import class_differences, named_tensors, near, plain, shown, structure, tie_of
-from loopkit.checkpoint.tensors import BytesSource, Header, Source, TensorInfo, check, pack, read_header, unpack
+from loopkit.checkpoint.tensors import BytesSource, Source, check, pack, unpack
 from loopkit.errors import CheckpointError, CorruptCheckpointError, LoopkitError, StateError
 from loopkit.order import nearest
 
-__all__ = ["Inspection", "LoadReport", "inspect", "load_torch", "load_weights", "save_weights"]
+__all__ = ["LoadReport", "load_torch", "load_weights", "save_weights"]
 
 SUFFIX = ".safetensors"
 TORCH_SUFFIXES = (".pt", ".pth", ".ckpt")
 WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """What compiling, distributing and checkpointing wrappers put between the parts of a name."""
 EXTRA = "_extra_state"
-ROWS = 200
-"""How many tensors a printed inspection lists."""
 
 Path_ = str | os.PathLike[str]
 
@@ -369,7 +365,7 @@ class _Plan:
         choices = [key for key in here if key in there and len(here[key]) + len(there[key]) > 2]
         if choices:
             lines = [
-                f"{list(key[0])} {_name(key[1])}: {shown(there[key])} -> {shown(here[key])}"  # type: ignore[index]
+                f"{list(key[0])} {dtype_name(key[1])}: {shown(there[key])} -> {shown(here[key])}"  # type: ignore[index]
                 for key in choices
             ]
             raise StateError(
@@ -449,7 +445,7 @@ class _Plan:
             if self.full(name) != old and self.full(name) not in report.positional:
                 report.renamed[self.full(name)] = old
             if source.dtype != target.dtype:
-                report.casts[self.full(name)] = f"{_name(source.dtype)} -> {_name(target.dtype)}"
+                report.casts[self.full(name)] = f"{dtype_name(source.dtype)} -> {dtype_name(target.dtype)}"
             if not _is_finite(source):
                 report.non_finite.append(self.full(name))
             elif source.dtype != target.dtype and not _is_finite(source.detach().to(target.dtype)):
@@ -529,11 +525,11 @@ def _mismatch(source: Tensor, target: Tensor) -> str:
     if source.dtype != target.dtype:
         floats = source.is_floating_point() and target.is_floating_point()
         if not floats and not (source.is_complex() and target.is_complex()):
-            return f"dtype {_name(source.dtype)} in the file, {_name(target.dtype)} here"
+            return f"dtype {dtype_name(source.dtype)} in the file, {dtype_name(target.dtype)} here"
     return ""
 
 
-def _name(dtype: Any) -> str:
+def dtype_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
@@ -569,7 +565,7 @@ def _read(source: Path_ | BinaryIO | Mapping[str, Tensor], which: str | None) ->
         check(source, "load_weights")
         return _Found("the tensors given", source)
     if isinstance(source, (str, os.PathLike)):
-        with _file(source) as reader:
+        with opened(source) as reader:
             tensors = _unpacked(reader, os.fspath(source))
         return _Found(os.fspath(source), tensors)
     if not callable(getattr(source, "read", None)):
@@ -594,10 +590,10 @@ def _from_run(path: Path, which: str | None) -> _Found:
             newer = sorted(each for each in problems if each.name > manifest.path.name)
             found.warnings += [f"{each.name} was passed over: {problems[each]}" for each in newer]
             return found
-    raise _nothing_in(path, problems)
+    raise nothing_in(path, problems)
 
 
-def _nothing_in(path: Path, problems: Mapping[Path, Exception]) -> CheckpointError:
+def nothing_in(path: Path, problems: Mapping[Path, Exception]) -> CheckpointError:
     if problems:
         newest = max(problems, key=lambda each: each.name)
         return CorruptCheckpointError(
@@ -610,7 +606,7 @@ def _nothing_in(path: Path, problems: Mapping[Path, Exception]) -> CheckpointErr
 
 
 def _from_checkpoint(manifest: Manifest, which: str | None) -> _Found:
-    models = _models(manifest)
+    models = models_in(manifest)
     if which is None and len(models) != 1:
         raise StateError(
             f"load_weights: {manifest.path} holds {len(models)} models: {shown(models) or 'none'}. "
@@ -634,14 +630,14 @@ def _from_checkpoint(manifest: Manifest, which: str | None) -> _Found:
     return _Found(where, tensors, saved=(manifest, name))
 
 
-def _models(manifest: Manifest) -> list[str]:
+def models_in(manifest: Manifest) -> list[str]:
     """The names of the models in a checkpoint."""
     hashes = manifest.about.get("structure")
     return list(hashes) if isinstance(hashes, dict) else []
 
 
 @contextmanager
-def _file(path: Path_) -> Iterator[Source]:
+def opened(path: Path_) -> Iterator[Source]:
     """A file of weights, open."""
     if Path(path).suffix in TORCH_SUFFIXES and os.path.isfile(path):
         raise CheckpointError(
@@ -653,12 +649,12 @@ def _file(path: Path_) -> Iterator[Source]:
 
 
 def _unpacked(source: Source, where: str) -> dict[str, Tensor]:
-    with _located(source, where) as watched:
+    with located(source, where) as watched:
         return unpack(watched)[0]
 
 
 @contextmanager
-def _located(source: Source, where: str) -> Iterator[Source]:
+def located(source: Source, where: str) -> Iterator[Source]:
     """Say in errors where the source is from, and if it is of another kind."""
     watched = _Watched(source)
     try:
@@ -784,125 +780,3 @@ def _named(found: Any, where: str) -> dict[str, Tensor]:
         kinds = shown([f"{plain(str(name))} ({type(found[name]).__name__})" for name in others], str)
         raise CheckpointError(f"load_torch: {where} holds more than tensors by name: {kinds}. {fix}")
     return dict(found)
-
-
-# ----------------------------------------------------------------------------------------------------------- inspection
-
-
-@dataclass(frozen=True)
-class FileContent:
-    """One file of an inspection."""
-
-    size: int
-    """Bytes."""
-    tensors: dict[str, TensorInfo] = field(default_factory=dict)
-    """By name: shape, dtype, bytes; empty for files of another format."""
-    metadata: dict[str, str] = field(default_factory=dict)
-    """The text in the file's header."""
-
-
-@dataclass(frozen=True)
-class Inspection:
-    """What `inspect` found; print it."""
-
-    path: Path
-    """The file, or the directory of the checkpoint."""
-    files: dict[str, FileContent]
-    """By name; a single file by its own."""
-    parameters: int
-    """Numbers in the parameters of all models, tied ones once; of a file, or if that is not known, buffers included."""
-    about: dict[str, Any] = field(default_factory=dict)
-    """What the manifest says: progress, metrics, versions, plugins, the hash of the structure; empty for a file."""
-    number: int | None = None
-    """The checkpoint's number; None for a file."""
-    format: int | None = None
-    """The version of the checkpoint's format; None for a file."""
-
-    def __str__(self) -> str:
-        lines = [plain(str(self.path), 200)]
-        if self.number is not None:
-            lines.append(f"checkpoint {self.number}, format {self.format}")
-        lines.append(f"{self.parameters:,} parameters")
-        for key, value in self.about.items():
-            lines.append(f"{plain(str(key))}: {plain(json.dumps(value, sort_keys=True), 500)}")
-        for name, content in self.files.items():
-            lines += ["", f"{plain(name)}  {_bytes(content.size)}"]
-            lines += [f"  {plain(key)}: {plain(text, 200)}" for key, text in list(content.metadata.items())[:ROWS]]
-            lines += _table(content.tensors)
-        return "\n".join(lines)
-
-
-def _table(tensors: Mapping[str, TensorInfo]) -> list[str]:
-    rows = [
-        (
-            plain(name, 60),
-            plain(f"= {info.alias_of}" if info.alias_of else str(list(info.shape)), 40),
-            _name(info.dtype),
-            _bytes(info.nbytes),
-        )
-        for name, info in list(tensors.items())[:ROWS]
-    ]
-    wide = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
-    lines = [f"  {n:<{wide[0]}}  {s:<{wide[1]}}  {d:<{wide[2]}}  {b:>{wide[3]}}" for n, s, d, b in rows]
-    return lines + ([f"  and {len(tensors) - ROWS:,} more tensors"] if len(tensors) > ROWS else [])
-
-
-def _bytes(count: int) -> str:
-    size, units = float(count), ["KiB", "MiB", "GiB", "TiB"]
-    if count < 1024:
-        return f"{count} B"
-    while size >= 1024 and units:
-        size, unit = size / 1024, units.pop(0)
-    return f"{size:.1f} {unit}"
-
-
-def inspect(path: Path_) -> Inspection:
-    """Say what is in a checkpoint, in the newest one of a run, or in a ``.safetensors`` file. No tensor is read.
-
-    The manifest is verified, and that the files have the sizes it says; what is in them is not (`verify` does).
-
-    Raises:
-        CheckpointError: There is nothing of that kind at ``path``, or it is corrupt.
-
-    Example::
-
-        print(inspect("runs/first"))
-    """
-    at = Path(path)
-    if not at.is_dir():
-        with _file(at) as reader, _located(reader, os.fspath(path)) as watched:
-            header = read_header(watched)
-        return Inspection(at, {at.name: FileContent(reader.size, header.tensors, header.metadata)}, _numbers([header]))
-    if os.path.lexists(at / storage.MANIFEST):
-        manifest = storage.read_manifest(at)
-    else:
-        manifests = storage.listing(at)
-        if not manifests:
-            raise _nothing_in(at, manifests.problems)
-        manifest = manifests[0]
-    files: dict[str, FileContent] = {}
-    headers: dict[str, Header] = {}
-    for name, info in sorted(manifest.files.items()):
-        files[name] = FileContent(info.size)
-        if name.endswith(SUFFIX):
-            at = manifest.path / name
-            with storage.open_plain(at) as reader, _located(reader, f"{at}") as watched:
-                headers[name] = header = read_header(watched)
-            files[name] = FileContent(info.size, header.tensors, header.metadata)
-    models = _models(manifest)
-    weights = [weights_file(name, len(models)) for name in models]
-    if STRUCTURE in manifest.files:
-        parameters = sum(
-            math.prod(entry.shape)
-            for found in read_structures(manifest).values()
-            for entry in found.entries
-            if entry.kind == "parameter" and entry.shape is not None
-            if not any(entry.name in tie[1:] for tie in found.ties)
-        )
-    else:
-        parameters = _numbers(header for name, header in headers.items() if name in weights)
-    return Inspection(manifest.path, files, parameters, manifest.about, manifest.number, manifest.format)
-
-
-def _numbers(headers: Iterable[Header]) -> int:
-    return sum(math.prod(i.shape) for header in headers for i in header.tensors.values() if i.alias_of is None)

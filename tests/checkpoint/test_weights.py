@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from loopkit import Learner
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import Contents, describe
-from loopkit.checkpoint.weights import LoadReport, inspect, load_torch, load_weights, save_weights
+from loopkit.checkpoint.inspection import inspect
+from loopkit.checkpoint.weights import LoadReport, load_torch, load_weights, save_weights
 from loopkit.errors import CheckpointError, CorruptCheckpointError, StateError
 
 EVENTS: list[str] | None = None
