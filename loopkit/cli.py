@@ -175,11 +175,12 @@ def _brief(text: str) -> str:
 
 @command("checkpoint list", argument("directory", metavar="DIR", type=Path, help="a directory of checkpoints"))
 def list_checkpoints(options: argparse.Namespace) -> int:
-    """List the checkpoints of a directory, the newest first.
+    """List the checkpoints of a directory, the newest first, and say which is the best.
 
     Manifests and sizes are looked at; `loopkit checkpoint verify` compares contents. Exit code: 0, or 1 if there is
     no whole checkpoint.
     """
+    from loopkit.checkpoint.bundle import best, monitored
     from loopkit.checkpoint.storage import listing
 
     directory = _existing(options.directory)
@@ -188,6 +189,10 @@ def list_checkpoints(options: argparse.Namespace) -> int:
     if rows:
         for line in _table([HEADINGS, *rows.values()]):
             say(line)
+    if any(map(monitored, found)):
+        top = best(directory)
+        said = monitored(top)
+        say(f"best: {_plain(top.path.name)}" + (f", {_plain(said[0])} {said[2]:.6g}" if said else ""))
     for path, error in found.problems.items():
         say(f"damaged: {_plain(path.name)}: {_plain(str(error), 1000)}")
     if not found:

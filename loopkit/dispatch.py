@@ -237,7 +237,8 @@ class Registry:
         emitted |= {FitBegin.hook, SignalBegin.hook, FitEnd.hook}
         phase_names = [phase.name for phase in phases]
         makers = {*self.plugins, *map(provided, self.plugins.values())}
-        written = [state for impl in self._implementations for state in (*impl.entry.writes, *impl.entry.updates)]
+        changed = [state for impl in self._implementations for state in (*impl.entry.writes, *impl.entry.updates)]
+        written = [state for state in changed if state != EVERYTHING]
         for impl in self._implementations:
             where = f"plugin {impl.entry.plugin!r}, {impl.hook.name}"
             may_never_come = getattr(impl.plugin, "optional", ())  # hooks that a plugin can do without

@@ -37,7 +37,7 @@ from loopkit.events import (
     UpdateSkipped,
 )
 from loopkit.phases import VERBS
-from loopkit.state import restore_windows
+from loopkit.state import restore_windows, resume_data
 from loopkit.step import Step, autocast_off
 from loopkit.window import Window
 
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 __all__ = ["Epoch"]
 
 PAIRS = (tuple, list)
+SIGNALLED = -1
+"""In the place of the number of changes: look again after the next step, since a signal waits for an edge."""
 T = TypeVar("T")
 
 
@@ -77,6 +79,8 @@ class Epoch:
         """A cancel raised at ``epoch_begin``; the first step raises it."""
         self.data: Any = None
         """What the engine iterates over; None in a loop of the user's own."""
+        self.alone = False
+        """Whether it belongs to no run that could be saved: an ``evaluate`` outside of a fit, or run by a hook."""
         self.made = False
         """Whether a function made the data for this pass."""
         self.begun: Any = None
@@ -100,6 +104,15 @@ class Epoch:
         if phase.grad_mode not in grad_modes:
             raise PhaseError(f"{phase!r}: grad_mode is {phase.grad_mode!r}; it is one of {', '.join(grad_modes)}")
         self._grad_mode: Callable[[], Any] | None = grad_modes[phase.grad_mode]
+
+    def batches(self) -> Iterable[Any]:
+        """The batches of the data that the pass was given, from where a saved state was."""
+        if self.data is None:
+            raise PhaseError(f"phase {self.phase.name!r}: learner.epoch was given no data=..., so it has no batches")
+        batches: Iterable[Any] = resume_data(self, self.learner._pending)
+        if not self.alone and not (self.made and hasattr(self.data, "__next__")):  # else it is of this pass alone
+            self.learner._remember(self.phase.name, self.data)
+        return batches
 
     def set_length(self, length: int | None) -> None:
         """Say how many steps there will be, if that is known."""
@@ -136,11 +149,16 @@ class Epoch:
 
     def __enter__(self) -> Epoch:
         learner, phase = self.learner, self.phase
+        learner._answer_signal()
         if learner._cancelled is not None and not learner._ending:
             raise learner._cancelled
         if not learner._epochs and not learner._fitting and not learner._ending:
             learner._stop = None
-        self.saved = learner._take_pass(phase)
+        self.in_hook = learner._ending > 0
+        nested = self.in_hook or not all(epoch.between for epoch in learner.open_passes)
+        self.alone = nested or not (phase.training or learner._fitting)
+        if not self.alone:
+            self.saved = learner._take_pass(phase)
         if self.saved is None:
             learner._leave_if_stopped()
         self._stop_before = None if self.resumed else learner._stop
@@ -153,7 +171,6 @@ class Epoch:
         if self.saved is not None:
             self._taken = self.saved["steps"]
             restore_windows(self, self.saved["windows"])
-        self.in_hook = learner._ending > 0
         self._replan()
         learner._epochs.append(self)
         self._contexts.callback(self._forget)
@@ -271,7 +288,8 @@ class Epoch:
 
     def _replan(self) -> Plan:
         """Take over the plan of the plugins as they are now."""
-        self._changes = self.learner._changes
+        changes = self.learner._changes  # read first: a handler may run between any two lines
+        self._changes = SIGNALLED if self.learner.signal_waits else changes
         plan = self.plan = self.learner._registry.plan(self.phase)
         self.fire = plan.fire
         only = self.windows[0] if len(self.windows) == 1 and self.windows[0].is_plain else None
@@ -308,7 +326,8 @@ class Epoch:
         Returns:
             Whether the batches were all taken.
         """
-        self.learner._restore_generators()
+        if not self.alone:
+            self.learner._restore_generators()
         try:
             if self._grad_mode is None:
                 return self._run(batches, after_step)
@@ -335,7 +354,7 @@ class Epoch:
         phase_step: Callable[..., Any] = phase.step
         progress = learner.progress if phase.training else None
         index = self.steps
-        changes = -1
+        changes: int | None = None
         for batch in batches:
             if changes != self._changes:
                 changes, plan = self._changes, self.plan

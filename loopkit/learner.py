@@ -6,6 +6,7 @@ import math
 import signal
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
 from types import TracebackType
@@ -31,15 +32,16 @@ from loopkit.errors import (
     StateError,
 )
 from loopkit.events import FitBegin, FitEnd, SignalBegin
+from loopkit.loader_timeout import bounded_wait
 from loopkit.order import nearest
 from loopkit.phases import Phase, PredictionPhase, TrainingPhase, ValidationPhase
-from loopkit.positions import bounded_wait, leave
+from loopkit.positions import keeps_place, leave
 from loopkit.progress import Progress
 from loopkit.reproducible import seed_everything
 from loopkit.result import FitResult, Planned
 from loopkit.routing import Route
 from loopkit.signals import Signals
-from loopkit.state import Pending, Position, apply, collect, resume_data
+from loopkit.state import Pending, Position, apply, collect, place
 from loopkit.window import Window
 
 if TYPE_CHECKING:
@@ -147,6 +149,10 @@ class Learner:
         self._not_begun: set[str] = set()
         self._loaders: dict[str, Any] = {}
         """What the last pass of each phase iterated over."""
+        self._earlier: dict[str, list[weakref.ref[Any]]] = {}
+        self._alternating: set[str] = set()
+        """The phases that have several loaders in turn."""
+        self._fits = 0
         self._pending: Pending | None = None
         self._resumed: Position | None = None
         """The position of the fit that a loaded state goes on with."""
@@ -297,9 +303,12 @@ class Learner:
         with self.fitting(planned, on_signal=on_signal) as result:
             assert self.position is not None
             at = self.position
-            for each, given in ((train_phase, train), (valid_phase, val)):
+            at.by_fit = True
+            for each, given in ((valid_phase, val), (train_phase, train)):
                 if hasattr(given, "__iter__"):
                     self._loaders[each.name] = given  # may be saved before its first pass
+                if each.name not in self._open_before:
+                    place(self._pending, each.name, given)
 
             def limit() -> str:
                 if max_steps is not None and self.progress.steps - at.start.steps >= max_steps:
@@ -330,7 +339,7 @@ class Learner:
                 self._answer_signal()
                 if at.validate and val is not None:
                     self._pass(valid_phase, val, first=at.epochs <= validate_every, ended=validated)
-                elif not self._pending_passes and (
+                elif not self._open_before and (
                     reached := limit() or ("epochs" if epochs is not None and at.epochs >= epochs else "")
                 ):
                     result.reason = reached  # type: ignore[assignment]
@@ -343,11 +352,14 @@ class Learner:
     def run(self, phase: str | Phase, data: Any) -> dict[str, float]:
         """One pass of a phase over data; returns its metrics, as ``"val/loss"``.
 
-        It may be called from a hook: a phase inside another leaves counters, modes and contexts as they were.
+        It may be called from a hook: a phase inside another leaves counters, modes and contexts as they were. In a loop
+        of your own that goes on with a saved state, the run of a phase that was over by then is passed over.
         """
         phase = self._phase(phase)
         _check_data(data)
-        self._pass(phase, data)
+        done = self._fitting and not self._ending and not self.open_passes and self.resuming not in ("", phase.name)
+        if not done:
+            self._pass(phase, data)
         return {name: value for name, value in self.metrics.items() if name.startswith(f"{phase.name}/")}
 
     def evaluate(self, data: Any, phase: str | Phase | None = None) -> dict[str, float]:
@@ -377,14 +389,17 @@ class Learner:
                     epoch.set_modes()
             _check_count(chosen, batches, epoch.steps, epoch.length, True)
 
-    def epoch(self, phase: str | Phase, length: int | None = None) -> Epoch:
+    def epoch(self, phase: str | Phase, length: int | None = None, data: Any = None) -> Epoch:
         """One pass whose loop is yours: ``with learner.epoch("train") as epoch: ... epoch.step(batch)``.
 
         Args:
             phase: A phase or the name of one.
             length: The number of steps, if known: the last one then closes its accumulation window itself.
+            data: What ``epoch.batches()`` goes over, from where a saved state was; needed if the pass is to be saved.
         """
-        return Epoch(self, self._phase(phase), length)
+        epoch = Epoch(self, self._phase(phase), _length(data) if length is None else length)
+        epoch.data = data
+        return epoch
 
     def fitting(self, planned: Planned | None = None, *, on_signal: str | None = "raise") -> Fitting:
         """``fit`` without its loop: fires ``fit_begin`` and ``fit_end`` around passes that you run yourself.
@@ -426,6 +441,11 @@ class Learner:
                 "state_dict in the middle of a step, or of a pass that a hook runs: there is no way to go on from "
                 "there. Call it at step_end or phase_end, when learner.at_edge says so"
             )
+        if self._alternating:
+            raise StateError(
+                f"phase {min(self._alternating)!r} runs over several loaders in turn, and one position is kept for a "
+                f"phase: give each loader a phase of its own, TrainingPhase(name=...)"
+            )
         return collect(self)
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = (), replay: bool = True) -> None:
@@ -449,7 +469,7 @@ class Learner:
     @property
     def at_edge(self) -> bool:
         """Whether the state can be saved now: no step is under way, nor a pass that a hook has begun."""
-        passes = self._open_passes()
+        passes = self.open_passes
         if self._ending:  # in fit_begin, phase_end or fit_end
             return self._ending == 1 and all(epoch.between for epoch in passes)
         return all(epoch.between for epoch in passes[:-1]) and all(epoch.at_edge for epoch in passes[-1:])
@@ -464,6 +484,11 @@ class Learner:
         if self._stop is None:
             self._stop = (reason, by)
             self._changes += 1
+
+    @property
+    def resuming(self) -> str:
+        """The phase whose pass was open in a state that was loaded, until it goes on; else an empty string."""
+        return self._open_before[0] if self._open_before else ""
 
     @property
     def running(self) -> Epoch | None:
@@ -498,16 +523,14 @@ class Learner:
         given, data = data, _iterable(data)
         length = _length(data)
         _check_length(phase, data, length)
-        epoch = self.epoch(phase, length)
-        epoch.data, epoch.made, epoch.ended = data, data is not given, ended
+        epoch = self.epoch(phase, length, data)
+        epoch.made, epoch.ended = data is not given, ended
         with epoch, bounded_wait(data, self._loader_timeout, lambda: epoch.steps):
-            batches = resume_data(epoch, self._pending)
-            if not epoch.in_hook and not (epoch.made and hasattr(data, "__next__")):
-                self._loaders[phase.name] = data  # a function's iterator is of this pass alone
+            batches = epoch.batches()
             if epoch.pending is not None:
                 raise epoch.pending
             if epoch.resumed:  # what comes after the step at which the state was saved, which may be the end
-                act = after_step if self._pending_passes or not epoch.stopped else None
+                act = after_step if self._open_before or not epoch.stopped else None
                 if (act is not None and epoch.call_between(act)) or epoch.stopped:
                     self._restore_generators()
                     leave(data)
@@ -517,14 +540,24 @@ class Learner:
             if epoch.run(batches, after_step):
                 _check_count(phase, data, epoch.steps, epoch.length, first)
 
-    def _open_passes(self) -> list[Epoch]:
-        """The passes that are running, without those that were running when the fit began."""
+    @property
+    def open_passes(self) -> list[Epoch]:
+        """The passes that are running, the outermost first, without those that were running when the fit began."""
         return [epoch for epoch in self._epochs if epoch not in self._outside]
+
+    def _remember(self, phase: str, data: Any) -> None:
+        """Note what the passes of a phase iterate over; with several loaders there is no saying which comes next."""
+        before = self._loaders.get(phase)
+        self._loaders[phase] = data
+        if before is not None and before is not data and keeps_place(before):
+            self._earlier.setdefault(phase, []).append(weakref.ref(before))
+        if any(ref() is data for ref in self._earlier.get(phase, ())):
+            self._alternating.add(phase)
 
     def _take_pass(self, phase: Phase) -> dict[str, Any] | None:
         """What a loaded state holds of the pass that begins now, if that was open."""
         pending = self._pending
-        if pending is None or self._ending or not all(epoch.between for epoch in self._open_passes()):
+        if pending is None:
             return None
         if not pending.passes:
             self._restore_generators()
@@ -538,9 +571,9 @@ class Learner:
         return None
 
     @property
-    def _pending_passes(self) -> bool:
-        """Whether a pass that was open in a loaded state has not begun again yet."""
-        return self._pending is not None and bool(self._pending.passes)
+    def _open_before(self) -> list[str]:
+        """The phases whose pass was open in a loaded state and has not begun again yet."""
+        return [] if self._pending is None else [saved["phase"] for saved in self._pending.passes]
 
     def _restore_generators(self) -> None:
         """Put the random generators where they were, when what was open is open again."""
@@ -550,6 +583,7 @@ class Learner:
             pending.generators = None
 
     def _restore_position(self, position: Position) -> None:
+        self._fits = position.number - (not self._fitting)
         if self._fitting:
             self.position, self._stop = position, self._stop or position.stop
         else:
@@ -561,6 +595,11 @@ class Learner:
 
     def _notice_signal(self) -> None:
         self._changes += 1
+
+    @property
+    def signal_waits(self) -> bool:
+        """Whether a signal was caught that nobody has acted upon yet."""
+        return self._signals is not None and self._signals.caught is not None
 
     def _answer_signal(self) -> None:
         """Between two steps, or two passes: let plugins save, and end the fit if the signal says so."""
@@ -735,9 +774,14 @@ class Fitting:
         result = learner.result = FitResult(seed=torch.initial_seed(), planned=self._planned)
         if learner._resumed is None:
             learner.metrics.clear()
-        learner.position, learner._resumed = learner._resumed or Position(replace(learner.progress)), None
+        learner._fits += 1
+        learner.position, learner._resumed = (
+            learner._resumed or Position(replace(learner.progress), learner._fits),
+            None,
+        )
         learner._started = time.monotonic()
-        learner._loaders.clear()
+        for memory in (learner._loaders, learner._earlier, learner._alternating):
+            memory.clear()
         learner._fitting, learner._stop, learner._cancelled = True, learner.position.stop, None
         learner._fit_ends, learner._not_begun = [], set()
         learner._outside = list(learner._epochs)

@@ -16,12 +16,8 @@ What cannot be saved: the generators inside of a ``DataLoader``'s workers. `loop
 
 from __future__ import annotations
 
-import re
-import signal
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -36,8 +32,8 @@ from loopkit.kinds import ANY, COUNT, FLAG, MAPPING, Kind, is_plain, wrong
 
 __all__ = [
     "begin",
-    "bounded_wait",
     "facts",
+    "keeps_place",
     "leave",
     "load_position",
     "malformed",
@@ -88,6 +84,11 @@ PLACE: Kind = ("a place in an epoch", lambda v: is_plain(v) and all(COUNT[1](v.g
 
 _resumed: WeakKeyDictionary[ResumableSampler, tuple[int, int, int]] = WeakKeyDictionary()
 """The epoch and the samples at which a sampler's pass was resumed, and the steps that had been taken by then."""
+
+
+def keeps_place(data: Any) -> bool:
+    """Whether passes over the data move a position that it keeps."""
+    return _kind(data) in (LOADER, SAMPLER, STATEFUL)
 
 
 def needs_replay(data: Any) -> bool:
@@ -257,39 +258,6 @@ def pass_length(data: Any, saved: Mapping[str, Any]) -> int | None:
     return int(saved["steps"]) + (left // size if drops else -(-left // size))
 
 
-@contextmanager
-def bounded_wait(data: Any, seconds: float | None, batch: Callable[[], int] | None = None) -> Iterator[None]:
-    """Let a pass over a ``DataLoader`` whose workers hang end with an error; put this around the whole pass.
-
-    It sets the loader's ``timeout`` where it is 0 and there are workers, and puts it back. What torch raises when
-    workers time out or die gets a note that says which loader, which batch, and how a killed worker ended.
-
-    In other threads than the main one torch notices a dead worker by looking every five seconds, which a timeout
-    would delay: there no timeout is set.
-
-    Args:
-        data: What ``iter()`` is called on; anything but a ``DataLoader`` with workers is left alone.
-        seconds: How long a batch may take; None for no limit.
-        batch: Tells the index of the batch that is waited for.
-    """
-    if not isinstance(data, DataLoader) or not data.num_workers:
-        yield
-        return
-    before = data.timeout
-    if seconds and not before and threading.current_thread() is threading.main_thread():
-        data.timeout = seconds
-    limit = data.timeout
-    try:
-        yield
-    except (RuntimeError, OSError, EOFError) as error:
-        at = f"{_name(data)} with {data.num_workers} workers" + (f", batch {batch()}" if batch is not None else "")
-        if why := _why_no_batch(error, limit):
-            error.add_note(f"loopkit: {at}: {why}")
-        raise
-    finally:
-        data.timeout = before
-
-
 def malformed(where: str, saved: Any) -> list[str]:
     """What in a position at ``where`` is not as `save_position` makes it, whatever the data."""
     kinds = {"kind": KIND, "facts": FACTS, "running": FLAG, "steps": COUNT, "own": STATES, "workers_running": FLAG}
@@ -306,58 +274,6 @@ def malformed(where: str, saved: Any) -> list[str]:
         kinds = {"generators": MAPPING, "own": STATES, "workers_running": FLAG}
         problems += wrong(f"{where}.begun", saved["begun"], kinds)
     return problems
-
-
-def _why_no_batch(error: Exception, limit: float) -> str:
-    """What happened to the workers, if the error tells."""
-    if isinstance(error, RuntimeError) and "DataLoader timed out after" in str(error):
-        return (
-            f"no batch came within {limit:g} s; a worker hangs, or the dataset is slower than that: give "
-            f"fit(..., loader_timeout=...) or DataLoader(..., timeout=...) more seconds"
-        )
-    if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
-        return ""
-    if told := _told(error):
-        return told
-    for worker in _workers(error):  # a pipe broke before torch noticed why
-        try:
-            worker.join(0.5)
-        except RuntimeError as late:  # torch notices now
-            return _told(late)
-        if worker.exitcode:
-            code = worker.exitcode
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-            return _of_worker(worker.pid, how)
-    return ""
-
-
-def _told(error: BaseException) -> str:
-    """How a worker ended, by what torch says."""
-    chain: BaseException | None = error
-    while chain is not None:
-        text = str(chain)
-        if found := re.search(r"\(pid (\d+)\) is killed by signal: (.*?)\.", text):
-            names = [each.name for each in signal.Signals if signal.strsignal(each) == found[2]]
-            return _of_worker(found[1], f"was killed by {names[0] if names else found[2]}")
-        if found := re.search(r"\(pid (\d+)\) exited unexpectedly with exit code (\d+)", text):
-            return _of_worker(found[1], f"exited with code {found[2]}")
-        chain = chain.__cause__
-    return ""
-
-
-def _of_worker(pid: Any, how: str) -> str:
-    memory = "; when memory runs out, the kernel kills the largest process: fewer workers take less"
-    return f"worker {pid} {how}" + (memory if how.endswith("SIGKILL") else "")
-
-
-def _workers(error: BaseException) -> list[Any]:
-    """The worker processes of the loader's iterator that raised."""
-    trace = error.__traceback__
-    while trace is not None:
-        if workers := getattr(trace.tb_frame.f_locals.get("self"), "_workers", None):
-            return list(workers)
-        trace = trace.tb_next
-    return []
 
 
 def _kind(data: Any) -> str:

@@ -21,8 +21,8 @@ class Signals:
     A handler that was there before is called, too, unless it is Python's or the system's default. Off the main thread,
     where Python allows no handlers, nothing is installed; a signal that was ignored stays ignored.
 
-    A signal to the whole process group ends the workers of loaders, too. What torch then raises in the middle of a step
-    is held back, so that the step can end.
+    In a forked child it is as if nothing was installed. A signal to the whole process group ends the workers of
+    loaders, too; what torch then raises in the middle of a step is held back, so that the step can end.
 
     Args:
         notice: Called by the handlers, after the flag is set.
@@ -36,6 +36,7 @@ class Signals:
         """The last signal that nobody has acted upon yet."""
         self._notice = notice
         self._in_step = in_step
+        self._process = os.getpid()
         self._before: dict[int, Any] = {}
         self._installed: dict[int, Callable[[int, FrameType | None], None]] = {}
 
@@ -59,6 +60,11 @@ class Signals:
                 signal.signal(number, before)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a forked child, to which the fit does not belong
+            before = self._before[number]
+            signal.signal(number, before)
+            os.kill(os.getpid(), number)
+            return
         self.caught = signal.Signals(number)
         if number in ENDING:
             if number == signal.SIGINT and self.ending is not None:

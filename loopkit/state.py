@@ -14,7 +14,7 @@ from torch import Tensor
 
 from loopkit import generators
 from loopkit.dispatch import add_note, locate
-from loopkit.errors import ReentrancyError
+from loopkit.errors import ReentrancyError, StateError
 from loopkit.positions import begin, load_position, needs_replay, pass_length, resume, save_position
 from loopkit.progress import Progress
 from loopkit.state_check import check, stateful, unsaved_buffers
@@ -32,6 +32,10 @@ class Position:
 
     start: Progress
     """The counters when the fit began."""
+    number: int = 1
+    """Which of the learner's fits it is, from 1."""
+    by_fit: bool = False
+    """Whether ``fit`` runs the loop, so that it is known which pass comes next."""
     epochs: int = 0
     """Training passes that have ended."""
     validate: bool = False
@@ -80,7 +84,7 @@ def collect(learner: Learner, positions: bool = True) -> dict[str, Any]:
         for name, model in learner.models.items():
             state["models"][name] = dict(model.state_dict())
             state["buffers"][name] = {key: tensor.detach() for key, tensor in unsaved_buffers(model).items()}
-    passes = learner._open_passes() if positions else []
+    passes = learner.open_passes if positions else []
     pending = learner._pending
     waiting = pending.passes if pending is not None and positions else []  # loaded, and not open again yet
     state["passes"] = [*(_pass(epoch) for epoch in passes), *waiting]
@@ -207,11 +211,17 @@ def restore_windows(epoch: Epoch, saved: Mapping[str, Any]) -> None:
         window.reopen(epoch.last_step(), values)
 
 
+def place(pending: Pending | None, phase: str, data: Any) -> None:
+    """Put data without an open pass where it was."""
+    if pending is not None and phase in pending.data and hasattr(data, "__iter__"):
+        load_position(data, pending.data.pop(phase), replay=pending.replay)
+
+
 def resume_data(epoch: Epoch, pending: Pending | None) -> Any:
     """Put the data of a pass that is about to begin where it was; returns what to iterate over."""
     data = epoch.data
-    if pending is not None and epoch.saved is None and epoch.phase.name in pending.data:
-        load_position(data, pending.data.pop(epoch.phase.name), replay=pending.replay)
+    if epoch.saved is None and not epoch.alone:
+        place(pending, epoch.phase.name, data)
     saved = None if epoch.saved is None else epoch.saved["data"]
     if saved is None:
         epoch.begun = begin(data, generators.save()) if needs_replay(data) else None
@@ -219,6 +229,9 @@ def resume_data(epoch: Epoch, pending: Pending | None) -> Any:
     assert pending is not None
     passed = load_position(data, saved, replay=pending.replay)
     epoch.begun = saved.get("begun")
+    if not epoch.steps and needs_replay(data):
+        epoch.learner._restore_generators()
+        epoch.begun = begin(data, generators.save())
     if passed and epoch.begun is not None:
         generators.restore(epoch.begun["generators"])
     epoch.set_length(pass_length(data, saved))
@@ -226,11 +239,14 @@ def resume_data(epoch: Epoch, pending: Pending | None) -> Any:
 
 
 def _pass(epoch: Epoch) -> dict[str, Any]:
-    data = None
-    if epoch.data is not None:
-        position = epoch.learner.position
-        earlier = 0 if position is None or epoch.made else position.epochs - position.validate
-        data = save_position(epoch.data, epoch.steps, running=True, begun=epoch.begun, earlier_passes=earlier)
+    if epoch.data is None:
+        raise StateError(
+            f"the pass of phase {epoch.phase.name!r} has data that the learner does not know, so it could not go on "
+            f"from here: give learner.epoch({epoch.phase.name!r}, data=loader), and take epoch.batches()"
+        )
+    position = epoch.learner.position
+    earlier = 0 if position is None or epoch.made else position.epochs - position.validate
+    data = save_position(epoch.data, epoch.steps, running=True, begun=epoch.begun, earlier_passes=earlier)
     windows = {window.name: window.state_dict() for window in epoch.windows if window.count}
     return {"phase": epoch.phase.name, "steps": epoch.steps, "data": data, "windows": windows}
 

@@ -204,7 +204,8 @@ def _plugins(learner: Learner, state: Mapping[str, Any], allow: Collection[str])
     saved = [name for name in state["plugins"] if name not in allow]
     own = [name for name in stateful(learner) if name not in allow]
     problems = _names("plugins", saved, own)
-    hint = ["allow=(<name>, ...) loads without them: what is not in the state begins anew"]
+    names = ", ".join(repr(name) for name in sorted({*saved} ^ {*own}))
+    hint = [f"to load without, give Checkpoint or load_state_dict allow=({names},): what the state lacks begins anew"]
     return problems + (hint if problems else [])
 
 
@@ -245,6 +246,8 @@ POSITION: dict[str, Kind] = {
         "counters",
         lambda v: not wrong("", v, {counter.name: COUNT for counter in fields(Progress)}, more=False),
     ),
+    "number": SIZE,
+    "by_fit": FLAG,
     "epochs": COUNT,
     "validate": FLAG,
     "validating": FLAG,

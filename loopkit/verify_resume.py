@@ -40,6 +40,8 @@ COMPARABLE = ("models", "buffers", "optimizers", "progress", "metrics", "plugins
 OUTPUT = 20_000
 """Characters shown of the output of a process that failed."""
 CHANGED = "saving the state changes the run: a state_dict() has side effects"
+RECORDS = ("plugins.metrics", "plugins.history")
+"""They write down what was trained; when that differs, too, they are not the cause."""
 SUSPECTS = "Look for what is kept from step to step and not saved, first in plugins that are not loopkit's own: "
 UNSEEDED = "the script itself is not reproducible: seed it. Two runs that nothing interrupted differ"
 
@@ -416,7 +418,10 @@ def _diagnose(found: list[Difference], expected: list[_Traced], resumed: list[_T
         if not differ:
             continue
         when = "right after it was loaded" if traced.loaded else f"after step {traced.steps}"
-        plugins = sorted(name for name in differ if name.startswith("plugins."))
+        plugins = [name for name in differ if name.startswith("plugins.")]
+        if any(name.startswith(("models.", "optimizers.")) for name in differ):
+            plugins = [name for name in plugins if name not in RECORDS]
+        plugins.sort(key=lambda name: (name.partition(".")[2] not in own, name))
         first = [difference for difference in found if difference.part == (plugins or differ)[0]]
         also = f"What else differs then: {', '.join(name for name in differ if name not in plugins[:1]) or 'nothing'}"
         if plugins:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import platform
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -28,7 +29,19 @@ from loopkit.state import apply
 if TYPE_CHECKING:
     from loopkit.learner import Learner
 
-__all__ = ["Contents", "describe", "find", "load", "read_state", "read_structures", "restore", "save", "weights_file"]
+__all__ = [
+    "Contents",
+    "best",
+    "describe",
+    "find",
+    "load",
+    "monitored",
+    "read_state",
+    "read_structures",
+    "restore",
+    "save",
+    "weights_file",
+]
 
 STATE, TENSORS, STRUCTURE = "state.json", "state.safetensors", "structure.json"
 
@@ -151,6 +164,38 @@ def find(path: Path) -> Manifest:
         broken = "".join(f"; {error}" for error in found.problems.values())
         raise CheckpointError(f"{path} is no checkpoint, and holds none that is whole{broken}")
     return found[0]
+
+
+def monitored(manifest: Manifest) -> tuple[str, str, float] | None:
+    """The metric that was monitored at a save, its mode and its value; None if none was, or it is nan."""
+    said = manifest.about.get("monitored")
+    try:
+        metric, mode, value = str(said["metric"]), str(said["mode"]), float(said["value"])  # type: ignore[index]
+    except (TypeError, KeyError, ValueError):
+        return None
+    return None if math.isnan(value) else (metric, mode, value)
+
+
+def best(directory: str | Path) -> Manifest:
+    """The best checkpoint of a run, by the metric that its `Checkpoint` monitored last.
+
+    Raises:
+        CheckpointError: None was saved with a monitored metric.
+
+    Example::
+
+        load_weights(model, best("runs/a").path)
+    """
+    found = [(manifest, monitored(manifest)) for manifest in storage.listing(Path(directory).absolute())]
+    known = [(manifest, value) for manifest, value in found if value is not None]
+    if not known:
+        raise CheckpointError(
+            f"{directory} holds no checkpoint with a monitored metric: give Checkpoint keep_best=1, monitor='val/loss'"
+        )
+    metric, mode, _ = known[0][1]
+    sign = -1.0 if mode == "max" else 1.0
+    ranked = [(sign * value[2], manifest) for manifest, value in reversed(known) if value[0] == metric]
+    return min(ranked, key=lambda item: item[0])[1]
 
 
 def save(learner: Learner, directory: str | Path, reason: str = "asked for") -> Manifest:

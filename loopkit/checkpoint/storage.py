@@ -1,4 +1,4 @@
-"""All file access of checkpoints: atomic writing, verified reading, listing, rotation, locking, probing.
+"""All file access of checkpoints: atomic writing, verified reading, listing, rotation, probing.
 
 A checkpoint is a directory ``<number>-<label>`` that holds files and ``manifest.json``, which names every file with
 its size and SHA-256 and carries a digest of itself. It is written under a hidden name, flushed, and renamed, so that a
@@ -11,15 +11,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import queue
 import re
 import secrets
-import socket
 import stat
 import threading
-import time
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +25,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from loopkit.checkpoint import strict_json
+from loopkit.checkpoint.processes import Process, identity
 from loopkit.errors import CheckpointError, CorruptCheckpointError, FormatVersionError, StateError
 from loopkit.order import nearest
 
@@ -36,7 +35,6 @@ __all__ = [
     "FileInfo",
     "Hasher",
     "Listing",
-    "Lock",
     "Manifest",
     "PlainReader",
     "Reader",
@@ -50,6 +48,7 @@ __all__ = [
     "probe",
     "read_file",
     "read_manifest",
+    "refused",
     "remove",
     "verify",
     "write",
@@ -60,8 +59,8 @@ Buffer = bytes | bytearray | memoryview
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-LOCK = ".lock"
 MANIFEST_LIMIT = 4 << 20  # bytes; a manifest is a few kilobytes, and a hostile one is slow to parse
+MANIFEST_DEPTH = 100  # how deep its JSON may be nested
 READ_LIMIT = 256 << 20  # bytes; for files read whole into memory
 PIECE = 4 << 20  # bytes written, read and hashed at a time
 INLINE = 64 << 10  # bytes; below, handing over to a thread costs more than hashing
@@ -86,6 +85,7 @@ FIXES = {
     errno.EPERM: "Give this user the permission, or choose another directory",
     errno.EROFS: "The file system is read-only: mount it for writing, or choose another directory",
     errno.EIO: "Look at the disk or the file server, it reports a fault",
+    errno.ENOENT: "It, or a directory above it, is not there: look at the path",
     errno.ENOTDIR: "A part of the path is a file: choose another directory",
     errno.ENAMETOOLONG: "Choose a shorter path or label",
     errno.EMFILE: "Close some files, or raise the limit (ulimit -n)",
@@ -334,7 +334,7 @@ def _reading(path: Path, file: int, buffer: memoryview) -> int:
     try:
         count = system.read(file, buffer)
     except OSError as error:
-        raise _failure("read", path, error) from error
+        raise refused("read", path, error) from error
     if count == 0:
         raise CorruptCheckpointError(f"{path} became shorter while it was read. Use an older checkpoint")
     return count
@@ -375,7 +375,7 @@ def write(
     clean(directory)
     number = 1 + max((number for name in _names(directory) if (number := _number(name))), default=0)
     final = directory / (f"{number:06d}-{label}" if label else f"{number:06d}")
-    at = directory / f".tmp-{_identity().token}-{secrets.token_hex(4)}"
+    at = directory / f".tmp-{identity().token}-{secrets.token_hex(4)}"
     _in_flight.add(at)
     path = at
     try:
@@ -394,7 +394,7 @@ def write(
         path = directory
         _sync_directory(directory)
     except BaseException as error:
-        failure = _failure("write", path, error) if _is_ours(error) else error
+        failure = refused("write", path, error) if _is_ours(error) else error
         try:
             if path == directory:  # renamed, but perhaps not for long
                 system.rename(final, at)
@@ -454,7 +454,7 @@ def _make_directory(directory: Path) -> None:
             f"{at} is a file, not a directory: checkpoints need a directory of their own. Choose another one"
         ) from error
     except OSError as error:
-        raise _failure("make", at, error) from error
+        raise refused("make", at, error) from error
 
 
 def _check_names(files: Mapping[str, Any], label: str) -> None:
@@ -472,14 +472,15 @@ def _check_names(files: Mapping[str, Any], label: str) -> None:
 
 def _check_about(about: Mapping[str, Any]) -> None:
     try:
-        same = json.loads(_dumps(dict(about))) == about
-    except (TypeError, ValueError, RecursionError) as error:
+        data = strict_json.render(dict(about), sort=True)
+        same = strict_json.parse(data.decode(), MANIFEST_DEPTH - 1) == about  # the manifest is one level around it
+    except ValueError as error:
         raise StateError(f"what a checkpoint says of itself is no plain JSON: {error}. Encode it first") from error
     if not same:
         raise StateError(
             "what a checkpoint says of itself changes as JSON (tuples? keys that are no strings?). Encode it first"
         )
-    if len(_dumps(dict(about))) > MANIFEST_LIMIT // 2:
+    if len(data) > MANIFEST_LIMIT // 2:
         raise StateError(
             f"what a checkpoint says of itself takes more than {MANIFEST_LIMIT // 2} bytes as JSON. Put it into a file"
         )
@@ -506,17 +507,17 @@ def write_plain(path: Path | str, chunks: Iterable[Buffer]) -> FileInfo:
     except OSError as error:
         if not _is_ours(error):
             raise
-        raise _failure("write", path, error) from error
+        raise refused("write", path, error) from error
     _make_directory(path.parent)
     clean(path.parent)
-    at = path.parent / f".tmp-{_identity().token}-{secrets.token_hex(4)}"
+    at = path.parent / f".tmp-{identity().token}-{secrets.token_hex(4)}"
     _in_flight.add(at)
     try:
         written = _write_file(at, chunks)
         system.rename(at, path)
         _sync_directory(path.parent)
     except BaseException as error:
-        failure = _failure("write", path, error) if _is_ours(error) else error
+        failure = refused("write", path, error) if _is_ours(error) else error
         try:
             _delete(at)
         except OSError as second:
@@ -561,7 +562,7 @@ def open_plain(path: Path | str) -> Iterator[PlainReader]:
     try:
         file = system.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
-        raise _failure("open", Path(given), error) from error
+        raise refused("open", Path(given), error) from error
     try:
         info = _stat(path, file)
         if not stat.S_ISREG(info.st_mode):
@@ -574,15 +575,11 @@ def open_plain(path: Path | str) -> Iterator[PlainReader]:
 # ------------------------------------------------------------------------------------------------- the manifest
 
 
-def _dumps(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
-
-
 def _encode(manifest: Manifest) -> bytes:
     """The only bytes that this manifest may have."""
     files = {name: asdict(info) for name, info in manifest.files.items()}
     said = {"about": manifest.about, "files": files, "format": manifest.format, "number": manifest.number}
-    rest = _dumps(said)[1:]
+    rest = strict_json.render(said, sort=True)[1:]
     return OPENING + hashlib.sha256(rest).hexdigest().encode() + CLOSING + rest
 
 
@@ -597,10 +594,10 @@ def _decode(path: Path, data: bytes) -> Manifest:
             f"{said.decode('ascii', 'backslashreplace')!r}. Use an older checkpoint"
         )
     try:
-        manifest = _interpret(path, json.loads("{" + rest.decode("ascii")))
+        manifest = _interpret(path, strict_json.parse("{" + rest.decode("ascii"), MANIFEST_DEPTH))
         if _encode(manifest) != data:
             raise ValueError("it is not in the canonical form")
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CorruptCheckpointError(
             f"{file} is no manifest, although its SHA-256 {digest} is right: {error}. It was not written by loopkit; "
             f"use another checkpoint"
@@ -645,7 +642,7 @@ def read_manifest(path: Path) -> Manifest:
     try:
         info = system.lstat(path)
     except OSError as error:
-        raise _failure("find the checkpoint", path, error) from error
+        raise refused("find the checkpoint", path, error) from error
     if stat.S_ISLNK(info.st_mode):
         raise CheckpointError(f"{path} is a link, and links are not followed to checkpoints. Give the directory itself")
     if not stat.S_ISDIR(info.st_mode):
@@ -675,7 +672,7 @@ def read_manifest(path: Path) -> Manifest:
         except FileNotFoundError as error:
             raise _missing(path / name, said) from error
         except OSError as error:
-            raise _failure("read", path / name, error) from error
+            raise refused("read", path / name, error) from error
         _check_file(path / name, info, said)
     return manifest
 
@@ -715,7 +712,7 @@ def _open_regular(path: Path) -> tuple[int, int]:
                 f"{path} is a link or a socket instead of a regular file; links are not followed. "
                 f"Use another checkpoint"
             ) from error
-        raise _failure("open", path, error) from error
+        raise refused("open", path, error) from error
     try:
         info = _stat(path, file)
         if not stat.S_ISREG(info.st_mode):
@@ -730,7 +727,7 @@ def _stat(path: Path, file: int) -> os.stat_result:
     try:
         return system.stat(file)
     except OSError as error:
-        raise _failure("read", path, error) from error
+        raise refused("read", path, error) from error
 
 
 def _close_read(file: int) -> None:
@@ -812,7 +809,7 @@ def _names(directory: Path) -> list[str]:
     try:
         return system.listdir(directory)
     except OSError as error:
-        raise _failure("list", directory, error) from error
+        raise refused("list", directory, error) from error
 
 
 def listing(directory: Path) -> Listing:
@@ -863,7 +860,7 @@ def remove(paths: Iterable[Path]) -> None:
         CheckpointError: the operating system refused.
     """
     for path in paths:
-        hidden = path.parent / f".old-{_identity().token}-{secrets.token_hex(4)}"
+        hidden = path.parent / f".old-{identity().token}-{secrets.token_hex(4)}"
         _in_flight.add(hidden)
         try:
             try:
@@ -874,7 +871,7 @@ def remove(paths: Iterable[Path]) -> None:
             _sync_directory(path.parent)
             _delete(hidden)
         except OSError as error:
-            raise _failure("remove", path, error) from error
+            raise refused("remove", path, error) from error
         finally:
             _in_flight.discard(hidden)
 
@@ -891,7 +888,7 @@ def clean(directory: Path, *, everything: bool = False) -> None:
         if match is None or path in _in_flight:
             continue
         owner = Process(match["host"], match["machine"], int(match["pid"]), int(match["started"]))
-        own = _identity()
+        own = identity()
         if (
             not everything
             and owner != own
@@ -901,7 +898,7 @@ def clean(directory: Path, *, everything: bool = False) -> None:
         try:
             _delete(path)
         except OSError as error:
-            warnings.warn(f"{_failure('remove the leftover', path, error)}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"{refused('remove the leftover', path, error)}", RuntimeWarning, stacklevel=2)
 
 
 def _delete(path: Path) -> None:
@@ -956,245 +953,8 @@ class Remover:
                     self._errors.append(error)
 
 
-# ------------------------------------------------------------------------------------------------- who writes
-
-
-@dataclass(frozen=True)
-class Process:
-    """Which process, on which machine."""
-
-    host: str
-    machine: str
-    """Eight digits that differ after a restart of the machine, and between containers."""
-    pid: int
-    started: int
-    """Clock ticks from the machine's start to the process's; 0 where that is not known."""
-
-    @property
-    def token(self) -> str:
-        """It as a part of a file name."""
-        return f"{re.sub(r'[^A-Za-z0-9.-]', '_', self.host)[:64]}-{self.machine}-{self.pid}-{self.started}"
-
-    def alive(self) -> bool:
-        """Whether it lives; asked of a process of this machine."""
-        try:
-            os.kill(self.pid, 0)
-        except (ProcessLookupError, OverflowError):
-            return False
-        except PermissionError:
-            pass
-        state, started = _status(self.pid)
-        return state not in ("Z", "X") and (0 in (started, self.started) or started == self.started)
-
-
-def _status(pid: int) -> tuple[str, int]:
-    """The state letter of a process and the clock tick of its start; "" and 0 where there is no way to know."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        return fields[0], int(fields[19])
-    except (OSError, IndexError, ValueError):
-        return "", 0
-
-
-def _identity() -> Process:
-    """This process."""
-    parts = []
-    for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
-        try:
-            parts.append(str(os.stat(path).st_ino) if path.endswith("pid") else Path(path).read_text())
-        except OSError:
-            parts.append("")
-    machine = hashlib.sha256("|".join(parts).encode()).hexdigest()[:8]
-    return Process(socket.gethostname() or "localhost", machine, os.getpid(), _status(os.getpid())[1])
-
-
-class Lock:
-    """Keeps a directory of checkpoints for one writer, by a file ``.lock`` that says who it is.
-
-    The file is created exclusively, which holds between hosts on every file system, and locked (``flock``), which the
-    kernel undoes when the process ends, however it ends. A lock of a dead process of this host is taken over; one
-    of another host is respected. A forked child neither holds nor releases its parent's lock.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as directory:
-    ...     with Lock(Path(directory)):
-    ...         print(os.listdir(directory))
-    ['.lock']
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self.path = Path(directory) / LOCK
-        self.took_over = ""
-        """Which dead process had left the lock, if one had."""
-        self._file: int | None = None
-
-    def __enter__(self) -> Lock:
-        self.acquire()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
-
-    def acquire(self) -> None:
-        """Take the lock.
-
-        Raises:
-            CheckpointError: somebody else has it, and the message says who; or the operating system refused.
-        """
-        if self._file is not None:
-            raise CheckpointError(f"{self.path} is already held by this very object. Release it first")
-        try:
-            while self._file is None:
-                self._file = self._attempt()
-        except CheckpointError:
-            raise
-        except OSError as error:
-            raise _failure("lock", self.path, error) from error
-        _held.add(self)
-
-    def release(self) -> None:
-        """Let the lock go, if this process holds it."""
-        if self._file is None:
-            return
-        file, self._file = self._file, None
-        _held.discard(self)
-        try:
-            if self._is_at_path(file):
-                system.unlink(self.path)
-        except OSError as error:
-            raise _failure("unlock", self.path, error) from error
-        finally:
-            system.close(file)
-
-    def _attempt(self) -> int | None:
-        """The lock's open file; None if somebody changed it meanwhile."""
-        try:
-            file = system.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NONBLOCK)
-            fresh = True
-        except FileExistsError:
-            fresh = False
-            try:
-                file = system.open(self.path, os.O_RDWR | os.O_NONBLOCK)
-            except FileNotFoundError:
-                return None
-        taken = False
-        try:
-            if not stat.S_ISREG(system.stat(file).st_mode):
-                raise CheckpointError(f"{self.path} is no regular file. Remove it, or choose another directory")
-            try:
-                system.flock(file)
-                locks = True
-            except BlockingIOError as error:
-                raise self._refusal(self._holder(file)) from error
-            except OSError as error:
-                if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EINVAL):
-                    raise
-                locks = False
-            if not self._is_at_path(file):
-                return None
-            if not fresh:
-                self._check_stale(file, locks)
-                if not locks:
-                    system.unlink(self.path)
-                    return None
-            system.truncate(file)
-            said = {**asdict(_identity()), "flock": locks, "time": time.strftime("%Y-%m-%d %H:%M:%S %z")}
-            rest = memoryview(_dumps(said))
-            os.lseek(file, 0, os.SEEK_SET)
-            while rest:
-                rest = rest[system.write(file, rest) :]
-            taken = True
-            return file
-        finally:
-            if not taken:
-                if fresh:
-                    system.unlink(self.path)
-                system.close(file)
-
-    def _is_at_path(self, file: int) -> bool:
-        try:
-            return os.path.samestat(system.stat(file), system.lstat(self.path))
-        except FileNotFoundError:
-            return False
-
-    def _holder(self, file: int) -> tuple[Process, str, bool] | None:
-        """Who wrote the lock file, when, and whether the kernel's lock was held; None if it does not say."""
-        buffer = memoryview(bytearray(65536))
-        count = system.read(file, buffer)
-        try:
-            said = json.loads(bytes(buffer[:count]))
-            holder = Process(str(said["host"]), str(said["machine"]), int(said["pid"]), int(said["started"]))
-            return holder, str(said["time"])[:40], bool(said["flock"])
-        except (ValueError, TypeError, KeyError, RecursionError):
-            return None
-
-    @staticmethod
-    def _is_unfinished(file: int) -> bool:
-        """Whether the lock file holds only a beginning of what is written there."""
-        os.lseek(file, 0, os.SEEK_SET)
-        buffer = memoryview(bytearray(65536))
-        said = bytes(buffer[: system.read(file, buffer)])
-        return not said or (said[:1] == b"{" and said[-1:] != b"}")
-
-    def _check_stale(self, file: int, locks: bool) -> None:
-        """Return, and note whose it was, if the holder is surely dead."""
-        holder = self._holder(file)
-        if holder is None:
-            if locks and self._is_unfinished(file):  # it died while it took the lock, which the kernel says is free
-                return
-            raise self._refusal(None)
-        process, since, held = holder
-        own = _identity()
-        if process.host != own.host:
-            raise self._refusal(holder)
-        if process.machine == own.machine:
-            if process.alive():
-                raise self._refusal(holder)
-        elif not (locks and held):  # restarted, or a container that shares our name: only the kernel can tell
-            raise self._refusal(holder)
-        self.took_over = f"{self.path} was left by process {process.pid} on {process.host} ({since}), which is gone"
-
-    def _refusal(self, holder: tuple[Process, str, bool] | None) -> CheckpointError:
-        directory = self.path.parent
-        if holder is None:
-            return CheckpointError(
-                f"{directory} is locked, and {self.path} does not say by whom. Remove that file if no run uses the "
-                f"directory, or choose another directory"
-            )
-        process, since, _ = holder
-        own = _identity()
-        if process == own:
-            return CheckpointError(
-                f"{directory} is locked by this process since {since}: two savers would write into one directory. "
-                f"Give each its own directory"
-            )
-        if process.host != own.host:
-            fix = f"If it is dead (this host cannot tell), remove {self.path}; else choose another directory"
-        else:
-            fix = "Stop that run, or choose another directory"
-        return CheckpointError(
-            f"{directory} is locked by process {process.pid} on {process.host} since {since}: two runs would write "
-            f"into one directory. {fix}"
-        )
-
-
 _in_flight: set[Path] = set()
-_held: set[Lock] = set()
-
-
-def _forget_locks() -> None:
-    """In a forked child: close the parent's locks, else they would outlive the parent."""
-    for lock in _held:
-        if lock._file is not None:
-            os.close(lock._file)
-            lock._file = None
-    _held.clear()
-    _in_flight.clear()
-
-
-os.register_at_fork(after_in_child=_forget_locks)
+os.register_at_fork(after_in_child=_in_flight.clear)
 
 
 # ------------------------------------------------------------------------------------------------- before the start
@@ -1208,7 +968,7 @@ def probe(directory: Path | str) -> Path:
     """
     path = Path(directory).absolute()
     _make_directory(path)
-    trial = path / f".tmp-{_identity().token}-{secrets.token_hex(4)}"
+    trial = path / f".tmp-{identity().token}-{secrets.token_hex(4)}"
     renamed = trial.with_name(f"{trial.name}0")
     _in_flight.update((trial, renamed))
     try:
@@ -1222,17 +982,17 @@ def probe(directory: Path | str) -> Path:
             _delete(renamed)
         except OSError:
             pass  # the first error says why
-        raise _failure("write a trial file in", path, error) from error
+        raise refused("write a trial file in", path, error) from error
     finally:
         _in_flight.difference_update((trial, renamed))
     return path
 
 
-def _failure(action: str, path: Path, error: BaseException) -> CheckpointError:
+def refused(action: str, path: Path, error: BaseException) -> CheckpointError:
     """What the operating system refused, as an error of ours that keeps its number."""
     number = error.errno if isinstance(error, OSError) else None
     name = errno.errorcode.get(number or 0, type(error).__name__)
-    fix = FIXES.get(number or 0, "See the cause above")
+    fix = FIXES.get(number or 0, "Look at the path and the file system")
     failure = CheckpointError(f"cannot {action} {path}: {name}, {os.strerror(number) if number else error}. {fix}")
     failure.errno = number
     return failure

@@ -11,7 +11,7 @@ __all__ = ["parse", "render"]
 
 LONGEST_NUMBER = 25
 """Digits in a row; 64-bit integers have at most 20, floats by ``repr`` at most 21."""
-PIECE = 1 << 16
+STRETCH = 1 << 16
 """Characters whose brackets are counted at a time."""
 
 STRING = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
@@ -20,14 +20,14 @@ LONG_NUMBER = re.compile(rf"\d{{{LONGEST_NUMBER + 1}}}")
 STEPS = {"[": 1, "{": 1, "]": -1, "}": -1}
 
 
-def render(value: Any) -> bytes:
-    """The one way we write JSON: ASCII, no spaces, floats by ``repr``, keys in the order they have.
+def render(value: Any, *, sort: bool = False) -> bytes:
+    """The one way we write JSON: ASCII, no spaces, floats by ``repr``, keys in the order they have, or sorted.
 
     Raises:
         ValueError: ``value`` holds infinity or NaN, or a type that JSON lacks.
     """
     try:
-        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
+        return json.dumps(value, sort_keys=sort, separators=(",", ":"), allow_nan=False).encode("ascii")
     except (TypeError, RecursionError) as error:
         raise ValueError(str(error)) from error
 
@@ -41,8 +41,8 @@ def parse(text: str, depth: int) -> Any:
     # Before the parser sees it: nesting would exhaust its stack, long numbers take quadratic time.
     bare = STRING.sub("", text)
     level = 0
-    for start in range(0, len(bare), PIECE):  # a bomb is found in the first
-        brackets = NOT_BRACKETS.sub("", bare[start : start + PIECE])
+    for start in range(0, len(bare), STRETCH):  # a bomb is found in the first
+        brackets = NOT_BRACKETS.sub("", bare[start : start + STRETCH])
         levels = list(accumulate(map(STEPS.__getitem__, brackets), initial=level))
         if max(levels) > depth:
             raise ValueError(f"nested {max(levels)} deep or deeper, at most {depth} is allowed")

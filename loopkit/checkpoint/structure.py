@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from loopkit.checkpoint import strict_json
 from loopkit.errors import StateError
 from loopkit.order import nearest
 
@@ -76,8 +76,7 @@ class Structure:
 
         The order of the parameters counts, as the state of an optimizer goes by it; that of the modules does not.
         """
-        text = json.dumps(self.as_json(), sort_keys=True, separators=(",", ":"))
-        return sha256(text.encode("ascii")).hexdigest()
+        return sha256(strict_json.render(self.as_json(), sort=True)).hexdigest()
 
     def as_json(self) -> dict[str, Any]:
         """The structure as plain lists, dicts, strings and numbers; `from_json` reads it."""

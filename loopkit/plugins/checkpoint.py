@@ -17,9 +17,17 @@ import torch
 from torch import Tensor
 
 from loopkit.checkpoint import storage
-from loopkit.checkpoint.bundle import Contents, describe, read_state, restore
+from loopkit.checkpoint.bundle import Contents, describe, monitored, read_state, restore
+from loopkit.checkpoint.lock import Lock
 from loopkit.checkpoint.storage import Listing, Manifest
-from loopkit.errors import CheckpointError, CorruptCheckpointError, FormatVersionError, NonFiniteError, PluginError
+from loopkit.errors import (
+    CheckpointError,
+    CorruptCheckpointError,
+    FormatVersionError,
+    NonFiniteError,
+    PluginError,
+    StateError,
+)
 from loopkit.hooks import hookimpl
 from loopkit.order import nearest
 
@@ -99,6 +107,10 @@ class Checkpoint:
             whole = isinstance(value, int) or (option == "every_minutes" and isinstance(value, float))
             if value is not None and (isinstance(value, bool) or not whole or not 0 < value < math.inf):
                 raise PluginError(f"Checkpoint: {option} is {value!r}: it is a number above 0")
+        if isinstance(resume, str) and resume.lower() == "auto" and resume != "auto":
+            raise PluginError(f"Checkpoint: resume is {resume!r}: did you mean 'auto'?")
+        if monitor is not None and not all(monitor.partition("/")):
+            raise PluginError(f"Checkpoint: monitor is {monitor!r}: it is '<phase>/<metric>', such as 'val/loss'")
         if keep_best and (monitor is None or mode not in ("min", "max")):
             raise PluginError(
                 f"Checkpoint: keep_best={keep_best} needs monitor='<phase>/<metric>' and mode='min' or 'max'; they are "
@@ -118,12 +130,16 @@ class Checkpoint:
         self._snapshot = _Snapshot() if background else None
         self._writer = _Writer()
         self._remover = storage.Remover()
-        self._lock: storage.Lock | None = None
+        self._lock: Lock | None = None
         self._begun = False
         """A fit has begun with this plugin: the checkpoints that are there are its own."""
         self._tried = 0
         """Dry runs that were made in this fit: one before the first step, and one after it."""
         self._saved_at: tuple[Any, ...] | None = None
+        self._source: Path | None = None
+        """The checkpoint that ``resume`` named."""
+        self._damaged: set[Path] = set()
+        """Checkpoints that were found damaged: they neither count nor are they removed."""
         self._failure: BaseException | None = None
         """The error that was seen last."""
 
@@ -140,7 +156,7 @@ class Checkpoint:
     def fit_begin(self, learner: Learner) -> None:
         """Take the directory, see that it can be written, and resume."""
         storage.probe(self.directory)
-        self._lock = storage.Lock(self.directory)
+        self._lock = Lock(self.directory)
         self._lock.acquire()
         try:
             if self._lock.took_over:
@@ -161,13 +177,17 @@ class Checkpoint:
         return self._guard(learner)
 
     @hookimpl(reads=("*",))
-    def epoch_begin(self, learner: Learner) -> None:
-        """Before the first step, see that everything can be saved."""
-        if not self._tried and learner.at_edge:
-            if learner.running is not None and learner.running.resumed:
-                self._tried = 1  # its loader is not where it was yet
-            else:
-                self._try(learner)
+    def epoch_begin(self, learner: Learner, phase: Phase) -> None:
+        """Before the first step, see that everything can be saved; in a loop of the user's own, save the last epoch."""
+        at, now = learner.position, learner.running
+        if at is None or now is None or not learner.at_edge:
+            return
+        if now.resumed:
+            self._tried = self._tried or 1  # its loader is not where it was yet
+        elif not self._tried:
+            self._try(learner)
+        elif phase.training and not at.by_fit and len(learner.open_passes) == 1 and self._is_epoch_due(learner):
+            self._save(learner, "epoch")  # only now is it known that the round of an own loop is complete
 
     @hookimpl(reads=("*",))
     def step_end(self, learner: Learner, phase: Phase) -> None:
@@ -189,10 +209,9 @@ class Checkpoint:
             self._value(learner) if self.monitor is not None and phase.name == self.monitor.partition("/")[0] else None
         )
         at = learner.position
-        complete = learner.running is None and at is not None and not at.validate
-        every = self._every_epochs
-        due = complete and every is not None and learner.progress.epochs % every == 0
-        if (due and self._saved_at != self._here(learner)) or self._is_best(value):
+        complete = not learner.open_passes and at is not None and at.by_fit and not at.validate
+        due = complete and self._is_epoch_due(learner)
+        if due or self._is_best(value):
             self._save(learner, "epoch" if due else "best", value)
 
     @hookimpl(reads=("*",))
@@ -205,16 +224,15 @@ class Checkpoint:
     def fit_end(self, learner: Learner, result: FitResult) -> None:
         """Save what was trained since the last save, wait for what is being written, and let the directory go."""
         try:
-            self._writer.wait()
+            self._writer.join()
             if self._at_end and result.reason not in ("error", "signal") and self._saved_at != self._here(learner):
                 self._save(learner, "end", now=True)
+            self._writer.wait()
         finally:
-            try:
-                self._remover.close()
-            finally:
-                if self._snapshot is not None:
-                    self._snapshot.clear()
-                self._release()
+            self._rotate(self._remover.close)
+            if self._snapshot is not None:
+                self._snapshot.clear()
+            self._release()
 
     def _release(self) -> None:
         """Let the directory go; a lock that cannot be removed is no reason for a run to fail, or to hide why it did."""
@@ -241,23 +259,38 @@ class Checkpoint:
     def _start(self, learner: Learner) -> None:
         found = storage.listing(self.directory)
         if self.resume is None:
-            if found or found.problems:
-                raise CheckpointError(
-                    f"{self.directory} holds checkpoints of another run, the newest {(*found, *found.problems)[0]}: "
-                    f"give resume='auto' to go on with that run, or another directory"
-                )
+            self._refuse_others(found)
             return
         if isinstance(self.resume, Path):
+            if self.resume.parent != self.directory:
+                self._refuse_others(found)
             manifest = storage.read_manifest(self.resume)
+            self._source = manifest.path
             self._load(learner, manifest, read_state(manifest))
             return
         newest = self._newest(found)
         if newest is not None:
-            self._load(learner, *newest)
+            manifest, state = newest
+            fit, number = state.get("fit"), 1 if learner.position is None else learner.position.number
+            if isinstance(fit, dict) and fit.get("number", number) != number:
+                raise StateError(
+                    f"{manifest.path} was saved in fit {fit['number']!r:.20} of its learner, and this is fit {number}: "
+                    f"give each fit of a script a Checkpoint with a directory of its own (learner.replace); to go on "
+                    f"with that fit alone, resume='{manifest.path}'"
+                )
+            self._load(learner, manifest, state)
         elif self.resume is True:
             raise CheckpointError(f"{self.directory} holds no checkpoint: give resume='auto' to begin a run there")
         else:
             _say(f"{self.directory} holds no checkpoint: the run begins")
+
+    def _refuse_others(self, found: Listing) -> None:
+        paths = [*(manifest.path for manifest in found), *found.problems]
+        if paths:
+            raise CheckpointError(
+                f"{self.directory} holds checkpoints of another run, the newest {paths[0].name}: give resume='auto' to "
+                f"go on with that run, or another directory"
+            )
 
     def _newest(self, found: Listing) -> tuple[Manifest, dict[str, Any]] | None:
         """The newest checkpoint that can be read, with what is wrong with newer ones said aloud."""
@@ -269,6 +302,7 @@ class Checkpoint:
             try:
                 return manifest, read_state(manifest)
             except CorruptCheckpointError as error:
+                self._damaged.add(manifest.path)
                 warnings.warn(f"{error} ({manifest.path} is passed over)", stacklevel=2)
         if found or found.problems:
             raise CorruptCheckpointError(f"{self.directory} holds no checkpoint that can be read: see the warnings")
@@ -286,6 +320,11 @@ class Checkpoint:
         counts = learner.progress
         _say(f"resumed {manifest.path} at epoch {counts.epochs}, step {counts.steps:,}{doubt}")
 
+    def _is_epoch_due(self, learner: Learner) -> bool:
+        every = self._every_epochs
+        due = every is not None and learner.progress.epochs % every == 0
+        return due and self._saved_at != self._here(learner)
+
     def _plan_next(self, learner: Learner) -> None:
         every = self._every_updates
         self._next_updates = math.inf if every is None else (learner.progress.updates // every + 1) * every
@@ -301,30 +340,54 @@ class Checkpoint:
         self._tried += 1
 
     def _save(self, learner: Learner, reason: str, value: float | None = None, now: bool = False) -> None:
-        self._writer.wait()
+        self._writer.join()
+        if not now:
+            self._writer.check()
         for plugin in learner.plugins.values():
             if (settle := getattr(plugin, "settle", None)) is not None:
                 settle(learner)
         _check_finite(learner)
         contents = Contents.of(learner, learner.state_dict())
-        about = describe(learner, contents, reason, monitored=None if value is None else repr(value))
-        write = partial(self._write, contents, about)
+        about = describe(learner, contents, reason, monitored=self._monitored(value))
+        write = partial(self._write, contents, about, self._here(learner))
         if self._snapshot is None or now:
             write()
+            if (earlier := self._writer.forgive()) is not None:
+                warnings.warn(f"an earlier write failed, and this one did not: {earlier}", stacklevel=2)
         else:
             self._snapshot.take(contents)
             self._writer.start(write)
-        self._saved_at = self._here(learner)
         self._plan_next(learner)
 
-    def _write(self, contents: Contents, about: dict[str, Any]) -> None:
+    def _write(self, contents: Contents, about: dict[str, Any], here: tuple[Any, ...]) -> None:
         """Write and rotate; in a thread of its own if ``background``."""
         if self._snapshot is not None:
             self._snapshot.wait()
         storage.write(self.directory, contents.files(), about, label=f"step-{about['progress']['steps']}")
+        self._saved_at = here
+        found = self._found()
+        protected = {manifest.path for _, manifest in self._ranked(found)[: self._keep_best]}
+        if self._source is not None:
+            protected.add(self._source)
+        self._rotate(partial(self._remover.remove, storage.keep(found, self._keep_last, protected)))
+
+    def _found(self) -> Listing:
+        """The checkpoints that are there, without those that were found damaged."""
         found = storage.listing(self.directory)
-        best = {manifest.path for _, manifest in self._ranked(found)[: self._keep_best]}
-        self._remover.remove(storage.keep(found, self._keep_last, best))
+        return Listing([manifest for manifest in found if manifest.path not in self._damaged], found.problems)
+
+    @staticmethod
+    def _rotate(act: Callable[[], None]) -> None:
+        """An old checkpoint that cannot be removed is no reason to end the run; the next save tries again."""
+        try:
+            act()
+        except CheckpointError as error:
+            warnings.warn(str(error), stacklevel=2)
+
+    def _monitored(self, value: float | None) -> dict[str, str] | None:
+        if self.monitor is None or value is None:
+            return None
+        return {"metric": self.monitor, "mode": self._mode, "value": repr(value)}
 
     def _value(self, learner: Learner) -> float:
         assert self.monitor is not None
@@ -340,13 +403,13 @@ class Checkpoint:
     def _is_best(self, value: float | None) -> bool:
         if value is None or not self._keep_best or math.isnan(value):
             return False
-        ranked = self._ranked(storage.listing(self.directory))
+        ranked = self._ranked(self._found())
         return len(ranked) < self._keep_best or self._key(value) < ranked[self._keep_best - 1][0]
 
     def _ranked(self, found: Listing) -> list[tuple[float, Manifest]]:
         """Those with a value of the metric, best first, the older first among equals."""
-        values = [(manifest, manifest.about.get("monitored")) for manifest in reversed(found)]
-        ranked = [(self._key(_number(value)), manifest) for manifest, value in values if value is not None]
+        values = [(manifest, monitored(manifest)) for manifest in reversed(found)]
+        ranked = [(self._key(value[2]), manifest) for manifest, value in values if value and value[0] == self.monitor]
         return sorted((item for item in ranked if not math.isnan(item[0])), key=lambda item: item[0])
 
     def _key(self, value: float) -> float:
@@ -367,13 +430,17 @@ class _Snapshot:
     def take(self, contents: Contents) -> None:
         """Replace the contents' tensors by copies; on CUDA without waiting for them."""
         made: dict[tuple[str, str], Tensor] = {}
+        used: set[int] = set()
         shared: dict[tuple[Any, ...], Tensor] = {}
         for file, tensors in contents.tensors.items():
             for name, tensor in tensors.items():
                 same = (tensor.device, tensor.dtype, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.is_conj())
                 buffer = shared.get(same) if tensor.numel() else None
                 if buffer is None:
-                    buffer = shared[same] = self._copy(self._buffers.get((file, name)), tensor.detach())
+                    old = self._buffers.get((file, name))  # two names may have shared it in the save before
+                    buffer = self._copy(None if id(old) in used else old, tensor.detach())
+                    shared[same] = buffer
+                    used.add(id(buffer))
                 made[file, name] = tensors[name] = buffer
         self._buffers = made
         if any(device.type == "cuda" for device, *_ in shared):
@@ -424,12 +491,21 @@ class _Writer:
             error, self._error = self._error, None
             raise error
 
-    def wait(self) -> None:
-        """Wait for the write that is under way; raise what went wrong."""
+    def join(self) -> None:
+        """Wait for the write that is under way."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+
+    def wait(self) -> None:
+        """Wait for the write that is under way; raise what went wrong."""
+        self.join()
         self.check()
+
+    def forgive(self) -> BaseException | None:
+        """What went wrong, which then counts no more."""
+        error, self._error = self._error, None
+        return error
 
 
 def _check_finite(learner: Learner) -> None:
@@ -446,14 +522,6 @@ def _check_finite(learner: Learner) -> None:
                     f"parameter {name!r} of model {model!r} is not finite at step {learner.progress.steps}: nothing "
                     f"was saved, the checkpoints before it stand. StopOnNonFinite(gradients=True) finds the first cause"
                 )
-
-
-def _number(text: Any) -> float:
-    """The value of a metric in a manifest; nan if it is none."""
-    try:
-        return float(text)
-    except (TypeError, ValueError):
-        return math.nan
 
 
 def _say(text: str) -> None:

@@ -6,12 +6,16 @@ import os
 import pickle
 import select
 import signal
+import subprocess
+import sys
 import time
 import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from loopkit.checkpoint.processes import Process, identity
 
 
 @dataclass(frozen=True)
@@ -84,3 +88,17 @@ def call_forked(function: Callable[[], Any], limit: float = 20.0) -> Any:
     outcome = forked(function, limit)
     assert outcome.code == 0, outcome.error or f"the child ended with {outcome.code}"
     return outcome.value
+
+
+def other(**changes: Any) -> Process:
+    """This process, but for some of what identifies it."""
+    own = identity()
+    values = {"host": own.host, "machine": own.machine, "pid": own.pid, "started": own.started, **changes}
+    return Process(**values)
+
+
+def dead_pid() -> int:
+    """The number of a process that has ended."""
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    return child.pid

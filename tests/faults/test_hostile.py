@@ -25,7 +25,7 @@ from torch import nn
 
 from faults.forked import call_forked
 from loopkit import Learner, LoopkitError, checkpoint, schedules
-from loopkit.checkpoint import storage
+from loopkit.checkpoint import storage, strict_json
 from loopkit.checkpoint.encoding import dumps, loads
 from loopkit.checkpoint.tensors import OURS, BytesSource, pack, unpack
 from loopkit.data import TensorLoader
@@ -97,7 +97,7 @@ def forge_manifest(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     said = json.loads((path / storage.MANIFEST).read_bytes())
     del said["sha256"]
     change(said)
-    rest = storage._dumps(said)[1:]
+    rest = strict_json.render(said, sort=True)[1:]
     digest = hashlib.sha256(rest).hexdigest().encode()
     (path / storage.MANIFEST).write_bytes(b'{"sha256":"' + digest + b'",' + rest)
 

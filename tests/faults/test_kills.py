@@ -15,6 +15,7 @@ from faults.campaign import RESUME, SMALL, calls, kills, lines
 from faults.forkserver import ForkServer
 from faults.runs import RUNS, Run, difference, plain
 from loopkit.checkpoint import storage
+from loopkit.checkpoint.lock import Lock
 from loopkit.errors import CheckpointError
 
 QUICK = tuple(replace(run, epochs=2) for run in RUNS if run.data != "loader2")
@@ -107,11 +108,11 @@ def test_run_that_had_ended_ends_again_with_the_same_state(trials, extra):
 @pytest.mark.parametrize("said", ["", "{", '{"host": "a", "pid'])
 def test_lock_of_a_run_that_was_killed_while_it_took_it_is_taken_over(tmp_path, said):
     (tmp_path / ".lock").write_text(said)
-    with storage.Lock(tmp_path):
+    with Lock(tmp_path):
         assert (tmp_path / ".lock").read_text().endswith("}")
     (tmp_path / ".lock").write_text("not by us")
     with pytest.raises(CheckpointError, match="does not say by whom"):
-        storage.Lock(tmp_path).acquire()
+        Lock(tmp_path).acquire()
 
 
 def test_damaged_checkpoint_fails_a_campaign(trials):

@@ -15,7 +15,7 @@ import pytest
 
 from faults.forked import call_forked, forked
 from faults.shims import Shim, failing
-from loopkit.checkpoint import storage
+from loopkit.checkpoint import storage, strict_json
 from loopkit.errors import CheckpointError, CorruptCheckpointError
 
 OLD = {"model.bin": b"o" * 9_000, "state.json": b"old"}
@@ -494,7 +494,7 @@ def test_error_of_a_full_disk_is_said(tmp_path):
 def forge(path, files):
     """A manifest with a right digest that names these files."""
     said = {"about": {}, "files": files, "format": 1, "number": 1}
-    rest = storage._dumps(said)[1:]
+    rest = strict_json.render(said, sort=True)[1:]
     digest = storage.hashlib.sha256(rest).hexdigest().encode()
     (path / storage.MANIFEST).write_bytes(b'{"sha256":"' + digest + b'",' + rest)
 
