@@ -105,6 +105,10 @@ class Epoch:
             raise PhaseError(f"{phase!r}: grad_mode is {phase.grad_mode!r}; it is one of {', '.join(grad_modes)}")
         self._grad_mode: Callable[[], Any] | None = grad_modes[phase.grad_mode]
 
+    def go_on_at(self, steps: int) -> None:
+        """Count on from so many steps."""
+        self._taken = steps
+
     def batches(self) -> Iterable[Any]:
         """The batches of the data that the pass was given, from where a saved state was."""
         if self.data is None:

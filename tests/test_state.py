@@ -1,20 +1,33 @@
 """A learner's state: what it holds, what it refuses, and that a run goes on from it bit for bit."""
 
 import copy
+import os
 import random
+import signal
 from functools import partial
 
 import numpy
 import pytest
 import torch
+from faults.forked import forked
 from helpers import batches, differences, make_learner, on
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from loopkit import CancelEpoch, CancelStep, Learner, Phase, TrainingPhase, hookimpl
+from loopkit.checkpoint import load, storage
 from loopkit.data import ResumableSampler, TensorLoader
 from loopkit.errors import ReentrancyError, StateError
-from loopkit.plugins import ClipGradNorm, EarlyStopping, History, Schedule, WeightAverage
+from loopkit.plugins import (
+    Checkpoint,
+    ClipGradNorm,
+    EarlyStopping,
+    History,
+    Metrics,
+    Plateau,
+    Schedule,
+    WeightAverage,
+)
 from loopkit.schedules import cosine
 
 
@@ -447,7 +460,8 @@ def test_plugins_that_are_missing_or_new_are_listed_and_can_be_allowed():
     learner = wide(3, torch.optim.SGD, WeightAverage(0.5, name="average"), Schedule(cosine()))
     text = assert_refused(learner, state, "nothing was loaded")
     assert "2 plugins in the state that are not here: 'avrage' (did you mean 'average'?), 'history'" in text
-    assert "2 plugins here that are not in the state: 'average', 'schedule'; allow=" in text
+    assert "2 plugins here that are not in the state: 'average', 'schedule'; " in text
+    assert "allow=('average', 'avrage', 'history', 'schedule'" in text
     assert_refused(learner, state, "'schedule'", allow=["history", "avrage", "average"])
     learner.load_state_dict(state, allow=["history", "avrage", "average", "schedule"])
 
@@ -706,11 +720,219 @@ def test_loop_over_steps_goes_on():
         load(learner)
         with learner.fitting():
             while learner.progress.epochs < 2:
-                with learner.epoch("train", length=5) as epoch:
-                    for batch in data[epoch.steps :]:
+                with learner.epoch("train", data=data) as epoch:
+                    for batch in epoch.batches():
                         epoch.step(batch)
 
     assert_goes_on(lambda: make_learner(History(), accumulate=2), run)
+
+
+@pytest.mark.parametrize("saving", [False, True])
+def test_loop_over_steps_of_unknown_data_is_refused_before_the_first_step(saving, tmp_path):
+    plugin = (
+        Checkpoint(tmp_path, every_updates=2)
+        if saving
+        else on("epoch_begin", lambda learner, **_: learner.state_dict())
+    )
+    learner = make_learner(plugin)
+
+    def loop():
+        with learner.fitting(), learner.epoch("train", length=4) as epoch:
+            for batch in batches(4):
+                epoch.step(batch)
+
+    with pytest.raises(StateError, match=r"phase 'train' has data that the learner does not know.*data=loader"):
+        loop()
+    assert learner.progress.steps == 0
+
+
+def test_loop_over_steps_killed_in_mid_pass_goes_on(tmp_path):
+    def run(directory, at=None):
+        loader = TensorLoader(*tensors(32), batch_size=4, shuffle=True)
+        learner = dropping(directory, *dying("step_begin", lambda learner, **_: learner.progress.steps == at), every=3)
+        with learner.fitting():
+            while learner.progress.epochs < 2 or learner.resuming:
+                with learner.epoch("train", data=loader) as epoch:
+                    for batch in epoch.batches():
+                        epoch.step(batch)
+        return learner
+
+    straight = run(tmp_path / "straight")
+    for at in (5, 12):
+        assert forked(lambda at=at: run(tmp_path / str(at), at)).code == 9
+        assert not list(differences(straight.state_dict(), run(tmp_path / str(at)).state_dict())), at
+
+
+def tensors(count):
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(count, 3, generator=generator), torch.randn(count, 1, generator=generator)
+
+
+def dying(hook, when, **options):
+    """A plugin, in a list, that ends the process at once, with code 9."""
+
+    def die(**given):
+        if when(**given):
+            os._exit(9)
+
+    return [on(hook, die, "dying", **options)]
+
+
+def dropping(directory, *plugins, every=None):
+    """A learner with dropout, that saves and resumes."""
+    for seed in (torch.manual_seed, random.seed, numpy.random.seed):
+        seed(5)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.3), nn.Linear(8, 1))
+    saver = Checkpoint(directory, every_updates=every, resume="auto")
+    return make_learner(saver, Metrics(), History(steps=True), *plugins, model=model, lr=0.05)
+
+
+def train_and_validate(directory, *plugins):
+    train = TensorLoader(*tensors(24), batch_size=8, shuffle=True)
+    val = TensorLoader(*tensors(24), batch_size=8)
+    learner = dropping(directory, Plateau("val/loss", patience=1, threshold=1.0), *plugins)
+    with learner.fitting():
+        while learner.progress.epochs < 6 or learner.resuming:
+            learner.run("train", train)
+            learner.run("val", val)
+    return learner
+
+
+@pytest.fixture(scope="module")
+def straight_loop(tmp_path_factory):
+    """The state after an own loop that nothing interrupted."""
+    learner = train_and_validate(tmp_path_factory.mktemp("straight"))
+    assert learner.optimizer.param_groups[0]["lr"] < 0.05  # else Plateau would not matter
+    return learner.state_dict()
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+@pytest.mark.parametrize("epoch", range(1, 6))
+def test_own_loop_killed_at_the_begin_of_an_epoch_goes_on(epoch, order, straight_loop, tmp_path):
+    at = lambda learner, phase: phase.training and learner.progress.epochs == epoch  # noqa: E731
+    outcome = forked(lambda: train_and_validate(tmp_path, *dying("epoch_begin", at, **{order: ("checkpoint",)})))
+    assert outcome.code == 9
+    saved = [m.about["progress"]["epochs"] for m in storage.listing(tmp_path)]
+    assert saved[:1] == {"before": [epoch - 1], "after": [epoch]}[order][: epoch - (order == "before")]
+    assert not list(differences(straight_loop, train_and_validate(tmp_path).state_dict()))
+
+
+@pytest.mark.parametrize("hook", ["epoch_begin", "step_end", "phase_end"])
+@pytest.mark.parametrize("epoch", [1, 3, 6])
+def test_own_loop_killed_in_validation_goes_on(epoch, hook, straight_loop, tmp_path):
+    def at(learner, phase, step=None):
+        return phase.name == "val" and learner.progress.epochs == epoch and (step is None or step.index == 1)
+
+    assert forked(lambda: train_and_validate(tmp_path, *dying(hook, at))).code == 9
+    assert not list(differences(straight_loop, train_and_validate(tmp_path).state_dict()))
+
+
+@pytest.mark.parametrize("epoch", range(1, 7))
+def test_own_loop_ended_by_sigterm_in_validation_goes_on(epoch, straight_loop, tmp_path):
+    def at(learner, phase, step):
+        if phase.name == "val" and learner.progress.epochs == epoch and step.index == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit):
+        train_and_validate(tmp_path, on("step_end", at))
+    seen = []
+    look = on("fit_begin", lambda learner, **_: seen.append(learner.resuming), "look", after=("checkpoint",))
+    again = train_and_validate(tmp_path, look, on("epoch_begin", lambda phase, **_: seen.append(phase.name)))
+    assert seen[:2] == ["val", "val"]
+    assert again.resuming == ""
+    assert not list(differences(straight_loop, again.state_dict()))
+
+
+def sharing():
+    """Two loaders, one generator."""
+    generator = torch.Generator().manual_seed(0)
+    data = TensorDataset(*tensors(32))
+    return DataLoader(data, 8, shuffle=True, generator=generator), DataLoader(data, 8, generator=generator)
+
+
+def twice():
+    """One loader, as both."""
+    return [TensorLoader(*tensors(32), batch_size=8, shuffle=True)] * 2
+
+
+@pytest.mark.parametrize("make", [sharing, twice])
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_loaders_that_share_a_position_go_on(make, epoch, tmp_path):
+    def run(directory, *plugins):
+        learner = dropping(directory, *plugins)
+        learner.fit(*make(), epochs=4)
+        return learner.state_dict()
+
+    at = lambda learner, phase: phase.training and learner.progress.epochs == epoch  # noqa: E731
+    assert forked(lambda: run(tmp_path / "killed", *dying("epoch_begin", at))).code == 9
+    assert not list(differences(run(tmp_path / "straight"), run(tmp_path / "killed")))
+
+
+def test_loaders_that_take_turns_in_one_phase_are_refused(tmp_path):
+    one, two = (TensorLoader(*tensors(8), batch_size=4, shuffle=True, seed=seed) for seed in (0, 1))
+    saved = []
+    learner = make_learner(on("step_end", lambda learner, **_: saved.append(learner.state_dict())))
+
+    def loop(learner, loaders):
+        with learner.fitting():
+            for loader in loaders:
+                learner.run("train", loader)
+
+    with pytest.raises(StateError, match="phase 'train' runs over several loaders in turn"):
+        loop(learner, [one, two, one])
+    assert len(saved) == 4  # all was well until the first came again
+    with pytest.raises(StateError, match="phase 'train' runs over several loaders in turn"):
+        loop(make_learner(Checkpoint(tmp_path)), [one, two, one])
+    loop(make_learner(), [one, two, one])
+
+
+def test_fresh_loader_in_every_epoch_is_saved(tmp_path):
+    learner = make_learner(Checkpoint(tmp_path, keep_last=9), on("step_end", lambda learner, **_: learner.state_dict()))
+    with learner.fitting():
+        for seed in range(4):
+            learner.run("train", TensorLoader(*tensors(8), batch_size=4, shuffle=True, seed=seed))
+    assert [m.about["progress"]["epochs"] for m in storage.listing(tmp_path)] == [4, 3, 2, 1]
+
+
+def fit_and_validate(*plugins, directory, **options):
+    learner = dropping(directory, *plugins, **options)
+    train = TensorLoader(*tensors(24), batch_size=8, shuffle=True)
+    learner.fit(train, TensorLoader(*tensors(24), batch_size=8), epochs=3)
+    return learner
+
+
+def test_state_of_mid_validation_can_be_evaluated_and_then_goes_on(tmp_path):
+    def at(learner, phase, step):
+        if phase.name == "val" and learner.progress.epochs == 2 and step.index == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    straight = fit_and_validate(directory=tmp_path / "straight").state_dict()
+    with pytest.raises(SystemExit):
+        fit_and_validate(on("step_end", at), directory=tmp_path / "saved")
+    inputs, targets = tensors(40)
+    steps = []
+    count = on("step_end", lambda phase, step, **_: steps.append((phase.name, step.index)), "count")
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.3), nn.Linear(8, 1))
+    learner = make_learner(Metrics(), History(steps=True), count, model=model, lr=0.05)
+    load(learner, tmp_path / "saved")
+    history = learner.plugins["history"]
+    rows, step_rows = len(history.rows), len(history.step_rows)
+    for _ in range(2):
+        steps.clear()
+        got = learner.evaluate(TensorLoader(2 * inputs, targets, batch_size=8))
+        assert steps == [("val", index) for index in range(5)]
+        plain = make_learner(Metrics(), model=copy.deepcopy(learner.model))
+        assert got == plain.evaluate(TensorLoader(2 * inputs, targets, batch_size=8))
+    assert len(history.rows) == rows + 2
+    assert [row["step"] for row in history.step_rows[step_rows:]] == [*range(5), *range(5)]
+    del history.rows[rows:], history.step_rows[step_rows:]
+    steps.clear()
+    learner.fit(
+        TensorLoader(*tensors(24), batch_size=8, shuffle=True), TensorLoader(*tensors(24), batch_size=8), epochs=3
+    )
+    assert steps[:2] == [("val", 2), ("train", 0)]
+    assert not list(differences(straight, learner.state_dict()))
 
 
 class Adversaries(Phase):

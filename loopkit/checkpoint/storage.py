@@ -59,7 +59,7 @@ Buffer = bytes | bytearray | memoryview
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-MANIFEST_LIMIT = 4 << 20  # bytes; a manifest is a few kilobytes, and a hostile one is slow to parse
+MANIFEST_LIMIT = 1 << 20  # bytes; a manifest is a few kilobytes, and a hostile one is slow to parse
 MANIFEST_DEPTH = 100  # how deep its JSON may be nested
 READ_LIMIT = 256 << 20  # bytes; for files read whole into memory
 PIECE = 4 << 20  # bytes written, read and hashed at a time

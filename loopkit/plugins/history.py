@@ -84,9 +84,11 @@ class History:
 
     @hookimpl
     @contextmanager
-    def epoch_context(self, phase: Phase) -> Iterator[None]:
+    def epoch_context(self, learner: Learner, phase: Phase) -> Iterator[None]:
         """Start the clock; after an error, for which there is no ``phase_end``, forget the pass."""
-        begun = self._resumed.pop(phase.name, None) or _Pass(phase.name, time.monotonic())
+        another = bool(learner.resuming) and not (learner.running is not None and learner.running.resumed)
+        loaded = None if another else self._resumed.pop(phase.name, None)
+        begun = loaded or _Pass(phase.name, time.monotonic())
         self._passes.append(begun)
         try:
             yield

@@ -112,9 +112,12 @@ class Metrics:
 
     @hookimpl
     @contextmanager
-    def epoch_context(self, phase: Phase) -> Iterator[None]:
-        """Keep what a pass has accumulated while the same phase runs inside it."""
-        outer = self._passes.pop(phase.name, None) if phase.name in self._open else None
+    def epoch_context(self, learner: Learner, phase: Phase) -> Iterator[None]:
+        """Keep what a pass has accumulated, or a loaded state holds of one, while another of the same phase runs."""
+        before = self._passes.get(phase.name)
+        another = bool(learner.resuming) and not (learner.running is not None and learner.running.resumed)
+        keeps = phase.name in self._open or (another and before is not None and before.resumed)
+        outer = self._passes.pop(phase.name, None) if keeps else None
         self._open.append(phase.name)
         try:
             yield

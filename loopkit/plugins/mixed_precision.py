@@ -174,6 +174,8 @@ class MixedPrecision:
                 f"phase {phase.name!r}: an update with a closure cannot be used with loss scaling, since the optimizer "
                 f"evaluates the loss itself; use MixedPrecision('bfloat16')"
             )
+        if scaler._scale is None:  # a resumed pass ends without another backward
+            scaler.scale(torch.zeros((), device=step.params[0].device))
         scaler.unscale_(optimizer)
         # taken away at once: the scaler refuses to unscale twice, and the scale may only be adapted some steps later
         flags = list(scaler._per_optimizer_states.pop(id(optimizer))["found_inf_per_device"].values())

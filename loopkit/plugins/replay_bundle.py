@@ -239,12 +239,16 @@ def _run(learner: Learner, state: dict[str, Any], allow: Collection[str], *, ano
             torch.autograd.set_detect_anomaly(anomaly, check_nan),
             learner.epoch(state["passes"][0]["phase"], state["replay"]["length"]) as epoch,
         ):
+            if not epoch.resumed:  # a pass that does not train goes on from a saved place in a fit alone
+                epoch.go_on_at(state["passes"][0]["steps"])
+                generators.restore(state["generators"])
             step = epoch.step(state["replay"]["batch"])
             raise _Done
     except _Done:
         pass
     finally:
         learner.remove(again.name)
+        learner._pending = None
     assert step is not None
     return step
 

@@ -124,6 +124,15 @@ def test_write_refuses_an_about_that_is_no_plain_json(tmp_path, about):
     assert names(tmp_path) == []
 
 
+def test_about_is_nested_as_deep_as_it_can_be_read_again_and_no_deeper(tmp_path):
+    deep: list[object] = []
+    for _ in range(storage.MANIFEST_DEPTH - 3):  # the manifest, the about and the innermost list are levels, too
+        deep = [deep]
+    assert storage.read_manifest(save(tmp_path, x=deep).path).about == {"x": deep}
+    with pytest.raises(StateError, match="no plain JSON: nested"):
+        save(tmp_path, x=[deep])
+
+
 def test_write_refuses_an_about_that_could_not_be_read_again(tmp_path):
     with pytest.raises(StateError, match="bytes"):
         storage.write(tmp_path, {}, {"x": "y" * storage.MANIFEST_LIMIT})

@@ -128,7 +128,7 @@ def test_damage_is_warned_of_and_the_run_goes_on_from_the_older_checkpoint(run, 
         state = fit(Checkpoint(run, resume="auto"))
     assert not list(differences(reference, state))
     assert f"{newest}/" in str(told[0].message)
-    if damage is not swap_with_next:
+    if damage is not swap_with_next and (damage, name) != (swap_with_older, "manifest.json"):  # it names another file
         assert name in str(told[0].message)
     assert f"resumed {older}" in capsys.readouterr().err
 

@@ -135,12 +135,15 @@ def count_calls(directory, **options):
 
 
 def refuse_call(reference, directory, n, number, **options):
-    """The n-th call is refused; returns the message, or nothing if the run could do without."""
+    """The n-th call is refused; returns the error or the warnings, or nothing if the run could do without."""
 
     def child():
         storage.system = failing(n, number)
-        error, learner = train(directory, **options)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            error, learner = train(directory, **options)
         storage.system = storage.System()
+        said = [str(each.message) for each in warned] if error is None else [str(error)]
         if error is None:
             assert learner.progress.steps == STEPS
         else:
@@ -148,7 +151,7 @@ def refuse_call(reference, directory, n, number, **options):
         if learner.progress.steps:  # else it was not loaded yet
             check_training(reference, learner)
         assert threading.active_count() == 1
-        return "" if error is None else str(error), left(directory)
+        return "; ".join(said), left(directory)
 
     message, leftover = call_forked(child)
     check_stands(directory)
@@ -186,6 +189,7 @@ def test_call_that_is_refused_is_said_and_the_run_goes_on(stopped, reference, ca
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("background", [False, True], ids=["sync", "background"])
 @pytest.mark.parametrize("number", NUMBERS, ids=errno.errorcode.get)
 def test_every_call_that_is_refused_is_said_and_the_run_goes_on(

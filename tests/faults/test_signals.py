@@ -5,9 +5,11 @@ The long form: ``python tests/faults/campaign.py signals --trials 200 --signal S
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -231,6 +233,88 @@ def test_signal_in_a_loop_of_ones_own_leaves_fitting(tmp_path):
         loop()
     assert (caught.value.code, learner.result.reason, reached) == (143, "signal", [0])
     assert storage.listing(tmp_path)[0].about["progress"]["steps"] == 6
+
+
+def test_signal_between_two_passes_of_ones_own_is_answered_before_the_next(tmp_path):
+    learner = make_learner(Checkpoint(tmp_path))
+
+    def loop():
+        with learner.fitting():
+            for _ in range(3):
+                learner.run("train", batches(4))
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit):
+        loop()
+    assert (learner.progress.steps, learner.result.reason) == (4, "signal")
+    assert storage.listing(tmp_path)[0].about["progress"]["steps"] == 4
+
+
+class Interrupting:
+    """Batches; while the one at ``at`` is made, a signal comes."""
+
+    def __init__(self, count, at):
+        self.batches, self.at = batches(count), at
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        for index, batch in enumerate(self.batches):
+            if index == self.at:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_signal_while_a_loop_over_steps_fetches_a_batch_is_answered_after_its_step(tmp_path, at):
+    learner = make_learner(Checkpoint(tmp_path))
+
+    def loop():
+        with learner.fitting():
+            for _ in range(2):
+                with learner.epoch("train", data=Interrupting(5, at)) as epoch:
+                    for batch in epoch.batches():
+                        epoch.step(batch)
+
+    with pytest.raises(SystemExit):
+        loop()
+    assert (learner.progress.steps, learner.progress.epochs) == (at + 1, 0)
+    assert storage.listing(tmp_path)[0].about["progress"]["steps"] == at + 1
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_signal_while_a_function_makes_the_data_is_answered_before_its_first_step(at):
+    calls = []
+
+    def data():
+        calls.append(1)
+        if len(calls) == at + 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return batches(4)
+
+    learner = make_learner()
+    with pytest.raises(SystemExit):
+        learner.fit(data, epochs=3)
+    assert learner.progress.steps == 4 * at
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_child_forked_in_a_fit_dies_by_sigterm():
+    ends = []
+
+    def fork(step, **given):
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(30,))
+        child.start()
+        child.terminate()
+        child.join(5)
+        ends.append(child.exitcode)
+        child.kill()
+        child.join()
+
+    learner = make_learner(on("step_end", fork))
+    assert learner.fit(batches(1), epochs=1).reason == "epochs"
+    assert ends == [-signal.SIGTERM]
 
 
 def test_signal_in_a_nested_learner_ends_both_without_an_epoch_end():

@@ -112,6 +112,7 @@ class Training(RuleBasedStateMachine):
         self.stack = ExitStack()
         self.stack.enter_context(self.learner.fitting(on_signal=None))
         self.epoch: Epoch | None = None
+        self.data = make_data()
 
     @rule(steps=st.integers(1, 5))
     def step(self, steps: int) -> None:
@@ -120,10 +121,9 @@ class Training(RuleBasedStateMachine):
             torch.set_rng_state(self.generator)
             if self.epoch is None:
                 self.passing = ExitStack()
-                self.epoch = self.passing.enter_context(self.learner.epoch("train", length=BATCHES))
-            data = make_data()
-            data.set_epoch(self.learner.progress.epochs)
-            self.epoch.step(list(data)[self.epoch.steps])
+                self.epoch = self.passing.enter_context(self.learner.epoch("train", data=self.data))
+                self.batches = iter(self.epoch.batches())
+            self.epoch.step(next(self.batches))
             if self.epoch.steps == BATCHES:
                 self.passing.close()
                 self.epoch = None

@@ -350,7 +350,10 @@ STACKS = [
     Stack(optimizer="lbfgs"),
     *(Stack(train=loader, val=loader) for loader in LOADERS),
     *(Stack(train=loader, val=loader, accumulate=2, every_updates=2) for loader in LOADERS),
-    *(Stack(ALL, optimizer, 3, loader, loader) for optimizer, loader in zip(OPTIMIZERS, LOADERS, strict=False)),
+    *(
+        Stack(ALL.replace("+schedule", "") if loader == "factory" else ALL, optimizer, 3, loader, loader)
+        for optimizer, loader in zip(OPTIMIZERS, LOADERS, strict=False)
+    ),
 ]
 # One of every kind: each loader, plugins together, an optimizer with state of another dtype, and what once went wrong
 SAMPLE = [

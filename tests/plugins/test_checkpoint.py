@@ -3,12 +3,14 @@
 import copy
 import itertools
 import math
+import os
 import re
 import threading
 import time
 
 import pytest
 import torch
+from faults.forked import forked
 from helpers import batches, differences, make_learner, on
 from torch import nn
 
@@ -23,7 +25,7 @@ from loopkit.errors import (
     PluginError,
     StateError,
 )
-from loopkit.plugins import Checkpoint, EarlyStopping, History, WeightAverage
+from loopkit.plugins import Checkpoint, EarlyStopping, History, Metrics, WeightAverage
 from loopkit.testing import CHECKS, check_plugin
 
 
@@ -164,6 +166,15 @@ def test_error_between_two_steps_saves(tmp_path):
     assert found(tmp_path) == [(0, 3, "error")]
 
 
+def test_open_predictions_from_before_the_fit_do_not_hinder(tmp_path):
+    learner = make_learner(Checkpoint(tmp_path, keep_last=9, at_end=False))
+    predictions = learner.predict_batches(batches(3))
+    next(predictions)
+    learner.fit(batches(2), batches(1), epochs=2)
+    predictions.close()
+    assert found(tmp_path) == [(1, 2, "epoch"), (2, 4, "epoch")]
+
+
 def test_error_inside_a_step_saves_nothing(tmp_path):
     def spoil(step, **given):
         if step.index == 2:
@@ -235,8 +246,21 @@ def test_best_is_saved_in_mid_epoch(tmp_path):
 
 def test_absent_metric_is_an_error_that_names_those_that_are_there(tmp_path):
     learner = make_learner(Checkpoint(tmp_path, monitor="val/scor", keep_best=1), scores(1.0))
-    with pytest.raises(PluginError, match=r"no metric 'val/scor' \(did you mean 'val/score'\?\); there are: val/score"):
+    with pytest.raises(PluginError, match=r"'metrics.val/scor'.*no plugin makes \(did you mean 'val/score'\?\)"):
         learner.fit(batches(1), batches(1), epochs=1)
+    assert learner.progress.steps == 0
+
+
+def test_monitor_that_was_changed_ranks_only_its_own(tmp_path):
+    def make(monitor, mode, values):
+        saver = Checkpoint(tmp_path, keep_best=1, monitor=monitor, mode=mode, resume="auto")
+        return make_learner(saver, Metrics(), scores(*values))
+
+    make("val/loss", "min", [0.1]).fit(batches(4), batches(1), epochs=1)
+    again = make("val/score", "max", [0.001, 0.003, 0.002, 0.0025, 0.0026])
+    again.fit(batches(4), batches(1), epochs=6)
+    assert again.metrics["val/loss"] > 0.1  # beside it, any of these scores would be worse
+    assert [epoch for epoch, _, _ in found(tmp_path)] == [3, 5, 6]
 
 
 @pytest.mark.parametrize("last", [1, 2, 3])
@@ -262,6 +286,12 @@ def test_never_fewer_than_two_are_kept(last, tmp_path):
         {"keep_last": "2"},
         {"keep_best": 1},
         {"keep_best": 1, "monitor": "val/loss", "mode": "less"},
+        {"monitor": "val_loss"},
+        {"monitor": "val_loss", "keep_best": 1},
+        {"monitor": "/loss"},
+        {"monitor": "val/"},
+        {"resume": "Auto"},
+        {"resume": "AUTO"},
     ],
     ids=str,
 )
@@ -335,8 +365,61 @@ def test_resume_from_a_path_that_is_not_there(tmp_path):
 
 def test_directory_of_another_run_is_refused_without_resume(tmp_path):
     run(tmp_path, epochs=1)
-    with pytest.raises(CheckpointError, match=r"holds checkpoints of another run, the newest .*resume='auto'"):
+    newest = storage.listing(tmp_path)[0].path.name
+    with pytest.raises(CheckpointError, match=rf"checkpoints of another run, the newest {newest}: give resume='auto'"):
         run(tmp_path, resume=None)
+
+
+def test_path_of_elsewhere_is_refused_in_the_directory_of_another_run(tmp_path):
+    run(tmp_path / "a", epochs=2)
+    run(tmp_path / "b", epochs=3)
+    before = found(tmp_path / "b")
+    newest = storage.listing(tmp_path / "b")[0].path.name
+    with pytest.raises(CheckpointError, match=rf"b holds checkpoints of another run, the newest {newest}"):
+        run(tmp_path / "b", epochs=4, resume=storage.listing(tmp_path / "a")[0].path)
+    assert found(tmp_path / "b") == before
+
+
+def test_path_in_the_directory_of_the_run_is_kept(tmp_path):
+    run(tmp_path, epochs=3, keep_last=9)
+    first = storage.listing(tmp_path)[-1].path
+    learner = run(tmp_path, epochs=6, resume=first)
+    assert learner.progress.epochs == 6
+    assert [epoch for epoch, _, _ in found(tmp_path)] == [1, 5, 6]
+    assert storage.verify(first).path == first
+
+
+def head_then_all(directory, at=None, resume="auto", only=None):
+    """Two fits of one learner; the process ends at the begin of the epoch ``at``."""
+    die = on("epoch_begin", lambda learner, phase: os._exit(9) if learner.progress.epochs == at else None)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    learner = make_learner(Checkpoint(directory, resume=resume), die, model=model)
+    if only is None:
+        model[0].requires_grad_(False)
+        learner.fit(batches(3), epochs=2)
+        model[0].requires_grad_(True)
+    learner.fit(batches(3), epochs=3)
+    return learner
+
+
+def test_second_of_two_fits_is_not_taken_for_the_first(tmp_path):
+    straight = head_then_all(tmp_path / "straight").state_dict()
+    assert forked(lambda: head_then_all(tmp_path / "killed", 4)).code == 9
+    newest = storage.listing(tmp_path / "killed")[0].path
+    with pytest.raises(StateError, match=rf"{newest} was saved in fit 2 of its learner, and this is fit 1.*'{newest}'"):
+        head_then_all(tmp_path / "killed")
+    again = head_then_all(tmp_path / "killed", resume=newest, only=2)
+    for part in ("models", "optimizers", "progress", "fit"):
+        assert not list(differences(straight[part], again.state_dict()[part]))
+
+
+def test_killed_first_of_two_fits_goes_on_with_both(tmp_path):
+    straight = head_then_all(tmp_path / "straight").state_dict()
+    assert forked(lambda: head_then_all(tmp_path / "killed", 1)).code == 9
+    again = head_then_all(tmp_path / "killed").state_dict()
+    for part in ("models", "optimizers", "progress", "fit"):
+        assert not list(differences(straight[part], again[part]))
 
 
 def test_second_fit_of_the_same_plugin_goes_on_saving(tmp_path):
@@ -429,6 +512,21 @@ def test_damaged_newest_is_passed_over_with_a_warning(name, tmp_path):
     with pytest.warns(UserWarning, match=rf"{newest.name}.*\(.*{newest.name} is passed over\)"):
         again = run(tmp_path / "a")
     assert not list(differences(straight.state_dict(), again.state_dict()))
+
+
+@pytest.mark.filterwarnings("ignore:.*is passed over")
+@pytest.mark.parametrize("name", ["manifest.json", "model.safetensors", "state.json", "state.safetensors"])
+def test_damaged_one_does_not_count_among_those_to_keep(name, tmp_path):
+    run(tmp_path, epochs=3)
+    damaged, whole = (manifest.path for manifest in storage.listing(tmp_path))
+    damage(damaged / name)
+    run(tmp_path, epochs=3)  # saves once
+    assert damaged.exists()
+    sound = {manifest.path for manifest in storage.listing(tmp_path)} - {damaged}
+    assert len(sound) == 2
+    assert whole in sound
+    for path in sound:
+        storage.verify(path)
 
 
 @pytest.mark.filterwarnings("ignore:.*is passed over")
@@ -659,6 +757,98 @@ def test_error_of_the_last_background_write_is_raised_by_fit(tmp_path, monkeypat
     learner = make_learner(Checkpoint(tmp_path, every_updates=4, background=True, at_end=False))
     with pytest.raises(CheckpointError, match="the disk is full"):
         learner.fit(batches(4), epochs=1)
+
+
+@pytest.fixture
+def first_write_fails(monkeypatch):
+    real, failed = storage.write, threading.Event()
+
+    def write(*args, **options):
+        if not failed.is_set():
+            failed.set()
+            raise CheckpointError("the disk is full")
+        return real(*args, **options)
+
+    monkeypatch.setattr(storage, "write", write)
+
+
+def join_writer():
+    for thread in threading.enumerate():
+        if thread.name == "loopkit-checkpoint":
+            thread.join()
+
+
+def test_failed_background_write_is_no_reason_not_to_save_at_an_error(tmp_path, first_write_fails):
+    def broken():
+        yield from batches(2)
+        join_writer()
+        raise ValueError("a bad file")
+
+    learner = make_learner(Checkpoint(tmp_path, every_updates=2, background=True))
+    with (
+        pytest.warns(UserWarning, match="an earlier write failed, and this one did not: the disk is full") as told,
+        pytest.raises(ValueError, match="a bad file"),
+    ):
+        learner.fit(lambda: broken(), epochs=1)
+    assert len(told) == 1
+    assert found(tmp_path) == [(0, 2, "error")]
+
+
+def test_failed_background_write_is_no_reason_not_to_save_at_the_end(tmp_path, monkeypatch):
+    real, go, failed = storage.write, threading.Event(), []
+
+    def write(*args, **options):
+        if threading.current_thread().name == "loopkit-checkpoint":
+            assert go.wait(20)
+            failed.append(1)
+            raise CheckpointError("the disk is full")
+        return real(*args, **options)
+
+    monkeypatch.setattr(storage, "write", write)
+    learner = make_learner(
+        Checkpoint(tmp_path, every_updates=4, background=True), on("fit_end", lambda **given: go.set())
+    )
+    with pytest.warns(UserWarning, match="an earlier write failed, and this one did not: the disk is full") as told:
+        assert learner.fit(batches(4), epochs=1).reason == "epochs"
+    assert (len(told), failed) == (1, [1])
+    assert found(tmp_path) == [(1, 4, "end")]
+
+
+@pytest.mark.filterwarnings("ignore:cannot remove")
+def test_old_checkpoint_that_cannot_be_removed_does_not_end_the_run(tmp_path, monkeypatch):
+    class Held(storage.System):
+        def rmdir(self, path):
+            if ".old-" in str(path):
+                raise OSError(39, "Directory not empty")
+            super().rmdir(path)
+
+    monkeypatch.setattr(storage, "system", Held())
+    learner = make_learner(Checkpoint(tmp_path))
+    with pytest.warns(UserWarning, match=r"cannot remove .*000001-step-1: .*Directory not empty"):
+        assert learner.fit(batches(1), epochs=6).reason == "epochs"
+    assert found(tmp_path) == [(5, 5, "epoch"), (6, 6, "epoch")]
+
+
+def test_background_keeps_apart_what_shared_memory_in_an_earlier_save(tmp_path):
+    from loopkit.checkpoint.bundle import read_state
+
+    held = {"best": torch.zeros(3), "latest": torch.zeros(3)}
+
+    def change(learner, **given):
+        held["latest"] = torch.full((3,), float(learner.progress.epochs))
+        if learner.progress.epochs == 1:
+            held["best"] = held["latest"]
+
+    learner = make_learner(
+        Checkpoint(tmp_path, background=True, keep_last=9),
+        Stateful(lambda: {name: tensor.detach() for name, tensor in held.items()}),
+        on("phase_end", change),
+    )
+    learner.fit(batches(2), epochs=3)
+    saved = [read_state(manifest)["plugins"]["stateful"] for manifest in reversed(storage.listing(tmp_path))]
+    assert [(s["best"].tolist(), s["latest"].tolist()) for s in saved] == [
+        ([1.0] * 3, [n] * 3) for n in (1.0, 2.0, 3.0)
+    ]
 
 
 def test_disk_error_at_the_final_save_is_raised_by_fit_and_the_lock_let_go(tmp_path, monkeypatch):

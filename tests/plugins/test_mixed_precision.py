@@ -947,3 +947,27 @@ def test_plugin_keeps_the_contract_with_a_fused_optimizer():
         return made
 
     check_plugin(lambda: MixedPrecision("float16", init_scale=16.0), problem=problem)
+
+
+def test_resumed_pass_that_only_closes_its_window_unscales():
+    batches = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(3)]
+    states = []
+
+    def keep(learner, phase, step):
+        if step.index == 2:
+            states.append(copy.deepcopy(learner.state_dict()))
+
+    def make(*plugins):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        scaled = MixedPrecision("float16", init_scale=16.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return Learner(model, mse_loss, optimizer, plugins=[scaled, *plugins], accumulate=2, standard=False)
+
+    whole = make(on("step_end", keep))
+    whole.fit(lambda: iter(batches), epochs=1)  # without a length: the last window is open after the last step
+    resumed = make()
+    resumed.load_state_dict(states[0])
+    resumed.fit(lambda: iter(batches), epochs=1)
+    assert resumed.progress.updates == 2
+    assert torch.equal(whole.model.weight, resumed.model.weight)
