@@ -20,6 +20,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,7 @@ def while_writing(bench: Bench, threads: int, bound: float | None) -> None:
         about = describe(learner, contents, "benchmark")
         assert writer._snapshot is not None
         writer._snapshot.take(contents)
-        writer._writer.start(lambda contents=contents, about=about: writer._write(contents, about))
+        writer._writer.start(partial(writer._write, contents, about, ()))
         beside = []
         while writer._writer.busy:
             beside.append(step())

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from loopkit.epoch import Epoch
     from loopkit.learner import Learner
 
-__all__ = ["Pending", "Position", "apply", "collect"]
+__all__ = ["Pending", "Position", "apply", "collect", "forget_open"]
 
 
 @dataclass
@@ -130,6 +130,11 @@ def apply(
     if state["fit"] is not None:
         learner._restore_position(Position.of(state["fit"]))
     learner._pending = Pending(list(state["passes"]), dict(state["data"]), state["generators"], replay)
+
+
+def forget_open(learner: Learner) -> None:
+    """Forget what a loaded state left open and has not gone on with: passes, loaders' places and generators."""
+    learner._pending = None
 
 
 def _load(learner: Learner, state: Mapping[str, Any], undo: list[tuple[str, Callable[[], None]]]) -> None:

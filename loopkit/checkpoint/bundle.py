@@ -7,9 +7,8 @@ import math
 import platform
 import time
 from collections.abc import Collection, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -118,10 +117,13 @@ def read_state(manifest: Manifest) -> dict[str, Any]:
     Raises:
         CorruptCheckpointError: A file is not what was written.
     """
+    names = [name for name in manifest.files if name.endswith(".safetensors")]
     try:
-        with ThreadPoolExecutor(2) as pool:  # hashing takes longer than reading
-            names = [name for name in manifest.files if name.endswith(".safetensors")]
-            read = dict(zip(names, pool.map(partial(_unpacked, manifest), names), strict=True))
+        with ExitStack() as stack:  # the hashing of one file goes on while the next is read
+            files = [stack.enter_context(storage.open_file(manifest, name, kept=True)) for name in names]
+            read = {name: _unpacked(manifest, name, file) for name, file in zip(names, files, strict=True)}
+            for file in files:
+                file.finish()
         state: dict[str, Any] = decode(loads(storage.read_file(manifest, STATE)), read[TENSORS])
         for name, rest in state["models"].items():
             rest.update(read[weights_file(name, len(state["models"]))])
@@ -140,14 +142,12 @@ def read_structures(manifest: Manifest) -> dict[str, Structure]:
         raise CorruptCheckpointError(f"{manifest.path / STRUCTURE} is malformed: {error}") from error
 
 
-def _unpacked(manifest: Manifest, name: str) -> dict[str, Tensor]:
-    with storage.open_file(manifest, name) as source:
-        try:
-            tensors, _ = unpack(source)
-        except CorruptCheckpointError as error:
-            storage.verify(manifest.path)  # if it has changed since, that is what to say
-            raise CorruptCheckpointError(f"{manifest.path / name}: {error}") from error
-        source.finish()
+def _unpacked(manifest: Manifest, name: str, file: storage.Reader) -> dict[str, Tensor]:
+    try:
+        tensors, _ = unpack(file)
+    except CorruptCheckpointError as error:
+        storage.verify(manifest.path)  # if it has changed since, that is what to say
+        raise CorruptCheckpointError(f"{manifest.path / name}: {error}") from error
     return tensors
 
 

@@ -199,7 +199,7 @@ class Listing(list[Manifest]):
 
 
 class Hasher:
-    """SHA-256 in a second thread, while the caller reads or writes the same bytes.
+    """SHA-256 in a second thread, which may ``lag`` some pieces behind the caller's reading or writing (0: any number).
 
     >>> with Hasher() as hasher:
     ...     hasher.update(memoryview(b"abc"))
@@ -207,9 +207,9 @@ class Hasher:
     ba7816bf
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lag: int = QUEUE) -> None:
         self._sha256 = hashlib.sha256()
-        self._pieces: queue.Queue[memoryview | None] = queue.Queue(QUEUE)
+        self._pieces: queue.Queue[memoryview | None] = queue.Queue(lag)
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Hasher:
@@ -225,8 +225,7 @@ class Hasher:
 
     def update(self, piece: memoryview) -> None:
         """Hash ``piece``, a flat view of bytes, soon; its memory must not change before ``drain`` returns."""
-        if len(piece) < INLINE:
-            self.drain()
+        if len(piece) < INLINE and not self._pieces.unfinished_tasks:
             self._sha256.update(piece)
             return
         if self._thread is None:
@@ -281,13 +280,14 @@ def _pieces(buffer: Buffer) -> Iterator[memoryview]:
 class Reader:
     """One file of a checkpoint, read from its beginning; trust nothing of it before ``finish`` has returned."""
 
-    def __init__(self, path: Path, info: FileInfo, file: int, hasher: Hasher) -> None:
+    def __init__(self, path: Path, info: FileInfo, file: int, hasher: Hasher, kept: bool) -> None:
         self.size = info.size
         """Bytes in the file, as the manifest says and the file system confirms."""
         self._path = path
         self._info = info
         self._file = file
         self._hasher = hasher
+        self._kept = kept
         self._position = 0
 
     def readinto(self, buffer: Buffer) -> None:
@@ -309,7 +309,8 @@ class Reader:
                 self._position += count
                 rest = rest[count:]
             self._hasher.update(piece)
-        self._hasher.drain()
+        if not self._kept:
+            self._hasher.drain()
 
     def finish(self) -> None:
         """Compare what was read with the manifest.
@@ -739,8 +740,13 @@ def _close_read(file: int) -> None:
 
 
 @contextmanager
-def open_file(manifest: Manifest, name: str) -> Iterator[Reader]:
+def open_file(manifest: Manifest, name: str, *, kept: bool = False) -> Iterator[Reader]:
     """Open one file of a checkpoint to read it once from its beginning; call ``finish()`` before using what came.
+
+    Args:
+        manifest: of the checkpoint.
+        name: of the file.
+        kept: the buffers that are read into stay as they are until ``finish()``: hashing may end after reading.
 
     Raises:
         CorruptCheckpointError: it is missing, no regular file, or not of the size that the manifest says.
@@ -755,8 +761,8 @@ def open_file(manifest: Manifest, name: str) -> Iterator[Reader]:
     file, _ = _open_regular(path)
     try:
         _check_file(path, _stat(path, file), said)
-        with Hasher() as hasher:
-            yield Reader(path, said, file, hasher)
+        with Hasher(0 if kept else QUEUE) as hasher:
+            yield Reader(path, said, file, hasher, kept)
     finally:
         _close_read(file)
 

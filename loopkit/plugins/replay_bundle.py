@@ -23,7 +23,7 @@ from loopkit.errors import Cancel, CheckpointError, StateError
 from loopkit.hooks import hookimpl
 from loopkit.plugins.buffers import Buffers
 from loopkit.plugins.to_device import map_tensors, move
-from loopkit.state import apply, collect
+from loopkit.state import apply, collect, forget_open
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner
@@ -248,7 +248,7 @@ def _run(learner: Learner, state: dict[str, Any], allow: Collection[str], *, ano
         pass
     finally:
         learner.remove(again.name)
-        learner._pending = None
+        forget_open(learner)
     assert step is not None
     return step
 
