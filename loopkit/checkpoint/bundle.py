@@ -118,8 +118,9 @@ def read_state(manifest: Manifest) -> dict[str, Any]:
         CorruptCheckpointError: A file is not what was written.
     """
     names = [name for name in manifest.files if name.endswith(".safetensors")]
+    names.sort(key=lambda name: -manifest.files[name].size)
     try:
-        with ExitStack() as stack:  # the hashing of one file goes on while the next is read
+        with ExitStack() as stack:  # the hashing of the largest goes on while the next is read
             files = [stack.enter_context(storage.open_file(manifest, name, kept=True)) for name in names]
             read = {name: _unpacked(manifest, name, file) for name, file in zip(names, files, strict=True)}
             for file in files:

@@ -1,4 +1,4 @@
-"""Who writes: a process named so that another one can tell, later, whether it still lives."""
+"""Who writes: a process named so that another one can tell, later, whether it still lives; and when to give way."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import hashlib
 import os
 import re
 import socket
+import sys
+import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Process", "identity", "status"]
+__all__ = ["Process", "give_way", "identity", "status"]
+
+NICENESS = 10
 
 
 @dataclass(frozen=True)
@@ -59,3 +64,10 @@ def identity() -> Process:
             parts.append("")
     machine = hashlib.sha256("|".join(parts).encode()).hexdigest()[:8]
     return Process(socket.gethostname() or "localhost", machine, os.getpid(), status(os.getpid())[1])
+
+
+def give_way() -> None:
+    """Let this thread, and those it starts, run when others do not; without effect where threads have no priority."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

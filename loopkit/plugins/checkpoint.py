@@ -19,6 +19,7 @@ from torch import Tensor
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import Contents, describe, monitored, read_state, restore
 from loopkit.checkpoint.lock import Lock
+from loopkit.checkpoint.processes import give_way
 from loopkit.checkpoint.storage import Listing, Manifest
 from loopkit.errors import (
     CheckpointError,
@@ -477,6 +478,7 @@ class _Writer:
 
     def start(self, write: Callable[[], None]) -> None:
         def run() -> None:
+            give_way()
             try:
                 write()
             except BaseException as error:
