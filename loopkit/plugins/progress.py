@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import select
 import sys
 import time
 from collections.abc import Iterator
@@ -31,6 +32,9 @@ class Progress:
 
     The values on a bar are read from the device late, so that no step waits for them. If the output is closed, the
     display ends silently and the training goes on; a character that the output cannot encode becomes a ``?``.
+
+    Of several processes only the first shows anything. Its rows have the metrics of all of them; a bar counts its own
+    steps, which are as many as the others', and shows the metrics of its own batches so far.
     """
 
     name = "progress"
@@ -86,7 +90,7 @@ class Progress:
         if phase.training:
             self._write_row(learner)
         now = _Pass(phase.training or any(outer.training for outer in self._passes))
-        if self._draws:
+        if learner.rank == 0 and self._draws:
             now.bar = self._bar(learner, self._title(learner, phase, now.training))
         self._passes.append(now)
         try:
@@ -143,7 +147,7 @@ class Progress:
                 now.late.send(plugin.peek(phase.name))
 
     def _write_row(self, learner: Learner) -> None:
-        if not self._epoch:
+        if not self._epoch or learner.rank != 0:
             return
         now = time.monotonic()
         planned = learner.result.planned.epochs if learner.result is not None else None
@@ -212,6 +216,9 @@ class _Output:
     def write(self, text: str) -> None:
         if not self.broken:
             try:
+                if _reader_is_gone(self.stream):  # what is in a buffer then would fail the interpreter's exit
+                    self.broken = True
+                    return
                 self.stream.write(text)
             except (OSError, ValueError):
                 self.broken = True
@@ -230,6 +237,16 @@ class _Output:
     def line(self, text: str) -> None:
         self.write(self.encodable(text) + "\n")
         self.flush()
+
+
+def _reader_is_gone(stream: Any) -> bool:
+    """Whether a stream is a pipe that nobody can read any more."""
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)
+    except (AttributeError, TypeError, OSError, ValueError):  # no pipe, or no poll on this system
+        return False
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def number(value: float) -> str:

@@ -1,6 +1,7 @@
 """Progress: bars on a terminal, lines elsewhere, and silence where nothing can be written."""
 
 import io
+import os
 import re
 import subprocess
 import sys
@@ -383,11 +384,13 @@ def test_pipe_whose_reader_is_gone_is_left_alone(bar):
         "result = learner.fit([(torch.ones(2, 1), torch.ones(2, 1))], epochs=3)\n"
         "raise SystemExit(result.epochs)"
     )
-    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    child.stdout.close()
-    assert child.wait() == 3
-    assert child.stderr.read() == b""
-    child.stderr.close()
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=buffered
+    ) as child:
+        child.stdout.close()
+        assert child.stderr.read() == b""
+        assert child.wait(60) == 3
 
 
 @pytest.mark.parametrize("bar", [True, None], ids=["bar", "default"])
