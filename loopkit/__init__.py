@@ -1,5 +1,6 @@
 """loopkit: a training-loop engine for PyTorch, with everything but the loop in plugins."""
 
+from loopkit.distributed.launch import launch
 from loopkit.epoch import Epoch
 from loopkit.errors import CancelEpoch, CancelFit, CancelStep, LoopkitError
 from loopkit.events import Event
@@ -29,5 +30,6 @@ __all__ = [
     "TrainingPhase",
     "ValidationPhase",
     "hookimpl",
+    "launch",
     "seed_everything",
 ]

@@ -3,19 +3,24 @@
 They do no work per sample and start no processes. For samples that are read or decoded one by one,
 ``torch.utils.data.DataLoader`` is the right tool; `ResumableSampler` gives it a position, and `seeded` random numbers
 that belong to the sample.
+
+Several processes share the samples of an epoch: `Loader.shard` and `ResumableSampler.shard` give each its part.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import itertools
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sized
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import BatchSampler, Dataset, Sampler
 
 from loopkit.batches import describe, parts
 from loopkit.errors import EmptyDataError, LoopkitError
@@ -23,8 +28,11 @@ from loopkit.errors import EmptyDataError, LoopkitError
 __all__ = [
     "Loader",
     "LoaderError",
+    "ResumableBatchSampler",
     "ResumableSampler",
     "SampleIndex",
+    "Shares",
+    "Tail",
     "TensorLoader",
     "from_function",
     "seeded",
@@ -43,15 +51,101 @@ class LoaderError(LoopkitError, ValueError):
     """A loader cannot be made of these arguments, or a saved state is not one of this loader."""
 
 
+Tail = Literal["uneven", "pad", "drop"]
+"""What becomes of the last global batch of an epoch if it is not full, see `Loader.shard`."""
+TAILS: tuple[Tail, ...] = get_args(Tail)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How the samples of an epoch are cut into global batches, and each of those into one part for each process.
+
+    A global batch has ``size * batch_size`` samples, consecutive in the epoch's order; so are those of a part. All
+    processes have the same number of steps.
+    """
+
+    samples: int
+    """Samples of an epoch."""
+    batch_size: int
+    """Samples per step of one process."""
+    size: int = 1
+    """Processes."""
+    tail: Tail = "uneven"
+
+    @property
+    def whole(self) -> int:
+        """Samples of a full global batch."""
+        return self.batch_size * self.size
+
+    def steps(self, start: int = 0) -> int:
+        """Steps that are left of an epoch of which ``start`` samples were used."""
+        full, left = divmod(self.samples - start, self.whole)
+        if not left or self.tail == "drop" or (self.tail == "uneven" and full and left < self.size):
+            return full
+        return full + 1
+
+    def used(self, start: int, steps: int) -> int:
+        """Samples of an epoch that were used after this many steps from ``start`` on; those of all processes."""
+        if self.tail != "drop" and steps >= self.steps(start):
+            return self.samples
+        return min(start + steps * self.whole, self.samples)
+
+    def part(self, rank: int, start: int, step: int) -> tuple[int, int]:
+        """The part of a process in a step from ``start`` on: its first place in the epoch's order, and the next part's.
+
+        Places beyond the last sample are those from the epoch's begin on.
+        """
+        first = start + step * self.whole
+        if self.tail != "uneven" or step < self.steps(start) - 1:
+            return first + rank * self.batch_size, first + (rank + 1) * self.batch_size
+        share, more = divmod(max(self.samples - first, self.size), self.size)
+        low = first + rank * share + min(rank, more)
+        return low, low + share + (rank < more)
+
+    def short(self, start: int) -> int:
+        """Samples that are left after ``start`` if they are too few for the processes, and so filled up; else 0."""
+        left = self.samples - start
+        return left if self.tail == "uneven" and 0 < left < self.size else 0
+
+    def among(self, rank: int, size: int, tail: Tail) -> Shares:
+        """The same samples and batch size, shared out among more processes.
+
+        Raises:
+            LoaderError: They are shared out already, or rank, size or tail are impossible.
+            EmptyDataError: There are too few samples.
+        """
+        size, rank = _whole("size", size, 1), _whole("rank", rank, 0)
+        if rank >= size:
+            raise LoaderError(f"rank is {rank}: there are {size} processes, so it must be below {size}")
+        if tail not in TAILS:
+            raise LoaderError(f"tail is {tail!r}: it must be one of {', '.join(map(repr, TAILS))}")
+        if self.size > 1:
+            raise LoaderError(f"it is one of {self.size} parts already: shard the whole one")
+        if size == 1:
+            return self
+        shares = Shares(self.samples, self.batch_size, size, "drop" if self.tail == "drop" else tail)
+        if not shares.steps() or shares.short(0):
+            least = shares.whole if shares.tail == "drop" else size
+            raise EmptyDataError(
+                f"an epoch of {self.samples} is too short for {size} processes: it needs {least} at least"
+                + ("" if self.tail == "drop" else ", or tail='pad'")
+            )
+        return shares
+
+
 class _Place:
     """Where an iterator is. Each moves its own, so that one that was left behind moves no later one."""
 
-    __slots__ = ("begun", "epoch", "position")
+    __slots__ = ("base", "begun", "epoch", "position", "start")
 
-    def __init__(self, epoch: int = 0, position: int = 0, begun: bool = False) -> None:
+    def __init__(self, epoch: int = 0, position: int = 0, begun: bool = False, base: int = 0, start: int = 0) -> None:
         self.epoch = epoch
         self.position = position
         self.begun = begun
+        self.base = base
+        """Steps up to which others may have taken other global batches, and ..."""
+        self.start = start
+        """... the samples that were used by then."""
 
     def next(self) -> _Place:
         """Where the next pass begins."""
@@ -65,16 +159,18 @@ class Loader(ABC):
     next epoch at its first batch. An epoch begins when its first batch is asked for, not when ``iter`` is called.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shares: Shares) -> None:
         self._place = _Place()
+        self._shares = shares
+        self._rank = 0
 
-    @abstractmethod
     def __len__(self) -> int:
-        """Batches per epoch."""
+        """Batches per epoch; those of this process."""
+        return self._shares.steps()
 
     @abstractmethod
     def _batches(self, epoch: int, start: int) -> Iterator[Any]:
-        """The batches of an epoch from the one with index ``start`` on."""
+        """The batches of an epoch from sample ``start`` on."""
 
     @abstractmethod
     def _identity(self) -> dict[str, Any]:
@@ -90,13 +186,29 @@ class Loader(ABC):
         """Batches of this epoch that were yielded."""
         return self._place.position
 
+    @property
+    def consumed(self) -> int:
+        """Samples of this epoch that were yielded, those of all processes; batches for `from_function`."""
+        return self._consumed(self._place)
+
+    @property
+    def shares(self) -> Shares:
+        """How the samples of an epoch are cut into steps, and shared by processes."""
+        return self._shares
+
+    @property
+    def rank(self) -> int:
+        """The process whose part it is, from 0."""
+        return self._rank
+
     def __iter__(self) -> Iterator[Any]:
         place = self._place = self._place.next()
         place.begun = True
-        for batch in self._batches(place.epoch, place.position):
+        for batch in self._batches(place.epoch, self._consumed(place)):
             place.position += 1
             yield batch
         place.epoch, place.position, place.begun = place.epoch + 1, 0, False
+        place.base = place.start = 0
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass be this epoch, from its first batch.
@@ -115,23 +227,88 @@ class Loader(ABC):
         """Where the loader is, and what must be the same where this is loaded. It can be written as JSON.
 
         ``"epoch"`` and ``"position"``: while the k-th batch of a pass is processed the position is k, the last one
-        included; once the pass has ended, the state is position 0 of the next epoch.
+        included; once the pass has ended, the state is position 0 of the next epoch. Where that does not tell it,
+        ``"consumed"`` is the number of samples that all processes have used. The state is the same in each of them.
 
         Args:
             next_pass: The pass is over, be it that it was left early: where the next one will begin.
         """
         place = self._place.next() if next_pass else self._place
-        return {"epoch": place.epoch, "position": place.position, **self._identity()}
+        state = {"epoch": place.epoch, "position": place.position, **self._identity()}
+        consumed, shares = self._consumed(place), self._shares
+        if shares.size > 1 or place.position > shares.steps() or consumed != shares.used(0, place.position):
+            state["consumed"] = consumed
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next pass go on where `state_dict` was called; batches before that are not made again.
 
-        The next pass over a loader that was saved while it processed its last batch has no batch.
+        The next pass over a loader that was saved while it processed its last batch has no batch. A state of another
+        number of processes lets the pass go on after the samples that those have used, whatever the batch size.
 
         Raises:
-            LoaderError: The state is of a loader with other samples, batch size, order or seed.
+            LoaderError: The state is of a loader with other samples, order or seed; for the same number of processes,
+                with another batch size or tail.
         """
-        self._place = _load_place(self, state, self._identity(), f"{len(self)} batches")
+        own = self._identity()
+        same = state.get("processes", 1) == own.get("processes", 1)
+        place = _load_place(self, state, own, () if same else PER_PROCESS)
+        if "consumed" in state:
+            place.start, place.base = _whole("the state's consumed", state["consumed"], 0), place.position
+        elif state.get("processes", 1) != 1:
+            raise LoaderError("there is no consumed in the state, which those of several processes have")
+        elif not same:
+            before = Shares(self._shares.samples, _whole("the state's batch_size", state.get("batch_size", 1), 1))
+            place.start, place.base = before.used(0, place.position), place.position
+        elif place.position > len(self):
+            raise LoaderError(f"the state's position is {place.position}, but an epoch has {len(self)} batches")
+        if place.start > self._shares.samples:
+            raise LoaderError(f"the state's consumed is {place.start}, but an epoch has {self._shares.samples}")
+        self._place = place
+
+    def shard(self, rank: int, size: int, tail: Tail = "uneven") -> Self:
+        """The part of one process: a loader of its batches, with a position of its own, from this loader's on.
+
+        Every process has the same order of an epoch. In step i they have the parts of the batch that a loader with
+        ``size * batch_size`` samples would give, one after the other by rank; ``batch_size`` counts the samples of
+        one process. A state of one process fits all others, and, as long as samples, order and seed are the same, any
+        number of them: see `load_state_dict`.
+
+        Batches of `from_function` are not cut: the process takes those with the index ``i * size + rank``. So does
+        the number of a batch from which ``map(fn, seed)`` seeds its generator: it is the one that the batch would
+        have in a single process with the same ``batch_size``.
+
+        Args:
+            rank: The process, from 0.
+            size: How many there are; for 1 nothing is cut.
+            tail: What becomes of a last global batch that is not full, unless ``drop_last`` leaves it out.
+                ``"uneven"``: it is cut into parts that differ by at most one sample; with fewer samples than processes
+                it is added to the one before. ``"pad"``: samples from the epoch's begin fill it up. ``"drop"``: it is
+                left out. Batches of a function, which cannot be cut, are filled up for ``"uneven"`` too; so is the
+                rest of an epoch that goes on among more processes than it has samples left.
+
+        Raises:
+            LoaderError: Rank, size or tail are impossible, or the loader is a part itself.
+            EmptyDataError: There are too few samples.
+
+        Example::
+
+            >>> loader = TensorLoader(torch.arange(10), batch_size=2)
+            >>> for rank in range(2):
+            ...     print([batch.tolist() for batch in loader.shard(rank, 2)])
+            [[0, 1], [4, 5], [8]]
+            [[2, 3], [6, 7], [9]]
+        """
+        place, sharded = self._place, copy.copy(self)
+        sharded._share(rank, size, tail)
+        sharded._place = _Place(place.epoch, place.position, place.begun, place.position, self._consumed(place))
+        return sharded
+
+    def _share(self, rank: int, size: int, tail: Tail) -> None:
+        self._shares, self._rank = self._shares.among(rank, size, tail), rank
+
+    def _consumed(self, place: _Place) -> int:
+        return self._shares.used(place.start, place.position - place.base)
 
     def map(self, fn: Callable[..., Any], seed: int | None = None) -> Loader:
         """A loader of the same length whose batches are ``fn(batch)``, made when they are asked for.
@@ -210,7 +387,6 @@ class TensorLoader(Loader):
         drop_last: bool = False,
         device: torch.device | str | int | None = None,
     ) -> None:
-        super().__init__()
         named = _named(tensors)
         self.batch_size = _whole("batch_size", batch_size, 1)
         self.shuffle = bool(shuffle)
@@ -225,7 +401,7 @@ class TensorLoader(Loader):
                 f"there is no batch: the tensors hold {self.samples} samples and batch_size is {self.batch_size}"
                 + (" with drop_last=True" if self.samples else "")
             )
-        self._count = count
+        super().__init__(Shares(self.samples, self.batch_size, tail="drop" if drop_last else "uneven"))
         batch_bytes = [tensor.nbytes // self.samples * self.batch_size for tensor in self._tensors]
         limits = [BLOCK_BATCHES, BLOCK_BYTES // max(1, sum(batch_bytes))]
         limits += [
@@ -240,15 +416,12 @@ class TensorLoader(Loader):
         shared = self._block > self.batch_size
         self._copied = [shared and size % align != 0 for size, align in zip(batch_bytes, alignments, strict=True)]
 
-    def __len__(self) -> int:
-        return self._count
-
     def __repr__(self) -> str:
         held = dict(zip(self._keys, self._tensors, strict=True)) if self._keys else tuple(self._tensors)
         return (
             f"TensorLoader({describe(held)}, batch_size={self.batch_size}, shuffle={self.shuffle}, seed={self.seed}, "
             f"drop_last={self.drop_last})"
-        )
+        ) + (f".shard({self._rank}, {self._shares.size}, {self._shares.tail!r})" if self._shares.size > 1 else "")
 
     def _identity(self) -> dict[str, Any]:
         return {
@@ -257,13 +430,12 @@ class TensorLoader(Loader):
             "drop_last": self.drop_last,
             "shuffle": self.shuffle,
             "seed": self.seed,
+            **_processes(self._shares),
         }
 
     def _batches(self, epoch: int, start: int) -> Iterator[Any]:
-        stop = min(self.samples, self._count * self.batch_size)
-        order = self._order(epoch) if self.shuffle else None
-        for low in range(start * self.batch_size, stop, self._block):
-            columns = self._gather(order, low, min(low + self._block, stop))
+        for order, low, high, size in self._blocks(epoch, start):
+            columns = self._gather(order, low, high, size)
             if self._keys is not None:
                 for row in zip(*columns, strict=True):
                     yield dict(zip(self._keys, row, strict=True))
@@ -272,12 +444,30 @@ class TensorLoader(Loader):
             else:
                 yield from columns[0]
 
-    def _order(self, epoch: int) -> Tensor:
-        generator = torch.Generator("cpu").manual_seed(_mix(self.seed, epoch))
-        order = torch.randperm(self.samples, generator=generator, device="cpu")
-        return order.to(self._tensors[0].device)
+    def _blocks(self, epoch: int, start: int) -> Iterator[tuple[Tensor | None, int, int, int]]:
+        """The blocks of an epoch from sample ``start`` on: an order, the first and last of it, and a batch's size."""
+        shares = self._shares
+        order = _order(self.samples, self.seed, epoch) if self.shuffle else None
+        device = self._tensors[0].device
+        if shares.size == 1:
+            stop = start + (self.samples - start) // self.batch_size * self.batch_size
+            stop = stop if self.drop_last else self.samples
+            order = None if order is None else order.to(device)
+            for low in range(start, stop, self._block):
+                yield order, low, min(low + self._block, stop), self.batch_size
+        elif steps := shares.steps(start):
+            first, end = shares.part(self._rank, start, steps - 1)
+            last = torch.arange(first, end, device="cpu") % self.samples
+            begins = start + self._rank * self.batch_size + shares.whole * torch.arange(steps - 1, device="cpu")
+            own = (begins[:, None] + torch.arange(self.batch_size, device="cpu")).flatten()
+            if len(last) <= self.batch_size:  # else it has one more, and stands alone
+                own, last = torch.cat([own, last]), last[:0]
+            for places, size in ((own, self.batch_size), (last, len(last))):
+                chosen = (places if order is None else order[places]).to(device)
+                for low in range(0, len(chosen), self._block):
+                    yield chosen, low, min(low + max(self._block, size), len(chosen)), size
 
-    def _gather(self, order: Tensor | None, low: int, high: int) -> list[Iterator[Tensor]]:
+    def _gather(self, order: Tensor | None, low: int, high: int, size: int) -> list[Iterator[Tensor]]:
         """For each tensor the batches of a block, that is of the samples from ``low`` to ``high`` in this order."""
         columns = []
         with torch.inference_mode(False):  # a block may serve steps inside and outside of inference mode
@@ -288,7 +478,7 @@ class TensorLoader(Loader):
                     block = tensor.index_select(0, order[low:high])
                 # unsafe: each part counts its in-place changes by itself, else autograd would take a change of one
                 # batch for a change of the others
-                batches: tuple[Tensor, ...] = block.unsafe_split(self.batch_size)
+                batches: tuple[Tensor, ...] = block.unsafe_split(size)
                 columns.append(map(torch.clone, batches) if copied else iter(batches))
         return columns
 
@@ -320,42 +510,42 @@ def from_function(n: int, fn: Callable[..., Any], seed: int | None = None) -> Lo
 
 class _FunctionLoader(Loader):
     def __init__(self, n: int, fn: Callable[..., Any], seed: int | None) -> None:
-        super().__init__()
-        self._count = _whole("n", n)
-        if self._count < 1:
+        count = _whole("n", n)
+        if count < 1:
             raise EmptyDataError(f"there is no batch: n is {n}; it counts the batches of an epoch, from 1")
+        super().__init__(Shares(count, batch_size=1))
         self._fn = _callable(fn)
         self._seed = None if seed is None else _whole("seed", seed)
 
-    def __len__(self) -> int:
-        return self._count
-
     def _identity(self) -> dict[str, Any]:
-        return {"batches": self._count, "seed": self._seed}
+        return {"batches": self._shares.samples, "seed": self._seed, **_processes(self._shares)}
 
     def _batches(self, epoch: int, start: int) -> Iterator[Any]:
-        fn, seed = self._fn, self._seed
+        fn, seed, shares = self._fn, self._seed, self._shares
+        indices = range(start, start + shares.steps(start) * shares.size)[self._rank :: shares.size]
+        wrapped = (index % shares.samples for index in indices) if shares.size > 1 else indices
         if seed is None:
-            yield from map(fn, range(start, self._count))
+            yield from map(fn, wrapped)
             return
         generator = torch.Generator("cpu")
-        for index in range(start, self._count):
+        for index in wrapped:
             yield fn(index, generator.manual_seed(_mix(seed, epoch, index)))
+
+    def _share(self, rank: int, size: int, tail: Tail) -> None:
+        super()._share(rank, size, "pad" if tail == "uneven" else tail)
 
 
 class _MappedLoader(Loader):
     def __init__(self, source: Loader, fn: Callable[..., Any], seed: int | None) -> None:
-        super().__init__()
+        super().__init__(source._shares)
         self._source = source
+        self._rank = source._rank
         self._fn = _callable(fn)
         self._seed = None if seed is None else _whole("seed", seed)
-        self._place = _Place(source.epoch, source.position, source._place.begun)
+        self._place = copy.copy(source._place)
         self._seeds: list[int] = list(source._identity().get("map_seeds", ()))
         if self._seed is not None:
             self._seeds.append(self._seed)
-
-    def __len__(self) -> int:
-        return len(self._source)
 
     def _identity(self) -> dict[str, Any]:
         identity = self._source._identity()
@@ -368,11 +558,16 @@ class _MappedLoader(Loader):
             yield from map(fn, batches)
             return
         generator = torch.Generator("cpu")
-        for index, batch in enumerate(batches, start):
+        first = start // self._shares.batch_size + self._rank
+        for index, batch in zip(itertools.count(first, self._shares.size), batches):
             device = _device(batch)
             if device != generator.device:
                 generator = torch.Generator(device)
             yield fn(batch, generator.manual_seed(_mix(seed, epoch, index, len(self._seeds))))
+
+    def _share(self, rank: int, size: int, tail: Tail) -> None:
+        self._source = self._source.shard(rank, size, tail)
+        self._shares, self._rank = self._source._shares, rank
 
 
 class SampleIndex(int):
@@ -428,12 +623,31 @@ class ResumableSampler(Sampler[SampleIndex]):
         self.seed = _whole("seed", seed)
         self._place = _Place()
         self._start = 0
+        self._shares: Shares | None = None
+        self._rank = 0
 
     def __len__(self) -> int:
-        return self.samples
+        shares = self._shares
+        if shares is None:
+            return self.samples
+        first, end = shares.part(self._rank, 0, shares.steps() - 1)
+        return (shares.steps() - 1) * shares.batch_size + end - first
 
     def __repr__(self) -> str:
-        return f"ResumableSampler({self.samples}, shuffle={self.shuffle}, seed={self.seed})"
+        shares = self._shares
+        return f"ResumableSampler({self.samples}, shuffle={self.shuffle}, seed={self.seed})" + (
+            "" if shares is None else f".shard({self._rank}, {shares.size}, {shares.tail!r}, {shares.batch_size})"
+        )
+
+    @property
+    def shares(self) -> Shares | None:
+        """How processes share the samples; None if they do not."""
+        return self._shares
+
+    @property
+    def rank(self) -> int:
+        """The process whose part it is, from 0."""
+        return self._rank
 
     @property
     def epoch(self) -> int:
@@ -446,19 +660,73 @@ class ResumableSampler(Sampler[SampleIndex]):
         return self._start
 
     def __iter__(self) -> Iterator[SampleIndex]:
-        place = self._place.next()
-        if place is not self._place:
-            self._start = 0
-        place.begun, self._place = True, place
+        if self._shares is not None:
+            yield from itertools.chain.from_iterable(self._parts(self._shares))
+            return
+        place = self._begin()
         epoch, start = place.epoch, place.position
         if self.shuffle:
-            generator = torch.Generator("cpu").manual_seed(_mix(self.seed, epoch))
-            order = torch.randperm(self.samples, generator=generator, device="cpu")
+            order = _order(self.samples, self.seed, epoch)
         for low in range(start, self.samples, BLOCK_INDICES):
             high = min(low + BLOCK_INDICES, self.samples)
             for index in order[low:high].tolist() if self.shuffle else range(low, high):
                 place.position += 1
                 yield SampleIndex(index, _mix(self.seed, epoch, index))
+
+    def _begin(self) -> _Place:
+        """Where the pass that begins now is."""
+        place = self._place.next()
+        if place is not self._place:
+            self._start = 0
+        place.begun, self._place = True, place
+        return place
+
+    def _parts(self, shares: Shares) -> Iterator[list[SampleIndex]]:
+        """The samples of this process, step by step."""
+        place = self._begin()
+        epoch, start = place.epoch, place.position
+        order = _order(self.samples, self.seed, epoch) if self.shuffle else None
+        for step in range(shares.steps(start)):
+            low, high = shares.part(self._rank, start, step)
+            place.position = shares.used(start, step + 1)
+            if high > self.samples or order is None:
+                places = [index % self.samples for index in range(low, high)]
+                indices = places if order is None else order[places].tolist()
+            else:
+                indices = order[low:high].tolist()
+            yield [SampleIndex(index, _mix(self.seed, epoch, index)) for index in indices]
+
+    def shard(self, rank: int, size: int, tail: Tail = "uneven", *, batch_size: int) -> ResumableBatchSampler:
+        """The part of one process: its batches, for ``DataLoader(dataset, batch_sampler=...)``.
+
+        It is the part that `Loader.shard` describes. Its sampler, `ResumableBatchSampler.sampler`, has a position of
+        its own, from this one's on: states count the samples of all processes, so they fit any number of them, and
+        the whole sampler.
+
+        Args:
+            rank: The process, from 0.
+            size: How many there are.
+            tail: What becomes of a last global batch that is not full, see `Loader.shard`.
+            batch_size: Samples per batch of one process.
+
+        Raises:
+            LoaderError: Rank, size, tail or batch size are impossible, or the sampler is that of a part itself.
+            EmptyDataError: There are too few samples.
+
+        Example::
+
+            >>> dataset = list("abcdef")
+            >>> for rank in range(2):
+            ...     batches = ResumableSampler(dataset, shuffle=False).shard(rank, 2, batch_size=2)
+            ...     print(list(torch.utils.data.DataLoader(dataset, batch_sampler=batches)))
+            [['a', 'b'], ['e']]
+            [['c', 'd'], ['f']]
+        """
+        whole = self._shares or Shares(self.samples, _whole("batch_size", batch_size, 1))
+        place, sharded = self._place, copy.copy(self)
+        sharded._shares, sharded._rank = whole.among(rank, size, tail), rank
+        sharded._place = _Place(place.epoch, place.position, place.begun)
+        return ResumableBatchSampler(sharded)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass be this epoch, from its first sample.
@@ -492,11 +760,38 @@ class ResumableSampler(Sampler[SampleIndex]):
         Raises:
             LoaderError: The state is of a sampler with another number of samples, order or seed.
         """
-        self._place = _load_place(self, state, self._identity(), f"{len(self)} samples")
-        self._start = self._place.position
+        place = _load_place(self, state, self._identity())
+        if place.position > self.samples:
+            raise LoaderError(f"the state's position is {place.position}, but an epoch has {self.samples} samples")
+        self._place, self._start = place, place.position
 
     def _identity(self) -> dict[str, Any]:
         return {"samples": self.samples, "shuffle": self.shuffle, "seed": self.seed}
+
+
+class ResumableBatchSampler(BatchSampler):
+    """The batches of one process, made by `ResumableSampler.shard`; ``sampler`` has the position and the state."""
+
+    sampler: ResumableSampler
+
+    def __init__(self, sampler: ResumableSampler) -> None:
+        if sampler.shares is None:
+            raise LoaderError("the sampler is not that of a part: use sampler.shard(rank, size, batch_size=...)")
+        super().__init__(sampler, sampler.shares.batch_size, sampler.shares.tail == "drop")
+        self._shares = sampler.shares
+
+    def __len__(self) -> int:
+        return self._shares.steps()
+
+    def __repr__(self) -> str:
+        return repr(self.sampler)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield from self.sampler._parts(self._shares)  # type: ignore[misc]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass be this epoch, see `ResumableSampler.set_epoch`."""
+        self.sampler.set_epoch(epoch)
 
 
 def seeded(dataset: Any, fn: Callable[[Any, torch.Generator], Any]) -> Dataset[Any]:
@@ -543,13 +838,28 @@ class _SeededDataset(Dataset[Any]):
         return self._fn(self._dataset[index], generator)
 
 
-def _load_place(target: Any, state: Mapping[str, Any], own: Mapping[str, Any], most: str) -> _Place:
-    """The place in a state, which must be one of a loader or sampler with this identity."""
-    other = {name: value for name, value in state.items() if name not in ("epoch", "position")}
+PER_PROCESS = ("processes", "batch_size", "drop_last", "tail")
+"""What a state of another number of processes need not have in common with a loader."""
+
+
+def _processes(shares: Shares) -> dict[str, Any]:
+    """What the identity of a loader that is a part says of the others."""
+    return {"processes": shares.size, "tail": shares.tail} if shares.size > 1 else {}
+
+
+def _order(samples: int, seed: int, epoch: int) -> Tensor:
+    """The order of the samples in an epoch, on the CPU."""
+    generator = torch.Generator("cpu").manual_seed(_mix(seed, epoch))
+    return torch.randperm(samples, generator=generator, device="cpu")
+
+
+def _load_place(target: Any, state: Mapping[str, Any], own: Mapping[str, Any], free: tuple[str, ...] = ()) -> _Place:
+    """The place in a state, which must be one of a loader or sampler with this identity, but for what is free."""
+    other = {name: value for name, value in state.items() if name not in ("epoch", "position", "consumed")}
     differences = [
         f"{_entry(name, other)} in the state, {_entry(name, own)} here"
         for name in {**other, **own}
-        if _entry(name, other) != _entry(name, own)
+        if name not in free and _entry(name, other) != _entry(name, own)
     ]
     differences += [f"no {name} in the state" for name in ("epoch", "position") if name not in state]
     if differences:
@@ -559,10 +869,7 @@ def _load_place(target: Any, state: Mapping[str, Any], own: Mapping[str, Any], m
             f"{'sampler' if isinstance(target, Sampler) else 'loader'} as it was when the state was saved, or call "
             f"set_epoch to begin an epoch without the state"
         )
-    epoch, position = _whole("the state's epoch", state["epoch"], 0), _whole("the position", state["position"], 0)
-    if position > len(target):
-        raise LoaderError(f"the state's position is {position}, but an epoch has {most}")
-    return _Place(epoch, position)
+    return _Place(_whole("the state's epoch", state["epoch"], 0), _whole("the position", state["position"], 0))
 
 
 def _mix(*numbers: int) -> int:

@@ -52,6 +52,7 @@ class Plan:
     fire: dict[type[Event], Fire | None]
     epoch_contexts: tuple[Callable[[], Any], ...]
     step_contexts: tuple[Callable[[Step], Any], ...]
+    setup_data: tuple[Implementation, ...]
     move_batch: Callable[[Any, int], Any] | None
     optimizer_step: Callable[..., Any] | None
     order: dict[str, list[Placed]]
@@ -289,6 +290,7 @@ class Registry:
             fire={event: self._event(event, impls[event.hook], phase) for event in phase.events()},
             epoch_contexts=tuple(self._context(impl, (), phase) for impl in impls["epoch_context"]),
             step_contexts=tuple(self._context(impl, ("step",), phase) for impl in impls["step_context"]),
+            setup_data=tuple(impls["setup_data"]),
             move_batch=_chain([self._mover(impl, phase) for impl in impls["move_batch"]]),
             optimizer_step=call(verbs[0], ("step", "optimizer", "closure", "default")) if verbs else None,
             order=order,
@@ -439,7 +441,7 @@ class _Context:
         if raised is error:
             return
         self._own(raised)
-        if error is None:
+        if error is None or raised.__cause__ is error:
             raise raised
         ranks = _rank(error), _rank(raised)
         if ranks[0] == ranks[1] == _rank(Exception()):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from loopkit.batches import count_samples, describe
 from loopkit.dispatch import Plan, locate, shown
+from loopkit.distributed.agreement import Agreement
 from loopkit.errors import (
     Cancel,
     CancelEpoch,
@@ -89,6 +90,8 @@ class Epoch:
         """Whether it is between two steps, with no hook running."""
         self.saved: dict[str, Any] | None = None
         """What a loaded state holds of this pass, if it was open then."""
+        self.outer: tuple[Agreement, Agreement | None] | None = None
+        """What this process asks the others for, and what is agreed on, in the pass around this one."""
         self.ended: Callable[[], None] | None = None
         """Called when the pass has ended, not after an error, before ``phase_end``."""
         self._failure: BaseException | None = None
@@ -175,6 +178,9 @@ class Epoch:
         if self.saved is not None:
             self._taken = self.saved["steps"]
             restore_windows(self, self.saved["windows"])
+        if learner.world.size > 1 and learner._epochs:  # what the outer pass asks for is not for this one
+            self.outer = learner._asked, learner._due
+            learner._asked, learner._due = Agreement(), None
         self._replan()
         learner._epochs.append(self)
         self._contexts.callback(self._forget)
@@ -192,6 +198,12 @@ class Epoch:
             locate(error, self._of_context("epoch_context", None))
             self._leave(error)
             raise
+        if learner.world.size > 1:
+            try:
+                learner._meet(self)
+            except BaseException as error:
+                self._leave(error)
+                raise
         return self
 
     def __exit__(
@@ -230,7 +242,7 @@ class Epoch:
             cancel = self._stronger(cancel, self._catch(lambda: self._fire(PhaseEnd)))
         finally:
             learner._ending -= 1
-        learner._end_of_pass(cancel)
+        learner._end_of_pass(self, cancel)
         return not isinstance(error, GeneratorExit)
 
     @property
@@ -372,7 +384,7 @@ class Epoch:
             index += 1
             try:
                 if not samples or batch is None:
-                    if batch is None and phase.skip_none:
+                    if batch is None and phase.skip_none and not self.agrees:
                         step.ended = True
                         continue
                     raise PhaseInputError(f"batch {step.index} is {describe(batch)}: {NONE if samples else EMPTY}")
@@ -397,6 +409,8 @@ class Epoch:
                         end(step)
                     except CancelStep:
                         pass  # the step has ended already
+                    except Cancel as cancel:
+                        self._leave_by(cancel)
                     except BaseException as error:
                         step.ended = isinstance(error, Cancel)  # not all plugins have seen its end after an error
                         raise
@@ -448,6 +462,19 @@ class Epoch:
         except Cancel as again:
             cancel = again if isinstance(cancel, CancelStep) else self._stronger(cancel, again) or cancel
         if not isinstance(cancel, CancelStep):
+            self._leave_by(cancel)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether several processes agree, between two of its steps, on what ends it."""
+        world = self.learner.world
+        return world.size > 1 and (self.phase.training or (world.in_step and self.length is not None))
+
+    def _leave_by(self, cancel: Cancel) -> None:
+        """End the pass; where processes train together, not before all of them do."""
+        if self.agrees:
+            self.learner._asked.cancel = self.learner._asked.cancel or cancel
+        else:
             raise cancel
 
     def _bad_result(self, result: Any) -> StepResultError:
@@ -490,4 +517,4 @@ class Epoch:
 
 
 EMPTY = "it has no samples; drop empty batches in the loader"
-NONE = "drop such batches in the loader, or let the phase pass over them with skip_none=True"
+NONE = "drop such batches in the loader, or, in a process alone, let the phase pass over them with skip_none=True"

@@ -17,6 +17,7 @@ __all__ = [
     "LossError",
     "NonFiniteError",
     "OrderError",
+    "PeerError",
     "PhaseError",
     "PhaseInputError",
     "PluginConflict",
@@ -25,6 +26,7 @@ __all__ = [
     "StateError",
     "StepResultError",
     "StepStateError",
+    "WorldError",
 ]
 
 
@@ -98,6 +100,14 @@ class CorruptCheckpointError(CheckpointError):
 
 class FormatVersionError(CheckpointError):
     """A checkpoint was written by a newer loopkit."""
+
+
+class WorldError(LoopkitError, RuntimeError):
+    """Processes that train together cannot meet, differ in what they would do, or cannot do what is asked."""
+
+
+class PeerError(WorldError):
+    """Another process died, hung, raised, or came to its end before this one."""
 
 
 class Cancel(Exception):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from loopkit.hooks import hooks
 from loopkit.order import Entry, Placed, arrange
@@ -30,6 +30,8 @@ class Row:
     """What it reads and changes."""
     reasons: tuple[str, ...]
     """Why it stands where it does; empty if only its name decides."""
+    note: str = ""
+    """What the plugin's ``explain(phase, hook)`` says of it."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,9 @@ class Explanation:
             order = registry.plan(phase).order
             for name, hook in hooks().items():
                 if name in order and (hook.kind != "event" or name in fired):
-                    rows += _rows(phase.name, name, order[name])
+                    rows += [
+                        _noted(row, registry.plugins[row.plugin], phase) for row in _rows(phase.name, name, order[name])
+                    ]
         return cls(tuple(rows))
 
     def __str__(self) -> str:
@@ -73,6 +77,7 @@ class Explanation:
                 hook = row.hook
                 lines.append(hook + (" (in reverse of fit_begin)" if hook == "fit_end" else ""))
             lines.append(f"  {row.position}. {row.plugin:{width}}  {row.access}".rstrip())
+            lines += [f"     {'':{width}}    {row.note}"] if row.note else []
             lines += [f"     {'':{width}}    because {reason}" for reason in row.reasons]
         return "\n".join(lines) or "no plugins"
 
@@ -82,6 +87,11 @@ def _rows(phase: str, hook: str, placed: Sequence[Placed]) -> list[Row]:
         Row(phase, hook, number, place.entry.plugin, _access(place.entry), place.reasons)
         for number, place in enumerate(placed, 1)
     ]
+
+
+def _noted(row: Row, plugin: Any, phase: Phase) -> Row:
+    explain = getattr(plugin, "explain", None)
+    return row if explain is None else replace(row, note=explain(phase, row.hook))
 
 
 def _access(entry: Entry) -> str:

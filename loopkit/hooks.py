@@ -110,6 +110,14 @@ class Hooks:
         """
         return model
 
+    def setup_data(self, learner: Learner, phase: Phase, data: Any) -> Any:
+        """Transform: return the data of a pass, or other data in its place, such as this process's part of it.
+
+        Called with an iterable of batches before its length is asked for, at the begin of every pass over it and when
+        ``fit`` begins: give the same object each time, and data that is your own already as it is.
+        """
+        return data
+
     def move_batch(self, learner: Learner, phase: Phase, batch: Any) -> Any:
         """Transform: return the batch, or a changed one. Runs before ``step_begin``."""
         return batch
@@ -133,6 +141,7 @@ _OTHERS: dict[str, Kind] = {
     "step_context": "context",
     "optimizer_step": "verb",
     "setup_model": "transform",
+    "setup_data": "transform",
     "move_batch": "transform",
 }
 

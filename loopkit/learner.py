@@ -19,6 +19,8 @@ from torch.utils.data import Dataset, IterableDataset
 from loopkit import generators
 from loopkit.batches import describe
 from loopkit.dispatch import Implementation, Instrument, Registry, add_note, locate, shown
+from loopkit.distributed.agreement import Agreement, compare
+from loopkit.distributed.world import World
 from loopkit.epoch import Epoch
 from loopkit.errors import (
     Cancel,
@@ -30,6 +32,7 @@ from loopkit.errors import (
     PluginError,
     ReentrancyError,
     StateError,
+    WorldError,
 )
 from loopkit.events import FitBegin, FitEnd, SignalBegin
 from loopkit.loader_timeout import bounded_wait
@@ -41,7 +44,7 @@ from loopkit.reproducible import seed_everything
 from loopkit.result import FitResult, Planned
 from loopkit.routing import Route
 from loopkit.signals import Signals
-from loopkit.state import Pending, Position, apply, collect, place
+from loopkit.state import Pending, Position, apply, collect, of_rank, place
 from loopkit.window import Window
 
 if TYPE_CHECKING:
@@ -52,6 +55,10 @@ __all__ = ["Learner"]
 
 Factory = Callable[[Any], torch.optim.Optimizer]
 Optimizers = torch.optim.Optimizer | Factory
+
+
+class Prepared(list[Any]):
+    """Batches that the plugins have set up already."""
 
 
 class StopFit(Exception):
@@ -133,6 +140,10 @@ class Learner:
         """Where the fit is that is running."""
         self.signal: signal.Signals | None = None
         """The signal that was caught, during ``signal_begin``."""
+        self.failure: BaseException | None = None
+        """What the fit failed with, during ``fit_end``."""
+        self.world = World()
+        """The processes that train together; this one alone, unless a plugin joins others."""
         self._given_phases = list(phases)
         self.phases: dict[str, Phase] = _phases(self._given_phases)
         self.optimizer: Any = None
@@ -157,6 +168,10 @@ class Learner:
         self._resumed: Position | None = None
         """The position of the fit that a loaded state goes on with."""
         self._signals: Signals | None = None
+        self._asked = Agreement()
+        """What this process asks the others for."""
+        self._due: Agreement | None = None
+        """What is to be acted upon at the next edge."""
         self._started = 0.0
         self._loader_timeout: float | None = None
         self._checked: dict[int, tuple[Phase, int]] = {}
@@ -175,6 +190,16 @@ class Learner:
         self._registry.change(add=plugins)
         self._setup_models(self._registry.plugins)
         self._set_optimizers(optimizer)
+
+    @property
+    def rank(self) -> int:
+        """Which of the processes that train together this is; 0 for one alone."""
+        return self.world.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many processes train together."""
+        return self.world.size
 
     # Plugins
 
@@ -203,8 +228,8 @@ class Learner:
 
     def _change(self, add: Iterable[Any] = (), remove: Iterable[str] = ()) -> None:
         for name in map(self._registry.find, remove):
-            if name in self._wrappers:
-                raise PluginError(f"plugin {name!r} has wrapped a model for good: build a new learner without it")
+            if name in self._wrappers or not getattr(self.plugins[name], "removable", True):
+                raise PluginError(f"plugin {name!r} has changed a model for good: build a new learner without it")
         self._registry.change(add, remove)
         self._changes += 1
 
@@ -220,7 +245,8 @@ class Learner:
             self._fit_ends = [impl for impl in self._fit_ends if not any(impl.plugin is each for each in failed)]
             self._not_begun -= names
             self._wrappers -= names
-            self._change(add=gone, remove=names)
+            self._registry.change(gone, names)
+            self._changes += 1
             for name, route in list(self._routes.items()):
                 if name in wrappers:
                     route.wrapper = wrappers[name]
@@ -297,14 +323,16 @@ class Learner:
                 _check_data(given)
                 _check_length(each, given, _length(given))
         if overfit_batches is not None:
-            train = [batch for batch, _ in zip(_iterable(train), range(overfit_batches), strict=False)]
-        planned = _planned(epochs, max_steps, max_updates, _length(train), self.accumulate)
+            batches = self._set_up(train_phase, _iterable(train))
+            train = Prepared(batch for batch, _ in zip(batches, range(overfit_batches), strict=False))
+        ready = {valid_phase: self._set_up(valid_phase, val), train_phase: self._set_up(train_phase, train)}
+        planned = _planned(epochs, max_steps, max_updates, _length(ready[train_phase]), self.accumulate)
         self._loader_timeout = loader_timeout
         with self.fitting(planned, on_signal=on_signal) as result:
             assert self.position is not None
             at = self.position
             at.by_fit = True
-            for each, given in ((valid_phase, val), (train_phase, train)):
+            for each, given in ready.items():
                 if hasattr(given, "__iter__"):
                     self._loaders[each.name] = given  # may be saved before its first pass
                 if each.name not in self._open_before:
@@ -368,8 +396,19 @@ class Learner:
         return self.run(self._role(phase, check, "val", "phase"), data)
 
     def predict(self, data: Any, phase: str | Phase | None = None) -> Any:
-        """The outputs for all of ``data``, concatenated along the first dimension (in tuples and mappings too)."""
-        return _concatenate(list(self.predict_batches(data, phase)))
+        """The outputs for all of ``data``, concatenated along the first dimension (in tuples and mappings too).
+
+        Where several processes share the data, each gets the outputs of all, in the order of the data, on the CPU.
+        """
+        chosen = self._predicting(phase)
+        given = _iterable(data)
+        part = self._set_up(chosen, given)
+        outputs = list(self.predict_batches(part, chosen))
+        if self.world.size > 1 and part is not given:
+            from loopkit.distributed.shards import gather
+
+            outputs = gather(self.world, given, part, outputs)
+        return _concatenate(outputs)
 
     def predict_batches(self, data: Any, phase: str | Phase | None = None) -> Iterator[Any]:
         """The outputs batch by batch, each computed when it is asked for.
@@ -377,9 +416,9 @@ class Learner:
         Between batches the modules are in the mode in which the caller left them; the pass ends, with its events,
         when the iterator is exhausted or closed.
         """
-        chosen = self._role(phase, lambda p: isinstance(p, PredictionPhase), "predict", "phase")
+        chosen = self._predicting(phase)
         _check_data(data)
-        batches = _iterable(data)
+        batches = self._set_up(chosen, _iterable(data))
         with self.epoch(chosen, length=_length(batches)) as epoch:
             for batch in batches:
                 step = epoch.step(batch)
@@ -389,6 +428,9 @@ class Learner:
                     epoch.set_modes()
             _check_count(chosen, batches, epoch.steps, epoch.length, True)
 
+    def _predicting(self, phase: str | Phase | None) -> Phase:
+        return self._role(phase, lambda p: isinstance(p, PredictionPhase), "predict", "phase")
+
     def epoch(self, phase: str | Phase, length: int | None = None, data: Any = None) -> Epoch:
         """One pass whose loop is yours: ``with learner.epoch("train") as epoch: ... epoch.step(batch)``.
 
@@ -397,7 +439,9 @@ class Learner:
             length: The number of steps, if known: the last one then closes its accumulation window itself.
             data: What ``epoch.batches()`` goes over, from where a saved state was; needed if the pass is to be saved.
         """
-        epoch = Epoch(self, self._phase(phase), _length(data) if length is None else length)
+        phase = self._phase(phase)
+        data = self._set_up(phase, data)
+        epoch = Epoch(self, phase, _length(data) if length is None else length)
         epoch.data = data
         return epoch
 
@@ -433,6 +477,9 @@ class Learner:
         every plugin's state under its name. It holds None, booleans, numbers, strings, lists, tuples, dicts and
         tensors, which are those in use: copy what you keep.
 
+        Of several processes, all must call it; each gets what differs from one to another, too, and any number of
+        processes can load it.
+
         Raises:
             StateError: A step is under way (`at_edge`), or the data has no position that could be saved.
         """
@@ -441,12 +488,20 @@ class Learner:
                 "state_dict in the middle of a step, or of a pass that a hook runs: there is no way to go on from "
                 "there. Call it at step_end or phase_end, when learner.at_edge says so"
             )
+        if self.world.size > 1 and any(epoch.window_open for epoch in self.open_passes):
+            raise StateError(
+                "state_dict of several processes inside an accumulation window, which holds gradients of this process "
+                "alone: call it after the window's update"
+            )
         if self._alternating:
             raise StateError(
                 f"phase {min(self._alternating)!r} runs over several loaders in turn, and one position is kept for a "
                 f"phase: give each loader a phase of its own, TrainingPhase(name=...)"
             )
-        return collect(self)
+        state = collect(self)
+        if self.world.size > 1:
+            state["ranks"] = self.world.gather(of_rank(state, self))
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = (), replay: bool = True) -> None:
         """Go on from what `state_dict` returned: the next ``fit`` is the one that was saved, where it was.
@@ -481,9 +536,55 @@ class Learner:
             reason: For ``FitResult.message``.
             by: Who asks; plugins give their name.
         """
-        if self._stop is None:
+        if self.world.size > 1:
+            self._asked.stop = self._asked.stop or (reason, by)
+        elif self._stop is None:
             self._stop = (reason, by)
             self._changes += 1
+
+    def request_save(self) -> None:
+        """Ask that the state is saved between two steps, as SIGUSR1 does: ``signal_begin`` fires there."""
+        if self.world.size > 1:
+            self._asked.save = True
+        elif self._fitting:
+            self._due = Agreement()
+            self._due.save = True
+            self._changes += 1
+
+    def agree(self, *numbers: float) -> list[float]:
+        """Let every process act, at this edge, on what any of them asks for: stops, cancels, saves and signals.
+
+        For plugins that sync processes; all call it at the same step. One collective.
+
+        Args:
+            numbers: Sent along.
+
+        Returns:
+            The highest of each number over the processes.
+        """
+        signals = self._signals
+        if signals is not None and signals.caught is not None:
+            self._asked.save = True
+            self._asked.ending = self._asked.ending or signals.ending
+            signals.caught = None
+        updates = float(self.progress.updates)
+        agreed, (most, least, *highest) = self._asked.reach(self.world, updates, -updates, *numbers)
+        if self.world.in_step and most != -least:
+            raise WorldError(
+                f"rank {self.rank} has made {updates:.0f} updates, others {-least:.0f} to {most:.0f}: a step was "
+                f"cancelled, or an update skipped, in some processes alone, and their parameters have parted. Decide "
+                f"by what all of them know, such as a value from learner.agree"
+            )
+        if agreed.wanted:
+            self._stop = self._stop or agreed.stop
+            self._due = agreed if self._due is None else self._due.joined(agreed)
+            self._changes += 1
+        return highest
+
+    @property
+    def asks(self) -> bool:
+        """Whether this process asks for something that the processes have not agreed on yet."""
+        return self.signal_waits or self._asked.wanted
 
     @property
     def resuming(self) -> str:
@@ -521,10 +622,12 @@ class Learner:
         ended: Callable[[], None] | None = None,
     ) -> None:
         given, data = data, _iterable(data)
+        made = data is not given
+        data = self._set_up(phase, data)
         length = _length(data)
         _check_length(phase, data, length)
-        epoch = self.epoch(phase, length, data)
-        epoch.made, epoch.ended = data is not given, ended
+        epoch = Epoch(self, phase, length)
+        epoch.data, epoch.made, epoch.ended = data, made, ended
         with epoch, bounded_wait(data, self._loader_timeout, lambda: epoch.steps):
             batches = epoch.batches()
             if epoch.pending is not None:
@@ -539,6 +642,18 @@ class Learner:
                 return
             if epoch.run(batches, after_step):
                 _check_count(phase, data, epoch.steps, epoch.length, first)
+
+    def _set_up(self, phase: Phase, data: Any) -> Any:
+        """What the plugins put in the place of the data of a pass; a function that makes data is left as it is."""
+        if hasattr(data, "__iter__") and not isinstance(data, Prepared):
+            for impl in self._registry.plan(phase).setup_data:
+                data = self._registry.call(impl, learner=self, phase=phase, data=data)
+                if not hasattr(data, "__iter__"):
+                    raise PluginError(
+                        f"plugin {impl.entry.plugin!r}: setup_data returned {describe(data)}, not an iterable of "
+                        f"batches"
+                    )
+        return data
 
     @property
     def open_passes(self) -> list[Epoch]:
@@ -598,22 +713,48 @@ class Learner:
 
     @property
     def signal_waits(self) -> bool:
-        """Whether a signal was caught that nobody has acted upon yet."""
-        return self._signals is not None and self._signals.caught is not None
+        """Whether a signal was caught, or a save agreed on, that nobody has acted upon yet."""
+        return self._due is not None or (self._signals is not None and self._signals.caught is not None)
 
     def _answer_signal(self) -> None:
-        """Between two steps, or two passes: let plugins save, and end the fit if the signal says so."""
+        """Between two steps, or two passes: let plugins save, and end the fit or the pass if that is asked for."""
         signals = self._signals
-        if self._fitting and signals is not None and signals.caught is not None and self.at_edge:
+        if not self.signal_waits or not self.at_edge:
+            return
+        if self.world.size > 1 and any(epoch.window_open for epoch in self.open_passes):
+            return  # a window holds gradients of this process alone, which cannot be saved
+        due, self._due = self._due or Agreement(), None
+        self.signal = due.ending
+        if signals is not None and signals.caught is not None and self.world.size == 1:
+            due.save, due.ending = True, signals.ending
             self.signal, signals.caught = signals.caught, None
+        if self._fitting and (due.save or due.ending is not None):
             for impl in self._registry.ordered(SignalBegin.hook):
                 self._registry.call(impl, learner=self)
-            if signals.ending is not None:
-                self.signal = signals.ending
+            if due.ending is not None and signals is not None:
+                self.signal = signals.ending = due.ending
                 raise Interrupted
+        if due.cancel is not None:
+            raise due.cancel
 
-    def _end_of_pass(self, cancel: Cancel | None) -> None:
+    def _meet(self, epoch: Epoch) -> None:
+        """At the begin of a pass of several processes: it must be the same in all, and is cancelled in all or none."""
+        compare(self.world, epoch)
+        self._asked.cancel, epoch.pending = epoch.pending, None
+        self.agree()
+        if self._due is not None:
+            epoch.pending, self._due.cancel = self._due.cancel, None
+
+    def _end_of_pass(self, epoch: Epoch, cancel: Cancel | None) -> None:
         """Pass on what ends more than the pass that was just left."""
+        if self.world.size > 1:
+            self._asked.cancel = epoch._stronger(cancel, self._asked.cancel)
+            self.agree()
+            if self._due is not None:
+                cancel, self._due.cancel = self._due.cancel, None
+            if epoch.outer is not None:
+                self._asked, due = epoch.outer
+                self._due = self._due if due is None else due.joined(self._due)
         if isinstance(cancel, CancelFit):
             if self._fitting or self._epochs:
                 raise cancel
@@ -625,6 +766,14 @@ class Learner:
         if self._stop is not None and self._fitting and not self._ending:
             if all(epoch in self._outside for epoch in self._epochs):
                 raise StopFit
+
+    def _agree_to_begin(self) -> None:
+        """What one process asked for in ``fit_begin`` holds for all."""
+        if self.world.size > 1:
+            self._asked.cancel = self._cancelled
+            self.agree()
+            if self._due is not None and isinstance(self._due.cancel, CancelFit):
+                self._cancelled, self._due.cancel = self._due.cancel, None
 
     def _begin_fit(self, names: set[str]) -> None:
         registry = self._registry
@@ -786,11 +935,13 @@ class Fitting:
         learner._fit_ends, learner._not_begun = [], set()
         learner._outside = list(learner._epochs)
         learner._signals = self._signals
+        learner._asked, learner._due = Agreement(), None
         if self._signals is not None:
             self._signals.__enter__()
         learner._ending += 1
         try:
             learner._begin_fit(set(learner.plugins))
+            learner._agree_to_begin()
         except BaseException as error:
             learner._ending -= 1
             self._end(error)
@@ -809,7 +960,7 @@ class Fitting:
         learner, result = self.learner, self.learner.result
         assert result is not None
         assert learner.position is not None
-        failure = None
+        failure = learner.failure = None
         if isinstance(error, CancelFit):
             result.reason, result.message, result.by = "cancel", error.reason, error.by
         elif isinstance(error, Interrupted):
@@ -817,6 +968,7 @@ class Fitting:
             result.reason, result.message = "signal", learner.signal.name
         elif error is not None and not isinstance(error, StopFit):
             result.reason, failure = "error", error
+            learner.failure = error
         elif result.reason == "running":
             result.reason = "end"
         if learner._stop is not None and result.reason not in ("signal", "error"):
@@ -832,6 +984,7 @@ class Fitting:
         finally:
             learner._ending -= 1
             learner._fitting, learner._cancelled, learner.position = False, None, None
+            learner.failure = None
             learner._loader_timeout = None
             if self._signals is not None:
                 self._signals.__exit__(None, None, None)

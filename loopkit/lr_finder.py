@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from loopkit.data import Loader
-from loopkit.errors import NonFiniteError, PhaseError, PhaseInputError, ReentrancyError
+from loopkit.errors import NonFiniteError, PhaseError, PhaseInputError, ReentrancyError, WorldError
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
 from loopkit.order import nearest
@@ -87,7 +87,9 @@ class LRFinder:
     The learner is left as it was, to the bit and after an error too: models, optimizers, gradients, counters, metrics,
     history, plugins; so are the random generators of Python, NumPy and torch, the position of the loader and the
     generators of its samplers. Models, optimizers, loss function and phases are deep copies, which need as much memory
-    again; what a function holds by its closure cannot be copied. Of several processes each makes a test of its own.
+    again; what a function holds by its closure cannot be copied.
+
+    It is for a process alone: what several would find is that of the batches of one of them.
 
     Args:
         start: The first rate, above 0.
@@ -150,12 +152,19 @@ class LRFinder:
 
         Raises:
             ReentrancyError: The learner is running.
+            WorldError: The learner trains with other processes.
             PhaseError: It has no optimizer, or the phase makes no update.
             PhaseInputError: The data is an iterator, which would be used up.
             NonFiniteError: The first loss is infinite or undefined.
         """
         if learner.fitting_now or learner.running is not None:
             raise ReentrancyError("LRFinder.run: the learner is running; make the test before or after")
+        if learner.world_size > 1:
+            raise WorldError(
+                f"LRFinder.run: the learner is one of {learner.world_size} processes, with batches that are parts: "
+                f"make the test in one process alone, with {learner.world_size} times the batch_size, and "
+                f"give all of them the rate that it finds"
+            )
         if not learner.optimizers:
             raise PhaseError("LRFinder.run: the learner has no optimizer; give Learner(optimizer=...)")
         if self.optimizer is not None and self.optimizer not in learner.optimizers:

@@ -1,12 +1,16 @@
 """Metrics: numbers accumulated over a pass, on the device, and read once.
 
-A metric is any object with ``update(outputs, targets)``, ``compute()`` and ``reset()``; torchmetrics objects are.
+A metric is any object with ``update(outputs, targets)``, ``compute()`` and ``reset()``; torchmetrics objects are. Where
+several processes train together, each takes in a part of the batches, and a metric of your own also needs
+``state_dict()`` and ``merge(states)``; see `Metric.merge`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -14,7 +18,18 @@ from torch import Tensor
 
 from loopkit.batches import count_samples
 
-__all__ = ["F1", "Accuracy", "BinaryAccuracy", "FunctionMetric", "Loss", "Mean", "Metric", "Precision", "Recall"]
+__all__ = [
+    "F1",
+    "Accuracy",
+    "BinaryAccuracy",
+    "FunctionMetric",
+    "Loss",
+    "Mean",
+    "Metric",
+    "Precision",
+    "Recall",
+    "added",
+]
 
 
 @runtime_checkable
@@ -34,6 +49,16 @@ class MetricLike(Protocol):
 def wide(value: Tensor) -> Tensor:
     """The value in float64, so that sums over a pass keep their digits; in float32 where a device has no float64."""
     return value.detach().to(torch.float32 if value.device.type == "mps" else torch.float64)
+
+
+def added(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The sum, key by key and in this order, of states that hold counts and sums; None adds nothing.
+
+    >>> added([{"correct": 3, "count": 4}, {"correct": None, "count": 0}, {"correct": 1, "count": 2}])
+    {'correct': 4, 'count': 6}
+    """
+    values = {key: [state[key] for state in states if state[key] is not None] for key in states[0]}
+    return {key: reduce(operator.add, found) if found else None for key, found in values.items()}
 
 
 class Metric:
@@ -69,6 +94,18 @@ class Metric:
         for key in self._state:
             value = state[key]
             setattr(self, key, value.clone() if isinstance(value, Tensor) else value)
+
+    def merge(self, states: Sequence[dict[str, Any]]) -> None:
+        """Go on from what several of this metric have accumulated, each from other batches, as if it were all one's.
+
+        A class whose ``reset`` sets another state has a ``merge`` of its own; where that is counts and sums, it is
+        ``self.load_state_dict(added(states))``.
+
+        Args:
+            states: Their ``state_dict``, by rank, also of those that have taken in nothing. Tensors are in the host's
+                memory.
+        """
+        raise NotImplementedError
 
     def to(self, device: torch.device) -> None:
         """Move what has been accumulated, such as a state that was loaded."""
@@ -113,6 +150,9 @@ class Mean(Metric):
         else:
             self.total = torch.add(total, value, alpha=weight)  # in the wider dtype of the two
         self.weight = self.weight + weight
+
+    def merge(self, states: Sequence[dict[str, Any]]) -> None:  # noqa: D102
+        self.load_state_dict(added(states))
 
     @property
     def is_empty(self) -> bool:  # noqa: D102
@@ -168,6 +208,9 @@ class FunctionMetric(Metric):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: D102
         self.mean.load_state_dict(state)
+
+    def merge(self, states: Sequence[dict[str, Any]]) -> None:  # noqa: D102
+        self.mean.merge(states)
 
     def to(self, device: torch.device) -> None:  # noqa: D102
         self.mean.to(device)
@@ -231,6 +274,9 @@ class Accuracy(Metric):
             correct, self.count = correct & counted, self.count + counted.sum()
         self.correct = correct.sum() if self.correct is None else self.correct + correct.sum()
 
+    def merge(self, states: Sequence[dict[str, Any]]) -> None:  # noqa: D102
+        self.load_state_dict(added(states))
+
     @property
     def is_empty(self) -> bool:  # noqa: D102
         return self.correct is None
@@ -272,6 +318,9 @@ class BinaryAccuracy(Metric):
         correct = outputs.reshape(targets.shape).gt(self.limit).eq(targets.bool()).sum()
         self.correct = correct if self.correct is None else self.correct + correct
         self.count += targets.numel()
+
+    def merge(self, states: Sequence[dict[str, Any]]) -> None:  # noqa: D102
+        self.load_state_dict(added(states))
 
     @property
     def is_empty(self) -> bool:  # noqa: D102
@@ -336,6 +385,9 @@ class ClassCounts(Metric):
     def score(self, hits: Tensor, predicted: Tensor, actual: Tensor) -> Tensor:
         """The score of counts, 0 where its denominator is 0."""
         raise NotImplementedError
+
+    def merge(self, states: Sequence[dict[str, Any]]) -> None:
+        self.load_state_dict(added(states))
 
     @property
     def is_empty(self) -> bool:

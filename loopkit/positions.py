@@ -11,6 +11,9 @@ How the engine uses it::
     batches = resume(data, saved, skip)              # in the place of iter(data)
     generators.restore(...)                          # those of the edge where it was saved
 
+Where several processes share the samples, a position says how many samples of the epoch all of them have used. It is
+the same in each, and fits any number of processes; the steps go on counting, see `pass_length`.
+
 What cannot be saved: the generators inside of a ``DataLoader``'s workers. `loopkit.data.seeded` needs none.
 """
 
@@ -26,7 +29,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from loopkit import generators
-from loopkit.data import Loader, LoaderError, ResumableSampler
+from loopkit.data import Loader, LoaderError, ResumableBatchSampler, ResumableSampler, Shares
 from loopkit.errors import StateError
 from loopkit.kinds import ANY, COUNT, FLAG, MAPPING, Kind, is_plain, wrong
 
@@ -59,6 +62,8 @@ WORDS = {
     "samples": "samples",
     "workers": "workers",
     "in_order": "in_order",
+    "processes": "processes",
+    "per_step": "samples per step of all processes",
 }
 # What must not change in mid-pass, because the position would be that of another batch
 UNSAFE = {
@@ -99,7 +104,8 @@ def needs_replay(data: Any) -> bool:
 def facts(data: Any) -> dict[str, Any]:
     """What identifies the data for a person and tells that it changed, as far as it can be told.
 
-    ``kind`` and ``class`` (names), ``length`` (batches), ``batch_size``, ``samples`` (of the dataset), ``workers``.
+    ``kind`` and ``class`` (names), ``length`` (batches), ``batch_size``, ``samples`` (of the dataset), ``workers``,
+    ``processes`` (if they share the samples).
     """
     found: dict[str, Any] = {"kind": _kind(data), "class": type(data).__name__, "length": _length(data)}
     if isinstance(data, DataLoader):
@@ -110,6 +116,8 @@ def facts(data: Any) -> dict[str, Any]:
     elif isinstance(data, Loader):
         found["batch_size"] = getattr(data, "batch_size", None)
         found["samples"] = getattr(data, "samples", None)
+    if (shares := _shares(data)) is not None and shares.size > 1:
+        found["processes"] = shares.size
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -176,7 +184,8 @@ def load_position(data: Any, saved: Mapping[str, Any], *, replay: bool) -> int:
     """Put data where it was saved.
 
     Between passes a change of the data gives one warning that lists what changed. In mid-pass it is refused where the
-    next batch would be another one; a `ResumableSampler` goes on with another batch size, see `pass_length`.
+    next batch would be another one; a `ResumableSampler` goes on with another batch size, see `pass_length`. Another
+    number of processes makes no difference by itself; a warning says if a step has another number of samples then.
 
     Args:
         data: What ``iter()`` will be called on.
@@ -191,7 +200,13 @@ def load_position(data: Any, saved: Mapping[str, Any], *, replay: bool) -> int:
     """
     kind, here, middle = _kind(data), facts(data), bool(saved["running"])
     then = saved["facts"]
-    changed = [name for name in WORDS if then.get(name) != here.get(name) and name not in FREE.get(kind, ())]
+    free: tuple[str, ...] = FREE.get(kind, ())
+    if kind == saved["kind"] in (LOADER, SAMPLER) and then.get("processes") != here.get("processes"):
+        own = data.state_dict() if isinstance(data, Loader) else {}
+        then = {**then, "per_step": _per_step(then, saved["state"])}
+        here = {**here, "per_step": _per_step(here, own)}
+        free += ("length", "batch_size", "processes")
+    changed = [name for name in WORDS if then.get(name) != here.get(name) and name not in free]
     if saved["kind"] == ITERATOR and saved["used"]:
         raise StateError(
             f"{then['class']} is an iterator that can be passed over once, and an earlier pass had used it: what comes "
@@ -200,6 +215,8 @@ def load_position(data: Any, saved: Mapping[str, Any], *, replay: bool) -> int:
     if middle:
         _check_middle(data, kind, saved, here, changed, replay)
     safe = _load(data, kind, saved, here, changed)
+    if middle and saved["kind"] == kind:
+        _tell_filled_up(data)
     if changed or safe:
         listed = [f"{WORDS[name]}: {then.get(name)} before, {here.get(name)} now" for name in changed]
         place = "in mid-epoch" if middle else "between epochs"
@@ -248,12 +265,16 @@ def leave(data: Any) -> None:
 def pass_length(data: Any, saved: Mapping[str, Any]) -> int | None:
     """How many steps the resumed pass will have in all, those before its position included; None if unknown.
 
-    It is ``len(data)``, unless the batch size changed in mid-pass.
+    It is ``len(data)``, unless the batch size or the number of processes changed in mid-pass.
     """
-    sampler = _sampler(data)
+    sampler, shares = _sampler(data), _shares(data)
+    if saved["running"] and shares is not None and saved["kind"] == _kind(data):
+        used = data.consumed if isinstance(data, Loader) else int(saved["state"]["position"])
+        if sampler is not None or data.position == saved["steps"]:
+            return int(saved["steps"]) + shares.steps(used)
     if not saved["running"] or _kind(data) != SAMPLER or sampler is None:
         return _length(data)
-    left, size = len(sampler) - int(saved["state"]["position"]), _batch_size(data) or 1
+    left, size = sampler.samples - int(saved["state"]["position"]), _batch_size(data) or 1
     drops = bool(getattr(data.batch_sampler, "drop_last", False))
     return int(saved["steps"]) + (left // size if drops else -(-left // size))
 
@@ -316,7 +337,9 @@ def _batch_size(data: DataLoader[Any]) -> int | None:
     batch_sampler = data.batch_sampler
     if batch_sampler is None:
         return 1
-    plain = type(batch_sampler) is BatchSampler or type(batch_sampler).__module__.startswith("torchdata.")
+    plain = type(batch_sampler) in (BatchSampler, ResumableBatchSampler) or type(batch_sampler).__module__.startswith(
+        "torchdata."
+    )
     return batch_sampler.batch_size if plain and isinstance(batch_sampler, BatchSampler) else None
 
 
@@ -324,7 +347,35 @@ def _samples_used(data: DataLoader[Any], sampler: ResumableSampler, steps: int) 
     epoch, start, before = _resumed.get(sampler, (-1, -1, 0))
     if (epoch, start) != (sampler.epoch, sampler.start):
         before = 0
+    if sampler.shares is not None:
+        return sampler.shares.used(sampler.start, steps - before)
     return sampler.start + (steps - before) * (_batch_size(data) or 1)
+
+
+def _shares(data: Any) -> Shares | None:
+    """How processes share the samples of data that keeps its position in an epoch; None if that is not known."""
+    if isinstance(data, Loader):
+        return data.shares
+    sampler = _sampler(data)
+    return None if sampler is None else sampler.shares
+
+
+def _per_step(facts: Mapping[str, Any], state: Mapping[str, Any]) -> int:
+    """Samples per step of all processes, as the facts, or the state of a loader, tell them."""
+    return int(facts.get("batch_size", state.get("batch_size", 1))) * int(facts.get("processes", 1))
+
+
+def _tell_filled_up(data: Any) -> None:
+    """Warn if the rest of the epoch cannot be shared out among the processes."""
+    sampler, shares = _sampler(data), _shares(data)
+    if shares is not None:
+        left = shares.short(sampler.start if sampler is not None else data.consumed)
+        if left:
+            warnings.warn(
+                f"the rest of the epoch of {_name(data)} is {left} of {shares.samples} samples, fewer than the "
+                f"{shares.size} processes: samples from the epoch's begin fill up its step",
+                stacklevel=4,
+            )
 
 
 def _is_torchdata(data: Any) -> bool:
@@ -398,9 +449,16 @@ def _check_middle(
         unsafe.append("workers")  # which samples a worker gives depends on how many there are
     if unsafe:
         listed = "; ".join(f"{WORDS[name]}: {then.get(name)} before, {here.get(name)} now" for name in unsafe)
+        elastic = "kind" in unsafe and ("processes" in then or "processes" in here)
         raise StateError(
             f"the position in mid-epoch (after {steps} batches) is not one of this {_name(data)}: {listed}. Give the "
             f"data as it was, or go on from a checkpoint that was saved at the end of an epoch"
+            + (
+                "; for positions that fit any number of processes, use loopkit.data.TensorLoader or a DataLoader with "
+                "sampler=loopkit.data.ResumableSampler(dataset)"
+                if elastic
+                else ""
+            )
         )
     if kind in (ITERATOR, ITERABLE) and not replay:
         raise StateError(
@@ -441,7 +499,7 @@ def _load(data: Any, kind: str, saved: Mapping[str, Any], here: Mapping[str, Any
             return [
                 f"{name}: {state.get(name)} before, {own.get(name)} now"
                 for name in {**state, **own}
-                if name not in ("epoch", "position", *changed) and state.get(name) != own.get(name)
+                if name not in ("epoch", "position", "consumed", *changed) and state.get(name) != own.get(name)
             ]
         if kind == SAMPLER and middle and sampler is not None:
             _resumed[sampler] = (sampler.epoch, sampler.start, int(saved["steps"]))

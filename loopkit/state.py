@@ -14,6 +14,7 @@ from torch import Tensor
 
 from loopkit import generators
 from loopkit.dispatch import add_note, locate
+from loopkit.distributed import sharded
 from loopkit.errors import ReentrancyError, StateError
 from loopkit.positions import begin, load_position, needs_replay, pass_length, resume, save_position
 from loopkit.progress import Progress
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from loopkit.epoch import Epoch
     from loopkit.learner import Learner
 
-__all__ = ["Pending", "Position", "apply", "collect", "forget_open"]
+__all__ = ["Pending", "Position", "apply", "collect", "forget_open", "of_rank"]
 
 
 @dataclass
@@ -82,12 +83,12 @@ def collect(learner: Learner, positions: bool = True) -> dict[str, Any]:
     }
     with raw_weights(learner):
         for name, model in learner.models.items():
-            state["models"][name] = dict(model.state_dict())
+            state["models"][name] = sharded.weights(model)
             state["buffers"][name] = {key: tensor.detach() for key, tensor in unsaved_buffers(model).items()}
-    passes = learner.open_passes if positions else []
-    pending = learner._pending
-    waiting = pending.passes if pending is not None and positions else []  # loaded, and not open again yet
-    state["passes"] = [*(_pass(epoch) for epoch in passes), *waiting]
+        passes = learner.open_passes if positions else []
+        pending = learner._pending
+        waiting = pending.passes if pending is not None and positions else []  # loaded, and not open again yet
+        state["passes"] = [*(_pass(epoch) for epoch in passes), *waiting]
     opened = {epoch.phase.name for epoch in passes} | {saved["phase"] for saved in waiting}
     state["data"] = {} if pending is None else dict(pending.data)
     for phase, data in learner._loaders.items() if positions else ():
@@ -102,6 +103,34 @@ def collect(learner: Learner, positions: bool = True) -> dict[str, Any]:
         state["fit"] = {**asdict(position), "seconds": learner._seconds(), "stop": asked}
     loaded = None if pending is None else pending.generators
     state["generators"] = generators.save() if loaded is None else loaded
+    for part in ("optimizers", "plugins", "passes"):
+        state[part] = sharded.whole(state[part])
+    return state
+
+
+def of_rank(state: Mapping[str, Any], learner: Learner) -> dict[str, Any]:
+    """What differs from process to process in a state that was collected in one of them."""
+    shared = {name for name, plugin in learner.plugins.items() if not hasattr(plugin, "reshard")}
+    plugins = {name: value for name, value in state["plugins"].items() if name not in shared}
+    return {"generators": state["generators"], "plugins": plugins}
+
+
+def _localized(learner: Learner, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The state with what is this process's own; with another number of processes than at the save, its share of it."""
+    world = learner.world
+    state = {**given, "plugins": dict(given["plugins"])}
+    ranks = state.get("ranks") or [of_rank(state, learner)]
+    if world.rank < len(ranks):
+        state["generators"] = ranks[world.rank]["generators"]
+    else:
+        state["generators"] = generators.save()  # of a process that was not there
+    for name in ranks[0]["plugins"]:
+        saved = [rank["plugins"][name] for rank in ranks]
+        plugin = learner.plugins.get(name)
+        if len(ranks) == world.size or plugin is None:
+            state["plugins"][name] = saved[min(world.rank, len(ranks) - 1)]
+        else:
+            state["plugins"][name] = plugin.reshard(saved, world.rank, world.size)
     return state
 
 
@@ -112,7 +141,7 @@ def apply(
     if learner._epochs:
         raise ReentrancyError("load_state_dict: a pass is running; load before it begins")
     check(learner, state, allow)
-    state = state if own else copy.deepcopy(dict(state))
+    state = _localized(learner, state if own else copy.deepcopy(dict(state)))
     undo: list[tuple[str, Callable[[], None]]] = []
     try:
         _load(learner, state, undo)
@@ -162,7 +191,7 @@ def _load(learner: Learner, state: Mapping[str, Any], undo: list[tuple[str, Call
             if any(not isinstance(value, Tensor) for value in model.state_dict().values()):
                 undo.append((f"model {name!r}", partial(model.load_state_dict, copy.deepcopy(model.state_dict()))))
             try:
-                model.load_state_dict(state["models"][name])
+                model.load_state_dict(_alike(state["models"][name], model.state_dict()))
             except Exception as error:
                 locate(error, f"in load_state_dict of model {name!r}")
                 raise
@@ -213,7 +242,8 @@ def restore_windows(epoch: Epoch, saved: Mapping[str, Any]) -> None:
     """Reopen the accumulation windows of a pass."""
     for name, values in saved.items():
         window = epoch.window(name)
-        window.reopen(epoch.last_step(), values)
+        grads = [g if g is None else sharded.like(g, p) for g, p in zip(values["grads"], window.params, strict=True)]
+        window.reopen(epoch.last_step(), {**values, "grads": grads})
 
 
 def place(pending: Pending | None, phase: str, data: Any) -> None:
@@ -266,10 +296,28 @@ def _state_of(name: str, plugin: Any) -> Any:
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
     """Load the state with the dtypes that it was saved with, where torch would cast to those of the parameters."""
-    optimizer.load_state_dict({"state": saved["state"], "param_groups": saved["param_groups"]})
     params = [p for group in optimizer.param_groups for p in group["params"]]
-    for index, values in saved["state"].items():
+    state = {
+        index: {key: sharded.like(value, params[index]) if _is_of(value, params[index]) else value
+                for key, value in values.items()}
+        for index, values in saved["state"].items()
+    }  # fmt: skip
+    optimizer.load_state_dict({"state": state, "param_groups": saved["param_groups"]})
+    for index, values in state.items():
         now = optimizer.state[params[index]]
         for key, value in values.items():
             if isinstance(value, Tensor) and value.dtype != now[key].dtype:
                 now[key] = value.to(now[key].device)
+
+
+def _is_of(value: Any, param: Tensor) -> bool:
+    """Whether a value in an optimizer's state has a number for each of its parameter's."""
+    return isinstance(value, Tensor) and value.shape == param.shape
+
+
+def _alike(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Saved weights, sharded where the model's own are."""
+    return {
+        key: sharded.like(value, own[key]) if isinstance(own.get(key), Tensor) else value
+        for key, value in saved.items()
+    }

@@ -82,6 +82,7 @@ def _malformed(state: Mapping[str, Any]) -> list[str]:
         "passes": LIST,
         "data": MAPPING,
         "generators": MAPPING,
+        **({"ranks": LIST} if "ranks" in state else {}),
     }
     if problems := wrong("", state, parts):
         return problems
@@ -100,6 +101,8 @@ def _malformed(state: Mapping[str, Any]) -> list[str]:
                     problems += wrong(f"{where}.windows.{name}", window, WINDOW)
     for phase, saved in state["data"].items():
         problems += malformed(f"data.{phase}", saved)
+    for rank, saved in enumerate(state.get("ranks", ())):
+        problems += wrong(f"ranks[{rank}]", saved, {"generators": MAPPING, "plugins": MAPPING}, more=False)
     if "fit" not in state:
         problems.append("fit is missing")
     elif state["fit"] is not None:

@@ -360,7 +360,8 @@ def declared_access(case: Case) -> list[str]:
     Changes that are observed: attributes set on the step or on the learner, tensors on the step changed in place,
     entries of ``learner.metrics``; and, by comparing before and after each call: parameters and buffers, gradients,
     hyperparameters (``optimizer.<key>``) and state of optimizers (``optimizer.state``), modes of modules,
-    ``learner.progress`` and the generators of random numbers (``rng``). Free: ``step.seed``, votes and stop requests.
+    ``learner.progress`` and the generators of random numbers (``rng``). Free: ``step.seed``, votes and stop requests;
+    ``learner.world`` for what provides ``"sync"``.
     In ``optimizer_step``, parameters and ``optimizer.state`` are free; in ``setup_model``, ``"model"`` covers them too.
     """
     plugins = case.plugins()
@@ -884,7 +885,7 @@ class _AccessWatch:
         state = {"models": "model", "optimizers": "optimizer"}.get(name, name)
         if state in ("model", "optimizer", "metrics", "progress"):
             self.change(state)
-        elif self._calls:
+        elif self._calls and (name, self._calls[-1].provides) != ("world", "sync"):
             self._break("changes", f"learner.{name}", "an attribute of the plugin itself instead")
 
     def _break(self, verb: str, state: str, remedy: str) -> None:

@@ -39,6 +39,10 @@ class Window:
         self.first: float | Tensor = 1.0
         self.total: float | Tensor = 0.0
         self._weight: float | Tensor = 1.0
+        self._settled = False
+        """Whether the gradients are those of the window as it will be, before its last backward."""
+        self._settling: tuple[Step, float | Tensor] | None = None
+        """The step whose backward is the last one, and what the gradients before it are multiplied by."""
         self._clears_itself = type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
         self._sizes: list[int] = []
         self.params: Sequence[Tensor] = ()
@@ -77,6 +81,11 @@ class Window:
             self.first, self.total, self._even = step.weight, 0.0, True
         elif self.step is step:
             return
+        if self._settling is not None and self._settling[0] is step:  # else that one was cancelled
+            factor = self._settling[1]
+            if self.count and (isinstance(factor, Tensor) or factor != 1.0):
+                self._multiply(factor)
+            self._settled, self._settling = True, None
         self.count += 1
         self.step = step
         step.had_backward = True
@@ -85,15 +94,44 @@ class Window:
             self.total = self.total + step.weight
             self._even = self._even and not isinstance(step.weight, Tensor) and step.weight == self.first
 
+    @property
+    def weight(self) -> float | Tensor:
+        """The sum of the weights of its steps; of a window of one step, that step's."""
+        assert self.step is not None
+        return self.total if self.weighted else self.step.weight
+
+    def settle(self, step: Step, share: float | Tensor = 1.0) -> None:
+        """Make the gradients those of the window before its last backward, the one of ``step``, which is about to run.
+
+        For plugins whose sync is a part of that backward.
+
+        Args:
+            step: Its ``seed`` is multiplied.
+            share: Multiplies the gradients, too.
+        """
+        factor = share
+        if self.weighted:
+            first = self.first if self.count else step.weight
+            even = not self.count or (self._even and not isinstance(step.weight, Tensor) and step.weight == first)
+            if not even or self.count + 1 != self.size:
+                total = self.total + step.weight if self.count else step.weight
+                factor = factor * (self.size * first / total)
+        self._settling = step, factor
+        if isinstance(factor, Tensor) or factor != 1.0:
+            step.seed = step.seed * factor
+
     def rescale(self) -> None:
         """Make the gradients those of the window as it is."""
-        if not self.weighted or (self._even and self.count == self.size):
+        if not self.weighted or self._settled or (self._even and self.count == self.size):
             return
         factor = self.size * self.first / self.total
         if isinstance(factor, Tensor) or factor != 1.0:
-            grads = [p.grad for p in self.params if p.grad is not None]
-            if grads:
-                torch._foreach_mul_(grads, factor.to(grads[0].device) if isinstance(factor, Tensor) else factor)
+            self._multiply(factor)
+
+    def _multiply(self, factor: float | Tensor) -> None:
+        grads = [p.grad for p in self.params if p.grad is not None]
+        if grads:
+            torch._foreach_mul_(grads, factor.to(grads[0].device) if isinstance(factor, Tensor) else factor)
 
     def clear(self) -> None:
         """Clear the gradients."""
@@ -138,4 +176,5 @@ class Window:
         """Close the window and clear its gradients."""
         self.count = 0
         self.step = None
+        self._settled = False
         self.clear()

@@ -853,6 +853,27 @@ def test_plan_has_an_event_that_was_defined_after_the_learner_was_built():
         del Event.by_hook["dew_begin"]
 
 
+def test_data_is_set_up_before_its_length_is_asked_for():
+    class Halves:
+        @hookimpl(phase=TrainingPhase)
+        def setup_data(self, data):
+            return data[::2]
+
+    learner = make(Halves())
+    result = learner.fit(batches(5), batches(4), epochs=2)
+    assert (result.planned.steps, result.steps) == (6, 6)
+
+
+def test_data_that_is_none_is_refused():
+    class Forgets:
+        @hookimpl
+        def setup_data(self, data):
+            pass
+
+    with pytest.raises(PluginError, match="plugin 'forgets': setup_data returned NoneType, not an iterable"):
+        make(Forgets()).fit(batches(1), epochs=1)
+
+
 # Instrument
 
 
@@ -862,7 +883,12 @@ class Everything:
 
 def _everything(hook):
     names = ", ".join(("self", *hook.arguments))
-    body = {"optimizer_step": "default()", "setup_model": "return model", "move_batch": "return batch"}
+    body = {
+        "optimizer_step": "default()",
+        "setup_model": "return model",
+        "setup_data": "return data",
+        "move_batch": "return batch",
+    }
     scope = {}
     exec(f"def {hook.name}({names}): {body.get(hook.name, 'pass')}", scope)
     return hookimpl(scope[hook.name])
@@ -899,8 +925,11 @@ def test_instrument_sees_every_call():
     assert {plugin for _, plugin in calls} == {"everything"}
     assert [hook for hook, _ in calls] == [
         "setup_model",
+        *("setup_data", "setup_data"),  # the lengths of both are asked for
         "fit_begin",
+        "setup_data",
         *("epoch_context", "epoch_begin", *TRAIN_STEP, *TRAIN_STEP, "epoch_end", "phase_end"),
+        "setup_data",
         *("epoch_context", "epoch_begin", "move_batch", "step_begin", "step_context", "loss_begin", "step_end"),
         *("epoch_end", "phase_end", "fit_end"),
     ]

@@ -5,10 +5,12 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, f1_score, precision_score, recall_score
 from torch.overrides import TorchFunctionMode
 
-from loopkit.metrics import F1, Accuracy, BinaryAccuracy, FunctionMetric, Loss, Mean, Precision, Recall
+from loopkit.metrics import F1, Accuracy, BinaryAccuracy, FunctionMetric, Loss, Mean, Metric, Precision, Recall, added
 
 SCORES = {Precision: precision_score, Recall: recall_score, F1: f1_score}
 NEVER = {"none": [], "never a target": [1], "never at all": [1, 3]}
@@ -333,3 +335,107 @@ def test_metric_moves_what_it_has_accumulated(name):
     in_batches(metric, *data_for(name))
     metric.to(torch.device("meta"))
     assert metric.compute().device.type == "meta"
+
+
+# Merging
+
+
+MERGED = {
+    **OWN,
+    "precision": lambda: Precision("micro", ignore_index=1),
+    "recall": lambda: Recall("weighted"),
+}
+SHARDS = st.sampled_from([1, 2, 4]).flatmap(
+    lambda shards: st.tuples(st.just(shards), st.lists(st.integers(0, shards - 1), min_size=1, max_size=7))
+)
+
+
+def merged(make, states):
+    metric = make()
+    metric.merge(states)
+    return metric
+
+
+@pytest.mark.parametrize("name", MERGED)
+@given(dealt=SHARDS)
+@settings(max_examples=25, deadline=None)
+def test_metrics_of_shards_merge_to_that_of_all_batches(name, dealt):
+    shards, owners = dealt
+    outputs, targets = data_for(name)
+    whole, parts = MERGED[name](), [MERGED[name]() for _ in range(shards)]
+    for owner, *batch in zip(owners, outputs.split(16), targets.split(16), strict=False):
+        whole.update(*batch)
+        parts[owner].update(*batch)
+    together = merged(MERGED[name], [part.state_dict() for part in parts])
+    assert not together.is_empty
+    assert float(together.compute()) == float(whole.compute())
+    for value, expected in zip(together.state_dict().values(), whole.state_dict().values(), strict=True):
+        assert torch.equal(torch.as_tensor(value), torch.as_tensor(expected))
+
+
+@given(dealt=SHARDS, weight=st.sampled_from([1, 3.0, torch.tensor(5)]))
+@settings(max_examples=50, deadline=None)
+def test_means_of_shards_merge_to_that_of_all_values(dealt, weight):
+    shards, owners = dealt
+    whole, parts = Loss(), [Loss() for _ in range(shards)]
+    for i, owner in enumerate(owners):
+        value = torch.tensor(float(i)).sin()
+        whole.add(value, weight)
+        parts[owner].add(value, weight)
+    together = merged(Loss, [part.state_dict() for part in parts])
+    assert float(together.weight) == float(whole.weight)
+    assert float(together.compute()) == pytest.approx(float(whole.compute()), rel=1e-12, abs=1e-14)  # order of the sums
+
+
+def test_means_are_merged_by_rank():
+    states = []
+    for value in (1e16, 1.0, -1e16):
+        metric = Loss()
+        metric.add(value, 1)
+        states.append(metric.state_dict())
+    assert float(merged(Loss, states).compute()) == 0.0
+    assert float(merged(Loss, [states[0], states[2], states[1]]).compute()) == 1 / 3
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_merged_metric_of_nothing_is_empty(name):
+    metric = MERGED[name]()
+    in_batches(metric, *data_for(name))
+    metric.merge([MERGED[name]().state_dict()] * 2)
+    assert metric.is_empty
+    assert math.isnan(metric.compute())
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_merged_metric_goes_on(name):
+    outputs, targets = data_for(name)
+    states = []
+    for part in (slice(0, 32), slice(32, 64)):
+        one = MERGED[name]()
+        in_batches(one, outputs[part], targets[part])
+        states.append(one.state_dict())
+    expected = in_batches(MERGED[name](), outputs, targets)
+    assert in_batches(merged(MERGED[name], states), outputs[64:], targets[64:]) == expected
+
+
+def test_merging_leaves_the_states_alone():
+    one, other = Accuracy(), Accuracy()
+    in_batches(one, *classification())
+    states = [one.state_dict(), other.state_dict()]
+    metric = merged(Accuracy, states)
+    in_batches(metric, *classification())
+    assert int(states[0]["correct"]) == int(one.correct)
+    assert states[1] == {"correct": None, "count": 0}
+
+
+def test_metric_without_a_merge_has_none():
+    class Own(Metric):
+        def reset(self):
+            self.largest = 0.0
+
+    with pytest.raises(NotImplementedError):
+        Own().merge([Own().state_dict()])
+
+
+def test_added_sums_in_order():
+    assert added([{"a": 1e16, "b": None}, {"a": 1.0, "b": None}, {"a": -1e16, "b": None}]) == {"a": 0.0, "b": None}

@@ -11,6 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from loopkit import generators
 from loopkit.data import ResumableSampler, TensorLoader, from_function, seeded
+from loopkit.distributed.shards import shard
 from loopkit.errors import StateError
 from loopkit.positions import (
     begin,
@@ -371,6 +372,189 @@ def test_pass_length_is_that_of_the_data_between_epochs() -> None:
     for make in (sampled, MAKERS["list"], MAKERS["loader"]):
         assert pass_length(make(), save_position(make(), 0, running=False)) == 5
     assert pass_length(Shuffled(), save_position(Shuffled(), 0, running=False)) is None
+
+
+# Another number of processes
+
+
+def by_tensors(size: int, batch_size: int, tail: str = "uneven", samples: int = 45, **options: Any) -> list[Any]:
+    """The parts of all processes; samples are numbers."""
+    loader = TensorLoader(torch.arange(samples), batch_size=batch_size, shuffle=True, **options)
+    return [shard(loader, rank, size, tail)[0] for rank in range(size)]
+
+
+def by_map(size: int, batch_size: int, tail: str = "uneven", samples: int = 45, **options: Any) -> list[Any]:
+    loader = TensorLoader(torch.arange(samples), batch_size=batch_size, shuffle=True, **options).map(lambda x: x)
+    return [shard(loader, rank, size, tail)[0] for rank in range(size)]
+
+
+def by_sampler(
+    size: int, batch_size: int, tail: str = "uneven", samples: int = 45, workers: int = 0, **options: Any
+) -> list[Any]:
+    sampler = ResumableSampler(samples)
+    loader = DataLoader(range(samples), batch_size, sampler=sampler, num_workers=workers, **options)  # type: ignore[arg-type]
+    return [shard(loader, rank, size, tail)[0] for rank in range(size)]
+
+
+def by_sampler_with_workers(size: int, batch_size: int) -> list[Any]:
+    return by_sampler(size, batch_size, workers=1)
+
+
+def by_stateful_loader(size: int, batch_size: int) -> list[Any]:
+    loader = StatefulDataLoader(range(45), batch_size, sampler=ResumableSampler(45))
+    return [shard(loader, rank, size)[0] for rank in range(size)]
+
+
+def order_of(samples: int = 45) -> list[int]:
+    return list(ResumableSampler(samples))
+
+
+class Together:
+    """A pass of several processes, that goes on where another was saved."""
+
+    def __init__(self, parts: list[Any], saved: dict[str, Any] | None = None) -> None:
+        self.parts, self.steps, self.taken = parts, 0, []  # type: ignore[var-annotated]
+        if saved is None:
+            self.batches, self.length = [iter(part) for part in parts], len(parts[0])
+            return
+        assert [load_position(part, saved, replay=False) for part in parts] == [0] * len(parts)
+        self.steps = saved["steps"]
+        lengths = [pass_length(part, saved) for part in parts]
+        assert len(set(lengths)) == 1
+        assert lengths[0] is not None
+        self.length = lengths[0]
+        self.batches = [resume(part, saved, 0) for part in parts]
+
+    def take(self, steps: int) -> None:
+        for _ in range(min(steps, self.length - self.steps)):
+            self.taken += [index for batches in self.batches for index in next(batches).tolist()]
+            self.steps += 1
+
+    def save(self) -> dict[str, Any]:
+        saved = [save_position(part, self.steps, running=True) for part in self.parts]
+        assert all(each == saved[0] for each in saved)
+        assert plain(saved[0])
+        return saved[0]
+
+    def end(self) -> None:
+        self.take(10_000)
+        assert [next(batches, None) for batches in self.batches] == [None] * len(self.batches)
+
+
+every_part = pytest.mark.parametrize(
+    "make_parts", [by_tensors, by_map, by_sampler, by_sampler_with_workers, by_stateful_loader]
+)
+
+
+@every_part
+@pytest.mark.parametrize("sizes", [(1, 2, 1, 4), (4, 2, 4), (2, 4, 1, 1)])
+def test_position_goes_on_with_other_numbers_of_processes(make_parts: Any, sizes: tuple[int, ...]) -> None:
+    whole, taken, saved = 8, [], None
+    for size in sizes:
+        run = Together(make_parts(size, whole // size), saved)
+        assert run.length == 6
+        run.take(1)
+        saved, taken = run.save(), taken + run.taken
+    run.taken = []
+    run.end()
+    assert taken + run.taken == order_of()
+    assert run.steps == run.length == 6
+    following = [list(part) for part in run.parts]
+    epochs = ResumableSampler(45)
+    list(epochs)
+    assert [int(i) for step in zip(*following, strict=True) for batch in step for i in batch] == list(epochs)
+
+
+@pytest.mark.filterwarnings("ignore:the data of .*samples per step of all processes")
+@pytest.mark.filterwarnings("ignore:the rest of the epoch of")
+@pytest.mark.parametrize("make_parts", [by_tensors, by_sampler])
+@pytest.mark.parametrize("before", [1, 2, 4])
+@pytest.mark.parametrize("after", [1, 2, 4])
+@pytest.mark.parametrize("tail", ["uneven", "pad", "drop"])
+def test_position_goes_on_from_everywhere_with_any_batch_size(
+    make_parts: Any, before: int, after: int, tail: str
+) -> None:
+    if before == after:
+        return
+    for first, second in ((4, 4), (3, 5), (1, 3), (5, 1)):
+        for samples in (22, 24):
+            order = order_of(samples)
+            for steps in range(1, len(make_parts(before, first, tail, samples)[0]) + 1):
+                run = Together(make_parts(before, first, tail, samples))
+                run.take(steps)
+                saved, count = run.save(), len(run.taken)
+                other = Together(make_parts(after, second, tail, samples), saved)
+                again = other.save()
+                assert again["steps"] == steps
+                assert again["state"]["epoch"] == 0
+                assert again["state"].get("consumed", again["state"]["position"]) <= samples or make_parts is by_tensors
+                other.end()
+                assert other.steps == other.length
+                used = min(count, samples)
+                rest = other.taken
+                if tail == "drop" and after > 1:
+                    assert rest == order[used : used + (samples - used) // (after * second) * after * second]
+                else:
+                    assert rest[: samples - used] == order[used:]
+                    extra = rest[samples - used :]
+                    assert len(extra) < after * second
+                    assert tail == "pad" or not extra or (samples - used < after and len(extra) < after)
+
+
+def test_position_of_as_many_processes_is_as_exact_as_that_of_one() -> None:
+    for make_parts in (by_tensors, by_sampler):
+        run = Together(make_parts(2, 4))
+        run.take(2)
+        saved = run.save()
+        other = Together(make_parts(2, 4), saved)
+        assert other.save() == saved
+        run.end()
+        other.end()
+        assert other.taken == run.taken[16:]
+
+
+def test_another_number_of_processes_is_told_where_steps_have_other_samples() -> None:
+    for make_parts in (by_tensors, by_sampler):
+        for middle in (True, False):
+            run = Together(make_parts(1, 4))
+            run.take(2)
+            saved = save_position(run.parts[0], 2, running=middle)
+            for size, batch_size in ((2, 2), (4, 1)):
+                load_position(make_parts(size, batch_size)[0], saved, replay=False)
+            with pytest.warns(UserWarning, match="samples per step of all processes: 4 before, 8 now") as caught:
+                load_position(make_parts(2, 4)[0], saved, replay=False)
+            assert len(caught) == 1
+
+
+def test_position_of_other_data_is_refused_for_other_numbers_of_processes_too() -> None:
+    run = Together(by_tensors(1, 4))
+    run.take(2)
+    for other, message in (
+        (by_tensors(2, 2, samples=44), "samples: 45 before, 44 now"),
+        (by_tensors(2, 2, seed=1), "seed 0 in the state, seed 1 here"),
+        (by_sampler(2, 2), "position kept by: loader before, sampler now.*fit any number of processes, use loopkit"),
+    ):
+        with pytest.raises(StateError, match=message):
+            load_position(other[0], run.save(), replay=False)
+    alone = Together(by_tensors(2, 4))
+    alone.take(1)
+    with pytest.raises(StateError, match="batches: 6 before, 8 now; batch size: 4 before, 3 now"):
+        load_position(by_tensors(2, 3)[0], alone.save(), replay=False)
+    assert alone.save()["facts"]["processes"] == 2
+
+
+@pytest.mark.filterwarnings("ignore:the data of .*samples per step of all processes")
+def test_too_few_samples_for_the_processes_are_filled_up_and_told() -> None:
+    for make_parts in (by_tensors, by_sampler):
+        run = Together(make_parts(1, 2, samples=7))
+        run.take(3)
+        with pytest.warns(UserWarning, match="fewer than the 4 processes") as caught:
+            other = Together(make_parts(4, 2, samples=7), run.save())
+        told = [str(each.message) for each in caught if "fewer than the 4 processes" in str(each.message)]
+        assert len(told) == 4
+        assert "is 1 of 7 samples" in told[0]
+        other.end()
+        assert other.taken == [*order_of(7)[6:], *order_of(7)[:3]]
 
 
 # What changed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from loopkit.checkpoint import strict_json
+from loopkit.distributed.sharded import is_sharded
 from loopkit.errors import StateError
 from loopkit.order import nearest
 
@@ -137,7 +139,7 @@ def structure(model: nn.Module) -> Structure:
         entries.append(Entry(name, shape, str(tensor.dtype).removeprefix("torch."), kind, persistent))
         groups.setdefault(tie_of(tensor), []).append(name)
     ties = tuple(sorted(tuple(sorted(names)) for names in groups.values() if len(names) > 1))
-    modules = {path: type(module).__qualname__ for path, module in model.named_modules(remove_duplicate=False)}
+    modules = {path: _class_of(module) for path, module in model.named_modules(remove_duplicate=False)}
     return Structure(tuple(entries), ties, modules)
 
 
@@ -150,8 +152,18 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
             yield (f"{path}.{name}" if path else name), buffer, name not in module._non_persistent_buffers_set
 
 
+def _class_of(module: nn.Module) -> str:
+    """The name of a module's class; of the one that it had, if it was sharded since."""
+    sharding = sys.modules.get("torch.distributed.fsdp")
+    if sharding is not None and isinstance(module, sharding.FSDPModule):
+        return type(module).__mro__[2].__qualname__  # behind the class that was made and FSDPModule
+    return type(module).__qualname__
+
+
 def tie_of(tensor: torch.Tensor) -> object:
     """A key that is equal for tensors that are the same memory, seen in the same way."""
+    if is_sharded(tensor):  # it has no address of its own
+        return id(tensor)
     if is_lazy(tensor) or tensor.device.type == "meta" or tensor.numel() == 0 or tensor.layout != torch.strided:
         return id(tensor)
     return tensor.device, tensor.dtype, tensor.data_ptr(), tuple(tensor.shape), tensor.stride()

@@ -6,14 +6,17 @@ from collections.abc import Iterable
 from typing import Any
 
 from loopkit.dispatch import plugin_name
+from loopkit.plugins.average_parameters import AverageParameters
 from loopkit.plugins.call_on import call_on
 from loopkit.plugins.channels_last import ChannelsLast
 from loopkit.plugins.checkpoint import Checkpoint
 from loopkit.plugins.compile import Compile
 from loopkit.plugins.cuda_graph import CudaGraph
 from loopkit.plugins.cudnn_benchmark import CudnnBenchmark
+from loopkit.plugins.ddp import DDP
 from loopkit.plugins.early_stopping import EarlyStopping
 from loopkit.plugins.freeze import EvalMode, Freeze
+from loopkit.plugins.fsdp import FSDP
 from loopkit.plugins.gradients import ClipGradNorm, ClipGradValue, GradNoise, GradNorm
 from loopkit.plugins.history import History
 from loopkit.plugins.metrics import Metrics
@@ -31,6 +34,9 @@ from loopkit.plugins.watch import Watch
 from loopkit.plugins.weight_average import WeightAverage
 
 __all__ = [
+    "DDP",
+    "FSDP",
+    "AverageParameters",
     "ChannelsLast",
     "Checkpoint",
     "ClipGradNorm",

@@ -21,6 +21,7 @@ from loopkit.checkpoint.bundle import Contents, describe, monitored, read_state,
 from loopkit.checkpoint.lock import Lock
 from loopkit.checkpoint.processes import give_way
 from loopkit.checkpoint.storage import Listing, Manifest
+from loopkit.distributed import sharded
 from loopkit.errors import (
     CheckpointError,
     CorruptCheckpointError,
@@ -136,6 +137,8 @@ class Checkpoint:
         """A fit has begun with this plugin: the checkpoints that are there are its own."""
         self._tried = 0
         """Dry runs that were made in this fit: one before the first step, and one after it."""
+        self._next_updates, self._next_time = math.inf, math.inf
+        """When the next save is due."""
         self._saved_at: tuple[Any, ...] | None = None
         self._source: Path | None = None
         """The checkpoint that ``resume`` named."""
@@ -156,15 +159,8 @@ class Checkpoint:
     @hookimpl(writes=("*",))  # and so, turned round, last in fit_end
     def fit_begin(self, learner: Learner) -> None:
         """Take the directory, see that it can be written, and resume."""
-        storage.probe(self.directory)
-        self._lock = Lock(self.directory)
-        self._lock.acquire()
         try:
-            if self._lock.took_over:
-                _say(self._lock.took_over)
-            storage.clean(self.directory, everything=True)
-            if not self._begun:
-                self._start(learner)
+            self._start(learner)
         except BaseException:
             self._release()
             raise
@@ -187,17 +183,30 @@ class Checkpoint:
             self._tried = self._tried or 1  # its loader is not where it was yet
         elif not self._tried:
             self._try(learner)
-        elif phase.training and not at.by_fit and len(learner.open_passes) == 1 and self._is_epoch_due(learner):
-            self._save(learner, "epoch")  # only now is it known that the round of an own loop is complete
+        elif phase.training and not at.by_fit and len(learner.open_passes) == 1:
+            if learner.world.share(self._is_epoch_due(learner)):
+                self._save(learner, "epoch")  # only now is it known that the round of an own loop is complete
 
     @hookimpl(reads=("*",))
     def step_end(self, learner: Learner, phase: Phase) -> None:
         """Save if it is due."""
-        if self._tried == 1 and phase.training and learner.at_edge:
-            self._try(learner)  # what optimizers hold is made in the first step
+        together, now = learner.world_size > 1, learner.running
+        waits = together and now is not None and now.window_open  # a window is not saved where others train, too
+        if self._tried == 1 and phase.training and learner.at_edge and not waits:
+            self._try(learner)  # what optimizers hold is made in the first update
         self._writer.check()
-        due = phase.training and (learner.progress.updates >= self._next_updates or time.monotonic() >= self._next_time)
-        if due and learner.at_edge and not self._writer.busy:
+        if not phase.training or not learner.at_edge:
+            return
+        due = learner.progress.updates >= self._next_updates
+        late = time.monotonic() >= self._next_time
+        if together:
+            in_step = learner.world.in_step
+            if due and in_step and not waits:
+                self._save(learner, "interval")
+            elif (late or (due and not in_step)) and learner.rank == 0:  # all save when they next agree
+                self._next_time = math.inf
+                learner.request_save()
+        elif (due or late) and not self._writer.busy:
             self._save(learner, "interval")
 
     @hookimpl(reads=lambda plugin: ("*",) if plugin.monitor is None else ("*", f"metrics.{plugin.monitor}"))
@@ -212,28 +221,37 @@ class Checkpoint:
         at = learner.position
         complete = not learner.open_passes and at is not None and at.by_fit and not at.validate
         due = complete and self._is_epoch_due(learner)
-        if due or self._is_best(value):
+        due, best = learner.world.share((due, not due and self._is_best(value)))
+        if due or best:
             self._save(learner, "epoch" if due else "best", value)
 
     @hookimpl(reads=("*",))
     def signal_begin(self, learner: Learner) -> None:
         """Save where the signal came."""
-        assert learner.signal is not None
-        self._save(learner, learner.signal.name, now=True)
+        self._save(learner, "asked for" if learner.signal is None else learner.signal.name, now=True)
 
     @hookimpl(writes=("*",))
     def fit_end(self, learner: Learner, result: FitResult) -> None:
         """Save what was trained since the last save, wait for what is being written, and let the directory go."""
         try:
             self._writer.join()
-            if self._at_end and result.reason not in ("error", "signal") and self._saved_at != self._here(learner):
-                self._save(learner, "end", now=True)
+            if self._at_end and result.reason not in ("error", "signal"):
+                if learner.world.share(self._saved_at != self._here(learner)):
+                    self._save(learner, "end", now=True)
             self._writer.wait()
         finally:
             self._rotate(self._remover.close)
             if self._snapshot is not None:
                 self._snapshot.clear()
             self._release()
+
+    def _take_directory(self) -> None:
+        storage.probe(self.directory)
+        self._lock = Lock(self.directory)
+        self._lock.acquire()
+        if self._lock.took_over:
+            _say(self._lock.took_over)
+        storage.clean(self.directory, everything=True)
 
     def _release(self) -> None:
         """Let the directory go; a lock that cannot be removed is no reason for a run to fail, or to hide why it did."""
@@ -250,7 +268,8 @@ class Checkpoint:
         except Exception as error:
             if self._on_error and error is not self._failure and learner.fitting_now:
                 self._failure = error
-                if learner.at_edge and self._tried and self._saved_at != self._here(learner):
+                alone = learner.world_size == 1  # else the others would have to take part
+                if alone and learner.at_edge and self._tried and self._saved_at != self._here(learner):
                     try:
                         self._save(learner, "error", now=True)
                     except Exception as second:
@@ -258,17 +277,35 @@ class Checkpoint:
             raise
 
     def _start(self, learner: Learner) -> None:
+        """Take the directory; go on from a checkpoint if that was asked for, in all processes from the same one."""
+        chosen = refusal = None
+        if learner.rank == 0:
+            try:
+                self._take_directory()
+                chosen = None if self._begun else self._choose(learner)
+            except Exception as error:
+                refusal = error
+        about = None if refusal is None else f"{type(refusal).__name__}: {refusal}"
+        path, why = learner.world.share((None if chosen is None else str(chosen[0].path), about))
+        if refusal is not None:
+            raise refusal
+        if why is not None:
+            raise CheckpointError(f"rank 0 could not begin: {why}")
+        if path is not None:
+            manifest, state = chosen or self._read(Path(path))
+            self._load(learner, manifest, state)
+
+    def _choose(self, learner: Learner) -> tuple[Manifest, dict[str, Any]] | None:
         found = storage.listing(self.directory)
         if self.resume is None:
             self._refuse_others(found)
-            return
+            return None
         if isinstance(self.resume, Path):
             if self.resume.parent != self.directory:
                 self._refuse_others(found)
-            manifest = storage.read_manifest(self.resume)
-            self._source = manifest.path
-            self._load(learner, manifest, read_state(manifest))
-            return
+            chosen = self._read(self.resume)
+            self._source = chosen[0].path
+            return chosen
         newest = self._newest(found)
         if newest is not None:
             manifest, state = newest
@@ -279,11 +316,16 @@ class Checkpoint:
                     f"give each fit of a script a Checkpoint with a directory of its own (learner.replace); to go on "
                     f"with that fit alone, resume='{manifest.path}'"
                 )
-            self._load(learner, manifest, state)
         elif self.resume is True:
             raise CheckpointError(f"{self.directory} holds no checkpoint: give resume='auto' to begin a run there")
         else:
             _say(f"{self.directory} holds no checkpoint: the run begins")
+        return newest
+
+    @staticmethod
+    def _read(path: Path) -> tuple[Manifest, dict[str, Any]]:
+        manifest = storage.read_manifest(path)
+        return manifest, read_state(manifest)
 
     def _refuse_others(self, found: Listing) -> None:
         paths = [*(manifest.path for manifest in found), *found.problems]
@@ -319,7 +361,8 @@ class Checkpoint:
         ]
         doubt = f"; it may differ in the last bits ({', '.join(changed)})" if changed else ""
         counts = learner.progress
-        _say(f"resumed {manifest.path} at epoch {counts.epochs}, step {counts.steps:,}{doubt}")
+        if learner.rank == 0:
+            _say(f"resumed {manifest.path} at epoch {counts.epochs}, step {counts.steps:,}{doubt}")
 
     def _is_epoch_due(self, learner: Learner) -> bool:
         every = self._every_epochs
@@ -349,6 +392,10 @@ class Checkpoint:
                 settle(learner)
         _check_finite(learner)
         contents = Contents.of(learner, learner.state_dict())
+        if learner.rank > 0:
+            self._saved_at = self._here(learner)
+            self._plan_next(learner)
+            return
         about = describe(learner, contents, reason, monitored=self._monitored(value))
         write = partial(self._write, contents, about, self._here(learner))
         if self._snapshot is None or now:
@@ -511,19 +558,29 @@ class _Writer:
 
 
 def _check_finite(learner: Learner) -> None:
-    """Refuse to save parameters that are not finite."""
+    """Refuse to save parameters that are not finite; of sharded ones, in all processes or in none."""
+    bad = _not_finite(learner)
+    if any(sharded.is_sharded(p) for module in learner.models.values() for p in module.parameters()):
+        bad = next(filter(None, learner.world.gather(bad)), "")
+    if bad:
+        raise NonFiniteError(
+            f"parameter {bad} is not finite at step {learner.progress.steps}: nothing was saved, the checkpoints "
+            f"before it stand. StopOnNonFinite(gradients=True) finds the first cause"
+        )
+
+
+def _not_finite(learner: Learner) -> str:
+    """The first parameter here that is not finite."""
     for model, module in learner.models.items():
-        named = [(name, p) for name, p in module.named_parameters() if p.is_floating_point() and p.numel()]
+        held = [(name, sharded.part(p)) for name, p in module.named_parameters()]
+        named = [(name, p) for name, p in held if p.is_floating_point() and p.numel()]
         for device in {p.device for _, p in named}:
             here = [(name, p) for name, p in named if p.device == device]
             norms = torch.stack([n.double() for n in torch._foreach_norm([p.detach() for _, p in here], math.inf)])
             finite = torch.isfinite(norms).tolist()  # host sync: a save is one anyway
             if not all(finite):
-                name = here[finite.index(False)][0]
-                raise NonFiniteError(
-                    f"parameter {name!r} of model {model!r} is not finite at step {learner.progress.steps}: nothing "
-                    f"was saved, the checkpoints before it stand. StopOnNonFinite(gradients=True) finds the first cause"
-                )
+                return f"{here[finite.index(False)][0]!r} of model {model!r}"
+    return ""
 
 
 def _say(text: str) -> None:

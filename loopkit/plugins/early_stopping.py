@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from loopkit.criteria import Criterion, Mode, NumberSinceBest, is_better
+from loopkit.distributed import sharded
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 from loopkit.order import nearest
@@ -49,6 +50,8 @@ class EarlyStopping:
     if a plugin has put averaged weights in place for the pass, those are kept and become the parameters at the end.
     Memory: with ``restore_best``, one copy of the parameters and buffers, and a second one between ``epoch_end`` and
     ``phase_end`` of the monitored phase. Copies to another device wait for the transfer, once a pass.
+
+    Several processes look at rank 0's value, with rank 0's criterion and clock, so that all keep the same best weights.
 
     The state goes on from fit to fit, as the learner's counters do. After it has ended a fit, it starts from nothing in
     the next one. State that was saved when it had asked for the end, but before that came, ends the next fit at once.
@@ -149,15 +152,15 @@ class EarlyStopping:
             self._cut.remove(phase.name)
             return
         if phase.name == self._training_phase and self.criterion.needs_training:
-            self.criterion.observe_training(self._value(learner, phase, self.training))
+            self.criterion.observe_training(learner.world.share(self._value(learner, phase, self.training)))
         if phase.name != self._phase:
             return
         measured, self._measured = self._measured, None
         self._passes += 1
-        value = self._value(learner, phase, self.monitor)
+        value = learner.world.share(self._value(learner, phase, self.monitor))
         if is_better(value, self.best, self.mode):
             self.best, self.best_epoch, self._best = value, learner.progress.epochs, measured
-        if reason := self.criterion.update(value, self.mode):
+        if reason := learner.world.share(self.criterion.update(value, self.mode)):
             self.reason = f"{self.monitor}: {reason}"
             learner.stop(self.reason, by=self.name)
 
@@ -172,7 +175,7 @@ class EarlyStopping:
             return
         if self._best is not None:
             _restore(learner, self._best, self.name)
-        if not passes and result.reason in ("epochs", "max_steps", "max_updates"):
+        if not passes and learner.rank == 0 and result.reason in ("epochs", "max_steps", "max_updates"):
             warnings.warn(
                 f"plugin {self.name!r} monitors {self.monitor!r}, but there was no pass of phase {self._phase!r} in "
                 f"this fit, so it could not stop it; give fit(..., val) data, or monitor another phase",
@@ -236,7 +239,7 @@ def _restore(learner: Learner, kept: dict[str, Tensor], plugin: str) -> None:
                 f"parameters cannot be restored: the model was changed since. Nothing was put back"
             )
     for name, tensor in kept.items():
-        now[name].copy_(tensor)
+        now[name].copy_(sharded.like(tensor, now[name]))
 
 
 def _metric(argument: str, value: Any) -> tuple[str, str]:

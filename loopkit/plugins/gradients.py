@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from loopkit.distributed import sharded
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 from loopkit.plugins.late import read
@@ -38,8 +39,15 @@ def norm_of(grads: list[Tensor], norm_type: float) -> Tensor:
 
 
 def total_norm(grads: list[Tensor], norm_type: float = 2.0) -> Tensor:
-    """The norm of all gradients together, as one scalar tensor; bitwise ``torch.nn.utils.get_total_norm``."""
-    return norm_of(grads, norm_type) if alike(grads) else torch.nn.utils.get_total_norm(grads, norm_type)
+    """The norm of all gradients together, as one scalar tensor; bitwise ``torch.nn.utils.get_total_norm``.
+
+    Of sharded gradients it is the norm of the whole, equal in all processes.
+    """
+    if alike(grads):
+        return norm_of(grads, norm_type)
+    if any(map(sharded.is_sharded, grads)):
+        return sharded.total_norm(grads, norm_type)
+    return torch.nn.utils.get_total_norm(grads, norm_type)
 
 
 def check_positive(where: str, **options: Any) -> None:
@@ -53,7 +61,8 @@ class ClipGradNorm:
     """Scale the gradients of each update so that their norm is at most ``max_norm``.
 
     Equal, bitwise, to ``torch.nn.utils.clip_grad_norm_(params, max_norm, norm_type)``, and never waits for the device.
-    With several optimizers, the gradients of each are clipped by themselves.
+    With several optimizers, the gradients of each are clipped by themselves. Sharded gradients are clipped by the norm
+    of the whole.
 
     Args:
         max_norm: The largest norm, above 0.
@@ -87,7 +96,8 @@ class ClipGradNorm:
             # reciprocal, then multiply: what torch makes of max_norm / norm
             torch._foreach_mul_(grads, norm.add(1e-6).reciprocal_().mul_(self.max_norm).clamp_(max=1.0))
         else:
-            self.norm = torch.nn.utils.clip_grad_norm_(step.params, self.max_norm, self.norm_type)
+            self.norm = total_norm(grads, self.norm_type)
+            torch.nn.utils.clip_grads_with_norm_(step.params, self.max_norm, self.norm)
 
     def _takes_together(self, params: Sequence[Tensor], grads: list[Tensor]) -> bool:
         """`alike`, looked at once for each list of parameters, whose gradients are of the parameters' kind."""
@@ -237,7 +247,11 @@ class GradNoise:
         """Add the noise."""
         std = self.std * (1 + learner.progress.updates) ** -self.decay
         for grad in gradients(step.params):
-            grad.add_(torch.empty_like(grad).normal_(generator=self._generator(grad.device)), alpha=std)
+            if sharded.is_sharded(grad):  # each process draws the noise of the whole
+                noise = torch.empty(grad.shape, dtype=grad.dtype, device=grad.device)
+            else:
+                noise = torch.empty_like(grad)
+            grad.add_(sharded.like(noise.normal_(generator=self._generator(grad.device)), grad), alpha=std)
 
     def _generator(self, device: torch.device) -> torch.Generator:
         key = str(device)

@@ -40,7 +40,8 @@ class History:
     """Keep every metric of every pass; ``FitResult.history`` holds the rows of its fit.
 
     Args:
-        steps: Also keep the loss of every step, in `step_rows`. The values stay on the device until the pass ends.
+        steps: Also keep the loss of every step, in `step_rows`. The values stay on the device until the pass ends. Of
+            several processes each keeps those of its own batches.
 
     A row of a pass is ``{"phase", "epoch", "steps", "updates", "samples", "seconds", "<phase>/<metric>", ...}``: the
     learner's counters after the pass, the pass's duration and its metrics. ``epoch`` is the number of epochs that

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Real
@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from loopkit.batches import describe
-from loopkit.errors import PluginError
+from loopkit.errors import PluginError, WorldError
 from loopkit.hooks import hookimpl
 from loopkit.metrics import FunctionMetric, Loss, Mean, Metric, MetricLike
 from loopkit.plugins.late import read
+from loopkit.plugins.merging import accumulated, can_merge, merge, packed, to_host, unpacked
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner
@@ -66,8 +67,13 @@ class Metrics:
     need them. An average counts each step with ``step.weight``, which is its number of samples unless the phase sets
     it, for example to a number of tokens.
 
+    Where several processes train together, each accumulates its own batches. What they have is merged at the end of the
+    pass, by rank and in one exchange, so that all have the same values: those of all batches, exactly for counts, and
+    up to the order of the sums for means. A metric of your own then needs ``merge``, as in `loopkit.metrics.Metric`.
+
     Raises:
-        PluginError: Two metrics have one name, or something is no metric.
+        PluginError: Two metrics have one name, or something is no metric; when a pass begins, there are several
+            processes and no way to merge a metric.
 
     Example::
 
@@ -127,9 +133,13 @@ class Metrics:
                 self._passes[phase.name] = outer
 
     @hookimpl
-    def epoch_begin(self, phase: Phase) -> None:
+    def epoch_begin(self, learner: Learner, phase: Phase) -> None:
         """Start from nothing."""
         now = self._pass(phase.name)
+        if learner.world.size > 1:
+            for name, metric in now.metrics.items():
+                if not can_merge(metric):
+                    raise PluginError(_unmergeable(name, metric, learner.world.size))
         if not now.resumed:
             now.fed = False
             for metric in now.metrics.values():
@@ -173,23 +183,43 @@ class Metrics:
         """Read the values of this pass."""
         now = self._pass(phase.name)
         now.running = False
+        if learner.world.size > 1:
+            self._merge(learner, phase, now)
         values: dict[str, Any] = {}
         for name, metric in now.metrics.items():
             if metric.is_empty if isinstance(metric, Metric) else not now.fed:
                 continue
-            try:
+            with _named(name):
                 value = metric.compute()
-            except Exception as error:
-                error.add_note(f"metric {name!r} raised this")
-                raise
             values.update(value if isinstance(value, Mapping) else {name: value})
         for name, value in values.items():
             if not _is_number(value):
                 raise PluginError(f"metric {name!r} is {describe(value)}: a metric is one number")
         learner.metrics.update({f"{phase.name}/{name}": value for name, value in read(values).items()})
 
+    def _merge(self, learner: Learner, phase: Phase, now: _Pass) -> None:
+        """Hold what all processes have accumulated, in each of them."""
+        mine: dict[str, Any] = {"phase": phase.name, "fed": now.fed, "metrics": {}}
+        for name, metric in now.metrics.items():
+            with _named(name):
+                mine["metrics"][name] = accumulated(metric)
+        states = [unpacked(state) for state in learner.world.gather(packed(mine))]
+        for rank, state in enumerate(states):
+            if (state["phase"], state["metrics"].keys()) != (phase.name, now.metrics.keys()):
+                raise WorldError(
+                    f"rank {learner.rank} ends a pass of phase {phase.name!r} with the metrics "
+                    f"{', '.join(now.metrics)}; rank {rank} one of {state['phase']!r} with "
+                    f"{', '.join(state['metrics'])}: they cannot be merged. Run the same passes, with the same "
+                    f"metrics, in all processes"
+                )
+        now.fed = any(state["fed"] for state in states)
+        for name, metric in now.metrics.items():
+            if now.fed or isinstance(metric, Metric):
+                with _named(name):
+                    merge(metric, [state["metrics"][name] for state in states])
+
     def peek(self, phase: str) -> dict[str, Tensor | float]:
-        """The values so far of loopkit's own metrics, unread (they may still be on their way)."""
+        """The values so far, in this process, of loopkit's own metrics, unread (they may still be on their way)."""
         if phase not in self._passes:
             return {}
         own = {n: m for n, m in self._passes[phase].metrics.items() if isinstance(m, Metric) and not m.is_empty}
@@ -223,11 +253,72 @@ class Metrics:
                 now.metrics[name].reset()
                 now.metrics[name].load_state_dict(values)
 
+    def reshard(self, states: Sequence[dict[str, Any]], rank: int, size: int) -> dict[str, Any]:
+        """The state of one of ``size`` processes, made of those that another number of processes saved.
+
+        Rank 0 goes on from what all of them have accumulated, the others from nothing: merged at the end of the pass,
+        that is the whole. With the same number of processes each gets its own.
+
+        Args:
+            states: Every process's `state_dict`, by rank.
+            rank: The process that the state is for.
+            size: How many there are now.
+
+        Raises:
+            PluginError: A metric cannot be merged.
+        """
+        if len(states) == size:
+            return states[rank]
+        made: dict[str, Any] = {}
+        for phase in dict.fromkeys(phase for state in states for phase in state):
+            saved = [to_host(state[phase]) for state in states if phase in state]
+            parts = saved if rank == 0 else []
+            made[phase] = {
+                "fed": any(part["fed"] for part in parts),
+                "metrics": {
+                    name: self._together(name, [part["metrics"][name] for part in parts])
+                    for name in saved[0]["metrics"]
+                },
+            }
+        return made
+
+    def _together(self, name: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        """The state of a metric that holds what these hold; an empty one if there are none."""
+        if len(parts) == 1:
+            return parts[0]
+        metric = _copied(self._prototypes[name])
+        metric.reset()
+        if parts:
+            if not can_merge(metric):
+                raise PluginError(_unmergeable(name, metric, len(parts)))
+            with _named(name):
+                merge(metric, parts, goes_on=True)
+        return dict(metric.state_dict())
+
+
+def _unmergeable(name: str, metric: Any, processes: int) -> str:
+    return (
+        f"metric {name!r} ({type(metric).__name__}) cannot be merged, and each of {processes} processes sees a part of "
+        f"the batches: give it state_dict() and merge(states), which makes it hold what all the processes' states hold"
+    )
+
+
+@contextmanager
+def _named(metric: str) -> Iterator[None]:
+    """Say on an error which metric raised it."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"metric {metric!r} raised this")
+        raise
+
 
 def _copied(metric: Any) -> Any:
     metric = copy.deepcopy(metric)
-    if callable(getattr(metric, "persistent", None)):
-        metric.persistent(True)  # else the state_dict of a torchmetrics object is empty
+    parts: list[Any] = [*metric.modules()] if isinstance(metric, torch.nn.Module) else [metric]
+    for each in parts:
+        if callable(getattr(each, "persistent", None)):
+            each.persistent(True)  # else the state_dict of a torchmetrics object is empty
     return metric
 
 

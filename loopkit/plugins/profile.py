@@ -47,7 +47,7 @@ class Profile:
 
     The steps that are profiled are slower. If the fit ends before the last of them, what was recorded is written at its
     end; after an error nothing is. The profiler is stopped in any case. If another profiler is running there is one
-    warning, and nothing is recorded.
+    warning, and nothing is recorded. Of several processes only the first is profiled.
 
     Raises:
         PluginError: The steps are not one after the other, or the path is a directory.
@@ -120,11 +120,11 @@ class Profile:
             self._finish()
 
     @hookimpl
-    def step_begin(self, phase: Phase) -> None:
+    def step_begin(self, learner: Learner, phase: Phase) -> None:
         """Start, if this is the first of the steps."""
         if phase.training:
             self._step += 1
-            if self._step == self.steps.start:
+            if self._step == self.steps.start and learner.rank == 0:
                 self._start()
 
     @hookimpl
@@ -145,12 +145,12 @@ class Profile:
             self._finish()
 
     @hookimpl
-    def fit_end(self, result: FitResult) -> None:
+    def fit_end(self, learner: Learner, result: FitResult) -> None:
         """Stop, if the fit has ended before the last of the steps."""
         if result.reason == "error":
             self._stop()
         self._finish()
-        if not self._done and result.reason in PLANNED:
+        if not self._done and learner.rank == 0 and result.reason in PLANNED:
             warnings.warn(
                 f"plugin {self.name!r}: the fit had {self._step + 1} training steps and ended before step "
                 f"{self.steps.start}, so nothing was profiled; give earlier steps",

@@ -19,7 +19,8 @@ from loopkit.checkpoint.bundle import Contents, read_state
 from loopkit.checkpoint.bundle import describe as describe_run
 from loopkit.checkpoint.encoding import encode
 from loopkit.checkpoint.tensors import check
-from loopkit.errors import Cancel, CheckpointError, StateError
+from loopkit.distributed.sharded import is_sharded
+from loopkit.errors import Cancel, CheckpointError, PeerError, StateError, WorldError
 from loopkit.hooks import hookimpl
 from loopkit.plugins.buffers import Buffers
 from loopkit.plugins.to_device import map_tensors, move
@@ -40,7 +41,8 @@ class ReplayBundle:
 
     That is: the batch, the parameters, the buffers, the state of optimizers and plugins, the random generators, and
     the gradients of an open accumulation window. Each bundle is a directory of its own below ``directory``, in the
-    format of a checkpoint; a note on the error says which.
+    format of a checkpoint; a note on the error says which. Of several processes each writes of its own errors, with its
+    own part of the batch; where they hold parts of the parameters (`FSDP`), a single one cannot write a bundle.
 
     Buffers, generators, counters and open windows are copied as each step begins, which is what the plugin costs. The
     rest is taken when the error comes. So if an update of the same step came before the error, the bundle holds the
@@ -66,7 +68,7 @@ class ReplayBundle:
         self._seen = False
         """Whether this pass has had its first batch."""
 
-    @hookimpl
+    @hookimpl(before=("sync",))  # which says whose error it is
     @contextmanager
     def epoch_context(self, learner: Learner, phase: Phase) -> Iterator[None]:
         """Write the bundle when an error passes through."""
@@ -74,7 +76,7 @@ class ReplayBundle:
         self._begin, self._buffers, self._seen = None, Buffers(), False
         try:
             yield
-        except Cancel:
+        except (Cancel, PeerError):  # another process has failed, and writes its own
             raise
         except Exception as error:
             if self._begin is not None and not any(WROTE in note for note in getattr(error, "__notes__", ())):
@@ -130,6 +132,11 @@ class ReplayBundle:
         begin, epoch = self._begin, learner.running
         assert begin is not None
         assert epoch is not None
+        if any(is_sharded(p) for each in learner.optimizers.values() for g in each.param_groups for p in g["params"]):
+            raise StateError(
+                f"rank {learner.rank} of {learner.world_size} holds a part of the parameters only: to have a bundle "
+                f"written, run one process, or DDP"
+            )
         failed = Buffers()
         failed.take(learner)
         if phase.training:  # elsewhere they do not change, and may be those of an average
@@ -151,7 +158,8 @@ class ReplayBundle:
             }
             contents = Contents.of(learner, state)
             about = describe_run(learner, contents, "error", error=f"{type(error).__name__}: {error}")
-            return storage.write(self.directory, contents.files(), about, label="replay").path
+            label = "replay" if learner.world.size == 1 else f"replay-rank{learner.rank}"  # no two of one name
+            return storage.write(self.directory, contents.files(), about, label=label).path
         finally:
             if phase.training:
                 failed.restore(learner)
@@ -184,6 +192,7 @@ def replay(
     The learner must be made as for the failed run, its plugins included. Those that save checkpoints or bundles are
     removed from it first. The step comes without the events of a fit, and without those of the end of its pass. An
     error that `StopOnNonFinite` found late, on an accelerator, does not come in its step; look with ``late=False``.
+    The step of one of several processes is run again in a process alone.
 
     Args:
         path: The directory that the note on the error names.
@@ -200,7 +209,13 @@ def replay(
     Raises:
         CheckpointError: There is no bundle at ``path``, or it is damaged.
         StateError: It does not fit the learner.
+        WorldError: The learner trains with other processes.
     """
+    if learner.world_size > 1:
+        raise WorldError(
+            f"replay: the learner is one of {learner.world_size} processes, and a bundle is a step of one of them: "
+            f"start the script by itself, without torchrun"
+        )
     manifest = storage.read_manifest(Path(path).absolute())
     state = read_state(manifest)
     if "replay" not in state:

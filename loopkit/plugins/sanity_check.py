@@ -63,7 +63,8 @@ class SanityCheck:
                 )
                 if type(phase) in STANDARD and _is_of_torch(learner.loss_fn):
                     raise PhaseInputError(message)
-                warnings.warn(message, stacklevel=2)
+                if learner.rank == 0:
+                    warnings.warn(message, stacklevel=2)
 
     @hookimpl
     def step_end(self, learner: Learner, phase: Phase, step: Step) -> None:
@@ -115,7 +116,7 @@ def _check_coverage(learner: Learner) -> None:
             f"the optimizer covers 0 of {len(trainable)} trainable parameters ({_some(missing)}): it was made for "
             f"another model, or before the parameters were replaced; give a factory, optimizer=lambda params: ..."
         )
-    if missing:
+    if missing and learner.rank == 0:
         warnings.warn(
             f"the optimizer covers {len(trainable) - len(missing)} of {len(trainable)} trainable parameters; "
             f"not covered: {_some(missing)}. Freeze them (requires_grad=False) if that is meant",

@@ -523,9 +523,14 @@ class Plateau:
             scheduler.step(learner.metrics[self.monitor])
 
     @hookimpl
-    def fit_end(self, result: FitResult) -> None:
+    def fit_end(self, learner: Learner, result: FitResult) -> None:
         """Warn if there was nothing to look at."""
-        if not self._looked and result.updates and result.reason in ("epochs", "max_steps", "max_updates"):
+        if (
+            not self._looked
+            and learner.rank == 0
+            and result.updates
+            and result.reason in ("epochs", "max_steps", "max_updates")
+        ):
             phase = self.monitor.partition("/")[0]
             warnings.warn(
                 f"plugin {self.name!r} never saw {self.monitor!r}: phase {phase!r} did not run in this fit",

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from loopkit.distributed.votes import must_agree
 from loopkit.errors import CancelStep, PluginError
 from loopkit.hooks import hookimpl
 
 if TYPE_CHECKING:
+    from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.step import Step
 
@@ -25,6 +27,9 @@ class SkipSpikes:
     good. After ``max_skips`` spikes in a row the loss has a new level: the next step is taken, and the warm-up begins
     again. A loss that is infinite or not a number is left to `StopOnNonFinite`. Each phase has losses of its own; in a
     step with several backwards the first one counts. Batches that were passed over have still moved running statistics.
+
+    Processes that share their gradients decide alike, by the mean of their losses: that takes one reduction of one
+    number, in the host's memory, in every step. A process that trains by itself between averages decides by its own.
 
     Args:
         threshold: In standard deviations.
@@ -58,7 +63,7 @@ class SkipSpikes:
         self._losses: dict[str, list[float]] = {}
 
     @hookimpl(reads=("loss",))
-    def backward_begin(self, phase: Phase, step: Step) -> None:
+    def backward_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Compare the loss with the last good ones."""
         loss = getattr(step, "loss", None)
         if not isinstance(loss, Tensor) or step.had_backward:
@@ -69,6 +74,8 @@ class SkipSpikes:
                 f"is what you want"
             )
         value = loss.item()  # host sync: on an accelerator, where wait=True asks for it
+        if must_agree(learner):
+            value = learner.world.total(value)[0] / learner.world_size
         if not math.isfinite(value):
             return
         good = self._losses.setdefault(phase.name, [])

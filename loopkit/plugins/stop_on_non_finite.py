@@ -14,11 +14,14 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from loopkit.batches import describe
+from loopkit.distributed import sharded
+from loopkit.distributed.votes import must_agree
 from loopkit.errors import CancelStep, NonFiniteError, PluginError
 from loopkit.hooks import hookimpl
 from loopkit.order import nearest
 from loopkit.plugins.buffers import Buffers, cells
 from loopkit.plugins.late import LateValues
+from loopkit.state import raw_weights
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner
@@ -51,6 +54,10 @@ class StopOnNonFinite:
     With both, buffers (running statistics) go back to what they were before the step or window; random generators do
     not. That costs a copy of all buffers in every step, rollback also one of parameters and optimizer states in every
     ``snapshot_every`` updates. An overflow that loss scaling has found is the scaler's business and does not count.
+
+    Processes that share their gradients skip and roll back together, if the loss of any of them is bad: that takes one
+    reduction of one number, in the host's memory, in every step. Of the gradients all see the same. With ``"raise"``
+    the process whose loss is bad raises, and the others end with a `PeerError` that names it.
 
     Args:
         policy: ``"raise"``, ``"skip"`` or ``"rollback"``; each skip or rollback is a warning.
@@ -155,7 +162,8 @@ class StopOnNonFinite:
                     self._snapshot = _take_snapshot(learner)
                 else:
                     name, value = _first_bad(learner, gradients=False)
-                    self._roll_back(learner, f"parameter {name!r} holds {value} ({learner.where(phase, None)})")
+                    what = f"parameter {name!r} holds {value} ({learner.where(phase, None)})"
+                    self._roll_back(learner, what, self._warns(learner))
         self._before.take(learner)
 
     @hookimpl(reads=("loss",), updates=_changed)
@@ -166,15 +174,27 @@ class StopOnNonFinite:
             return
         if self._is_late(loss):
             self._look_later(loss.detach(), learner, phase, step)
-        elif not math.isfinite(value := loss.item()):  # host sync: on an accelerator, where late=False asks for it
+            return
+        value = loss.item()  # host sync: on an accelerator, where late=False asks for it
+        bad = not math.isfinite(value)
+        first = learner.rank
+        if self._goes_on and must_agree(learner):
+            last = learner.world_size - 1
+            first = last - int(learner.world.highest(last - learner.rank if bad else -1)[0])
+            if first > last:
+                return
+        if bad or first != learner.rank:
             name, held = _first_bad(learner, gradients=False)
             already = f". Parameter {name!r} holds {held} already" if name else ""
-            what = f"the loss is {value} ({learner.where(phase, step)}; batch: {describe(step.batch)}){already}"
+            where = learner.where(phase, step)
+            what = f"the loss is {value} ({where}; batch: {describe(step.batch)}){already}"
+            if not bad:
+                what = f"the loss of rank {first} is infinite or not a number ({where}){already}"
             if self._goes_on and step.closure is None:
                 if self.policy == "skip":
-                    self._skip(learner, what)
+                    self._skip(learner, what, learner.rank == first)
                 else:
-                    self._roll_back(learner, what)
+                    self._roll_back(learner, what, learner.rank == first)
                 raise CancelStep(what)
             raise NonFiniteError(
                 f"{what}. Its backward has not run: the parameters are those before this step{_closure(step)}. "
@@ -197,16 +217,16 @@ class StopOnNonFinite:
             self._guard(step.optimizer, overflow)
         elif not math.isfinite(largest.item()):  # host sync: on an accelerator, where late=False asks for it
             name, value = _first_bad(learner)
-            name = name or "(of none of the models)"
+            name = name or "(of none of the models, or of a part that another process holds)"
             where = f"({learner.where(phase, step)}; batch: {describe(step.batch)})"
             what = f"the gradient of parameter {name!r} holds {value} {where} although the loss is finite"
             if self._goes_on and step.closure is None:
                 if self.policy == "skip":
                     self._before = self._before_window
-                    self._skip(learner, what)
+                    self._skip(learner, what, self._warns(learner))
                     step.skip_update(what)
                     return
-                self._roll_back(learner, what)
+                self._roll_back(learner, what, self._warns(learner))
                 raise CancelStep(what)
             raise NonFiniteError(
                 f"{what}. The optimizer has not run: the parameters are those before this update{_closure(step)}. "
@@ -316,14 +336,20 @@ class StopOnNonFinite:
             vars(self._flagged).pop("found_inf", None)
             self._flagged = None
 
-    def _skip(self, learner: Learner, what: str) -> None:
+    @staticmethod
+    def _warns(learner: Learner) -> bool:
+        """Whether this process warns of what all see."""
+        return learner.rank == 0 or not must_agree(learner)
+
+    def _skip(self, learner: Learner, what: str, warn: bool) -> None:
         if self.skips >= self.max_skips:
             raise NonFiniteError(f"{what}. {self.skips} in a row were skipped (max_skips={self.max_skips}): lower lr")
         self.skips += 1
         self._before.restore(learner)
-        warnings.warn(f"{what}: skipped ({self.skips} in a row)", stacklevel=2)
+        if warn:
+            warnings.warn(f"{what}: skipped ({self.skips} in a row)", stacklevel=2)
 
-    def _roll_back(self, learner: Learner, what: str) -> None:
+    def _roll_back(self, learner: Learner, what: str, warn: bool) -> None:
         if self.rollbacks >= self.max_rollbacks:
             raise NonFiniteError(
                 f"{what}, after {self.rollbacks} rollbacks (max_rollbacks={self.max_rollbacks}): lower lr"
@@ -335,7 +361,8 @@ class StopOnNonFinite:
             for window in learner.running.windows:
                 window.drop()
         _put_back(learner, self._snapshot)
-        warnings.warn(f"{what}: back to the state after {self._snapshot['at']} updates", stacklevel=2)
+        if warn:
+            warnings.warn(f"{what}: back to the state after {self._snapshot['at']} updates", stacklevel=2)
         self._snapshot["at"] = learner.progress.updates  # the next copy is due so many updates from here
 
 
@@ -344,7 +371,9 @@ def _closure(step: Step) -> str:
 
 
 def _largest(tensors: list[Tensor]) -> Tensor:
-    """The largest absolute value: finite if all numbers are."""
+    """The largest absolute value: finite if all numbers are, those that other processes hold included."""
+    if any(map(sharded.is_sharded, tensors)):
+        return sharded.total_norm(tensors, math.inf)
     norms = torch._foreach_norm(tensors, math.inf)
     device = norms[0].device
     return torch.stack([norm.to(device, non_blocking=True) for norm in norms]).amax()
@@ -357,31 +386,37 @@ def _finite(params: Sequence[Tensor]) -> bool:
 
 
 def _first_bad(learner: Learner, gradients: bool = True) -> tuple[str, float]:
-    """The first parameter, in the models' order, that is not finite or has such a gradient, and the number."""
+    """The first parameter, in the models' order, that is not finite or has such a gradient, and the number.
+
+    Of sharded ones this process's part is looked at.
+    """
     for model, module in learner.models.items():
         for name, p in module.named_parameters():
-            for tensor in (p.grad if gradients else None, p.detach()):
+            for held in (p.grad if gradients else None, p.detach()):
+                tensor = None if held is None else sharded.part(held)
                 if tensor is not None and not bool((finite := torch.isfinite(tensor)).all()):
                     return name if len(learner.models) == 1 else f"{model}.{name}", tensor[~finite][0].item()
     return "", 0.0
 
 
 def _take_snapshot(learner: Learner) -> dict[str, Any]:
-    return {
-        "at": learner.progress.updates,
-        "params": [p.detach().clone() for model in learner.models.values() for p in model.parameters()],
-        "buffers": [holder[key].detach().clone() for holder, key in cells(learner)],  # type: ignore[union-attr]
-        "optimizers": {
-            name: {i: copy.deepcopy(dict(optimizer.state.get(p, {}))) for i, p in enumerate(_params(optimizer))}
-            for name, optimizer in learner.optimizers.items()
-        },
-    }
+    with raw_weights(learner):  # and sharded, where they are whole for the time of a step
+        return {
+            "at": learner.progress.updates,
+            "params": [p.detach().clone() for model in learner.models.values() for p in model.parameters()],
+            "buffers": [holder[key].detach().clone() for holder, key in cells(learner)],  # type: ignore[union-attr]
+            "optimizers": {
+                name: {i: copy.deepcopy(dict(optimizer.state.get(p, {}))) for i, p in enumerate(_params(optimizer))}
+                for name, optimizer in learner.optimizers.items()
+            },
+        }
 
 
 def _put_back(learner: Learner, snapshot: dict[str, Any]) -> None:
-    params = [p for model in learner.models.values() for p in model.parameters()]
-    for p, saved in zip(params, snapshot["params"], strict=True):
-        p.detach().copy_(saved)
+    with raw_weights(learner):
+        params = [p for model in learner.models.values() for p in model.parameters()]
+        for p, saved in zip(params, snapshot["params"], strict=True):
+            p.detach().copy_(sharded.like(saved, p))
     buffers = Buffers()
     buffers.copies = snapshot["buffers"]
     buffers.restore(learner)
@@ -389,7 +424,12 @@ def _put_back(learner: Learner, snapshot: dict[str, Any]) -> None:
         for i, param in enumerate(_params(optimizer)):
             optimizer.state.pop(param, None)
             if values := snapshot["optimizers"][name][i]:
-                optimizer.state[param] = copy.deepcopy(values)
+                optimizer.state[param] = {key: _as_held(value, param) for key, value in copy.deepcopy(values).items()}
+
+
+def _as_held(value: Any, param: Tensor) -> Any:
+    """A value of an optimizer's state; sharded, if the parameter is and the value is of its shape."""
+    return sharded.like(value, param) if isinstance(value, Tensor) and value.shape == param.shape else value
 
 
 def _params(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -23,13 +23,16 @@ def throttle(plugin: Any, *, every: int | None = None, seconds: float | None = N
     in which the plugin has nothing to do, such as those without an update for a plugin of ``update_begin``, do not
     count. What belongs to an epoch or a fit, the verb ``optimizer_step``, and transforms, are always called.
 
+    Several processes must all call a plugin in the same steps, which their clocks do not tell: give them ``every``.
+
     Args:
         plugin: Any plugin.
         every: Steps, from 1.
         seconds: Seconds, from 0.
 
     Raises:
-        PluginError: Not exactly one of ``every`` and ``seconds`` is given, or it is out of range.
+        PluginError: Not exactly one of ``every`` and ``seconds`` is given, or it is out of range; in the first step,
+            there are several processes and ``seconds``.
 
     Example::
 
@@ -69,7 +72,7 @@ class _Throttled:
         wanted = list(inspect.signature(method).parameters)
 
         def implementation(learner: Any, phase: Any, step: Any) -> Any:
-            if self._decide(phase, step):
+            if self._decide(learner, phase, step):
                 given = {"learner": learner, "phase": phase, "step": step}
                 return method(*(given[name] for name in wanted))
             return None
@@ -78,9 +81,15 @@ class _Throttled:
             setattr(implementation, attribute, getattr(method, attribute))
         return implementation
 
-    def _decide(self, phase: Any, step: Any) -> bool:
+    def _decide(self, learner: Any, phase: Any, step: Any) -> bool:
         active = self._decided.get(step)
         if active is None:
+            if self._seconds is not None and learner.world.size > 1:
+                raise PluginError(
+                    f"throttle(seconds={self._seconds!r}) of plugin {self.name!r}: each of {learner.world.size} "
+                    f"processes has a clock of its own, and they would call it in different steps: give a number of "
+                    f"steps, every=..."
+                )
             if self._every is not None:
                 count = self._counts.get(phase.name, 0)
                 self._counts[phase.name] = count + 1

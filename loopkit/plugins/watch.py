@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import partial
@@ -17,6 +17,7 @@ from loopkit.hooks import hookimpl
 from loopkit.metrics import Mean
 from loopkit.order import nearest
 from loopkit.plugins.late import read
+from loopkit.plugins.merging import packed, to_host, unpacked
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -75,7 +76,8 @@ class Watch:
     called several times in a step counts each time. Of an output that is no tensor, the first tensor in it counts,
     looked for in order and depth first. Numbers stay on the device until the pass ends, no graph is kept, and
     training is bitwise the same as without it. A module that is never called in a pass has no metric in it, and a
-    cancelled step does not count.
+    cancelled step does not count. Several processes merge theirs at the end of the pass, in one exchange, so that all
+    have the same values.
 
     Outputs are seen through forward hooks, which are on the modules for the duration of a pass. In a model compiled as
     a whole such hooks may not be called.
@@ -174,7 +176,13 @@ class Watch:
     def epoch_end(self, learner: Learner, phase: Phase) -> None:
         """Read the values of this pass."""
         self._seen.pop(phase.name, None)
-        values = {path: mean.compute() for path, mean in self._phases.pop(phase.name).items() if not mean.is_empty}
+        means = self._phases.pop(phase.name)
+        if learner.world.size > 1:
+            said = learner.world.gather(packed({path: mean.state_dict() for path, mean in means.items()}))
+            states = [unpacked(each) for each in said]
+            for path, mean in means.items():
+                mean.merge([state[path] for state in states])
+        values = {path: mean.compute() for path, mean in means.items() if not mean.is_empty}
         learner.metrics.update({f"{phase.name}/{path}": value for path, value in read(values).items()})
 
     def _modules(self, learner: Learner) -> dict[str, nn.Module]:
@@ -208,6 +216,24 @@ class Watch:
             for path, value in values.items():
                 if path in means:
                     means[path].load_state_dict(value)
+
+    def reshard(self, states: Sequence[dict[str, Any]], rank: int, size: int) -> dict[str, Any]:
+        """The state of one of ``size`` processes, made of those that another number of processes saved.
+
+        Rank 0 goes on from what all of them have accumulated, the others from nothing.
+        """
+        if len(states) == size:
+            return states[rank]
+        made: dict[str, Any] = {}
+        for phase in dict.fromkeys(phase for state in states for phase in state):
+            saved = [to_host(state[phase]) for state in states if phase in state] if rank == 0 else []
+            made[phase] = {}
+            for path in dict.fromkeys(path for state in states for path in state.get(phase, ())):
+                mean = Mean(path)
+                if parts := [each[path] for each in saved if path in each]:
+                    mean.merge(parts)
+                made[phase][path] = mean.state_dict()
+        return made
 
 
 def _first_tensor(value: Any) -> Tensor | None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
+from loopkit.distributed import sharded
 from loopkit.errors import EmptyDataError, PluginError
 from loopkit.hooks import hookimpl
 from loopkit.order import nearest
@@ -51,9 +52,9 @@ class WeightAverage:
     The first average is a copy of the parameters; until then there is none, and passes use the parameters themselves.
 
     In passes of phases that do not train, the average is in the place of the parameters: each parameter keeps its
-    identity, so optimizers do not notice, and nothing is copied. On leaving, whatever was raised, the parameters are
-    back bitwise. A training phase inside such a pass trains the parameters, not the average. Recorded addresses of
-    parameters (CUDA graphs) are not valid during such a pass.
+    identity, so optimizers do not notice, and nothing is copied (of sharded ones, each process's part is). On leaving,
+    whatever was raised, the parameters are back bitwise. A training phase inside such a pass trains the parameters, not
+    the average. Recorded addresses of parameters (CUDA graphs) are not valid during such a pass.
 
     ``update_bn`` costs one forward pass over its data, in train mode, before the first use after the average has moved;
     a model without batch norm costs nothing. It equals ``torch.optim.swa_utils.update_bn``, and leaves torch's random
@@ -227,7 +228,7 @@ class WeightAverage:
             known = ", ".join(learner.models)
             raise PluginError(f"no model is called {name!r}{nearest(name, learner.models)}; there are: {known}")
         with self.averaged(learner):
-            state = learner.models[name].state_dict()
+            state = sharded.weights(learner.models[name])
             return {key: value.clone() if isinstance(value, Tensor) else value for key, value in state.items()}
 
     def apply(self, learner: Learner) -> None:
@@ -400,7 +401,8 @@ class _Average:
                         f"model's {tuple(tensor.shape)}: the model was changed; start with a new plugin"
                     )
                 if averaged.device != tensor.device or averaged.dtype != tensor.dtype:
-                    self.tensors[key] = averaged.to(tensor.device, tensor.dtype)
+                    averaged = averaged.to(tensor.device, tensor.dtype)
+                self.tensors[key] = sharded.like(averaged, tensor)
             self._pairs = [(tensor, self.tensors[key]) for key, tensor in live.items()]
         return self._pairs
 
@@ -425,6 +427,7 @@ class _Average:
         else:
             groups: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
             for live, averaged in self.pairs(model, use_buffers):
+                averaged, live = sharded.part(averaged), sharded.part(live)
                 if live.is_floating_point() or live.is_complex():
                     ours, theirs = groups.setdefault((live.device, live.dtype), ([], []))
                     ours.append(averaged)
@@ -455,9 +458,15 @@ class _Average:
 
 
 def _exchange(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Exchange the values of two tensors, without a copy, for each pair."""
+    """Exchange the values of two tensors, for each pair; without a copy, but for sharded ones."""
     for live, averaged in pairs:
-        live.data, averaged.data = averaged.data, live.data
+        if sharded.is_sharded(live):  # whose memory is known elsewhere, too
+            here, there = sharded.part(live), sharded.part(averaged)
+            kept = here.clone()
+            here.copy_(there)
+            there.copy_(kept)
+        else:
+            live.data, averaged.data = averaged.data, live.data
     torch.clear_autocast_cache()  # it may hold casts of what was in place
 
 

@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import loopkit.plugins
 from loopkit.events import EpochEnd, StepEnd
 from loopkit.metrics import F1, Accuracy
 from loopkit.plugins import (
+    DDP,
+    FSDP,
+    AverageParameters,
     ChannelsLast,
     CudnnBenchmark,
     History,
@@ -46,8 +50,13 @@ class Terminal(io.StringIO):
 
 
 PLUGINS = {
+    "AverageParameters": AverageParameters,
     "ChannelsLast": ChannelsLast,
     "CudnnBenchmark": CudnnBenchmark,
+    "DDP": DDP,
+    "DDP(overlap=False, weighted=True)": lambda: DDP(overlap=False, weighted=True),
+    "FSDP": FSDP,
+    "FSDP(nn.Linear)": lambda: FSDP(nn.Linear, mixed_precision=torch.bfloat16),
     "History": History,
     "History(steps=True)": lambda: History(steps=True),
     "Metrics": Metrics,

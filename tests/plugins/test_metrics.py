@@ -494,6 +494,71 @@ def test_metrics_state_is_empty_between_passes():
     assert metrics.state_dict() == {}
 
 
+# Another number of processes
+
+SHARES = [[0, 1], [2], [3]]
+"""The batches that each of three processes has."""
+
+
+def loaded(kind, states, rank, size):
+    metrics = KINDS[kind]()
+    metrics.load_state_dict(metrics.reshard(states, rank, size))
+    return metrics
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_metrics_of_several_processes_go_on_in_one(kind):
+    data = classified()
+    states = [interrupted(KINDS[kind](), [data[i] for i in share], len(share)) for share in SHARES[:2]]
+    assert evaluate(loaded(kind, states, 0, 1), data[3:]) == evaluate(KINDS[kind](), data)
+
+
+@pytest.mark.filterwarnings("ignore:No positive samples")  # torchmetrics, of the smallest part
+@pytest.mark.parametrize("kind", KINDS)
+def test_metrics_of_one_process_go_on_in_several(kind):
+    data = classified()
+    one = [interrupted(KINDS[kind](), data[:2], 2)]
+    two = [interrupted(loaded(kind, one, rank, 2), [data[2]] if rank else [data[1]], 1) for rank in range(2)]
+    three = [interrupted(loaded(kind, two, rank, 3), [data[0]], 1) for rank in range(3)]
+    expected = evaluate(KINDS[kind](), [data[0], data[1], data[1], data[2], *[data[0]] * 3, data[3]])
+    values = evaluate(loaded(kind, three, 0, 1), [data[3]])
+    assert values == {name: pytest.approx(value, rel=1e-12) for name, value in expected.items()}  # order of the sums
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_metrics_of_other_ranks_start_from_nothing(kind):
+    data = classified()
+    states = [interrupted(KINDS[kind](), data[:2], 2)] * 2
+    assert evaluate(loaded(kind, states, 1, 3), data[2:]) == evaluate(KINDS[kind](), data[2:])
+    assert KINDS[kind]().reshard(states, 1, 3)["val"]["fed"] is False
+
+
+def test_metrics_of_as_many_processes_get_their_own():
+    states = [interrupted(KINDS["own"](), classified()[:n], n) for n in (1, 2)]
+    metrics = KINDS["own"]()
+    assert [metrics.reshard(states, rank, 2) for rank in range(2)] == states
+    assert metrics.reshard([{}, {}], 0, 3) == {}
+
+
+def test_metrics_that_cannot_be_merged_go_on_in_as_many_processes_alone():
+    class Last(Keeps):
+        def state_dict(self):
+            return {"kept": list(self.kept)}
+
+        def load_state_dict(self, state):
+            self.kept = list(state["kept"])
+
+        def compute(self):
+            return len(self.kept)
+
+    states = [interrupted(Metrics(Last()), classified()[:2], 2)] * 2
+    metrics = Metrics(Last())
+    metrics.load_state_dict(metrics.reshard(states[:1], 0, 2))
+    assert evaluate(metrics, classified()[:1]) == {"val/last": 3.0}
+    with pytest.raises(PluginError, match=r"metric 'last' \(Last\) cannot be merged, and each of 2 processes sees"):
+        metrics.reshard(states, 0, 1)
+
+
 # What is refused
 
 

@@ -1,0 +1,253 @@
+"""Weighted averages of tensors over processes, made now or while something else goes on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+__all__ = ["Average", "Parts", "distance", "weighted_mean"]
+
+BUCKET_BYTES = 64 << 20
+
+
+@dataclass
+class Parts:
+    """What is averaged, by how it is."""
+
+    params: list[Tensor] = field(default_factory=list)
+    """Averaged; what is trained meanwhile is kept."""
+    others: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
+    """Floating buffers and moments: those that all processes have are averaged."""
+    counts: list[Tensor] = field(default_factory=list)
+    """What is not floating: rank 0's is taken."""
+
+    def snapshot(self, device: torch.device | None) -> Parts:
+        """A copy, in the memory of this device or of its own."""
+
+        def copied(tensor: Tensor) -> Tensor:
+            return tensor.detach().clone() if device is None else tensor.detach().to(device, copy=True)
+
+        return Parts(
+            [copied(tensor) for tensor in self.params],
+            {key: copied(tensor) for key, tensor in self.others.items()},
+            [copied(tensor) for tensor in self.counts],
+        )
+
+
+class Average:
+    """One average over all processes, each of which makes one at the same point of its program.
+
+    First the processes exchange some numbers, the first of which is the weight. Who comes early waits there; so what
+    comes after it takes the time that the tensors take, whoever was late. If all weights are 0 nothing is averaged.
+
+    Args:
+        parts: What is averaged; not to be changed until it is over.
+        numbers: This process's; the first one is its weight.
+        group: For the tensors.
+        control: For the numbers; a group of Gloo's that nobody else uses.
+        after: Called with the averaged parameters; what it returns takes their place.
+        measure: Measure the divergence.
+        background: Do it in a thread.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        numbers: Sequence[float],
+        *,
+        group: Any = None,
+        control: Any = None,
+        after: Callable[[list[Tensor]], list[Tensor]] | None = None,
+        measure: bool = False,
+        background: bool = False,
+    ) -> None:
+        self.parts = parts
+        self.background = background
+        """Whether something else goes on meanwhile."""
+        self.result: Parts | None = None
+        """The averages, in single precision at least; None if all weights were 0."""
+        self.table: list[list[float]] = []
+        """The numbers of each process."""
+        self.exchange_ms = 0.0
+        """What the exchange of the numbers took, waiting for the slowest included."""
+        self.reduce_ms = 0.0
+        """What came after it took."""
+        self.divergence: float | None = None
+        """``||parameters - average|| / ||average||`` of this process, if it was to be measured."""
+        self._numbers = list(numbers)
+        self._group = group
+        self._control = control
+        self._after = after
+        self._measure = measure
+        self._error: BaseException | None = None
+        self._exchanged = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._stream = _stream(parts) if background else None
+        if not self._numbers:
+            self._exchanged.set()  # made of a saved one
+        elif background:
+            self._thread = threading.Thread(target=self._run_quietly, daemon=True, name="loopkit-average")
+            self._thread.start()
+        else:
+            self._run()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What taking it over needs; it must be over."""
+        result = self.result
+        return {
+            "snapshot": [tensor.clone() for tensor in self.parts.params],
+            "params": None if result is None else [tensor.clone() for tensor in result.params],
+            "others": [] if result is None else [[list(key), tensor.clone()] for key, tensor in result.others.items()],
+            "counts": [] if result is None else [tensor.clone() for tensor in result.counts],
+            "table": [list(row) for row in self.table],
+            "divergence": self.divergence,
+        }
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Average:
+        """One that is over, made from what `state_dict` returned."""
+        average = cls(Parts([tensor.clone() for tensor in state["snapshot"]]), (), background=True)
+        if state["params"] is not None:
+            others = {tuple(key): tensor.clone() for key, tensor in state["others"]}
+            params, counts = ([tensor.clone() for tensor in state[name]] for name in ("params", "counts"))
+            average.result = Parts(params, others, counts)
+        average.table = [list(row) for row in state["table"]]
+        average.divergence = state["divergence"]
+        return average
+
+    def numbers(self) -> list[list[float]]:
+        """The numbers of each process, as soon as all have come."""
+        self._exchanged.wait()
+        if self._error is not None:
+            raise self._error
+        return self.table
+
+    def wait(self) -> None:
+        """Wait until it is over; raises what failed."""
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _run_quietly(self) -> None:
+        try:
+            if self._stream is None:
+                self._run()
+            else:
+                with self._stream:
+                    self._run()
+                self._stream.synchronize()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._exchanged.set()
+
+    @torch.no_grad()
+    def _run(self) -> None:
+        begin = time.perf_counter()
+        own = torch.tensor(self._numbers, dtype=torch.float64)
+        rows = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        dist.all_gather(rows, own, group=self._control)
+        self.table = [row.tolist() for row in rows]
+        exchanged = time.perf_counter()
+        self.exchange_ms = 1e3 * (exchanged - begin)
+        self._exchanged.set()
+        total = sum(row[0] for row in self.table)
+        if total > 0:
+            self.result = self._averaged(self._numbers[0] / total)
+        self.reduce_ms = 1e3 * (time.perf_counter() - exchanged)
+
+    def _averaged(self, share: float) -> Parts:
+        parts = self.parts
+        keys = list(parts.others)
+        if keys:
+            held: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(held, keys, group=self._control)
+            keys = [key for key in held[0] if all(key in theirs for theirs in held)]
+        tensors = [*parts.params, *(parts.others[key] for key in keys)]
+        means = weighted_mean(tensors, share, self._group)
+        params, others = means[: len(parts.params)], means[len(parts.params) :]
+        counts = [tensor.clone() for tensor in parts.counts]
+        for tensor in counts:
+            dist.broadcast(tensor, src=0, group=self._group)
+        if self._measure and params:
+            self.divergence = distance(parts.params, params)
+        if self._after is not None:
+            params = self._after(params)
+        return Parts(params, dict(zip(keys, others, strict=True)), counts)
+
+
+def weighted_mean(tensors: Sequence[Tensor], share: float, group: Any = None) -> list[Tensor]:
+    """``sum_r share_r * tensor_r`` over the processes, as new tensors; equal, bitwise, in all of them.
+
+    Half precision is summed, and returned, in single precision. One collective for each 64 MiB, dtype and device.
+
+    Args:
+        tensors: Floating or complex, of the same shapes in all processes.
+        share: This process's; those of all are to add up to 1. With 0 the values are not looked at.
+        group: Of ``torch.distributed``.
+    """
+    means: list[Tensor] = [torch.empty(0)] * len(tensors)
+    for bucket in _buckets(tensors):
+        flat = torch.cat([_flat(tensors[i]) for i in bucket])
+        if share:
+            flat.mul_(share)
+        else:
+            flat.zero_()
+        dist.all_reduce(flat, group=group)
+        parts = torch.split(flat, [_flat(tensors[i]).numel() for i in bucket])
+        for i, part in zip(bucket, parts, strict=True):
+            if tensors[i].is_complex():
+                part = torch.view_as_complex(part.view(-1, 2))
+            means[i] = part.view(tensors[i].shape)
+    return means
+
+
+def distance(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
+    """``||before - after|| / ||after||`` over all tensors together; infinite if ``after`` is 0 and they differ."""
+    differences = torch._foreach_sub([b.to(a.dtype) for b, a in zip(before, after, strict=True)], list(after))
+    device = after[0].device
+    norms = [
+        torch.linalg.vector_norm(torch.stack([each.to(device, torch.float64) for each in torch._foreach_norm(tensors)]))
+        for tensors in (differences, list(after))
+    ]
+    moved, norm = torch.stack(norms).tolist()  # host sync: the plan of the next round depends on it
+    return moved / norm if norm else (float("inf") if moved else 0.0)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    flat = torch.view_as_real(tensor).reshape(-1) if tensor.is_complex() else tensor.detach().reshape(-1)
+    return flat.float() if flat.element_size() < 4 else flat
+
+
+def _buckets(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """The indices of tensors that are sent together."""
+    filled: list[list[int]] = []
+    current: dict[Any, tuple[list[int], int]] = {}
+    for i, tensor in enumerate(tensors):
+        key = (tensor.device, tensor.dtype)
+        bucket, size = current.get(key, ([], 0))
+        if bucket and size + tensor.nbytes > BUCKET_BYTES:
+            bucket, size = [], 0
+        if not bucket:
+            filled.append(bucket)
+        bucket.append(i)
+        current[key] = (bucket, size + tensor.nbytes)
+    return filled
+
+
+def _stream(parts: Parts) -> Any:
+    """A stream of its own on the tensors' device, behind what is queued there now; None on a CPU."""
+    device = next((tensor.device for tensor in parts.params if tensor.device.type != "cpu"), None)
+    if device is None:
+        return None
+    stream = torch.Stream(device)
+    stream.wait_stream(torch.accelerator.current_stream(device))
+    return stream

@@ -1,0 +1,266 @@
+"""Member: what every plugin that syncs processes does besides syncing them."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from loopkit.checkpoint.structure import structure
+from loopkit.distributed.shards import set_epoch, shard
+from loopkit.distributed.watch import Watch, hook_of, is_collective_error
+from loopkit.distributed.world import World, join
+from loopkit.errors import PeerError, PluginError, WorldError
+from loopkit.hooks import hookimpl
+
+if TYPE_CHECKING:
+    from loopkit.learner import Learner
+    from loopkit.phases import Phase
+    from loopkit.result import FitResult
+    from loopkit.step import Step
+
+__all__ = ["Member"]
+
+TAILS = ("uneven", "pad", "drop")
+AGREED_EVERY = 1.0
+"""Seconds, about, between two agreements in a pass."""
+FEWEST, MOST = 2, 1000
+"""Steps between two agreements."""
+
+
+class Member:
+    """The base of `DDP`, `FSDP` and `AverageParameters`: one of the processes that train one model together.
+
+    It joins the others, gives each its part of the data, refuses processes that differ, lets all act together on stops,
+    cancels, saves and signals, and names the one that failed where another one only sees that nothing comes any more.
+    For a process alone it does nothing.
+
+    Args:
+        shard: Give each process its part of the data. Without, every process is to bring its own.
+        tail: What is done with samples that are left over: see `loopkit.distributed.shards.shard`.
+        backend: Of ``torch.distributed``; chosen by the device if it is not given.
+        timeout: Seconds that a process waits for the others.
+    """
+
+    provides = "sync"
+    removable = False
+    agrees_in_steps = True
+    """Whether all processes make the same steps, so that they can agree on something after any of them."""
+
+    def __init__(self, *, shard: bool = True, tail: str = "uneven", backend: str | None = None, timeout: float = 300.0):
+        if tail not in TAILS:
+            raise PluginError(f"{type(self).__name__}(tail={tail!r}): it is one of {', '.join(map(repr, TAILS))}")
+        if not timeout > 0:
+            raise PluginError(f"{type(self).__name__}(timeout={timeout!r}): it counts seconds, above 0")
+        self.world = World()
+        self._shard = shard
+        self._tail = tail
+        self._backend = backend
+        self._timeout = timeout
+        self._watch: Watch | None = None
+        self._failure: Callable[[], BaseException | None] = lambda: None
+        """What the fit failed with."""
+        self._said: set[str] = set()
+        self._seed = 0
+        """Of rank 0, for the order of the user's own loaders."""
+        self._left = FEWEST
+        """Steps until the next agreement."""
+        self._every = FEWEST
+        self._counted = 0
+        """Steps of this pass."""
+        self._cancelled = ""
+        """Where a step was cancelled last."""
+        self._since = 0.0
+
+    def join(self, learner: Learner) -> bool:
+        """Join the other processes; returns whether there are any."""
+        if learner.world is not self.world or self.world.size == 1:
+            self.world = learner.world = join(self._backend, timeout=self._timeout)
+            self.world.in_step = self.agrees_in_steps
+            self._seed = self.world.share(torch.initial_seed() % 2**32)
+        return self.world.size > 1
+
+    @hookimpl(updates=("model",), after=("device", "memory_format", "freeze", "compile"))
+    def setup_model(self, learner: Learner, name: str, model: nn.Module) -> nn.Module:
+        """Join the others, and let the model take part."""
+        return self.wrap(learner, name, model) if self.join(learner) else model
+
+    def wrap(self, learner: Learner, name: str, model: nn.Module) -> nn.Module:
+        """Let a model take part; there are other processes."""
+        return model
+
+    @hookimpl
+    def setup_data(self, learner: Learner, phase: Phase, data: Any) -> Any:
+        """Take this process's part of the data."""
+        if self.world.size == 1 or not self._shard:
+            return data
+        epoch = learner.progress.epochs
+        part, said = shard(data, self.world.rank, self.world.size, self._tail, seed=self._seed, epoch=epoch)
+        set_epoch(part, epoch)
+        if said and said not in self._said and self.world.rank == 0:
+            print(f"loopkit: phase {phase.name!r}: {said}", file=sys.stderr)
+        self._said.add(said)
+        return part
+
+    @hookimpl(before=("checkpoint",))  # and so, turned round, after it in fit_end
+    def fit_begin(self, learner: Learner) -> None:
+        """Watch the others from now on; refuse processes that differ."""
+        if self.world.size > 1:
+            self._start_watch(learner)
+            try:
+                self._compare(learner)
+            except BaseException:
+                self._stop_watch()
+                raise
+
+    @hookimpl
+    def fit_end(self, result: FitResult) -> None:
+        """Watch no more."""
+        if self._watch is not None and (failure := self._failure()) is not None:
+            self._watch.fail(failure)
+        self._stop_watch()
+
+    @hookimpl
+    @contextmanager
+    def epoch_context(self, learner: Learner, phase: Phase) -> Iterator[None]:
+        """Say which process failed, where this one only sees that nothing comes from it."""
+        if self.world.size == 1:
+            yield
+            return
+        alone = self._watch is None
+        watch = self._watch or self._start_watch(learner)
+        outer = self._counters()
+        running = learner.running
+        self._counted = 0 if running is None else running.steps
+        self._left, self._every, self._since = FEWEST, FEWEST, time.monotonic()
+        try:
+            yield
+        except Exception as error:
+            blamed = self._blame(error)
+            watch.fail(error)
+            if blamed is not None:
+                raise blamed from error
+            raise
+        except (KeyboardInterrupt, SystemExit) as error:
+            watch.fail(error)
+            raise
+        finally:
+            self._restore(*outer)
+            if alone:
+                self._stop_watch()
+
+    def _counters(self) -> tuple[Any, ...]:
+        """What belongs to the pass that is running, and is kept while another one runs inside it."""
+        return self._left, self._every, self._counted, self._since
+
+    def _restore(self, *counters: Any) -> None:
+        self._left, self._every, self._counted, self._since = counters
+
+    @hookimpl
+    def step_end(self, learner: Learner, phase: Phase) -> None:
+        """Agree with the others, about once a second."""
+        self._count_step(learner, phase)
+
+    @hookimpl
+    def step_cancelled(self, learner: Learner, phase: Phase, step: Step) -> None:
+        """A cancelled step counts, too: the others may not have cancelled it."""
+        self._cancelled = learner.where(phase, step)
+        self._count_step(learner, phase)
+
+    def _count_step(self, learner: Learner, phase: Phase) -> None:
+        if self.world.size == 1 or not self.agrees_in_steps or learner.running is None or not learner.running.agrees:
+            return
+        self._left -= 1
+        self._counted += 1
+        if self._left <= 0 and (not phase.training or self._counted % learner.accumulate == 0):  # no window is open
+            took = time.monotonic() - self._since
+            every = int(self._every * AGREED_EVERY / took) if took else MOST
+            self._every = -int(self.agree(learner, -min(max(every, FEWEST), MOST, 2 * self._every))[0])
+            self._left, self._since = self._every, time.monotonic()
+
+    def agree(self, learner: Learner, *numbers: float) -> list[float]:
+        """Let all processes act on what any of them asks for; returns the highest of each number."""
+        return learner.agree(*numbers)
+
+    def _start_watch(self, learner: Learner) -> Watch:
+        main = threading.get_ident()
+
+        def where() -> str:
+            running = learner.running
+            hook = hook_of(main, learner.plugins)
+            if running is None:
+                return hook or "between two passes"
+            at = learner.where(running.phase, running.current)
+            cancelled = f" (after it cancelled a step: {self._cancelled})" if self._cancelled else ""
+            return (f"{hook}, {at}" if hook else at) + cancelled
+
+        self._watch = Watch(self.world, where)
+        self._watch.start()
+        self._failure = lambda: learner.failure
+        self.world.blame = self._blame
+        return self._watch
+
+    def _stop_watch(self) -> None:
+        if self._watch is not None:
+            self.world.blame, self._failure = None, lambda: None
+            self._watch.stop()
+            self._watch = None
+
+    def _blame(self, error: BaseException) -> PeerError | None:
+        """Who is the cause of an error; None if it does not come from a collective."""
+        if self._watch is None or not is_collective_error(error):
+            return None
+        if (blamed := self._watch.blame(error)) is not None:
+            self._watch.fail(blamed)
+        return blamed
+
+    def _compare(self, learner: Learner) -> None:
+        """Refuse to train with processes that are set up in another way."""
+        said = self.world.gather(_setup(learner))
+        for rank, theirs in enumerate(said):
+            different = [part for part in said[0] if said[0][part] != theirs[part]]
+            if different:
+                part = different[0]
+                raise WorldError(
+                    f"rank {rank} is not set up as rank 0: its {part} differs ({theirs[part]} there, {said[0][part]} "
+                    f"on rank 0). Run the same script with the same arguments in every process"
+                )
+
+
+def _setup(learner: Learner) -> dict[str, str]:
+    """What must be the same in all processes before the first step, part by part."""
+    optimizers = {
+        name: (
+            type(optimizer).__qualname__,
+            [
+                {key: len(value) if key == "params" else repr(value) for key, value in group.items()}
+                for group in optimizer.param_groups
+            ],
+        )
+        for name, optimizer in learner.optimizers.items()
+    }
+    plugins = {
+        name: f"{type(plugin).__module__}.{type(plugin).__qualname__}" for name, plugin in learner.plugins.items()
+    }
+    models = {name: structure(model).hash for name, model in learner.models.items()}
+    trained = {name: [p.requires_grad for p in model.parameters()] for name, model in learner.models.items()}
+    return {
+        "list of plugins": ", ".join(f"{name} ({kind})" for name, kind in plugins.items()),
+        "model": str(models),
+        "choice of trained parameters": _hash(trained),
+        "optimizer": str(optimizers),
+        "accumulation": f"{learner.accumulate} steps, {learner.accumulate_reduction}",
+        "progress": f"{learner.progress.epochs} epochs, {learner.progress.steps} steps",  # each has samples of its own
+        "order of plugins": _hash(str(learner.explain())),
+    }
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(str(value).encode()).hexdigest()[:12]

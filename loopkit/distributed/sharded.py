@@ -1,0 +1,100 @@
+"""Sharded tensors, of which each process holds a part: made whole, and taken apart again."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+__all__ = ["is_sharded", "like", "part", "parts", "total_norm", "weights", "whole"]
+
+
+def is_sharded(value: Any) -> bool:
+    """Whether a value is a ``torch.distributed.tensor.DTensor``."""
+    module = sys.modules.get("torch.distributed.tensor")  # it takes seconds to import, and where it is not, none is one
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def whole(value: Any) -> Any:
+    """A nested value with whole tensors in main memory in the place of sharded ones; the rest is as it was.
+
+    All processes must call it with the same tensors in the same order: there is a collective for each sharded one, and
+    one tensor at a time is whole on the device. What was the same tensor in two places stays so.
+    """
+    return value if "torch.distributed.tensor" not in sys.modules else _whole(value, {})
+
+
+def _whole(value: Any, made: dict[int, Tensor]) -> Any:
+    if isinstance(value, dict):
+        return {key: _whole(item, made) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_whole(item, made) for item in value)
+    if not is_sharded(value):
+        return value
+    if id(value) not in made:
+        made[id(value)] = value.detach().full_tensor().cpu()
+    return made[id(value)]
+
+
+def weights(model: nn.Module) -> dict[str, Any]:
+    """The ``state_dict`` of a model, with whole tensors as by `whole`; tied ones are the same tensor again."""
+    state = dict(model.state_dict())
+    if any(is_sharded(value) for value in state.values()):
+        first: dict[int, str] = {}
+        tied = {
+            name: earlier
+            for name, p in model.named_parameters(remove_duplicate=False)
+            if (earlier := first.setdefault(id(p), name)) != name and {name, earlier} <= state.keys()
+        }
+        made = whole({name: value for name, value in state.items() if name not in tied})
+        state = {name: made[tied.get(name, name)] for name in state}
+    return state
+
+
+def like(value: Tensor, other: Tensor) -> Tensor:
+    """A whole tensor, which all processes have, sharded as ``other`` is; what is sharded already stays as it is.
+
+    No collective: each process keeps its part.
+    """
+    if not is_sharded(other) or is_sharded(value):
+        return value
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    shards = cast(DTensor, other)
+    kept = value.detach().to(shards.device)
+    return distribute_tensor(kept, shards.device_mesh, shards.placements, src_data_rank=None)
+
+
+def part(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor, without its graph: the same memory. It may have no elements."""
+    return tensor.detach().to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def parts(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """What this process holds of some tensors, without those of which it holds nothing."""
+    return [mine for tensor in tensors if (mine := part(tensor)).numel()]
+
+
+def total_norm(tensors: list[Tensor], norm_type: float = 2.0) -> Tensor:
+    """The norm of all tensors together, some of which are sharded, as a plain scalar, equal in all processes.
+
+    One collective. Bitwise ``torch.nn.utils.get_total_norm``, which fails for ``math.inf`` where a process holds
+    nothing of a tensor.
+    """
+    if norm_type != math.inf:
+        norm = torch.nn.utils.get_total_norm(tensors, norm_type)
+        return norm.full_tensor() if is_sharded(norm) else norm  # type: ignore[attr-defined]
+    device, dtype = part(tensors[0]).device, tensors[0].dtype
+    norms = [norm.to(device, dtype) for norm in torch._foreach_norm(parts(tensors), math.inf)]
+    largest = torch.stack(norms).amax() if norms else torch.zeros((), dtype=dtype, device=device)
+    both = torch.stack([largest.nan_to_num(math.inf), largest.isnan().to(dtype)])  # a maximum may lose a nan
+    spread = next((tensor for tensor in tensors if is_sharded(tensor)), None)
+    if spread is not None:
+        for group in spread.device_mesh.get_all_groups():  # type: ignore[attr-defined]
+            dist.all_reduce(both, dist.ReduceOp.MAX, group)
+    return torch.where(both[1] > 0, math.nan, both[0])

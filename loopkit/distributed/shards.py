@@ -1,0 +1,299 @@
+"""Shards: the part of the data that each process takes, and outputs put back in order.
+
+An epoch's order is the same in every process. Each global batch, of ``batch_size`` samples for every process, is cut
+into consecutive parts, one for each rank, so that together the processes take the batches of a single one. Which
+samples of the epoch are used is a number that does not depend on how many processes there are: positions fit any
+number of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Mapping, Sequence, Sized
+from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
+
+from loopkit.batches import count_samples, describe
+from loopkit.data import Loader, ResumableBatchSampler, ResumableSampler, Shares, Tail
+from loopkit.errors import WorldError
+
+if TYPE_CHECKING:
+    from loopkit.distributed.world import World
+
+__all__ = ["gather", "interleaved", "restore_order", "set_epoch", "shard"]
+
+_made: WeakKeyDictionary[Any, tuple[tuple[Any, ...], Any, str]] = WeakKeyDictionary()
+"""What was made of data: the arguments, the part, and the line about it."""
+
+
+def shard(data: Any, rank: int, size: int, tail: str = "uneven", *, seed: int = 0, epoch: int = 0) -> tuple[Any, str]:
+    """The part of one process, and one line that says what was done; it does not depend on the rank.
+
+    The same object gives the same part every time, so that its position is kept from epoch to epoch. A part gives
+    itself. So does all data if ``size`` is 1.
+
+    - A loader of `loopkit.data` gives ``loader.shard(rank, size, tail)``.
+    - A ``DataLoader``, or torchdata's ``StatefulDataLoader``, in which a `loopkit.data.ResumableSampler` or torch's
+      ``SequentialSampler`` or ``RandomSampler`` (without replacement, of all samples) decides about the order gives a
+      loader that is the same but for its batch sampler: the part of a `ResumableSampler`. ``drop_last`` leaves out a
+      last global batch that is not full. Where the order was random, it is that of `ResumableSampler` with the seed of
+      the sampler's generator; without a generator, of ``seed``. It must be the same in every process.
+    - One with a ``DistributedSampler`` of this rank and size is left as it is: see `set_epoch`.
+
+    Args:
+        data: What a pass goes over.
+        rank: The process, from 0.
+        size: How many there are.
+        tail: What becomes of a last global batch that is not full, see `loopkit.data.Loader.shard`. A
+            ``DistributedSampler`` has its own way.
+        seed: For a ``RandomSampler`` without a generator.
+        epoch: The epoch from which the order in the place of a ``RandomSampler``'s counts, when the part is made: with
+            a new loader for every pass all would have the order of the first without it.
+
+    Raises:
+        WorldError: The data cannot be shared out, or is the part of another process.
+        EmptyDataError: There are too few samples.
+
+    Example::
+
+        >>> from loopkit.data import TensorLoader
+        >>> loader = TensorLoader(torch.arange(6), batch_size=2)
+        >>> part, line = shard(loader, 1, 2)
+        >>> print(line)
+        TensorLoader: 2 steps of 2 x 2 samples, the last one of 2
+        >>> [batch.tolist() for batch in part], shard(loader, 1, 2)[0] is part
+        ([[2, 3], [5]], True)
+    """
+    if size == 1:
+        return data, ""
+    given = (rank, size, tail, seed)
+    made = _made.get(data) if isinstance(data, (Loader, DataLoader)) else None
+    if made is None or made[0] != given:
+        part, line = _shard(data, rank, size, cast(Tail, tail), seed, epoch)
+        if part is data:
+            return data, line
+        made = _made[data] = given, part, line
+    return made[1], made[2]
+
+
+def set_epoch(data: Any, epoch: int) -> bool:
+    """Tell the ``DistributedSampler`` of a ``DataLoader`` which epoch begins; loopkit's own count for themselves.
+
+    Call it before every pass, or each epoch has the order of the first.
+
+    Args:
+        data: What a pass is about to go over.
+        epoch: From 0.
+
+    Returns:
+        Whether there was one to be told.
+    """
+    sampler = _order_of(data)[0] if isinstance(data, DataLoader) else None
+    if not isinstance(sampler, DistributedSampler):
+        return False
+    sampler.set_epoch(epoch)
+    return True
+
+
+def interleaved(data: Any) -> bool:
+    """Whether process r takes the samples r, r + size, ... of the epoch's order, as a ``DistributedSampler`` does."""
+    return isinstance(data, DataLoader) and isinstance(_order_of(data)[0], DistributedSampler)
+
+
+def restore_order(parts: Sequence[Sequence[Any]], samples: int, *, interleaved: bool = False) -> list[Any]:
+    """The outputs of a pass in the epoch's order: the dataset's, if it was not shuffled.
+
+    Args:
+        parts: For each rank, its outputs step by step: tensors ``(samples, ...)``, or tuples, lists and mappings of
+            such.
+        samples: Samples of the epoch; what comes after them filled up the last step, and is cut off. With
+            ``tail="drop"`` there are fewer.
+        interleaved: Whether the parts were those of a ``DistributedSampler``, see `interleaved`.
+
+    Returns:
+        Batches, to be concatenated along the first dimension.
+
+    Raises:
+        WorldError: The ranks have different numbers of steps, or outputs that cannot be put in order.
+
+    Example::
+
+        >>> ranks = [[torch.tensor([0, 1]), torch.tensor([4])], [torch.tensor([2, 3]), torch.tensor([0])]]
+        >>> torch.cat(restore_order(ranks, samples=5)).tolist()
+        [0, 1, 2, 3, 4]
+    """
+    if len({len(part) for part in parts}) > 1:
+        raise WorldError(
+            f"the processes have outputs of {', '.join(str(len(part)) for part in parts)} steps, by rank: they must "
+            f"all have the same number"
+        )
+    ordered: list[Any] = []
+    left = samples
+    for step in zip(*parts, strict=True):
+        for batch in [_woven(list(step))] if interleaved else step:
+            count = count_samples(batch)
+            if count > left:
+                batch = _mapped(_first_rows(left), [batch])
+            if left:
+                ordered.append(batch)
+            left -= min(count, left)
+    return ordered
+
+
+def gather(world: World, data: Any, part: Any, outputs: Sequence[Any]) -> list[Any]:
+    """The outputs of all processes for data that was shared out, in its order and on the CPU, in each of them.
+
+    Args:
+        world: The processes.
+        data: What was shared out.
+        part: What this process got of it.
+        outputs: What it made of its batches.
+    """
+    samples = len(cast(Sized, data.dataset)) if isinstance(data, DataLoader) else getattr(data, "samples", sys.maxsize)
+    parts = world.gather([_mapped(_on_host, [batch]) for batch in outputs])
+    return restore_order(parts, samples, interleaved=interleaved(part))
+
+
+def _on_host(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0].cpu()
+
+
+def _shard(data: Any, rank: int, size: int, tail: Tail, seed: int, epoch: int) -> tuple[Any, str]:
+    if isinstance(data, Loader):
+        if data.shares.size > 1:
+            return _checked(data, data.rank, data.shares.size, rank, size), ""
+        own = data.shard(rank, size, tail)
+        unit = "batches" if "batches" in own.state_dict() else "samples"
+        return own, f"{_name(data)}: {_steps(own.shares, unit)}"
+    if not isinstance(data, DataLoader):
+        raise _refused(
+            data, "of batches that are there already, or come one after the other, each process would need all"
+        )
+    if isinstance(data.dataset, IterableDataset):
+        raise _refused(data, f"its dataset {_name(data.dataset)} gives samples one after the other, not by index")
+    sampler, batch_size, drop_last = _order_of(data)
+    if isinstance(sampler, DistributedSampler):
+        _checked(data, sampler.rank, sampler.num_replicas, rank, size)
+        return data, f"{_name(data)}: left as it is, with its {_name(sampler)}"
+    if isinstance(sampler, ResumableSampler):
+        if (shares := sampler.shares) is not None:
+            return _checked(data, sampler.rank, shares.size, rank, size), ""
+        whole, what = sampler, ""
+    elif type(sampler) is SequentialSampler:
+        whole = ResumableSampler(len(sampler), shuffle=False)
+        what = "; ResumableSampler without shuffle in the place of SequentialSampler"
+    elif _is_random(sampler):
+        generator = data.generator if _of_torchdata(sampler, "RandomSampler") else sampler.generator
+        seed = seed if generator is None else generator.initial_seed()
+        whole = ResumableSampler(len(sampler), seed=seed)
+        whole.set_epoch(epoch)
+        what = f"; ResumableSampler with seed {seed} in the place of RandomSampler"
+    else:
+        unknown = data.batch_sampler if sampler is None else sampler
+        raise _refused(data, f"{_name(unknown)} decides which samples come, in a way of its own")
+    if drop_last:
+        tail = "drop"
+    elif data.batch_sampler is None and tail == "uneven":
+        tail = "pad"  # a batch that is one sample cannot get another
+    batches = whole.shard(rank, size, tail, batch_size=batch_size)
+    part = copy.copy(data)
+    state: dict[str, Any] = {"sampler": batches.sampler, "batch_size": None, "drop_last": False, "_iterator": None}
+    if data.batch_sampler is not None:
+        state["batch_sampler"] = batches
+    if hasattr(data, "next_iter_state"):  # of a StatefulDataLoader
+        state["next_iter_state"] = None
+    vars(part).update(state)  # a DataLoader's attributes cannot be assigned
+    assert batches.sampler.shares is not None
+    return part, f"{_name(data)}: {_steps(batches.sampler.shares, 'samples')}{what}"
+
+
+def _order_of(data: DataLoader[Any]) -> tuple[Any, int, bool]:
+    """The sampler that decides about the order, None if it is not known; samples per batch; whether the tail goes."""
+    batches = data.batch_sampler
+    if batches is None:
+        return data.sampler, 1, False
+    known = type(batches) in (BatchSampler, ResumableBatchSampler) or _of_torchdata(batches, "BatchSampler")
+    if not known or not isinstance(batches, BatchSampler):
+        return None, 1, False
+    return batches.sampler, batches.batch_size, batches.drop_last
+
+
+def _is_random(sampler: Any) -> bool:
+    """Whether it gives all samples once, in an order that it draws."""
+    known = type(sampler) is RandomSampler or _of_torchdata(sampler, "RandomSampler")
+    return known and not sampler.replacement and len(sampler) == len(sampler.data_source)
+
+
+def _of_torchdata(value: Any, name: str) -> bool:
+    return type(value).__module__.startswith("torchdata.") and type(value).__name__ == name
+
+
+def _steps(shares: Shares, unit: str) -> str:
+    steps, left = shares.steps(), shares.samples % shares.whole
+    text = f"{steps} steps of {shares.size} x {shares.batch_size} {unit}"
+    if not left:
+        return text
+    if shares.tail == "drop":
+        return f"{text}, {left} left out"
+    if shares.tail == "pad":
+        return f"{text}, the last one filled up with {shares.whole - left} from the epoch's begin"
+    return f"{text}, the last one of {shares.samples - (steps - 1) * shares.whole}"
+
+
+def _checked(data: Any, own_rank: int, own_size: int, rank: int, size: int) -> Any:
+    """Data that is a part already, if it is the one of this process."""
+    if (own_rank, own_size) != (rank, size):
+        raise WorldError(
+            f"{_name(data)} is the part of rank {own_rank} of {own_size}, and this is rank {rank} of {size}: give the "
+            f"whole data, or the part of each process in that process"
+        )
+    return data
+
+
+def _refused(data: Any, why: str) -> WorldError:
+    return WorldError(
+        f"{_name(data)} cannot be shared out among the processes: {why}. Use a loader of loopkit.data or a DataLoader "
+        f"over samples by index; or shard it yourself by learner.rank and learner.world_size, and give DDP(shard=False)"
+    )
+
+
+def _name(value: Any) -> str:
+    return type(value).__name__.removeprefix("_")
+
+
+def _first_rows(count: int) -> Callable[[Sequence[Tensor]], Tensor]:
+    return lambda rows: rows[0][:count]
+
+
+def _woven(batches: Sequence[Any]) -> Any:
+    """One batch of rows that are taken from these in turn."""
+    if len({count_samples(batch) for batch in batches}) > 1:
+        raise WorldError("the outputs of the processes have different lengths in one step: their order is not known")
+    return _mapped(lambda rows: torch.stack(tuple(rows), 1).flatten(0, 1), batches)
+
+
+def _mapped(fn: Callable[[Sequence[Tensor]], Tensor], batches: Sequence[Any]) -> Any:
+    """A batch like these, with ``fn`` of the tensors that stand in the same place of each."""
+    first = batches[0]
+    if isinstance(first, Tensor) and first.ndim:
+        return fn(batches)
+    if isinstance(first, Mapping):
+        return {key: _mapped(fn, [batch[key] for batch in batches]) for key in first}
+    if isinstance(first, (tuple, list)):
+        made = [_mapped(fn, inner) for inner in zip(*batches, strict=True)]
+        return type(first)(*made) if hasattr(first, "_fields") else type(first)(made)
+    raise WorldError(
+        f"outputs are {describe(first)}: only tensors, and tuples, lists and mappings of them, have an order"
+    )

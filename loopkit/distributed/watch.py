@@ -1,0 +1,414 @@
+"""Watch: each process tells where it is, so that the others can say who failed, and none waits for ever."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from loopkit.checkpoint.processes import Process, identity
+from loopkit.errors import PeerError
+from loopkit.hooks import hooks
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from loopkit.distributed.world import World
+
+__all__ = ["Watch", "hook_of", "is_collective_error"]
+
+INTERVAL = 0.5
+"""Seconds between two reports of a process."""
+SILENCE = 2.5
+"""Seconds without a report after which a process is taken for gone, once a collective failed."""
+PATIENCE = 3.0
+"""Seconds that are spent on finding out who failed."""
+GRACE = 5.0
+"""Seconds that a process may still hang after another one failed."""
+BUSY = 0.1
+"""The part of its time that a thread computes, above which it is not taken for one that waits."""
+LONGEST = 2000
+"""Characters of an error that are told to the others."""
+
+SIGNS = (
+    "gloo/transport",
+    "gloo/rendezvous",
+    "Connection closed by peer",
+    "Application timeout caused pair closure",
+    "Connection reset by peer",
+    "NCCL communicator",
+    "NCCL operations have failed",
+    "failed to pass monitoredBarrier",
+)
+"""What the messages of RuntimeErrors from collectives contain."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a process tells of itself."""
+
+    state: str = "running"
+    """Or "failed", or "ended"."""
+    where: str = ""
+    line: str = ""
+    """The innermost line of Python."""
+    stays: float = 0.0
+    """Seconds that it has been there."""
+    error: str = ""
+    """What it failed with."""
+    peer: bool = False
+    """Whether it failed because of another process."""
+    count: int = 0
+    """Of its reports."""
+    process: dict[str, Any] = field(default_factory=dict)
+    """What its machine calls it."""
+
+
+class Watch:
+    """A thread that tells the others where this process is, and looks whether they still go on.
+
+    The loop pays nothing for it. If another process failed and this one hangs in one and the same place, the thread
+    says so on stderr and ends the process, with status 1: after five seconds without moving or computing, or after
+    the world's timeout.
+
+    Args:
+        world: The processes.
+        where: Tells where the calling thread of `start` is, in words. Called in another thread.
+        interval: Seconds between two reports.
+    """
+
+    def __init__(self, world: World, where: Callable[[], str], interval: float = INTERVAL) -> None:
+        self.world = world
+        self._where = where
+        self._interval = interval
+        self._changed = threading.Condition()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._own = Report()
+        self._told = self._own
+        self._others: dict[int, tuple[Report, float]] = {}
+        """The last report of each, and when it came."""
+        self._dead: set[int] = set()
+        """Ranks whose processes ended without a word."""
+        self._read_at = self._since = time.monotonic()
+        """When the store answered last, and since when this process has not moved."""
+        self._lost = False
+        """Whether the store is gone."""
+        self._idle = self._since
+        """Since when its loop has not computed either."""
+        self._blaming = False
+        self._place: Any = None
+        self._computed = 0.0
+        self._alarm: float | None = None
+        """Since when another process is known to have failed."""
+
+    # What the loop calls
+
+    def start(self) -> None:
+        """Begin to watch; all processes must do so the same number of times."""
+        if self.world.size == 1 or self._thread is not None:
+            return
+        self._main = threading.get_ident()
+        self._keys = [f"watch-{self.world.next_watch()}/{rank}" for rank in range(self.world.size)]
+        self._own = self._told = Report(process=asdict(identity()))
+        self._read_at = self._since = self._idle = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="loopkit-watch", daemon=True)
+        self._thread.start()
+        _running.add(self)
+        atexit.unregister(leave)
+        atexit.register(leave)
+
+    def stop(self) -> None:
+        """Watch no more; the others are told that this process came to its end, unless it failed."""
+        if self._thread is None:
+            return
+        if self._own.state == "running":
+            self._tell(replace(self._own, state="ended", where=self._here()))
+        thread, self._thread = self._thread, None
+        self._wake.set()
+        thread.join(PATIENCE)
+        _running.discard(self)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the others that this process fails; returns when they can read it."""
+        if self._thread is None or self._own.state != "running":
+            return
+        notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, str)]
+        located = [note.removeprefix("loopkit: ") for note in notes if note.startswith("loopkit: ")]
+        where = located[0] if located else self._here()
+        text = f"{type(error).__name__}: {_text(error)}"[:LONGEST]
+        self._tell(replace(self._own, state="failed", where=where, error=text, peer=isinstance(error, PeerError)))
+
+    def blame(self, error: BaseException) -> PeerError | None:
+        """Who is the cause of a collective's failure here; None if the error does not come from a collective.
+
+        Nothing may be sent afterwards: it sets ``world.broken``. It takes three seconds at most.
+        """
+        if self.world.size == 1 or not is_collective_error(error):
+            return None
+        self.world.broken = True
+        deadline = time.monotonic() + PATIENCE
+        with self._changed:
+            self._blaming = True  # where it was when the collective failed counts, not where it is now
+            while (cause := self._certain(SILENCE)) is None and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(min(left, self._interval))
+            cause = cause or self._likely(error)
+        return PeerError(f"rank {self.world.rank}: {cause}")
+
+    def _tell(self, report: Report) -> None:
+        global _last_words
+        with self._changed:
+            self._own = report
+            self._wake.set()
+            self._changed.wait_for(lambda: self._told.state == report.state or self._lost, PATIENCE)
+        if self.world.rank == 0:
+            _last_words = time.monotonic()
+
+    def _here(self) -> str:
+        try:
+            return self._where()
+        except Exception:  # it looks at what another thread is changing
+            return self._own.where
+
+    # Who is the cause
+
+    def _certain(self, silence: float) -> str | None:
+        """What happened to another process, by its own words, or because nothing comes from it for so many seconds."""
+        others = sorted(self._others.items())
+        for rank, (report, _) in others:
+            if report.state == "failed" and not report.peer:
+                return _failed(rank, report)
+        for rank, (report, heard) in others:
+            if report.state == "running" and (rank in self._dead or self._read_at - heard > silence):
+                return _gone(rank, report, time.monotonic() - heard)
+        return None
+
+    def _gave_up(self) -> str | None:
+        """Who failed because of yet another process."""
+        failed = [
+            _failed(rank, report) for rank, (report, _) in sorted(self._others.items()) if report.state == "failed"
+        ]
+        return failed[0] if failed else None
+
+    def _likely(self, error: BaseException) -> str:
+        """What probably happened, if nothing is certain."""
+        own, rank = self._own, self.world.rank
+        if cause := self._gave_up():
+            return cause
+        if self._lost or time.monotonic() - self._read_at > SILENCE:
+            return self._storeless()
+        for other, (report, _) in sorted(self._others.items()):
+            if report.state == "ended":
+                return (
+                    f"rank {other} came to its end before this one ({report.where}; this one: {self._here()}). "
+                    f"Give all processes the same number of steps"
+                )
+        for other in range(self.world.size):
+            if other != rank and other not in self._others:
+                return f"rank {other} was never heard of: it is gone, or has not come as far. Look at what it said"
+        places = {other: report for other, (report, _) in self._others.items()} | {rank: own}
+        each = "; ".join(f"rank {other}: {places[other].where}, {places[other].line}" for other in sorted(places))
+        at = (own.where, own.line)
+        if apart := [other for other in sorted(self._others) if (places[other].where, places[other].line) != at]:
+            other = max(apart, key=lambda each: places[each].stays)
+            return (
+                f"rank {other} does not take part in what the others wait for: for {places[other].stays:.1f} s it has "
+                f"been elsewhere ({each}). It hangs, or takes other steps than the rest"
+            )
+        return (
+            f"the processes could not exchange data, though all live and are at the same place ({each}): {_text(error)}"
+        )
+
+    def _storeless(self) -> str:
+        if _kept():
+            return "the launcher, which kept the store, is gone or does not answer. Look at what it said"
+        if self.world.rank == 0:
+            return "the store does not answer. Look at what the other processes say"
+        report, heard = self._others.get(0, (Report(), self._read_at))
+        return _gone(0, report, time.monotonic() - heard, ", which kept the store,")
+
+    # What the thread does
+
+    def _run(self) -> None:
+        store: Any = None
+        while True:
+            self._look()
+            try:
+                if not self._lost:
+                    store = store or self._connect()
+                    self._exchange(store)
+            except dist.DistError:  # its host is gone
+                with self._changed:
+                    self._lost = True
+                    self._changed.notify_all()
+            if self._thread is None:
+                return
+            self._end_if_hung()
+            self._wake.wait(self._interval)
+            self._wake.clear()
+
+    def _connect(self) -> Any:
+        """A connection to the store for this thread: one that is shared would wait for what the loop asks."""
+        shared: Any = self.world.store
+        try:
+            return shared.clone()
+        except dist.DistError:
+            raise
+        except RuntimeError:  # a kind of store that cannot do this
+            return shared
+
+    def _look(self) -> None:
+        """Where this process is now."""
+        now = time.monotonic()
+        where, computed = self._here(), _computed(self._main)
+        point, line = _innermost(self._main)
+        with self._changed:
+            moved = (where, point) != self._place
+            if moved or computed - self._computed > BUSY * self._interval:
+                self._idle = now
+            if moved:
+                self._place, self._since = (where, point), now
+            self._computed = computed
+            if self._own.state == "running" and not self._blaming:
+                self._own = replace(self._own, where=where, line=line, stays=now - self._since)
+            self._own = replace(self._own, count=self._own.count + 1)
+
+    def _exchange(self, store: Any) -> None:
+        """Report, and read what the others do."""
+        told = self._own
+        store.set(self._keys[self.world.rank], json.dumps(asdict(told)))
+        dead = self._vanished()  # asked first: who is dead says no more, so that what is read then is the last word
+        read = {}
+        for rank, key in enumerate(self._keys):
+            if rank != self.world.rank and (rank in self._others or store.check([key])):
+                read[rank] = Report(**json.loads(store.get(key)))
+        now = time.monotonic()
+        with self._changed:
+            self._told, self._read_at = told, now
+            self._dead = {rank for rank in dead if read[rank].state == "running"}
+            for rank, report in read.items():
+                if rank not in self._others or self._others[rank][0].count != report.count:
+                    self._others[rank] = (report, now)
+            self._changed.notify_all()
+
+    def _vanished(self) -> set[int]:
+        """The ranks of this machine that told nothing of late, and whose processes are no more."""
+        late = time.monotonic() - 1.5 * self._interval
+        found = set()
+        for rank, (report, heard) in self._others.items():
+            process = Process(**report.process)
+            if heard < late and process.machine == self._own.process["machine"] and not process.alive():
+                found.add(rank)
+        return found
+
+    def _end_if_hung(self) -> None:
+        """End the process if another one failed, and this one has not moved since."""
+        now = time.monotonic()
+        timeout = self.world.timeout
+        with self._changed:
+            cause = self._certain(timeout) or self._gave_up()
+            if cause is None and self._lost and now - self._read_at > timeout:
+                cause = self._storeless()
+            if cause is None or self._own.state != "running":
+                self._alarm = None
+                return
+            self._alarm = self._alarm or now
+            idle, stuck = now - max(self._alarm, self._idle), now - max(self._alarm, self._since)
+            if idle < min(GRACE, timeout) and stuck < timeout:
+                return
+            stays, where = now - self._since, self._own.where
+        text = f"loopkit: rank {self.world.rank} has hung for {stays:.1f} s ({where}) and ends now, because {cause}\n"
+        try:
+            os.write(2, text.encode())
+        finally:
+            os._exit(1)
+
+
+_running: set[Watch] = set()
+_last_words = 0.0
+"""When this process told its end, if it is rank 0."""
+
+
+def leave() -> None:
+    """End all watches, before the interpreter ends; rank 0 stays until the others can have read its last words."""
+    for watch in list(_running):
+        watch.stop()
+    if _last_words and not _kept():
+        time.sleep(max(0.0, _last_words + 2.5 * INTERVAL - time.monotonic()))
+
+
+def hook_of(thread: int, plugins: Mapping[str, Any]) -> str:
+    """The innermost loopkit hook that a thread is in, as "in step_end of plugin 'x'"; "" if there is none.
+
+    Args:
+        thread: Its ``threading.get_ident()``.
+        plugins: The plugins by name.
+    """
+    known = hooks()
+    names = {id(plugin): name for name, plugin in plugins.items()}
+    frame: FrameType | None = sys._current_frames().get(thread)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name in known and code.co_argcount:
+            owner = frame.f_locals.get(code.co_varnames[0])
+            if owner is not None and id(owner) in names:
+                return f"in {code.co_name} of plugin {names[id(owner)]!r}"
+        frame = frame.f_back
+    return ""
+
+
+def is_collective_error(error: BaseException) -> bool:
+    """Whether an error is one of a collective, or of the store: another process may be its cause."""
+    if dist.is_available() and isinstance(error, dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in _text(error) for sign in SIGNS)
+
+
+def _kept() -> bool:
+    """Whether the launcher keeps the store, instead of rank 0."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _failed(rank: int, report: Report) -> str:
+    where = f" ({report.where})" if report.where else ""
+    return f"rank {rank} failed{where}: {report.error}"
+
+
+def _gone(rank: int, report: Report, ago: float, what: str = "") -> str:
+    where = f" ({report.where})" if report.where else ""
+    return (
+        f"rank {rank}{what} is gone; it was last heard of {ago:.1f} s ago{where}. Look at what it said last, and "
+        f"whether its machine ran out of memory"
+    )
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "(its message cannot be read)"
+
+
+def _innermost(thread: int) -> tuple[tuple[int, int], str]:
+    """The point at which a thread is, to be compared, and in words."""
+    frame = sys._current_frames().get(thread)
+    if frame is None:
+        return (0, 0), "nowhere"
+    code = frame.f_code
+    return (id(frame), frame.f_lasti), f"line {frame.f_lineno} of {os.path.basename(code.co_filename)}, {code.co_name}"
+
+
+def _computed(thread: int) -> float:
+    """The seconds that a thread has computed; 0 where that is not known."""
+    try:
+        return time.clock_gettime(time.pthread_getcpuclockid(thread))
+    except (AttributeError, OSError):
+        return 0.0

@@ -1,0 +1,312 @@
+"""World: the processes that train together, and what they tell each other beside gradients and parameters."""
+
+from __future__ import annotations
+
+import atexit
+import io
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from loopkit.errors import WorldError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+__all__ = ["World", "join"]
+
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_current: World | None = None
+
+
+class World:
+    """The processes that train together, as one of them sees them; without arguments, this process alone.
+
+    What it sends goes through the host's memory, in a group of its own: nothing here waits for a device. All processes
+    must make the same calls in the same order. It lasts as long as the process.
+    """
+
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        *,
+        timeout: float = 300.0,
+        group: dist.ProcessGroup | None = None,
+        store: Store | None = None,
+    ) -> None:
+        self.rank = rank
+        """Which of the processes this is, from 0."""
+        self.size = size
+        """How many there are."""
+        self.timeout = timeout
+        """Seconds that a process waits for the others."""
+        self.store = store
+        """What all can write to and read from, also while they wait for each other; None for a process alone."""
+        self.broken = False
+        """Whether a process is gone: nothing may be sent any more."""
+        self.in_step = True
+        """Whether all processes make the same steps."""
+        self.blame: Callable[[BaseException], BaseException | None] | None = None
+        """Says which process is the cause of an error of a collective; None if that is not the error's cause."""
+        self._group = group
+        self._watches = 0
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every process's value, by rank, in each process; two collectives. Values are pickled, between these alone."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        with self._sending():
+            dist.all_gather_object(values, _packed(value), group=self._group)
+        return [_unpacked(each) for each in values]
+
+    def share(self, value: Any) -> Any:
+        """The value of rank 0, in each process; two collectives."""
+        if self.size == 1:
+            return value
+        values = [_packed(value) if self.rank == 0 else None]
+        with self._sending():
+            dist.broadcast_object_list(values, src=0, group=self._group)
+        return _unpacked(values[0])
+
+    def highest(self, *numbers: float) -> list[float]:
+        """The highest of each number over the processes; one collective."""
+        if self.size == 1:
+            return list(numbers)
+        return self._reduced(numbers, dist.ReduceOp.MAX)
+
+    def total(self, *numbers: float) -> list[float]:
+        """The sum of each number over the processes, in double precision; one collective."""
+        if self.size == 1:
+            return list(numbers)
+        return self._reduced(numbers, dist.ReduceOp.SUM)
+
+    def _reduced(self, numbers: tuple[float, ...], op: Any) -> list[float]:
+        values = torch.tensor(numbers, dtype=torch.float64)
+        with self._sending():
+            dist.all_reduce(values, op=op, group=self._group)
+        return list(values.tolist())
+
+    @contextmanager
+    def _sending(self) -> Iterator[None]:
+        self._check()
+        try:
+            yield
+        except Exception as error:
+            if self.blame is None or (blamed := self.blame(error)) is None:
+                raise
+            raise blamed from error
+
+    def next_watch(self) -> int:
+        """A number for a watch, equal in all processes."""
+        self._watches += 1
+        return self._watches
+
+    @property
+    def open(self) -> bool:
+        """Whether its process group is still there."""
+        if self.size == 1:
+            return True
+        try:
+            return dist.is_initialized() and dist.get_rank(self._group) == self.rank
+        except ValueError:  # the group belongs to an earlier default group
+            return False
+
+    def _check(self) -> None:
+        if self.broken:
+            raise WorldError(
+                f"rank {self.rank}: one of the other processes is gone, nothing can be sent to them any more: start "
+                f"all of them again"
+            )
+        if not self.open:
+            raise WorldError(
+                f"rank {self.rank}: the process group was destroyed, and the processes cannot hear each other: call "
+                f"torch.distributed.destroy_process_group() at the end of the script, or not at all"
+            )
+
+
+def _packed(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)  # plain pickle writes some dtypes that it cannot read
+    return buffer.getvalue()
+
+
+def _unpacked(value: Any) -> Any:
+    return torch.load(io.BytesIO(value), weights_only=False)  # it comes from this run's own processes
+
+
+def join(backend: str | None = None, *, timeout: float = 300.0) -> World:
+    """The world of this process, joined at the first call, as a launcher's environment says.
+
+    It is the environment of torchrun, `loopkit.launch`, or any launcher that sets ``RANK``, ``WORLD_SIZE``,
+    ``MASTER_ADDR`` and ``MASTER_PORT``; without it, the process is alone. A default process group that exists already
+    is used as it is. Each run of torchrun, and each of its restarts, meets under a name of its own, so that no process
+    finds one that is dead.
+
+    Args:
+        backend: Of ``torch.distributed``; by default NCCL for tensors on CUDA, if each process has a device of its own,
+            and Gloo for all else.
+        timeout: Seconds to wait for the others, now and in every collective.
+
+    Raises:
+        WorldError: The environment is incomplete or wrong, the backend is not there, the address is taken, or the
+            others did not come in time.
+    """
+    global _current
+    if not timeout > 0:
+        raise WorldError(f"join(timeout={timeout!r}): it counts seconds, above 0")
+    if _current is not None:
+        if _current.open or not dist.is_initialized():
+            _current._check()
+            return _current
+        _current = None  # the script has made another process group since
+    world = _join(backend, timeout)
+    if world.size > 1:  # a process that is alone may join others later
+        _current = world
+    return world
+
+
+def _join(backend: str | None, timeout: float) -> World:
+    limit = timedelta(seconds=timeout)
+    if not (dist.is_available() and dist.is_initialized()):
+        place = _place()
+        if place is None:
+            return World(timeout=timeout)
+        if not dist.is_available():
+            raise WorldError(f"{place}: this build of torch has no torch.distributed: install one that has it")
+        chosen = _backend(backend)
+        try:
+            _meet(place, chosen, limit)
+        except dist.DistError as error:
+            _give_up(place, error)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if size == 1:
+        return World(timeout=timeout)
+    if "LOCAL_RANK" in os.environ and dist.get_backend() == "nccl":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    try:
+        group = dist.new_group(backend="gloo", timeout=limit)
+    except dist.DistError as error:
+        raise WorldError(f"rank {rank} of {size}: not all processes came within {timeout:g} s: {error}") from error
+    store = dist.PrefixStore("loopkit", dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]
+    return World(rank, size, timeout=timeout, group=group, store=store)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What the environment says."""
+
+    rank: int
+    size: int
+    address: str
+    port: int
+    kept: bool
+    """Whether the launcher keeps the store."""
+    run: str
+    """A name that differs between runs and restarts."""
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.size}, {self.address}:{self.port}"
+
+
+def _place() -> _Place | None:
+    """What the environment says; None for a process alone."""
+    given = [name for name in VARIABLES if name in os.environ]
+    if not given or os.environ.get("WORLD_SIZE") == "1":
+        return None
+    if missing := [name for name in VARIABLES if name not in os.environ]:
+        raise WorldError(
+            f"the environment sets {', '.join(given)}, but not {', '.join(missing)}: start the script by torchrun or "
+            f"loopkit.launch, which set all of them, or unset them for a single process"
+        )
+    rank, size, port = _number("RANK", 0), _number("WORLD_SIZE", 1), _number("MASTER_PORT", 1, 65535)
+    if rank >= size:
+        raise WorldError(f"the environment says RANK={rank} and WORLD_SIZE={size}: ranks go from 0 to {size - 1}")
+    get = os.environ.get
+    run = f"{get('TORCHELASTIC_RUN_ID', '')}/restart-{get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    return _Place(rank, size, os.environ["MASTER_ADDR"], port, get("TORCHELASTIC_USE_AGENT_STORE") == "True", run)
+
+
+def _number(name: str, least: int, most: int | None = None) -> int:
+    text = os.environ[name]
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least or (most is not None and number > most):
+        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise WorldError(
+            f"the environment says {name}={text!r}, which is no number {bounds}: start the script by torchrun or "
+            f"loopkit.launch"
+        )
+    return number
+
+
+def _meet(place: _Place, backend: str, limit: timedelta) -> None:
+    """Make the default process group."""
+    rank, size = place.rank, place.size
+    hosts = rank == 0 and not place.kept
+    tcp = dist.TCPStore(place.address, place.port, size, hosts, limit)  # type: ignore[attr-defined]
+    store = dist.PrefixStore(place.run, tcp)  # type: ignore[attr-defined]
+    if not place.kept and store.add(f"loopkit/rank-{rank}", 1) > 1:
+        raise WorldError(
+            f"{place}: another process with this rank is there already: the script was started twice with one port, "
+            f"or two processes have the same RANK; give each run a MASTER_PORT of its own"
+        )
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+    atexit.register(_leave)
+
+
+def _give_up(place: _Place, error: dist.DistError) -> NoReturn:
+    """Say why the processes did not meet."""
+    text = str(error).strip().rstrip(".")
+    if "EADDRINUSE" in text:
+        raise WorldError(
+            f"{place}: the port is taken, by another run or another program: give this one another MASTER_PORT "
+            f"(torchrun --master-port, or --standalone, which finds a free one)"
+        ) from error
+    if isinstance(error, dist.DistNetworkError) and place.rank != 0:
+        whose = "the launcher" if place.kept else "rank 0"
+        raise WorldError(
+            f"{place}: nobody answers there ({text}). Did {whose} start, and can its host be reached from this one?"
+        ) from error
+    raise WorldError(
+        f"{place}: the others did not come, or left again ({text}). Look at what the other processes say; if they "
+        f"start slowly, give a longer timeout="
+    ) from error
+
+
+def _backend(given: str | None) -> str:
+    if given is None:
+        return "cpu:gloo,cuda:nccl" if _device_for_each() and dist.is_nccl_available() else "gloo"
+    for name in [part.rpartition(":")[2].lower() for part in given.split(",")]:
+        if not dist.is_backend_available(name):
+            raise WorldError(f"the backend {name!r} is not in this build of torch: 'gloo' is, leave backend= out")
+        if name == "nccl" and not torch.cuda.is_available():
+            raise WorldError(
+                "the backend 'nccl' needs CUDA, and there is none here: leave backend= out, or give 'gloo'"
+            )
+    return given
+
+
+def _device_for_each() -> bool:
+    """Whether each process of this machine can have a CUDA device of its own, as NCCL demands."""
+    if not torch.cuda.is_available():
+        return False
+    here = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return torch.cuda.device_count() >= int(here) if here.isdecimal() else True
+
+
+def _leave() -> None:
+    """Close the process group that was opened here, unless that would mean waiting for a dead process."""
+    global _current
+    world, _current = _current, None
+    if dist.is_initialized() and not (world is not None and world.broken):
+        dist.destroy_process_group()

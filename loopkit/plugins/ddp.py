@@ -1,0 +1,380 @@
+"""Data parallel training: gradients averaged over processes."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from loopkit.distributed.buckets import average, copy_from_first
+from loopkit.distributed.member import Member
+from loopkit.errors import PhaseError, PluginError, WorldError
+from loopkit.hooks import hookimpl
+from loopkit.phases import TrainingPhase
+
+if TYPE_CHECKING:
+    from loopkit.learner import Learner
+    from loopkit.phases import Phase
+    from loopkit.step import Step
+
+__all__ = ["DDP"]
+
+COMPRESSION = {None: None, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class DDP(Member):
+    """Train one model in many processes, each on its part of every batch; the gradients are averaged.
+
+    The script is the same for one process and for many: it is started by torchrun or `loopkit.launch`. A process alone
+    trains as if the plugin were not there.
+
+    By default the average is that of PyTorch's ``DistributedDataParallel``, in which each process counts the same: it
+    is the gradient of the global batch if all processes have batches of equal weight. Gradients are synced once for an
+    update and are final from ``update_begin`` on: clipping, say, sees the norm of the average.
+
+    Args:
+        overlap: True: PyTorch's reducer syncs during the last backward of an update. It can serve phases whose step
+            calls each model exactly once and differentiates with respect to all its parameters; another one is
+            refused in its first step. False: gradients are averaged at ``update_begin``, for any phase. ``"auto"``: the
+            reducer for phases that keep the steps of `TrainingPhase`, with one model and one optimizer.
+        weighted: The average is ``sum(w g) / sum(w)`` over the processes, with the weights of their steps: exact for
+            batches of unequal sizes, at the price of one more reduction of one number for each update.
+        compression: ``"fp16"`` or ``"bf16"``: gradients are sent in half precision.
+        bucket_mb: Gradients are sent in buckets of about so many MiB.
+        static_graph: The same parameters are used in the same order in each step (PyTorch's option).
+        find_unused_parameters: Parameters may get no gradient in a step; otherwise that is an error that names them.
+        fixed_buckets: PyTorch's reducer lays its buckets out anew after the first step, which changes the last bits of
+            sums over more than two processes, in a resumed run again. With this it does not: a run that is resumed
+            ends with the same bits. It costs a walk through the graph in each step.
+        sync_batch_norm: Batch norms compute their statistics over all processes (not on CPUs). Otherwise each uses its
+            own batch, and the running statistics are those of rank 0.
+        broadcast_buffers: Copy the buffers of rank 0 to the others before each synced forward pass.
+        shard, tail, backend, timeout: As in `Member`.
+
+    Raises:
+        PluginError: An option is out of range, or two exclude each other.
+        WorldError: The processes cannot meet, differ, or a parameter got no gradient.
+    """
+
+    name = "ddp"
+    owns = ("grads.sync",)
+
+    def __init__(
+        self,
+        *,
+        overlap: bool | str = "auto",
+        weighted: bool = False,
+        compression: str | None = None,
+        bucket_mb: float = 25.0,
+        static_graph: bool = False,
+        find_unused_parameters: bool = False,
+        fixed_buckets: bool = False,
+        sync_batch_norm: bool = False,
+        broadcast_buffers: bool = True,
+        shard: bool = True,
+        tail: str = "uneven",
+        backend: str | None = None,
+        timeout: float = 300.0,
+    ) -> None:
+        super().__init__(shard=shard, tail=tail, backend=backend, timeout=timeout)
+        if overlap not in (True, False, "auto"):
+            raise PluginError(f"DDP(overlap={overlap!r}): it is True, False or 'auto'")
+        if compression not in COMPRESSION:
+            raise PluginError(f"DDP(compression={compression!r}): it is None, 'fp16' or 'bf16'")
+        if not bucket_mb > 0:
+            raise PluginError(f"DDP(bucket_mb={bucket_mb!r}): it is a number of MiB above 0")
+        if static_graph and (find_unused_parameters or fixed_buckets):
+            raise PluginError("DDP(static_graph=True) goes with neither find_unused_parameters nor fixed_buckets")
+        self.overlap = overlap
+        self.weighted = weighted
+        self._compression = compression
+        self._bucket_bytes = int(bucket_mb * 2**20)
+        self._static_graph = static_graph
+        self._unused = find_unused_parameters
+        self._fixed = fixed_buckets
+        self._sync_batch_norm = sync_batch_norm
+        self._broadcast_buffers = broadcast_buffers
+        self._synced: dict[str, _Synced] = {}
+        self._params: list[nn.Parameter] = []
+        self._reducible = 0
+        """How many of them had a gradient when the reducers were made."""
+        self._phases: dict[int, tuple[Phase, bool]] = {}
+        """Whether the reducer serves a phase."""
+        self.reducing = False
+        """Whether the reducer syncs in the backward of this step."""
+        self._reduced = False
+        """Whether it has."""
+        self._without: dict[tuple[str, str], set[int]] = {}
+        """Which parameters of an optimizer get no gradient in any process, by phase and optimizer."""
+        self._optimizers = 1
+
+    def wrap(self, learner: Learner, name: str, model: nn.Module) -> nn.Module:
+        """Start from the state of rank 0, and let calls of the model go through PyTorch's reducer where that syncs."""
+        self._compare_models(name, model)
+        if self.weighted and learner.accumulate_reduction == "sum":
+            raise PluginError("DDP(weighted=True) is for means, and the learner has accumulate_reduction='sum'")
+        if self._sync_batch_norm:
+            if any(p.device.type == "cpu" for p in model.parameters()):
+                raise WorldError(
+                    f"DDP(sync_batch_norm=True): model {name!r} is on a CPU, where PyTorch has no such batch norm: "
+                    f"leave the option out, or move the model with ToDevice"
+                )
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+        copy_from_first([*(p.detach() for p in model.parameters()), *model.buffers()], bucket_bytes=self._bucket_bytes)
+        if not any(p.requires_grad for p in model.parameters()):
+            return model
+        self._params += model.parameters()
+        self._reducible = sum(p.requires_grad for p in self._params)
+        self._synced[name] = _Synced(self, model, None if self.overlap is False else self._reducer(model))
+        return self._synced[name]
+
+    def _compare_models(self, name: str, model: nn.Module) -> None:
+        """Before anything else is sent: PyTorch would fail without saying why."""
+        said = self.world.gather([(path, *_kind(p)) for path, p in (*model.named_parameters(), *model.named_buffers())])
+        for rank, theirs in enumerate(said):
+            if theirs != said[0]:
+                one, other = next(
+                    (pair for pair in zip(said[0], theirs, strict=False) if pair[0] != pair[1]),
+                    (f"{len(said[0])} tensors", f"{len(theirs)} tensors"),
+                )
+                raise WorldError(
+                    f"model {name!r} of rank {rank} is not that of rank 0: {other} there, {one} on rank 0. Build the "
+                    f"same model in every process"
+                )
+
+    def _reducer(self, model: nn.Module) -> DistributedDataParallel:
+        options: dict[str, Any] = {} if self._broadcast_buffers else {"broadcast_buffers": False}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # newer PyTorch has another name for that option
+            reducer = DistributedDataParallel(
+                model,
+                bucket_cap_mb=self._bucket_bytes / 2**20,
+                find_unused_parameters=self._unused or self._fixed,
+                static_graph=self._static_graph,
+                **options,
+            )
+        if self._compression is not None:
+            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+            reducer.register_comm_hook(None, getattr(default_hooks, f"{self._compression}_compress_hook"))
+        return reducer
+
+    def explain(self, phase: Phase, hook: str) -> str:
+        """Where the gradients of a phase are synced; for ``learner.explain()``."""
+        if not phase.training or hook != "update_begin":
+            return ""
+        reducing, why = self._choose(phase)
+        where = "in the last backward of each update, by PyTorch's reducer" if reducing else "here"
+        return f"gradients are averaged {where}: {why}"
+
+    def _choose(self, phase: Phase) -> tuple[bool, str]:
+        if self.world.size == 1:
+            return False, "there is one process alone, so nothing is done"
+        if self.overlap != "auto":
+            return self.overlap is True, f"overlap={self.overlap}"
+        if not isinstance(phase, TrainingPhase) or any(
+            getattr(type(phase), part) is not getattr(TrainingPhase, part) for part in ("step", "forward", "loss")
+        ):
+            return False, f"{type(phase).__name__} has a step of its own, which may use the models in any way"
+        if len(self._synced) != 1 or self._optimizers != 1:
+            return False, "there are several models or optimizers"
+        return True, "the step calls the model once"
+
+    @hookimpl
+    def epoch_begin(self, learner: Learner, phase: Phase) -> None:
+        """Choose how gradients are synced."""
+        if self.world.size > 1 and phase.training:
+            self._optimizers = len(learner.optimizers)
+            if self.overlap is True and self._optimizers > 1:
+                raise PhaseError(
+                    f"DDP(overlap=True): phase {phase.name!r} has {self._optimizers} optimizers, whose updates "
+                    f"PyTorch's reducer cannot tell apart. Give DDP(overlap=False), which averages at update_begin"
+                )
+            self._phases[id(phase)] = phase, self._choose(phase)[0]
+
+    @hookimpl
+    def step_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
+        """Tell the reducer whether this step's backward is the last one of an update."""
+        if self.world.size == 1 or not phase.training or learner.running is None:
+            return
+        self.reducing = self._reduced = False
+        for synced in self._synced.values():
+            synced.calls = 0
+        windows = learner.running.windows
+        if not windows or not (step.last or any(window.count + 1 >= window.size for window in windows)):
+            return
+        self.reducing = self._phases[id(phase)][1]
+        if self.reducing and sum(p.requires_grad for p in self._params) != self._reducible:
+            self.reducing = False  # parameters were frozen or thawed since the reducer was made
+            if self.overlap is True:
+                raise PhaseError(
+                    f"DDP(overlap=True): parameters were frozen or thawed since the learner was built, which PyTorch's "
+                    f"reducer does not see (phase {phase.name!r}, step {step.index}). Give DDP(overlap='auto')"
+                )
+        if not self.reducing and self._broadcast_buffers:
+            buffers = [buffer for model in learner.models.values() for buffer in model.buffers()]
+            copy_from_first(buffers, bucket_bytes=self._bucket_bytes)
+
+    @hookimpl
+    def step_cancelled(self, learner: Learner, phase: Phase, step: Step) -> None:
+        """Take back what the reducer expects of the backward that does not come."""
+        if self.reducing and not self._reduced and phase.training:
+            for synced in self._synced.values():
+                if synced.calls:
+                    _disarm(self._params)
+            self.reducing = False
+        super().step_cancelled(learner, phase, step)
+
+    def _counters(self) -> tuple[Any, ...]:
+        return *super()._counters(), self.reducing, self._reduced, [each.calls for each in self._synced.values()]
+
+    def _restore(self, *counters: Any) -> None:
+        *others, self.reducing, self._reduced, calls = counters
+        super()._restore(*others)
+        for synced, count in zip(self._synced.values(), calls, strict=True):
+            synced.calls = count
+
+    @hookimpl
+    def backward_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
+        """Where the reducer syncs in this backward: give it the gradients of the whole window."""
+        if not self.reducing:
+            return
+        calls = {name: synced.calls for name, synced in self._synced.items()}
+        if self._reduced or any(count != 1 for count in calls.values()):
+            self.reducing = False
+            counted = ", ".join(f"model {name!r} was called {count} times" for name, count in calls.items())
+            raise PhaseError(
+                f"DDP(overlap=True): phase {phase.name!r} cannot be served by PyTorch's reducer, which takes one call "
+                f"of each model before one backward in a step: {counted}"
+                f"{', and this is a second backward' * self._reduced} (step {step.index}). Give DDP(overlap=False), "
+                f"which averages at update_begin"
+            )
+        assert learner.running is not None
+        for window in learner.running.windows:
+            weight = window.total + step.weight if window.weighted and window.count else step.weight
+            window.settle(step, self._share(weight, step.loss.device) if self.weighted else 1.0)
+
+    @hookimpl
+    def backward_end(self, learner: Learner, phase: Phase, step: Step) -> None:
+        """Name the parameters that got no gradient, for which the others would wait."""
+        if not self.reducing:
+            return
+        self._reduced = True
+        if not self._unused:
+            if any(p.grad is None and p.requires_grad for p in self._params):
+                unused = [
+                    f"{name}.{path}" if len(learner.models) > 1 else path
+                    for name, model in learner.models.items()
+                    for path, p in model.named_parameters()
+                    if p.requires_grad and p.grad is None
+                ]
+                raise WorldError(
+                    f"no gradient came for {_listed(unused)} in phase {phase.name!r}, step {step.index}: give "
+                    f"DDP(find_unused_parameters=True) if that is meant, or DDP(overlap=False) where a backward is for "
+                    f"some parameters alone, or freeze them (requires_grad=False) before the learner is built"
+                )
+
+    @hookimpl(writes=("grads",))
+    def update_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
+        """From here on the gradients are those of all processes."""
+        if self.world.size == 1:
+            return
+        if step.closure is not None:
+            raise PhaseError(
+                f"phase {phase.name!r}: an optimizer that evaluates the loss itself decides by the loss of its own "
+                f"process, and the processes would part: use another optimizer under DDP"
+            )
+        if self.reducing and self._reduced:
+            return
+        missing = {index for index, p in enumerate(step.params) if p.requires_grad and p.grad is None}
+        key = phase.name, step.optimizer_name
+        if self._unused:
+            without = set.intersection(*self.world.gather(missing))
+        else:
+            if key not in self._without:
+                said = self.world.gather(missing)
+                self._without[key] = said[0]
+                missing = next((each for each in said if each != said[0]), missing)
+            without = self._without[key]
+            if changed := sorted(missing ^ without):
+                shape = tuple(step.params[changed[0]].shape)
+                raise WorldError(
+                    f"parameter {changed[0]} (shape {shape}) of optimizer {step.optimizer_name!r} gets a gradient in "
+                    f"some updates or processes, and in others it gets none (phase {phase.name!r}, step {step.index}): "
+                    f"give DDP(find_unused_parameters=True) if that is meant"
+                )
+        grads = []
+        for index, p in enumerate(step.params):
+            if p.requires_grad and index not in without:
+                if p.grad is None:
+                    p.grad = torch.zeros_like(p)
+                grads.append(p.grad)
+        if self.weighted and grads:
+            assert learner.running is not None
+            share = self._share(learner.running.window(step.optimizer_name).weight, grads[0].device)
+            torch._foreach_mul_(grads, share.to(grads[0].dtype))
+        average(grads[::-1], self.world.size, bucket_bytes=self._bucket_bytes, dtype=COMPRESSION[self._compression])
+
+    def _share(self, weight: float | Tensor, device: torch.device) -> Tensor:
+        """What makes a mean over processes one by weights: ``size * w / sum(w)``; one reduction of one number."""
+        mine = torch.as_tensor(weight, dtype=torch.float32, device=device).reshape(1)
+        total = mine.clone()
+        dist.all_reduce(total)
+        return (mine * (self.world.size / total)).squeeze()
+
+    @hookimpl(writes=("buffers",))
+    def epoch_end(self, learner: Learner, phase: Phase) -> None:
+        """Go on with the buffers of rank 0: the last step has changed each process's own."""
+        if self.world.size > 1 and phase.training and self._broadcast_buffers:
+            buffers = [buffer for model in learner.models.values() for buffer in model.buffers()]
+            copy_from_first(buffers, bucket_bytes=self._bucket_bytes)
+
+
+class _Synced(nn.Module):
+    """Calls of a model, through PyTorch's reducer in the steps whose backward syncs."""
+
+    def __init__(self, plugin: DDP, model: nn.Module, reducer: DistributedDataParallel | None) -> None:
+        super().__init__()
+        self.calls = 0
+        """In this step."""
+        self._plugin = plugin
+        self._inner = (model,)  # in a tuple, so that they are no submodules
+        self._reducer = (reducer,)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        (reducer,) = self._reducer
+        if not self._plugin.reducing or reducer is None or not torch.is_grad_enabled():
+            return self._inner[0](*args, **kwargs)
+        self.calls += 1
+        if self.calls > 1:
+            raise PhaseError(
+                "DDP(overlap=True): the step calls a model a second time before its backward, which PyTorch's reducer "
+                "cannot serve. Give DDP(overlap=False), which averages at update_begin"
+            )
+        return reducer(*args, **kwargs)
+
+
+def _kind(tensor: Tensor) -> tuple[tuple[int, ...], str, bool]:
+    return tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad
+
+
+def _disarm(params: list[nn.Parameter]) -> None:
+    """A backward of zeros, for which a reducer waits after its forward; gradients stay as they are."""
+    trained = [p for p in params if p.requires_grad]
+    grads = [p.grad for p in trained]
+    for p in trained:
+        p.grad = None
+    with torch.enable_grad():
+        zero = torch.stack([p.flatten()[:1].sum() * 0 for p in trained if p.numel()]).sum()
+    zero.backward()  # type: ignore[no-untyped-call]
+    for p, grad in zip(trained, grads, strict=True):
+        p.grad = grad
+
+
+def _listed(names: list[str], most: int = 5) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"parameter{'s' * (len(names) > 1)} {', '.join(names[:most])}{more}"

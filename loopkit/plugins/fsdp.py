@@ -1,0 +1,361 @@
+"""Sharding of parameters, gradients and optimizer states over processes, by torch's ``fully_shard``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from loopkit.distributed.buckets import copy_from_first
+from loopkit.distributed.member import Member
+from loopkit.distributed.sharded import is_sharded, like
+from loopkit.errors import PhaseError, PluginError
+from loopkit.hooks import hookimpl
+from loopkit.order import nearest
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    from loopkit.learner import Learner
+    from loopkit.phases import Phase
+    from loopkit.step import Step
+
+__all__ = ["FSDP"]
+
+BUCKET = 25 << 20
+"""Bytes that are sent at once at the begin."""
+Wrap = type[nn.Module] | tuple[type[nn.Module], ...] | Callable[[str, nn.Module], bool]
+
+
+class FSDP(Member):
+    """Train one model with several processes, each of which holds a part of every parameter, gradient and moment.
+
+    The models are sharded in place by ``torch.distributed.fsdp.fully_shard``, parameter by parameter along the first
+    dimension, over all processes: rank 0's values count. What is whole for the time of its use is a unit: a module that
+    ``wrap`` names, and what is left of the model. Gradients are the means over the processes. The optimizer has to be
+    given as a factory, which then gets the sharded parameters. Training equals, bitwise, the loop that is written by
+    hand with ``fully_shard``.
+
+    ``learner.state_dict()`` is a collective here: every process must call it, and gets whole tensors in main memory. It
+    is the state that a learner without this plugin has, so a run can go on with another number of processes, or one.
+    Where the model does not fit into the main memory of each process, that cannot be done.
+
+    Args:
+        wrap: The modules that are units of their own, such as the blocks of a transformer: classes, or a function of
+            a module's path and the module. None: the whole model is one unit, which saves the least memory.
+        mixed_precision: The dtype in which units compute; gradients are summed and outputs are in float32. Or a
+            ``torch.distributed.fsdp.MixedPrecisionPolicy`` for all units. With float16, add
+            ``MixedPrecision("float32", scaling=True)``, which scales the loss.
+        reshard_after_forward: Let go of a unit's whole parameters between forward and backward: less memory, one more
+            collective for each unit. The last unit, what is left of the model, keeps them.
+        sync_each_step: When an update takes several steps, sum gradients over the processes in each of them, not in the
+            last alone: less memory, more communication. It also makes a run that goes on with a state from between
+            such steps bitwise the one that was not interrupted; without, it differs in how that update is rounded.
+        shard, tail, backend, timeout: As in `Member`.
+        name: The plugin's name.
+
+    Buffers are each process's own while training. Passes that do not train begin with those of rank 0. Optimizers that
+    work number by number (SGD, Adam, AdamW, RMSprop) take sharded parameters; torch 2.13's Adafactor and Muon do not.
+
+    Raises:
+        PluginError: An option is out of range; ``wrap`` fits no module; the model cannot be sharded; the optimizer was
+            made of parameters that were not sharded yet.
+        PhaseError: No gradient came to an optimizer, such as after ``step.backward(loss, name)``.
+
+    Source: Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel" (2023).
+
+    Example::
+
+        Learner(model, loss_fn, torch.optim.AdamW, plugins=[FSDP(wrap=nn.TransformerEncoderLayer)])
+    """
+
+    owns = ("grads.sync",)
+
+    def __init__(
+        self,
+        wrap: Wrap | None = None,
+        *,
+        mixed_precision: torch.dtype | MixedPrecisionPolicy | None = None,
+        reshard_after_forward: bool = True,
+        sync_each_step: bool = False,
+        shard: bool = True,
+        tail: str = "uneven",
+        backend: str | None = None,
+        timeout: float = 300.0,
+        name: str = "fsdp",
+    ) -> None:
+        super().__init__(shard=shard, tail=tail, backend=backend, timeout=timeout)
+        classes = wrap if isinstance(wrap, tuple) else (wrap,)
+        if isinstance(wrap, (tuple, type)) and not all(
+            isinstance(c, type) and issubclass(c, nn.Module) for c in classes
+        ):
+            raise PluginError(f"FSDP(wrap={wrap!r}): it holds classes of modules, such as nn.TransformerEncoderLayer")
+        if wrap is not None and wrap != classes and not callable(wrap):
+            raise PluginError(
+                f"FSDP(wrap={wrap!r}): it is a class, a tuple of them, or a function (path, module) -> bool"
+            )
+        if isinstance(mixed_precision, (str, type)) or (
+            isinstance(mixed_precision, torch.dtype) and not mixed_precision.is_floating_point
+        ):
+            hint = nearest(mixed_precision, ["torch.bfloat16"]) if isinstance(mixed_precision, str) else ""
+            raise PluginError(
+                f"FSDP(mixed_precision={mixed_precision!r}): it is a dtype such as torch.bfloat16{hint}, or a "
+                f"MixedPrecisionPolicy"
+            )
+        self.name = name
+        self._units = wrap
+        self._precision = mixed_precision
+        self._reshard_after_forward = reshard_after_forward
+        self._sync_each_step = sync_each_step
+        self._meshes: dict[str, DeviceMesh] = {}
+        self._roots: list[Any] = []
+        """The models."""
+        self._sharded: list[Any] = []
+        """The models and their units."""
+        self._syncing = True
+        """Whether backward sums gradients over the processes."""
+        self._unsummed = False
+        """Whether there may be gradients that are not yet summed over the processes."""
+
+    def wrap(self, learner: Learner, name: str, model: nn.Module) -> nn.Module:
+        """Shard a model."""
+        from torch.distributed.fsdp import fully_shard
+
+        if learner.optimizers:
+            raise PluginError(
+                f"plugin {self.name!r} is added to a learner whose optimizers hold the whole parameters: give "
+                f"Learner(plugins=[FSDP(...)]), with optimizers as factories"
+            )
+        units = self._find_units(name, model)
+        device = _check(self.name, name, model, units)
+        copy_from_first([*(p.detach() for p in model.parameters()), *model.buffers()], bucket_bytes=BUCKET)
+        mesh = self._mesh(device)
+        policy, outer = self._policies()
+        for unit in units:
+            fully_shard(unit, mesh=mesh, reshard_after_forward=self._reshard_after_forward, mp_policy=policy)
+        last = None if self._reshard_after_forward else False  # None: it is kept until its backward, which comes next
+        fully_shard(model, mesh=mesh, reshard_after_forward=last, mp_policy=outer)
+        self._roots.append(model)
+        self._sharded += [*units, model]
+        return model
+
+    def _find_units(self, name: str, model: nn.Module) -> list[nn.Module]:
+        """The modules to shard by themselves, inner ones first."""
+        chosen = self._units
+        if chosen is None:
+            return []
+        if isinstance(chosen, (type, tuple)):
+            found = [module for module in model.modules() if isinstance(module, chosen)]
+        else:
+            found = [module for path, module in model.named_modules() if path and chosen(path, module)]
+        found = [module for module in found if module is not model and any(True for _ in module.parameters())]
+        if not found:
+            kinds = sorted({type(module).__name__ for module in model.modules()})
+            raise PluginError(
+                f"plugin {self.name!r}: wrap fits no module with parameters inside of model {name!r}, which is made of "
+                f"{', '.join(kinds)}. Leave wrap out to shard it in one piece"
+            )
+        return found[::-1]
+
+    def _policies(self) -> tuple[MixedPrecisionPolicy, MixedPrecisionPolicy]:
+        """The policy of the units, and of what is left of the model."""
+        from torch.distributed.fsdp import MixedPrecisionPolicy
+
+        given = self._precision
+        if given is None:
+            return MixedPrecisionPolicy(), MixedPrecisionPolicy()
+        if not isinstance(given, torch.dtype):
+            return given, given
+        inner = MixedPrecisionPolicy(param_dtype=given, reduce_dtype=torch.float32)
+        return inner, MixedPrecisionPolicy(given, torch.float32, output_dtype=torch.float32)
+
+    def _mesh(self, device: str) -> DeviceMesh:
+        """All processes, in one line."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        if device not in self._meshes:
+            self._meshes[device] = init_device_mesh(device, (self.world.size,))
+        return self._meshes[device]
+
+    @hookimpl(before=("checkpoint",))
+    def fit_begin(self, learner: Learner) -> None:
+        """Refuse optimizers of other parameters; begin as all members do."""
+        self._check_optimizers(learner)
+        super().fit_begin(learner)
+
+    @hookimpl(writes=("buffers",))
+    def epoch_begin(self, learner: Learner, phase: Phase) -> None:
+        """Refuse optimizers of other parameters; give all processes the buffers of rank 0 for a pass that measures."""
+        if self.world.size == 1:
+            return
+        if phase.training:
+            self._check_optimizers(learner)
+        else:
+            copy_from_first([buffer for model in self._roots for buffer in model.buffers()], bucket_bytes=BUCKET)
+
+    def _check_optimizers(self, learner: Learner) -> None:
+        for name, optimizer in learner.optimizers.items() if self._roots else ():
+            own = {id(p) for model in learner.models.values() for p in model.parameters()}
+            strange = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in own]
+            if strange:
+                raise PluginError(
+                    f"plugin {self.name!r}: {len(strange)} parameters of optimizer {name!r} are none of the models', "
+                    f"whose parameters became sharded ones after it was made. Give the learner a function that makes "
+                    f"it: optimizer=lambda params: {type(optimizer).__name__}(params, ...)"
+                )
+
+    @hookimpl(writes=("params",))  # outside of all that looks at the parameters or changes them
+    @contextmanager
+    def epoch_context(self, learner: Learner, phase: Phase) -> Iterator[None]:
+        """Begin with sharded parameters, whatever was run in between."""
+        self._reshard()
+        with super().epoch_context(learner, phase):
+            yield
+
+    @hookimpl
+    def step_context(self, learner: Learner, phase: Phase, step: Step) -> AbstractContextManager[None] | None:
+        """Sum gradients in the last step of a window alone; leave sharded parameters behind."""
+        return self._around(learner, phase, step) if self._roots else None
+
+    @contextmanager
+    def _around(self, learner: Learner, phase: Phase, step: Step) -> Iterator[None]:
+        epoch = learner.running
+        if phase.training and epoch is not None:
+            if self._unsummed and not epoch.window_open:  # the window was dropped
+                self._take_unsummed()
+            due = step.last or all(window.count + 1 >= window.size for window in epoch.windows)
+            self._set_syncing(due or self._sync_each_step)
+        try:
+            yield
+        except BaseException:
+            for model in self._roots:
+                model.reset_iter_state()  # forward or backward may have been left in the middle
+            raise
+        if not step.had_backward:
+            self._reshard()
+
+    @hookimpl(writes=("grads",))
+    def update_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
+        """Sum what is not summed yet, as when a pass ends in the middle of a window."""
+        if not self._roots:
+            return
+        if self._unsummed and learner.running is not None:
+            before = [(p, p.grad) for p in step.params]
+            for p in step.params:
+                p.grad = None
+            for p, grad in self._sum(self._take_unsummed()):
+                p.grad = grad if p.grad is None else p.grad + grad
+            learner.running.window(step.optimizer_name).rescale()  # which has found no gradients so far
+            for p, earlier in before:
+                if earlier is not None:
+                    p.grad = earlier if p.grad is None else p.grad + earlier
+        if all(p.grad is None for p in step.params):
+            raise PhaseError(
+                f"no gradient came to any parameter of optimizer {step.optimizer_name!r} in phase {phase.name!r}, step "
+                f"{step.index}. Sharded parameters get theirs from step.backward(loss), not from one with a name"
+            )
+
+    @contextmanager
+    def raw_weights(self, learner: Learner) -> Iterator[None]:
+        """What the engine enters when it collects the state: gradients that are not summed yet are, for that time."""
+        self._reshard()
+        kept: list[tuple[Tensor, Tensor | None]] = []
+        if self._unsummed:
+            for p, grad in self._sum(self._unsummed_grads()):
+                kept.append((p, p.grad))
+                p.grad = grad if p.grad is None else p.grad + grad
+        try:
+            yield
+        finally:
+            for p, own in kept:
+                p.grad = own
+
+    def _set_syncing(self, syncing: bool) -> None:
+        self._unsummed = self._unsummed or not syncing
+        if syncing != self._syncing:
+            self._syncing = syncing
+            for model in self._roots:
+                model.set_requires_gradient_sync(syncing)
+
+    def _reshard(self) -> None:
+        for module in self._sharded:
+            module.reshard()
+
+    def _sum(self, grads: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+        """This process's part of the means over the processes of whole gradients."""
+        with torch.no_grad():
+            for p, grad in grads:
+                mean = grad.to(p.dtype, copy=True)
+                dist.all_reduce(mean)
+                yield p, like(mean.div_(self.world.size), p)
+
+    def _unsummed_grads(self) -> list[tuple[Tensor, Tensor]]:
+        """The parameters with gradients that are not summed over the processes, and these, whole."""
+        found = []
+        for each in self._internals():
+            grad = _own_grad(each)
+            if grad is not None:
+                found.append((each.sharded_param, grad))
+        return found
+
+    def _take_unsummed(self) -> list[tuple[Tensor, Tensor]]:
+        """The same, and remove them where fully_shard keeps them."""
+        found = self._unsummed_grads()
+        for each in self._internals():
+            each.unsharded_accumulated_grad = None
+            if hasattr(each, "_unsharded_param"):
+                each._unsharded_param.grad = None
+        self._unsummed = False
+        return found
+
+    def _internals(self) -> Iterator[Any]:
+        """What fully_shard keeps for each parameter; torch has no other way to gradients that are not summed."""
+        for module in self._sharded:
+            for group in module._get_fsdp_state()._fsdp_param_groups:
+                yield from group.fsdp_params
+
+
+def _own_grad(internal: Any) -> Tensor | None:
+    """The whole gradient of a parameter that this process has added up by itself."""
+    kept: Tensor | None = internal.unsharded_accumulated_grad  # in the dtype of the sum, if that is another one
+    return kept if kept is not None or not hasattr(internal, "_unsharded_param") else internal._unsharded_param.grad
+
+
+def _check(plugin: str, name: str, model: nn.Module, units: list[nn.Module]) -> str:
+    """Refuse what cannot be sharded; returns the type of the device."""
+    where = f"plugin {plugin!r}: model {name!r}"
+    if any(is_sharded(p) for p in model.parameters()):
+        raise PluginError(
+            f"{where} is sharded already, or shares a module with one that is: give it a model of its own"
+        )
+    kinds = set()
+    for path, p in model.named_parameters():
+        kinds.add(p.device.type)
+        if p.device.type == "meta":
+            raise PluginError(f"{where}: parameter {path!r} is on the meta device: make it on a real one")
+        if not p.is_contiguous():
+            raise PluginError(
+                f"{where}: parameter {path!r} is not contiguous, which fully_shard does not take: leave out "
+                f"ChannelsLast, or call .contiguous() on it"
+            )
+    if len(kinds) != 1:
+        raise PluginError(f"{where} has parameters on {', '.join(sorted(kinds)) or 'no device'}: they must be on one")
+    owner: dict[int, nn.Module] = {}
+    names = {id(p): path for path, p in model.named_parameters()}
+    for unit in [*units, model]:
+        inside = [inner for inner in units if inner is not unit and inner in unit.modules()]
+        others = {id(module) for inner in inside for module in inner.modules()}
+        for module in unit.modules():
+            for p in module.parameters(recurse=False) if id(module) not in others else ():
+                other = owner.setdefault(id(p), unit)
+                if other is not unit:
+                    raise PluginError(
+                        f"{where}: parameter {names[id(p)]!r} of a unit ({type(other).__name__}) is used by another "
+                        f"one, too ({type(unit).__name__}): choose wrap so that tied parameters are in one unit"
+                    )
+    return kinds.pop()

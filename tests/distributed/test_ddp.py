@@ -1,0 +1,589 @@
+"""DDP against loops written by hand with torch's DistributedDataParallel, in forked processes on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from distributed.processes import run
+from loopkit import Learner, TrainingPhase, hookimpl
+from loopkit.data import TensorLoader
+from loopkit.distributed import join
+from loopkit.errors import CancelStep, PhaseError, PluginError, StateError, WorldError
+from loopkit.plugins import DDP, ClipGradNorm, Freeze, MixedPrecision, WeightAverage
+
+pytestmark = pytest.mark.timeout(120)
+LR = 0.1
+
+
+def make_model(seed=0, norm=True):
+    torch.manual_seed(seed)
+    parts = [nn.Linear(6, 8), *([nn.BatchNorm1d(8)] if norm else []), nn.ReLU(), nn.Linear(8, 3)]
+    return nn.Sequential(*parts)
+
+
+def samples(count=96):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(count, 6, generator=generator), torch.randint(0, 3, (count,), generator=generator)
+
+
+def make_learner(*plugins, model=None, accumulate=1, **more):
+    return Learner(
+        model or make_model(),
+        nn.CrossEntropyLoss(),
+        lambda params: torch.optim.AdamW(params, lr=LR),
+        plugins=plugins,
+        accumulate=accumulate,
+        standard=False,
+        **more,
+    )
+
+
+def weights(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def equal(one, other):
+    return list(one) == list(other) and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def by_hand(rank, world, batches, *, clip=None, accumulate=1, dtype=None, decay=None):
+    """The loop that a careful person writes; returns the weights, and those of the average."""
+    dist.init_process_group("gloo")
+    model = make_model()
+    wrapped = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
+    average = copy.deepcopy(model.state_dict())
+    loss_fn = nn.CrossEntropyLoss()
+    for index, (inputs, targets) in enumerate(batches):
+        last = (index + 1) % accumulate == 0
+        if index % accumulate == 0:
+            optimizer.zero_grad()
+        with contextlib.nullcontext() if last else wrapped.no_sync():
+            with torch.autocast("cpu", dtype) if dtype else contextlib.nullcontext():
+                loss = loss_fn(wrapped(inputs), targets)
+            (loss / accumulate if accumulate > 1 else loss).backward()
+        if last:
+            if clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            if decay is not None:
+                for name, p in model.named_parameters():
+                    average[name].lerp_(p.detach(), 1 - decay)
+    return weights(model), average
+
+
+def parts_of(rank, world, size=4, epochs=2):
+    inputs, targets = samples()
+    for _ in range(epochs):
+        for low in range(rank * size, len(inputs), world * size):
+            yield inputs[low : low + size], targets[low : low + size]
+
+
+OPTIONS = {
+    "plain": {},
+    "clip": {"clip": 0.3},
+    "accumulate": {"accumulate": 3},
+    "bfloat16": {"dtype": torch.bfloat16},
+    "all": {"clip": 0.3, "accumulate": 2, "dtype": torch.bfloat16, "decay": 0.9},
+}
+
+
+def ours(rank, world, options, **ddp):
+    plugins = [DDP(**ddp)]
+    if "clip" in options:
+        plugins.append(ClipGradNorm(options["clip"]))
+    if "dtype" in options:
+        plugins.append(MixedPrecision(options["dtype"]))
+    if "decay" in options:
+        plugins.append(WeightAverage(options["decay"], warmup=False))
+    learner = make_learner(*plugins, accumulate=options.get("accumulate", 1))
+    assert (learner.rank, learner.world_size) == (rank, world)
+    learner.fit(TensorLoader(*samples(), batch_size=4), epochs=2)
+    return weights(learner.model)
+
+
+def hand(rank, world, options):
+    return by_hand(rank, world, parts_of(rank, world), **options)[0]
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_training_is_bitwise_that_of_a_loop_by_hand(name, world):
+    mine = run(ours, world, world, OPTIONS[name])
+    theirs = run(hand, world, world, OPTIONS[name])
+    for rank in range(world):
+        for key, value in theirs[0].items():
+            if not key.startswith("1.running"):  # after the epoch's last step these are each process's own by hand
+                assert torch.equal(mine[rank][key], value), (rank, key)
+
+
+def averaged_here(rank):
+    return ours(rank, 2, OPTIONS["all"], overlap=False)
+
+
+def test_average_at_update_begin_is_bitwise_that_of_the_reducer():
+    mine = run(averaged_here, 2)
+    theirs = run(hand, 2, 2, OPTIONS["all"])
+    for key in mine[0]:
+        if "num_batches" not in key and "running" not in key:
+            assert torch.equal(mine[0][key], mine[1][key])
+            assert torch.allclose(mine[0][key], theirs[0][key], atol=1e-2)
+
+
+class Exact(nn.Module):
+    """Arithmetic on small integers and powers of two, which floats do without rounding."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 2, bias=False)
+        with torch.no_grad():
+            self.linear.weight.copy_(torch.arange(8.0).reshape(2, 4) - 4)
+
+    def forward(self, inputs):
+        return self.linear(inputs)
+
+
+def whole_numbers():
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.randint(-2, 3, shape, generator=generator).float()  # noqa: E731
+    return draw(16, 4), draw(16, 2)
+
+
+def exact(rank, size, overlap, weighted=False):
+    learner = Learner(
+        Exact(),
+        lambda outputs, targets: ((outputs - targets) * outputs.detach().sign()).sum(1).mean(),
+        lambda params: torch.optim.SGD(params, lr=0.5),
+        plugins=[DDP(overlap=overlap, weighted=weighted)],
+        standard=False,
+    )
+    learner.fit(TensorLoader(*whole_numbers(), batch_size=size), epochs=1)
+    return weights(learner.model)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_exact_arithmetic_equals_one_process_with_the_global_batch(world, overlap):
+    alone = exact(0, 8, overlap)
+    for each in run(exact, world, 8 // world, overlap):
+        assert equal(each, alone)
+
+
+def uneven(rank, size):
+    inputs, targets = samples(21)
+    learner = make_learner(DDP(weighted=True), model=make_model(norm=False))
+    learner.optimizer.param_groups[0]["lr"] = 0.0
+    grads = []
+
+    class Keep:
+        @hookimpl(reads=("grads",))
+        def update_begin(self, step):
+            grads.append([p.grad.clone() for p in step.params])
+
+    learner.add(Keep())
+    learner.fit(TensorLoader(inputs, targets, batch_size=size), epochs=1)
+    return grads
+
+
+def test_weighted_average_of_uneven_shards_is_the_gradient_of_the_global_batch():
+    alone = uneven(0, 8)
+    for each in run(uneven, 2, 4):
+        assert len(each) == len(alone) == 3
+        for mine, theirs in zip(each, alone, strict=True):
+            for one, other in zip(mine, theirs, strict=True):
+                assert torch.allclose(one, other, rtol=0, atol=1e-6)  # sums of 21 terms below 1, in another order
+
+
+class Twice(TrainingPhase):
+    """Calls the model twice before its backward."""
+
+    def step(self, learner, step):
+        inputs, targets = self.unpack(step.batch)
+        outputs = learner.model(inputs) + learner.model(-inputs)
+        step.loss = learner.loss_fn(outputs, targets)
+        step.backward(step.loss)
+        step.update()
+
+
+def own_phase(rank, overlap):
+    learner = make_learner(DDP(overlap=overlap), model=make_model(norm=False), phases=[Twice()])
+    assert "gradients are averaged here: Twice has a step of its own" in str(learner.explain()) or overlap is True
+    learner.fit(TensorLoader(*samples(), batch_size=4), epochs=1)
+    return weights(learner.model)
+
+
+def test_own_phases_are_averaged_at_update_begin():
+    one, other = run(own_phase, 2, "auto")
+    assert equal(one, other)
+
+
+def refused(rank):
+    with pytest.raises(PhaseError, match="a second time before its backward") as caught:
+        own_phase(rank, True)
+    return str(caught.value)
+
+
+def test_overlap_in_a_phase_that_the_reducer_cannot_serve_is_refused():
+    assert all("DDP(overlap=False)" in text for text in run(refused, 2))
+
+
+class Part(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.idle = nn.Linear(6, 3), nn.Linear(2, 2)
+
+    def forward(self, inputs):
+        return self.used(inputs)
+
+
+def idle(rank, **options):
+    learner = make_learner(DDP(**options), model=Part())
+    before = weights(learner.model)
+    learner.fit(TensorLoader(*samples(), batch_size=4), epochs=1)
+    after = weights(learner.model)
+    return [name for name in before if not torch.equal(before[name], after[name])], after
+
+
+def named(rank):
+    with pytest.raises(WorldError, match=r"no gradient came for parameters idle\.weight, idle\.bias") as caught:
+        idle(rank)
+    return str(caught.value)
+
+
+def test_parameters_without_a_gradient_are_named():
+    assert all("find_unused_parameters=True" in text for text in run(named, 2))
+
+
+def without(rank, options):
+    changed, after = idle(rank, **options)
+    assert changed == ["used.weight", "used.bias"]
+    return after
+
+
+@pytest.mark.parametrize("options", [{"find_unused_parameters": True}, {"overlap": False}], ids=["reducer", "here"])
+def test_parameters_without_a_gradient_stay_where_that_is_meant(options):
+    one, other = run(without, 2, options)
+    assert equal(one, other)
+
+
+class Adversarial(TrainingPhase):
+    """Two models and optimizers, each updated by name."""
+
+    def step(self, learner, step):
+        inputs, _ = step.batch
+        made = learner.model["maker"](inputs)
+        step.backward(learner.model["judge"](made.detach()).mean() - learner.model["judge"](inputs).mean(), "judge")
+        step.update("judge")
+        step.backward(-learner.model["judge"](made).mean(), "maker")
+        step.update("maker")
+
+
+def adversaries(rank):
+    torch.manual_seed(rank)  # made different, and begun equal all the same
+    models = {"maker": nn.Linear(6, 6), "judge": nn.Linear(6, 1)}
+    factory = lambda params: torch.optim.SGD(params, lr=LR)  # noqa: E731
+    learner = Learner(
+        models,
+        None,
+        {"maker": factory, "judge": factory},
+        plugins=[DDP()],
+        phases=[Adversarial()],
+        standard=False,
+    )
+    learner.fit(TensorLoader(*samples(), batch_size=4), epochs=2)
+    return {f"{name}.{key}": value for name, model in models.items() for key, value in weights(model).items()}
+
+
+def test_several_models_and_optimizers():
+    one, other = run(adversaries, 2)
+    assert equal(one, other)
+
+
+def test_one_process_alone_trains_as_without():
+    learners = [make_learner(*plugins) for plugins in ([], [DDP()])]
+    for learner in learners:
+        learner.fit(TensorLoader(*samples(), batch_size=4), epochs=2)
+    assert equal(*(weights(learner.model) for learner in learners))
+    assert learners[1].world_size == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"overlap": "yes"}, "overlap='yes'"),
+        ({"compression": "int8"}, "compression='int8'"),
+        ({"bucket_mb": 0}, "bucket_mb=0"),
+        ({"static_graph": True, "fixed_buckets": True}, "static_graph=True"),
+        ({"tail": "wrap"}, "tail='wrap'"),
+        ({"timeout": 0}, "timeout=0"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, text):
+    with pytest.raises(PluginError, match=text):
+        DDP(**options)
+
+
+def differing(rank, what):
+    plugins = [DDP(), *([ClipGradNorm(1.0)] if what == "plugins" and rank else [])]
+    model = make_model() if what != "model" or not rank else nn.Linear(6, 3)
+    join()
+    learner = make_learner(*plugins, model=make_model())
+    if what == "model":
+        learner.model.register_buffer("own", torch.zeros(rank + 1))
+    if what == "optimizer":
+        learner.optimizer.param_groups[0]["lr"] = 0.1 * (rank + 1)
+    if what == "accumulate":
+        learner.accumulate = rank + 1
+    with pytest.raises(WorldError, match="rank 1 is not set up as rank 0") as caught:
+        learner.fit(TensorLoader(*samples(), batch_size=4), epochs=1)
+    assert model is not None
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("what", ["plugins", "model", "optimizer", "accumulate"])
+def test_processes_that_differ_are_refused_before_the_first_step(what):
+    words = {"plugins": "list of plugins", "model": "model", "optimizer": "lr", "accumulate": "2 steps"}
+    assert all(words[what] in text for text in run(differing, 2, what))
+
+
+def thawed(rank, overlap):
+    learner = make_learner(DDP(overlap=overlap), Freeze({"0": 1}), model=make_model(norm=False))
+    learner.fit(TensorLoader(*samples(), batch_size=4), epochs=3)
+    return weights(learner.model)
+
+
+def test_parameters_that_are_thawed_are_averaged():
+    one, other = run(thawed, 2, "auto")
+    assert equal(one, other)
+    frozen = weights(make_model(norm=False))
+    assert not torch.equal(one["0.weight"], frozen["0.weight"])
+
+
+def thawed_and_refused(rank):
+    with pytest.raises(PhaseError, match="frozen or thawed"):
+        thawed(rank, True)
+
+
+def test_reducer_that_was_asked_for_refuses_thawed_parameters():
+    run(thawed_and_refused, 2)
+
+
+def two_optimizers(rank):
+    model = make_model(norm=False)
+    learner = Learner(
+        model,
+        nn.CrossEntropyLoss(),
+        {
+            "one": torch.optim.SGD(model[0].parameters(), LR),
+            "other": torch.optim.SGD(model[2].parameters(), LR),
+        },
+        plugins=[DDP(overlap=True)],
+        standard=False,
+    )
+    with pytest.raises(PhaseError, match="has 2 optimizers"):
+        learner.fit(TensorLoader(*samples(), batch_size=4), epochs=1)
+
+
+def test_reducer_that_was_asked_for_refuses_several_optimizers():
+    run(two_optimizers, 2)
+
+
+class At:
+    """Does something once at a hook of a training step."""
+
+    def __init__(self, hook, index, act):
+        self.name = f"at_{hook}"
+        self.index, self.act = index, act
+
+        def call(learner, step):
+            if step.index == index and learner.running.phase.training:
+                act(learner)
+
+        setattr(self, hook, hookimpl(call))
+
+
+def shown_states(learner):
+    return weights(learner.model), learner.progress.updates
+
+
+def interrupted(rank, hook, what, overlap, weighted=False, accumulate=2):
+    inputs, targets = samples(42)  # uneven parts at the end of each epoch
+
+    def act(learner):
+        if what == "evaluate":
+            learner.evaluate([(inputs[:4], targets[:4])])
+        elif what == "forward":
+            with torch.no_grad():
+                learner.model(inputs[:4])
+        else:
+            raise CancelStep
+
+    learner = Learner(
+        make_model(norm=False),
+        nn.CrossEntropyLoss(),
+        lambda params: torch.optim.SGD(params, LR),
+        plugins=[DDP(overlap=overlap, weighted=weighted), At(hook, 5, act)],
+        accumulate=accumulate,
+        standard=False,
+        order=["ddp", f"at_{hook}"],
+    )
+    learner.fit(TensorLoader(inputs, targets, batch_size=4), epochs=2)
+    return shown_states(learner)
+
+
+def interrupt_evaluation(rank, overlap, weighted):
+    inputs, targets = samples(42)
+
+    def act(learner):
+        learner.evaluate(TensorLoader(inputs[:8], targets[:8], batch_size=4))
+
+    learner = make_learner(
+        DDP(overlap=overlap, weighted=weighted),
+        At("loss_begin", 5, act),
+        model=make_model(norm=False),
+        accumulate=1 if weighted else 2,
+    )
+    learner.fit(TensorLoader(inputs, targets, batch_size=4), epochs=2)
+    return shown_states(learner)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_evaluation_inside_a_step_leaves_its_sync_alone(weighted):
+    reducer, here = (run(interrupt_evaluation, 2, overlap, weighted) for overlap in ("auto", False))
+    for one, other in zip(reducer, here, strict=True):
+        assert one[1] == other[1] > 0
+        for name, value in one[0].items():
+            assert torch.allclose(value, other[0][name], rtol=0, atol=1e-6)
+    assert equal(reducer[0][0], reducer[1][0])
+
+
+@pytest.mark.parametrize("what", ["forward", "cancel"])
+@pytest.mark.parametrize("hook", ["loss_begin", "backward_begin"])
+def test_step_that_is_interrupted_in_all_processes_leaves_the_sync_alone(what, hook):
+    reducer, here = (run(interrupted, 2, hook, what, overlap) for overlap in ("auto", False))
+    for one, other in zip(reducer, here, strict=True):
+        assert one[1] == other[1] > 0
+        for name, value in one[0].items():
+            assert torch.allclose(value, other[0][name], rtol=0, atol=1e-6), name
+    assert equal(reducer[0][0], reducer[1][0])
+
+
+def skips_alone(rank):
+    def act(learner):
+        if rank == 1:
+            learner.running.current.skip_update("mine")
+
+    learner = make_learner(DDP(), At("update_begin", 1, act), model=make_model(norm=False))
+    with pytest.raises(WorldError, match="updates") as caught:
+        learner.fit(TensorLoader(*samples(), batch_size=4), epochs=1)
+    return str(caught.value)
+
+
+def test_update_that_is_skipped_in_one_process_is_an_error():
+    assert any("an update skipped" in text for text in run(skips_alone, 2))
+
+
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(6, 3), nn.Linear(6, 3)
+
+
+class OneHead(TrainingPhase):
+    """Uses another part of the model in its first step than later on."""
+
+    def step(self, learner, step):
+        inputs, targets = self.unpack(step.batch)
+        head = learner.model.other if step.index == 0 else learner.model.one
+        step.loss = learner.loss_fn(head(inputs), targets)
+        step.backward(step.loss)
+        step.update()
+
+
+def heads(rank, options):
+    learner = make_learner(DDP(**options), model=Heads(), phases=[OneHead()])
+    learner.fit(TensorLoader(*samples(24), batch_size=4), epochs=1)
+    return weights(learner.model)
+
+
+def heads_refused(rank):
+    with pytest.raises(WorldError, match="gets a gradient in some updates or processes"):
+        heads(rank, {})
+
+
+def test_gradients_that_come_and_go_are_refused_or_left_out():
+    run(heads_refused, 2)
+    one, other = run(heads, 2, {"find_unused_parameters": True})
+    assert equal(one, other)
+
+
+def buffers_seen(rank):
+    seen = []
+
+    class Look(TrainingPhase):
+        def step(self, learner, step):
+            seen.append(learner.model[1].running_mean.clone())
+            super().step(learner, step)
+
+    learner = make_learner(DDP(overlap=False), phases=[Look()])
+    learner.fit(TensorLoader(*samples(), batch_size=4), epochs=1)
+    return seen
+
+
+def test_buffers_are_those_of_rank_0_in_each_synced_step():
+    one, other = run(buffers_seen, 2)
+    assert len(one) > 2
+    assert all(map(torch.equal, one, other))
+
+
+def different_at_once(rank):
+    model = nn.Linear(6, 3 + rank)
+    with pytest.raises(WorldError, match="model 'model' of rank 1 is not that of rank 0") as caught:
+        make_learner(DDP(), model=model)
+    return str(caught.value)
+
+
+def test_different_models_are_refused_before_anything_is_sent():
+    assert all("(4, 6)" in text and "(3, 6)" in text for text in run(different_at_once, 2))
+
+
+def window_open(rank):
+    learner = make_learner(DDP(), model=make_model(norm=False), accumulate=2)
+    with learner.epoch("train", length=4) as epoch:
+        epoch.step(samples(4))
+        with pytest.raises(StateError, match="inside an accumulation window"):
+            learner.state_dict()
+
+
+def test_state_inside_a_window_is_refused():
+    run(window_open, 2)
+
+
+def stopped_among_evaluations(rank):
+    inputs, targets = samples()
+    learner = make_learner(DDP(), model=make_model(norm=False))
+
+    class Stops:
+        @hookimpl
+        def step_end(self, learner, phase, step):
+            if phase.training and step.index == 1 and rank == 1:
+                learner.stop("enough")
+
+    learner.add(Stops())
+    data, val = TensorLoader(inputs, targets, batch_size=2), TensorLoader(inputs, targets, batch_size=24)
+    result = learner.fit(data, val, epochs=1, validate_every_updates=1)
+    return result.steps, result.message
+
+
+def test_stop_among_evaluations_is_agreed_on_in_time():
+    results = run(stopped_among_evaluations, 2)
+    assert results[0] == results[1]
+    assert results[0][0] < 10
+    assert results[0][1] == "enough"

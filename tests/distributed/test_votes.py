@@ -1,0 +1,586 @@
+"""Plugins that decide something take the same decisions in all processes, although these see different batches."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from distributed.processes import run
+from loopkit import Learner, hookimpl
+from loopkit.data import TensorLoader
+from loopkit.distributed import World
+from loopkit.errors import NonFiniteError, PluginError, WorldError
+from loopkit.lr_finder import LRFinder
+from loopkit.metrics import Accuracy
+from loopkit.plugins import (
+    DDP,
+    FSDP,
+    AverageParameters,
+    ClipGradNorm,
+    EarlyStopping,
+    EvalMode,
+    Freeze,
+    GradNoise,
+    Metrics,
+    MixedPrecision,
+    ReplayBundle,
+    Schedule,
+    SkipSpikes,
+    StopOnNonFinite,
+    Watch,
+    WeightAverage,
+    throttle,
+)
+from loopkit.plugins.replay_bundle import replay
+from loopkit.schedules import cosine
+from loopkit.testing import ContractError, check_plugin
+
+pytestmark = pytest.mark.timeout(120)
+SIZE = 4  # samples of a process in a step
+STEPS = 10
+
+
+class Net(nn.Module):
+    """With dropout, whose masks differ from process to process, and running statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, inputs):
+        return self.head(self.encoder(inputs))
+
+
+def samples(changed=()):
+    """Those of `STEPS` steps of two processes; ``changed`` holds (rank, step, factor of the inputs)."""
+    generator = torch.Generator().manual_seed(1)
+    count = 2 * SIZE * STEPS
+    inputs = torch.randn(count, 6, generator=generator)
+    for rank, step, factor in changed:
+        first = (2 * step + rank) * SIZE
+        inputs[first : first + SIZE] *= factor
+    return inputs, torch.randint(0, 3, (count,), generator=generator)
+
+
+def linear():
+    """Whose loss follows the size of the inputs."""
+    torch.manual_seed(0)
+    return nn.Linear(6, 3)
+
+
+class Log:
+    """What became of each step and update, and the loss."""
+
+    def __init__(self):
+        self.cancelled, self.skipped, self.losses = [], [], []
+
+    @hookimpl(reads=("loss",))
+    def backward_begin(self, step):
+        self.losses.append(step.loss.item())
+
+    @hookimpl
+    def step_cancelled(self, step):
+        self.cancelled.append(step.index)
+
+    @hookimpl
+    def update_skipped(self, step):
+        self.skipped.append(step.index)
+
+
+def make_learner(rank, *plugins, accumulate=1, sync=DDP, model=None, lr=0.05):
+    torch.manual_seed(0)
+    model = Net() if model is None else model
+    log = Log()
+    learner = Learner(
+        model,
+        nn.CrossEntropyLoss(),
+        lambda params: torch.optim.AdamW(params, lr=lr),
+        plugins=[sync(), log, *plugins],
+        accumulate=accumulate,
+        standard=False,
+    )
+    torch.manual_seed(100 + rank)
+    return learner, log
+
+
+def whole(value):
+    return value.full_tensor() if hasattr(value, "full_tensor") else value.clone()
+
+
+def params(learner):
+    for module in learner.model.modules():
+        if hasattr(module, "reshard"):
+            module.reshard()
+    return {name: whole(p.detach()) for name, p in learner.model.named_parameters()}
+
+
+def train(rank, make, changed=(), epochs=1, **options):
+    """The parameters and what happened, after a fit with the plugins of ``make(rank)``."""
+    learner, log = make_learner(rank, *make(rank), **options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        learner.fit(TensorLoader(*samples(changed), batch_size=SIZE), epochs=epochs)
+    said = [str(each.message) for each in caught if "skipped" in str(each.message) or "back to" in str(each.message)]
+    return params(learner), log, said, dict(learner.metrics), learner.progress
+
+
+def check_equal(one, other):
+    assert list(one) == list(other)
+    for name, value in one.items():
+        assert torch.isfinite(value).all(), name
+        assert torch.equal(value, other[name]), name
+
+
+# Parameters stay equal with every plugin that changes or decides something
+
+KINDS = {
+    "nothing": lambda rank: [],
+    "clip": lambda rank: [ClipGradNorm(0.1)],
+    "noise": lambda rank: [GradNoise(0.1)],
+    "freeze": lambda rank: [Freeze("encoder.0")],
+    "eval_mode": lambda rank: [EvalMode("encoder.3")],
+    "mixed_precision": lambda rank: [MixedPrecision("bfloat16")],
+    "scaling": lambda rank: [MixedPrecision("float32", scaling=True, init_scale=2.0**127, growth_interval=2)],
+    "schedule": lambda rank: [Schedule(cosine())],
+    "average": lambda rank: [WeightAverage(0.9)],
+    "spikes": lambda rank: [SkipSpikes(0.5, warmup=2)],
+    "skip": lambda rank: [StopOnNonFinite("skip")],
+    "rollback": lambda rank: [StopOnNonFinite("rollback", snapshot_every=2)],
+    "throttle": lambda rank: [throttle(GradNoise(0.1), every=3)],
+}
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("name", KINDS)
+def test_parameters_stay_bitwise_equal(name, accumulate):
+    def each(rank):
+        result = train(rank, KINDS[name], accumulate=accumulate)
+        return *result, torch.rand(4).tolist()
+
+    one, other = run(each, 2)
+    check_equal(one[0], other[0])
+    assert one[1].losses != other[1].losses  # or nothing would be tested
+    assert one[5] != other[5]
+    assert (one[1].cancelled, one[1].skipped) == (other[1].cancelled, other[1].skipped)
+    assert (one[1].cancelled != [], one[1].skipped != []) == (name == "spikes", name == "scaling" and accumulate == 1)
+
+
+def test_parameters_thawed_in_the_middle_stay_bitwise_equal():
+    one, other = run(lambda rank: train(rank, lambda rank: [Freeze({"encoder.0": 1})], epochs=2), 2)
+    check_equal(one[0], other[0])
+
+
+@pytest.mark.parametrize("name", ["noise", "spikes", "skip", "scaling"])
+def test_averaged_parameters_are_equal_at_the_end_with(name):
+    one, other = run(lambda rank: train(rank, KINDS[name], sync=AverageParameters), 2)
+    check_equal(one[0], other[0])
+
+
+@pytest.mark.parametrize("name", ["noise", "spikes", "clip", "scaling"])
+def test_sharded_parameters_train_with(name):
+    one, other = run(lambda rank: train(rank, KINDS[name], sync=FSDP), 2)
+    check_equal(one[0], other[0])
+    assert (one[1].cancelled, one[1].skipped) == (other[1].cancelled, other[1].skipped)
+
+
+# SkipSpikes
+
+
+def mean_spike(rank, changed, sync, accumulate=1):
+    make = lambda rank: [SkipSpikes(8.0, warmup=3)]  # noqa: E731
+    return train(rank, make, changed, sync=sync, accumulate=accumulate, model=linear(), lr=1e-4)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("sync", [DDP, lambda: DDP(overlap=False), lambda: DDP(weighted=True), FSDP])
+def test_spike_of_one_process_is_skipped_in_all(sync, accumulate):
+    one, other = run(mean_spike, 2, [(1, 5, 1000.0), (0, 8, 1000.0)], sync, accumulate)
+    check_equal(one[0], other[0])
+    assert one[1].cancelled == other[1].cancelled == [5, 8]
+
+
+def trace(rank, spikes):
+    """Four steps an update, with unequal weights, of which the last is at first a spike."""
+    sync = lambda: DDP(weighted=True, shard=False)  # noqa: E731
+    plugin = SkipSpikes(8.0, warmup=2)
+    learner, log = make_learner(rank, plugin, accumulate=4, model=linear(), lr=1e-3, sync=sync)
+    inputs, targets = samples()
+    batches = []
+    for step in range(8):
+        first, size = (2 * step + rank) * SIZE, 1 + (step + rank) % 3
+        batches.append((inputs[first : first + size], targets[first : first + size]))
+    if spikes:
+        batches.insert(3, (1000 * inputs[:SIZE], targets[:SIZE]))
+    learner.run("train", batches)
+    return params(learner), log
+
+
+def test_skipped_step_leaves_no_trace_in_what_is_accumulated():
+    one, other = run(trace, 2, True)
+    without, _ = run(trace, 2, False)
+    assert one[1].cancelled == other[1].cancelled == [3]
+    check_equal(one[0], other[0])
+    check_equal(one[0], without[0])
+
+
+def alone_spike(rank):
+    make = lambda rank: [SkipSpikes(8.0, warmup=3)]  # noqa: E731
+    return train(rank, make, [(1, 5, 1000.0)], sync=AverageParameters, model=linear(), lr=1e-4)
+
+
+def test_process_that_trains_by_itself_decides_by_itself():
+    one, other = run(alone_spike, 2)
+    assert (one[1].cancelled, other[1].cancelled) == ([], [5])
+    check_equal(one[0], other[0])
+
+
+def test_loss_that_is_not_finite_in_one_process_counts_in_none():
+    def each(rank):
+        plugin = SkipSpikes(5.0, warmup=3)
+        train(rank, lambda rank: [plugin, StopOnNonFinite("skip")], [(1, 4, math.nan)])
+        return plugin.state_dict()
+
+    one, other = run(each, 2)
+    assert one == other
+    assert len(one["losses"]["train"]) == STEPS - 1
+
+
+# StopOnNonFinite
+
+
+def bad_loss(rank, policy, sync, accumulate=1):
+    plugin = StopOnNonFinite(policy, snapshot_every=2)
+    return *train(rank, lambda rank: [plugin], [(1, 4, math.nan)], sync=sync, accumulate=accumulate), plugin
+
+
+SYNCS = {"ddp": DDP, "ddp_at_update": lambda: DDP(overlap=False), "fsdp": FSDP}
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("sync", SYNCS)
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+def test_bad_loss_of_one_process_has_one_consequence_in_all(policy, sync, accumulate):
+    def each(rank):
+        params, log, said, _, progress, plugin = bad_loss(rank, policy, SYNCS[sync], accumulate)
+        return params, log, said, progress, plugin.rollbacks
+
+    one, other = run(each, 2)
+    check_equal(one[0], other[0])
+    assert one[1].cancelled == other[1].cancelled == [4]
+    assert one[3] == other[3]
+    assert one[4] == other[4] == (policy == "rollback")
+    assert one[2] == []
+    (said,) = other[2]  # the process that has the bad loss, alone, shows it
+    assert said.startswith("the loss is nan (phase 'train', epoch 0, step 4; batch:")
+
+
+@pytest.mark.parametrize("sync", SYNCS)
+def test_rollback_goes_back_to_what_a_loaded_state_holds(sync):
+    def again(rank, state=None):
+        learner, log = make_learner(rank, StopOnNonFinite("rollback", snapshot_every=100), sync=SYNCS[sync])
+        if state is not None:
+            learner.load_state_dict(state)
+        return learner, log
+
+    def each(rank):
+        whole_run, _ = again(rank)
+        whole_run.run("train", TensorLoader(*samples(), batch_size=SIZE))
+        state = copy.deepcopy(whole_run.state_dict())
+        found = []
+        for learner, log in ((whole_run, None), again(rank, state)):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # it says what it does
+                learner.run("train", TensorLoader(*samples([(1, 2, math.nan)]), batch_size=SIZE))
+            assert log is None or log.cancelled == [2]
+            found.append((params(learner), learner.plugins["stop_on_non_finite"].rollbacks))
+        return found
+
+    for straight, resumed in run(each, 2):
+        check_equal(straight[0], resumed[0])
+        assert straight[1] == resumed[1] == 1
+
+
+class Gradient(nn.Module):
+    """A gradient that is not finite where an input is large, although the loss is finite."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, inputs):
+        outputs = self.first(inputs).clamp(-5, 5) + self.second(inputs).clamp(-5, 5)
+        if inputs.abs().max() > 500:
+            outputs = outputs + (self.second.weight * 0).abs().sqrt().sum()
+        return outputs
+
+
+@pytest.mark.parametrize("sync", SYNCS)
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+def test_bad_gradient_of_one_process_has_one_consequence_in_all(policy, sync):
+    def each(rank):
+        make = lambda rank: [StopOnNonFinite(policy, snapshot_every=2)]  # noqa: E731
+        torch.manual_seed(0)
+        return train(rank, make, [(1, 4, 1000.0)], sync=SYNCS[sync], model=Gradient())
+
+    one, other = run(each, 2)
+    check_equal(one[0], other[0])
+    happened = one[1].skipped if policy == "skip" else one[1].cancelled
+    assert happened == (other[1].skipped if policy == "skip" else other[1].cancelled) == [4]
+    assert one[4] == other[4]
+    assert len(one[2]) == 1
+    assert other[2] == []
+
+
+def test_both_end_at_the_bound_together():
+    def each(rank):
+        changed = [(rank_of, step, math.nan) for step, rank_of in enumerate([0, 1, 0], 4)]
+        with pytest.raises(NonFiniteError) as caught:
+            train(rank, lambda rank: [StopOnNonFinite("skip", max_skips=2)], changed)
+        return str(caught.value)
+
+    one, other = run(each, 2)
+    assert one.startswith("the loss is nan")
+    assert other.startswith("the loss of rank 0 is infinite or not a number (phase 'train', epoch 0, step 6)")
+    assert "2 in a row were skipped (max_skips=2)" in one
+    assert "2 in a row were skipped (max_skips=2)" in other
+
+
+@pytest.mark.parametrize("sync", ["ddp", "fsdp"])
+def test_raise_names_the_process_to_the_others(sync):
+    def each(rank):
+        with pytest.raises((NonFiniteError, WorldError)) as caught:
+            train(rank, lambda rank: [StopOnNonFinite()], [(1, 4, math.nan)], sync=SYNCS[sync])
+        return type(caught.value).__name__, str(caught.value)
+
+    one, other = run(each, 2)
+    assert other[0] == "NonFiniteError"
+    assert other[1].startswith("the loss is nan")
+    assert one[0] == "PeerError"
+    assert "rank 1 failed" in one[1]
+    assert "the loss is nan" in one[1]
+
+
+def test_gradients_are_looked_at_when_they_are_averaged():
+    def each(rank):
+        learner, _ = make_learner(rank, StopOnNonFinite(gradients=True), MixedPrecision("float32", scaling=True))
+        plan = str(learner.explain("train"))
+        update = plan[plan.index("update_begin") :]
+        return [update.index(name) for name in ("ddp", "mixed_precision", "stop_on_non_finite")]
+
+    one, other = run(each, 2)
+    assert one == other == sorted(one)
+
+
+# Watch, and what monitors see
+
+
+def watched(rank, size):
+    make = lambda rank: [Watch({"encoder.0": "mean"}), Metrics(Accuracy())]  # noqa: E731
+    learner, _ = make_learner(rank, *make(rank), lr=0.0)
+    learner.model.encoder[3].p = 0.0
+    return learner.run("train", TensorLoader(*samples(), batch_size=size))
+
+
+def test_watched_outputs_are_those_of_all_processes():
+    one, other = run(watched, 2, SIZE)
+    alone = watched(0, 2 * SIZE)
+    assert one == other
+    assert one.keys() == alone.keys()
+    assert one["train/encoder.0"] == pytest.approx(alone["train/encoder.0"], rel=1e-5)  # sums in another order
+
+
+class Both(nn.Module):
+    """Calls a part in rank 1 alone."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.part, self.linear, self.rank = nn.Identity(), nn.Linear(6, 3), rank
+
+    def forward(self, inputs):
+        return self.linear(self.part(inputs) if self.rank else inputs)
+
+
+def test_module_that_one_process_calls_has_a_metric_in_all():
+    def each(rank):
+        learner, _ = make_learner(rank, Watch({"part": "max"}), model=Both(rank))
+        return learner.run("train", TensorLoader(*samples(), batch_size=SIZE))
+
+    one, other = run(each, 2)
+    assert one == other
+    assert list(one) == ["train/part"]
+
+
+def test_watch_is_resumed_with_another_number_of_processes():
+    states = []
+    for inputs in ([1.0, 2.0], [4.0]):
+        watch = Watch({"part": "mean"})
+        mean = watch._phases.setdefault("train", {"part": watch_mean()})["part"]
+        for value in inputs:
+            mean.add(torch.tensor(value), 2)
+        states.append(watch.state_dict())
+    watch = Watch({"part": "mean"})
+    assert watch.reshard(states, 1, 2) is states[1]
+    one, two, three = (watch.reshard(states, rank, 3)["train"]["part"] for rank in range(3))
+    assert (float(one["total"]), float(one["weight"])) == (14.0, 6.0)
+    assert two == three == {"total": None, "weight": 0.0}
+
+
+def watch_mean():
+    from loopkit.metrics import Mean
+
+    return Mean("part")
+
+
+class Local:
+    """A metric that each process makes up."""
+
+    def __init__(self, rank):
+        self.values = iter([3.0, 1.0, 0.5, 2.0] if rank else [1.0, 2.0, 3.0, 4.0])
+
+    @hookimpl(writes=("metrics.train/own",))
+    def epoch_end(self, learner):
+        learner.metrics["train/own"] = next(self.values)
+
+
+def test_early_stopping_decides_and_restores_by_rank_0():
+    def each(rank):
+        stopping = EarlyStopping("train/own", patience=2, restore_best=True)
+        params, _, _, _, progress = train(rank, lambda rank: [Local(rank), stopping], epochs=4)
+        return params, stopping.best, stopping.best_epoch, stopping.reason, progress.epochs
+
+    one, other = run(each, 2)
+    check_equal(one[0], other[0])
+    assert one[1:] == other[1:]
+    assert one[4] == 3
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_early_stopping_restores_sharded_parameters(device):
+    def each(rank):
+        stopping = EarlyStopping("train/own", patience=2, restore_best=True, best_device=device)
+        kept = []
+
+        class Keep:
+            @hookimpl(reads=("params",))
+            def phase_end(self, learner):
+                kept.append(params(learner))
+
+        after, *_ = train(rank, lambda rank: [Local(rank), stopping, Keep()], epochs=4, sync=FSDP)
+        return kept[0], after, len(kept)
+
+    one, other = run(each, 2)
+    check_equal(one[0], one[1])
+    check_equal(one[1], other[1])
+    assert one[2] == other[2] == 3
+
+
+# One process alone
+
+
+class Joins:
+    """Sets the world without being what syncs."""
+
+    @hookimpl(updates=("model",))
+    def setup_model(self, learner, model):
+        learner.world = World()
+        return model
+
+
+def test_only_what_syncs_may_set_the_world():
+    with pytest.raises(ContractError, match=r"changes 'learner\.world', which it does not declare"):
+        check_plugin(Joins, checks=["declared_access"])
+
+
+@pytest.mark.parametrize("sync", [DDP, FSDP, AverageParameters])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_one_process_alone_trains_bitwise_as_without(sync, accumulate):
+    learners = [make_learner(0, accumulate=accumulate, sync=each)[0] for each in (sync, Nothing)]
+    for learner in learners:
+        torch.manual_seed(3)
+        data = TensorLoader(*samples(), batch_size=SIZE)
+        learner.fit(data, data, epochs=2)
+    check_equal(*map(params, learners))
+    assert learners[0].world_size == 1
+    assert learners[0].progress == learners[1].progress
+
+
+class Nothing:
+    """In the place of what syncs."""
+
+
+# What is refused
+
+
+def test_throttle_by_seconds_is_refused():
+    def each(rank):
+        with pytest.raises(PluginError, match=r"throttle\(seconds=5\) of plugin 'grad_noise'.*every=") as caught:
+            train(rank, lambda rank: [throttle(GradNoise(), seconds=5)])
+        return str(caught.value)
+
+    one, other = run(each, 2)
+    assert one == other
+
+
+def test_lr_finder_is_refused():
+    def each(rank):
+        learner, _ = make_learner(rank)
+        with pytest.raises(WorldError, match="in one process alone, with 2 times the batch_size"):
+            LRFinder().run(learner, TensorLoader(*samples(), batch_size=SIZE))
+        return True
+
+    assert run(each, 2) == [True, True]
+
+
+class Fails:
+    """Raises in one step of one process."""
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    @hookimpl
+    def backward_begin(self, step):
+        if self.rank == 1 and step.index == 3:
+            raise ArithmeticError("too large")
+
+
+def failing(rank, directory, sync):
+    with pytest.raises(Exception, match=r"too large") as caught:
+        train(rank, lambda rank: [ReplayBundle(directory), Fails(rank)], sync=sync)
+    return type(caught.value).__name__, list(getattr(caught.value, "__notes__", ()))
+
+
+def test_process_that_fails_writes_a_bundle_that_one_process_can_run(tmp_path):
+    one, other = run(failing, 2, tmp_path, DDP)
+    assert (one[0], other[0]) == ("PeerError", "ArithmeticError")
+    (bundle,) = [path for path in tmp_path.iterdir() if path.is_dir()]
+    assert bundle.name.endswith("replay-rank1")
+    learner, log = make_learner(1, Fails(1), ReplayBundle(tmp_path))
+    with pytest.raises(ArithmeticError, match="too large"):
+        replay(bundle, learner)
+    inputs, _ = samples()
+    assert learner.world_size == 1
+    assert log.losses == [] or math.isfinite(log.losses[0])
+    assert any(str(bundle) in note for note in other[1])
+    assert inputs.shape[0] == 2 * SIZE * STEPS
+
+
+def test_process_with_a_part_of_the_parameters_says_that_it_writes_no_bundle(tmp_path):
+    one, other = run(failing, 2, tmp_path, FSDP)
+    assert (one[0], other[0]) == ("PeerError", "ArithmeticError")
+    assert any("rank 1 of 2 holds a part of the parameters only" in note for note in other[1])
+
+
+def test_replay_in_several_processes_is_refused(tmp_path):
+    def each(rank):
+        learner, _ = make_learner(rank)
+        with pytest.raises(WorldError, match="without torchrun"):
+            replay(tmp_path, learner)
+        return True
+
+    assert run(each, 2) == [True, True]

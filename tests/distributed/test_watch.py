@@ -1,0 +1,327 @@
+"""The watch: who failed is named on every rank, and no process hangs for ever."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from distributed.processes import run
+from loopkit import hookimpl
+from loopkit.distributed import World, join, watch
+from loopkit.distributed.watch import Watch, hook_of, is_collective_error
+from loopkit.errors import PeerError
+
+
+def trained(rank, happens, steps=4, timeout=4.0):
+    """A loop with a collective in each step; ``happens(rank, step)`` comes before it. Returns what is blamed."""
+    joined = join("gloo", timeout=timeout)
+    at = ["before step 0"]
+    watching = Watch(joined, lambda: at[0])
+    watching.start()
+    blamed = None
+    try:
+        for step in range(steps):
+            at[0] = f"step {step}"
+            stops = happens(rank, step)
+            if stops:
+                break
+            dist.all_reduce(torch.ones(1))
+    except Exception as error:
+        began = time.monotonic()
+        blamed = watching.blame(error)
+        watching.fail(blamed or error)
+        if blamed is None:
+            raise
+        assert isinstance(blamed, PeerError)
+        assert joined.broken
+        return str(blamed), time.monotonic() - began
+    finally:
+        watching.stop()
+        watch.leave()
+    return None
+
+
+def killed(rank, step):
+    if rank == 1 and step == 2:
+        time.sleep(2)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def raising(rank, step):
+    if rank == 1 and step == 2:
+        raise ValueError("the data is bad")
+
+
+def sleeping(rank, step):
+    if rank == 1 and step == 2:
+        time.sleep(8)
+
+
+def ending(rank, step):
+    return rank == 1 and step == 2
+
+
+def nothing(rank, step):
+    return False
+
+
+def test_no_failure_is_no_error():
+    assert run(trained, 2, nothing) == [None, None]
+
+
+def test_a_killed_process_is_named():
+    survivor, dead = run(trained, 2, killed, check=False, timeout=20)
+    text, took = survivor.value
+    assert dead.code == -signal.SIGKILL
+    assert re.match(r"rank 0: rank 1 is gone; it was last heard of \d+\.\d s ago \(step 2\)", text)
+    assert took < 4
+    assert survivor.seconds < 9
+
+
+def test_a_killed_rank_zero_is_named():
+    def other(rank, step):
+        if rank == 0 and step == 2:
+            time.sleep(2)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    dead, survivor = run(trained, 2, other, check=False, timeout=20)
+    text, _ = survivor.value
+    assert dead.code == -signal.SIGKILL
+    assert re.match(r"rank 1: rank 0(, which kept the store,)? is gone; it was last heard of .* \(step 2\)", text)
+    assert survivor.seconds < 10
+
+
+def test_what_a_process_raised_is_told_to_the_others():
+    survivor, failed = run(trained, 2, raising, check=False, timeout=20)
+    assert failed.code == 1
+    assert failed.error.endswith("ValueError: the data is bad\n")
+    text, took = survivor.value
+    assert text == "rank 0: rank 1 failed (step 2): ValueError: the data is bad"
+    assert took < 2
+
+
+def test_what_rank_zero_raised_is_told_to_the_others():
+    def other(rank, step):
+        raising(1 - rank, step)
+
+    failed, survivor = run(trained, 2, other, check=False, timeout=20)
+    assert failed.error.endswith("ValueError: the data is bad\n")
+    assert survivor.value[0] == "rank 1: rank 0 failed (step 2): ValueError: the data is bad"
+
+
+def test_a_hanging_process_is_named_within_the_timeout():
+    waiting, _ = run(trained, 2, sleeping, check=False, timeout=20)
+    text, _ = waiting.value
+    assert text.startswith("rank 0: rank 1 does not take part in what the others wait for: for ")
+    assert re.search(r"rank 0: step 2, line \d+ of distributed_c10d.py, all_reduce; rank 1: step 2, line", text)
+    assert re.search(r"of test_watch.py, sleeping\)", text)
+    assert waiting.seconds < 4 + 5
+
+
+def test_a_process_that_ends_early_is_named():
+    waiting, ended = run(trained, 2, ending, check=False, timeout=20)
+    assert ended.code == 0
+    assert waiting.value[0].startswith("rank 0: rank 1 came to its end before this one (step 2; this one: step 2)")
+
+
+def test_the_first_cause_is_named_by_all_of_four():
+    def killed_third(rank, step):
+        if step == 1:
+            time.sleep(1)
+            killed(1 if rank == 2 else 0, 2)
+
+    outcomes = run(trained, 4, killed_third, check=False, timeout=25)
+    for rank in (0, 1, 3):
+        assert "rank 2 is gone" in outcomes[rank].value[0], outcomes[rank]
+
+
+def hung(rank, failing):
+    """Rank 1 fails and goes on living; rank 0 waits for something that never comes."""
+    joined = join("gloo", timeout=60)
+    watching = Watch(joined, lambda: "in the loop")
+    watching.start()
+    joined.gather(0)
+    time.sleep(1.2)
+    if rank == 1:
+        failing(watching)
+        time.sleep(8)
+    else:
+        threading.Event().wait(20)
+
+
+def test_a_process_that_hangs_ends_when_another_one_failed():
+    def failing(watching):
+        watching.fail(ValueError("the data is bad"))
+
+    waiting, _ = run(hung, 2, failing, check=False, timeout=14)
+    assert waiting.code == 1
+    assert waiting.seconds < 5 + 5
+    assert re.search(
+        r"loopkit: rank 0 has hung for \d+\.\d s \(in the loop\) and ends now, because rank 1 failed \(in the loop\): "
+        r"ValueError: the data is bad\n",
+        waiting.output,
+    )
+
+
+def test_a_process_that_hangs_ends_when_another_one_was_killed():
+    def failing(watching):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    waiting, _ = run(hung, 2, failing, check=False, timeout=14)
+    assert waiting.code == 1
+    assert waiting.seconds < 5 + 6
+    assert "ends now, because rank 1 is gone; it was last heard of" in waiting.output
+
+
+def test_a_process_that_goes_on_is_left_alone():
+    def busy(rank):
+        joined = join("gloo", timeout=20)
+        at = [""]
+        watching = Watch(joined, lambda: at[0])
+        watching.start()
+        joined.gather(0)
+        if rank == 1:
+            watching.fail(ValueError("the data is bad"))
+        watch.GRACE = 2.0
+        for step in range(8):
+            at[0] = f"step {step}"
+            time.sleep(0.5)
+        watching.stop()
+        return "went on"
+
+    assert run(busy, 2, timeout=20) == ["went on", "went on"]
+
+
+def test_a_process_that_computes_is_left_alone():
+    def computing(rank):
+        joined = join("gloo", timeout=20)
+        watching = Watch(joined, lambda: "in the loop")
+        watching.start()
+        joined.gather(0)
+        if rank == 1:
+            watching.fail(ValueError("the data is bad"))
+            time.sleep(4.5)
+        else:
+            watch.GRACE = 2.0
+            until = time.monotonic() + 4.5
+            matrix = torch.ones(300, 300)
+            while time.monotonic() < until:
+                matrix.mm(matrix)
+        watching.stop()
+        return "went on"
+
+    assert run(computing, 2, timeout=20) == ["went on", "went on"]
+
+
+def test_two_watches_one_after_the_other_do_not_mix():
+    def two(rank):
+        assert trained(rank, nothing) is None
+        joined = join()
+        second = Watch(joined, lambda: "second")
+        second.start()
+        joined.gather(0)
+        time.sleep(1.2)
+        states = {other: report.state for other, (report, _) in second._others.items()}
+        joined.gather(0)
+        second.stop()
+        return states
+
+    assert run(two, 2) == [{1: "running"}, {0: "running"}]
+
+
+def test_a_process_alone_watches_nothing():
+    alone = Watch(World(), lambda: "")
+    before = threading.active_count()
+    alone.start()
+    assert threading.active_count() == before
+    assert alone.blame(RuntimeError("gloo/transport: Connection closed by peer")) is None
+    alone.fail(ValueError())
+    alone.stop()
+
+
+def test_errors_of_the_user_are_not_blamed_on_others():
+    for error in (RuntimeError("CUDA error: out of memory"), ValueError("x"), KeyError("gloo/transport"), OSError()):
+        assert not is_collective_error(error)
+    with pytest.raises(RuntimeError) as caught:
+        torch.ones(2) @ torch.ones(3)
+    assert not is_collective_error(caught.value)
+
+
+def test_errors_of_collectives_are_recognised():
+    def closed(rank):
+        joined = join("gloo", timeout=2)
+        if rank == 1:
+            os._exit(0)
+        errors = []
+        tensor = torch.ones(1)
+        for call in (
+            lambda: dist.all_reduce(tensor),
+            lambda: dist.broadcast(tensor, 1),
+            lambda: dist.barrier(),
+            lambda: joined.gather(1),
+            lambda: joined.highest(1.0),
+            lambda: joined.store.get("never"),
+        ):
+            try:
+                call()
+            except Exception as error:
+                errors.append((is_collective_error(error), str(error)))
+        return errors
+
+    def late(rank):
+        join("gloo", timeout=1)
+        if rank == 1:
+            time.sleep(3)
+            return []
+        with pytest.raises(RuntimeError) as caught:
+            dist.all_reduce(torch.ones(1))
+        return [(is_collective_error(caught.value), str(caught.value))]
+
+    errors = run(closed, 2, check=False)[0].value
+    assert len(errors) == 6
+    assert all(found for found, _ in errors), errors
+    assert run(late, 2)[0][0][0]
+
+
+class Sleeper:
+    @hookimpl
+    def step_end(self):
+        self.inside.set()
+        self.release.wait(10)
+
+    def __init__(self):
+        self.inside, self.release = threading.Event(), threading.Event()
+
+
+class Caller:
+    def __init__(self, inner):
+        self.inner = inner
+
+    @hookimpl
+    def epoch_end(self):
+        self.inner.step_end()
+
+
+def test_hook_of_names_the_innermost_hook():
+    inner = Sleeper()
+    outer = Caller(inner)
+    thread = threading.Thread(target=outer.epoch_end)
+    thread.start()
+    try:
+        assert inner.inside.wait(10)
+        assert hook_of(thread.ident, {"sleeper": inner, "caller": outer}) == "in step_end of plugin 'sleeper'"
+        assert hook_of(thread.ident, {"caller": outer}) == "in epoch_end of plugin 'caller'"
+        assert hook_of(thread.ident, {"caller": Caller(inner)}) == ""
+    finally:
+        inner.release.set()
+        thread.join(10)
+    assert hook_of(thread.ident, {"sleeper": inner}) == ""
+    assert "step_end" not in sys._current_frames()
