@@ -292,7 +292,8 @@ class Checkpoint:
         if why is not None:
             raise CheckpointError(f"rank 0 could not begin: {why}")
         if path is not None:
-            manifest, state = chosen or self._read(Path(path))
+            own = self.resume if isinstance(self.resume, Path) else Path(path)  # each may have a disk of its own
+            manifest, state = chosen or self._read(own)
             self._load(learner, manifest, state)
 
     def _choose(self, learner: Learner) -> tuple[Manifest, dict[str, Any]] | None:

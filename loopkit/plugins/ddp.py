@@ -44,7 +44,7 @@ class DDP(Member):
         weighted: The average is ``sum(w g) / sum(w)`` over the processes, with the weights of their steps: exact for
             batches of unequal sizes, at the price of one more reduction of one number for each update.
         compression: ``"fp16"`` or ``"bf16"``: gradients are sent in half precision.
-        bucket_mb: Gradients are sent in buckets of about so many MiB.
+        bucket_mb: Gradients are sent in buckets of about so many MiB; by default PyTorch's, 25 after a small first one.
         static_graph: The same parameters are used in the same order in each step (PyTorch's option).
         find_unused_parameters: Parameters may get no gradient in a step; otherwise that is an error that names them.
         fixed_buckets: PyTorch's reducer lays its buckets out anew after the first step, which changes the last bits of
@@ -69,7 +69,7 @@ class DDP(Member):
         overlap: bool | str = "auto",
         weighted: bool = False,
         compression: str | None = None,
-        bucket_mb: float = 25.0,
+        bucket_mb: float | None = None,
         static_graph: bool = False,
         find_unused_parameters: bool = False,
         fixed_buckets: bool = False,
@@ -85,14 +85,15 @@ class DDP(Member):
             raise PluginError(f"DDP(overlap={overlap!r}): it is True, False or 'auto'")
         if compression not in COMPRESSION:
             raise PluginError(f"DDP(compression={compression!r}): it is None, 'fp16' or 'bf16'")
-        if not bucket_mb > 0:
+        if bucket_mb is not None and not bucket_mb > 0:
             raise PluginError(f"DDP(bucket_mb={bucket_mb!r}): it is a number of MiB above 0")
         if static_graph and (find_unused_parameters or fixed_buckets):
             raise PluginError("DDP(static_graph=True) goes with neither find_unused_parameters nor fixed_buckets")
         self.overlap = overlap
         self.weighted = weighted
         self._compression = compression
-        self._bucket_bytes = int(bucket_mb * 2**20)
+        self._bucket_mb = bucket_mb
+        self._bucket_bytes = int((bucket_mb or 25) * 2**20)
         self._static_graph = static_graph
         self._unused = find_unused_parameters
         self._fixed = fixed_buckets
@@ -152,7 +153,7 @@ class DDP(Member):
             warnings.simplefilter("ignore", FutureWarning)  # newer PyTorch has another name for that option
             reducer = DistributedDataParallel(
                 model,
-                bucket_cap_mb=self._bucket_bytes / 2**20,
+                bucket_cap_mb=self._bucket_mb,
                 find_unused_parameters=self._unused or self._fixed,
                 static_graph=self._static_graph,
                 **options,
