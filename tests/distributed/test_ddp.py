@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import copy
+from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from distributed.processes import run
 from loopkit import Learner, TrainingPhase, hookimpl
@@ -53,13 +55,15 @@ def equal(one, other):
     return list(one) == list(other) and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def by_hand(rank, world, batches, *, clip=None, accumulate=1, dtype=None, decay=None):
+def by_hand(rank, world, batches, *, clip=None, accumulate=1, dtype=None, decay=None, hook=None):
     """The loop that a careful person writes; returns the weights, and those of the average."""
     dist.init_process_group("gloo")
     model = make_model()
     wrapped = DistributedDataParallel(model)
+    if hook is not None:
+        wrapped.register_comm_hook(None, getattr(default_hooks, hook))
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
-    average = copy.deepcopy(model.state_dict())
+    average = None if decay is None else AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
     loss_fn = nn.CrossEntropyLoss()
     for index, (inputs, targets) in enumerate(batches):
         last = (index + 1) % accumulate == 0
@@ -73,10 +77,10 @@ def by_hand(rank, world, batches, *, clip=None, accumulate=1, dtype=None, decay=
             if clip is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()
-            if decay is not None:
-                for name, p in model.named_parameters():
-                    average[name].lerp_(p.detach(), 1 - decay)
-    return weights(model), average
+            if average is not None:
+                average.update_parameters(model)
+    averaged = {} if average is None else {name: p.detach().clone() for name, p in average.module.named_parameters()}
+    return weights(model), averaged
 
 
 def parts_of(rank, world, size=4, epochs=2):
@@ -91,6 +95,7 @@ OPTIONS = {
     "clip": {"clip": 0.3},
     "accumulate": {"accumulate": 3},
     "bfloat16": {"dtype": torch.bfloat16},
+    "fp16 sent": {"hook": "fp16_compress_hook"},
     "all": {"clip": 0.3, "accumulate": 2, "dtype": torch.bfloat16, "decay": 0.9},
 }
 
@@ -102,30 +107,37 @@ def ours(rank, world, options, **ddp):
     if "dtype" in options:
         plugins.append(MixedPrecision(options["dtype"]))
     if "decay" in options:
-        plugins.append(WeightAverage(options["decay"], warmup=False))
+        plugins.append(WeightAverage(options["decay"]))
     learner = make_learner(*plugins, accumulate=options.get("accumulate", 1))
     assert (learner.rank, learner.world_size) == (rank, world)
     learner.fit(TensorLoader(*samples(), batch_size=4), epochs=2)
-    return weights(learner.model)
+    averaged = {}
+    if "decay" in options:
+        with learner.plugins["weight_average"].averaged(learner):
+            averaged = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
+    return weights(learner.model), averaged
 
 
 def hand(rank, world, options):
-    return by_hand(rank, world, parts_of(rank, world), **options)[0]
+    return by_hand(rank, world, parts_of(rank, world), **options)
 
 
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_training_is_bitwise_that_of_a_loop_by_hand(name, world):
-    mine = run(ours, world, world, OPTIONS[name])
-    theirs = run(hand, world, world, OPTIONS[name])
+    compression = {"compression": "fp16"} if "hook" in OPTIONS[name] else {}
+    mine = run(partial(ours, **compression), world, world, OPTIONS[name])
+    (theirs, average), *_ = run(hand, world, world, OPTIONS[name])
     for rank in range(world):
-        for key, value in theirs[0].items():
+        for key, value in theirs.items():
             if not key.startswith("1.running"):  # after the epoch's last step these are each process's own by hand
-                assert torch.equal(mine[rank][key], value), (rank, key)
+                assert torch.equal(mine[rank][0][key], value), (rank, key)
+        assert equal(mine[rank][1], average)
+        assert bool(average) == ("decay" in OPTIONS[name])
 
 
 def averaged_here(rank):
-    return ours(rank, 2, OPTIONS["all"], overlap=False)
+    return ours(rank, 2, OPTIONS["all"], overlap=False)[0]
 
 
 def test_average_at_update_begin_is_bitwise_that_of_the_reducer():
@@ -134,7 +146,7 @@ def test_average_at_update_begin_is_bitwise_that_of_the_reducer():
     for key in mine[0]:
         if "num_batches" not in key and "running" not in key:
             assert torch.equal(mine[0][key], mine[1][key])
-            assert torch.allclose(mine[0][key], theirs[0][key], atol=1e-2)
+            assert torch.equal(mine[0][key], theirs[0][0][key])
 
 
 class Exact(nn.Module):
@@ -312,6 +324,24 @@ def test_one_process_alone_trains_as_without():
         learner.fit(TensorLoader(*samples(), batch_size=4), epochs=2)
     assert equal(*(weights(learner.model) for learner in learners))
     assert learners[1].world_size == 1
+
+
+def without_own_graph(rank):
+    return ours(rank, 2, OPTIONS["plain"], static_graph=True)[0]
+
+
+def test_static_graph_changes_no_bits():
+    static, plain = run(without_own_graph, 2), run(hand, 2, 2, OPTIONS["plain"])
+    assert all(torch.equal(static[0][key], plain[0][0][key]) for key in static[0] if "running" not in key)
+
+
+def batch_norm_over_all(rank):
+    with pytest.raises(WorldError, match="is on a CPU"):
+        make_learner(DDP(sync_batch_norm=True))
+
+
+def test_batch_norm_over_all_processes_is_refused_on_a_cpu():
+    run(batch_norm_over_all, 2)
 
 
 @pytest.mark.parametrize(
