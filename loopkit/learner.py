@@ -571,9 +571,9 @@ class Learner:
         agreed, (most, least, *highest) = self._asked.reach(self.world, updates, -updates, *numbers)
         if self.world.in_step and most != -least:
             raise WorldError(
-                f"rank {self.rank} has made {updates:.0f} updates, others {-least:.0f} to {most:.0f}: a step was "
-                f"cancelled, or an update skipped, in some processes alone, and their parameters have parted. Decide "
-                f"by what all of them know, such as a value from learner.agree"
+                f"the processes have made from {-least:.0f} to {most:.0f} updates, rank {self.rank} {updates:.0f}: a "
+                f"step was cancelled, or an update skipped, in some of them alone, and their parameters have parted. Decide "
+                f"by what all of them know, such as learner.world.highest(value)"
             )
         if agreed.wanted:
             self._stop = self._stop or agreed.stop

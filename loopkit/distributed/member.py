@@ -99,10 +99,12 @@ class Member:
     @hookimpl
     def setup_data(self, learner: Learner, phase: Phase, data: Any) -> Any:
         """Take this process's part of the data."""
-        if self.world.size == 1 or not self._shard:
-            return data
         epoch = learner.progress.epochs
-        part, said = shard(data, self.world.rank, self.world.size, self._tail, seed=self._seed, epoch=epoch)
+        if self.world.size == 1 or not self._shard:
+            set_epoch(data, epoch)
+            return data
+        tail = "uneven" if self._tail == "drop" and not phase.training else self._tail  # no sample goes unevaluated
+        part, said = shard(data, self.world.rank, self.world.size, tail, seed=self._seed, epoch=epoch)
         set_epoch(part, epoch)
         if said and said not in self._said and self.world.rank == 0:
             print(f"loopkit: phase {phase.name!r}: {said}", file=sys.stderr)

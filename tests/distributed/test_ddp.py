@@ -584,6 +584,27 @@ def test_different_models_are_refused_before_anything_is_sent():
     assert all("(4, 6)" in text and "(3, 6)" in text for text in run(different_at_once, 2))
 
 
+def predicted(rank):
+    inputs, targets = samples(11)
+    learner = make_learner(DDP(tail="drop"), model=make_model(norm=False))
+    outputs = learner.predict(TensorLoader(inputs, targets, batch_size=4))
+    learner.model.eval()
+    with torch.no_grad():
+        return torch.equal(outputs, learner.model(inputs)), len(outputs)
+
+
+def test_tail_that_is_left_out_in_training_is_predicted():
+    assert run(predicted, 2) == [(True, 11), (True, 11)]
+
+
+def test_distributed_sampler_of_one_process_is_told_the_epoch():
+    data = torch.utils.data.TensorDataset(*samples(16))
+    sampler = torch.utils.data.DistributedSampler(data, num_replicas=1, rank=0)
+    learner = make_learner(DDP(), model=make_model(norm=False))
+    learner.fit(torch.utils.data.DataLoader(data, batch_size=4, sampler=sampler), epochs=3)
+    assert sampler.epoch == 2
+
+
 def window_open(rank):
     learner = make_learner(DDP(), model=make_model(norm=False), accumulate=2)
     with learner.epoch("train", length=4) as epoch:
