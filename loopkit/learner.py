@@ -572,8 +572,8 @@ class Learner:
         if self.world.in_step and most != -least:
             raise WorldError(
                 f"the processes have made from {-least:.0f} to {most:.0f} updates, rank {self.rank} {updates:.0f}: a "
-                f"step was cancelled, or an update skipped, in some of them alone, and their parameters have parted. Decide "
-                f"by what all of them know, such as learner.world.highest(value)"
+                f"step was cancelled, or an update skipped, in some of them alone, and their parameters have parted. "
+                f"Decide by what all of them know, such as learner.world.highest(value)"
             )
         if agreed.wanted:
             self._stop = self._stop or agreed.stop
