@@ -20,6 +20,7 @@ from loopkit import generators
 from loopkit.batches import describe
 from loopkit.dispatch import Implementation, Instrument, Registry, add_note, locate, shown
 from loopkit.distributed.agreement import Agreement, compare
+from loopkit.distributed.sharded import is_sharded
 from loopkit.distributed.world import World
 from loopkit.epoch import Epoch
 from loopkit.errors import (
@@ -488,7 +489,8 @@ class Learner:
                 "state_dict in the middle of a step, or of a pass that a hook runs: there is no way to go on from "
                 "there. Call it at step_end or phase_end, when learner.at_edge says so"
             )
-        if self.world.size > 1 and any(epoch.window_open for epoch in self.open_passes):
+        windows = [window for epoch in self.open_passes for window in epoch.windows if window.count]
+        if self.world.size > 1 and any(not is_sharded(p) for window in windows for p in window.params):
             raise StateError(
                 "state_dict of several processes inside an accumulation window, which holds gradients of this process "
                 "alone: call it after the window's update"

@@ -51,8 +51,8 @@ class World:
         """What all can write to and read from, also while they wait for each other; None for a process alone."""
         self.broken = False
         """Whether a process is gone: nothing may be sent any more."""
-        self.in_step = True
-        """Whether all processes make the same steps."""
+        self.in_step = False
+        """Whether all processes make the same steps, and agree between them."""
         self.blame: Callable[[BaseException], BaseException | None] | None = None
         """Says which process is the cause of an error of a collective; None if that is not the error's cause."""
         self._group = group

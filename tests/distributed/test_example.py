@@ -71,6 +71,7 @@ def test_example_prints_what_the_page_shows(command, tmp_path):
     assert figures(done.stdout) == figures(shown("output: examples/data_parallel.py"))  # of one process
 
 
+@pytest.mark.slow
 def test_example_goes_on_with_another_number_of_processes(tmp_path):
     arguments = "--checkpoints", str(tmp_path / "runs")
     first = started(*LAUNCH, "2", *arguments, "--epochs", "1", directory=tmp_path)
@@ -82,6 +83,7 @@ def test_example_goes_on_with_another_number_of_processes(tmp_path):
     assert "UserWarning" not in again.stdout
 
 
+@pytest.mark.slow
 def test_failure_reads_as_the_page_shows(tmp_path):
     (script,) = [block.text for block in PAGE if block.comment.startswith("no-run: two processes")]
     (tmp_path / "fails.py").write_text(script)
