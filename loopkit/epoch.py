@@ -517,4 +517,4 @@ class Epoch:
 
 
 EMPTY = "it has no samples; drop empty batches in the loader"
-NONE = "drop such batches in the loader, or, in a process alone, let the phase pass over them with skip_none=True"
+NONE = "drop such batches in the loader, or let the phase pass over them with skip_none=True (in one process alone)"

@@ -13,6 +13,7 @@ import sys
 import threading
 import warnings
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -360,7 +361,40 @@ def test_fault_matrix_samples_every_site_kind_and_place():
 
 def test_fault_matrix_holds_every_hook():
     own = {name for name, hook in hooks().items() if hook.kind != "event" or own_event(name)}
-    assert own - {site.hook for site in SITES} <= {"signal_begin"}  # comes by a signal alone
+    others = {"signal_begin", "setup_data"}  # one comes by a signal alone, the other also before the fit: see below
+    assert own - {site.hook for site in SITES} <= others
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+@pytest.mark.parametrize("call", [1, 2, 3, 4])
+def test_fault_of_setup_data_passes_through(kind, call):
+    error, calls, ends = ERRORS[kind](), [], []
+
+    class Faulty:
+        @hookimpl
+        def setup_data(self, data):
+            calls.append(1)
+            if len(calls) == call:
+                raise error
+            return data
+
+        @hookimpl
+        def fit_end(self, result):
+            ends.append(result.reason)
+
+    inputs = torch.ones(2, 3)
+    learner = Learner(
+        torch.nn.Linear(3, 1), torch.nn.MSELoss(), partial(torch.optim.SGD, lr=0.1), plugins=[Faulty()], standard=False
+    )
+    data = [(inputs, torch.ones(2, 1))]
+    with pytest.raises(type(error)) as caught:
+        learner.fit(data, data, epochs=1)
+    assert caught.value is error
+    assert ends == ([] if call < 3 else ["error"])  # the lengths of both are asked for before the fit begins
+    assert any("setup_data of plugin 'faulty'" in note for note in error.__notes__)
+    assert learner.running is None
+    assert not learner.fitting_now
+    learner.fit(data, data, epochs=1)
 
 
 def own_event(name):

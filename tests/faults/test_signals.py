@@ -303,11 +303,18 @@ def test_signal_while_a_function_makes_the_data_is_answered_before_its_first_ste
 def test_child_forked_in_a_fit_dies_by_sigterm():
     ends = []
 
+    def sleep(started):
+        started.set()
+        time.sleep(60)
+
     def fork(step, **given):
-        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(30,))
+        context = multiprocessing.get_context("fork")
+        started = context.Event()
+        child = context.Process(target=sleep, args=(started,))
         child.start()
+        assert started.wait(60)  # Python drops what comes while it is still forking
         child.terminate()
-        child.join(5)
+        child.join(30)
         ends.append(child.exitcode)
         child.kill()
         child.join()
