@@ -4,7 +4,7 @@
 
 The work: an MLP 256-512-512-10 on batches of 64 in each process, SGD with momentum, torch on one thread, Gloo on
 loopback. The other side is the loop that is written by hand with PyTorch's ``DistributedDataParallel``. Both sides live
-in the same two processes and take turns by blocks of 50 steps; the figure is the median, over the rounds, of the ratio
+in the same two processes and take turns by blocks of 200 steps; the figure is the median, over the rounds, of the ratio
 of the two blocks of one round, in the process of rank 0.
 """
 
@@ -39,7 +39,7 @@ from loopkit.metrics import Accuracy
 from loopkit.plugins import DDP, ClipGradNorm, Metrics
 
 BATCH, FEATURES, WIDTH, CLASSES = 64, 256, 512, 10
-BLOCK = 50
+BLOCK = 200
 BOUND, ALONE = 1.03, 1.01
 """The highest ratio: of two processes, and of one with the plugin against one without."""
 COLLECTIVES = (
