@@ -49,7 +49,7 @@ def run(
     fn: Callable[..., Any],
     processes: int,
     *args: Any,
-    timeout: float = 30.0,
+    timeout: float = 60.0,
     env: Mapping[str, str | None] | None = None,
     check: bool = True,
 ) -> list[Any]:

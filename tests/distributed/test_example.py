@@ -44,7 +44,7 @@ def started(*command: str, directory: Path) -> subprocess.CompletedProcess[str]:
         start_new_session=True,
     ) as process:
         try:
-            output, _ = process.communicate(timeout=55)
+            output, _ = process.communicate(timeout=110)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
