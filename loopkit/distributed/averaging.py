@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from loopkit.distributed.buckets import bucketed
+
 __all__ = ["Average", "Parts", "distance", "weighted_mean"]
 
 BUCKET_BYTES = 64 << 20
@@ -195,7 +197,7 @@ def weighted_mean(tensors: Sequence[Tensor], share: float, group: Any = None) ->
         group: Of ``torch.distributed``.
     """
     means: list[Tensor] = [torch.empty(0)] * len(tensors)
-    for bucket in _buckets(tensors):
+    for bucket in bucketed(tensors, BUCKET_BYTES):
         flat = torch.cat([_flat(tensors[i]) for i in bucket])
         if share:
             flat.mul_(share)
@@ -225,22 +227,6 @@ def distance(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
 def _flat(tensor: Tensor) -> Tensor:
     flat = torch.view_as_real(tensor).reshape(-1) if tensor.is_complex() else tensor.detach().reshape(-1)
     return flat.float() if flat.element_size() < 4 else flat
-
-
-def _buckets(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """The indices of tensors that are sent together."""
-    filled: list[list[int]] = []
-    current: dict[Any, tuple[list[int], int]] = {}
-    for i, tensor in enumerate(tensors):
-        key = (tensor.device, tensor.dtype)
-        bucket, size = current.get(key, ([], 0))
-        if bucket and size + tensor.nbytes > BUCKET_BYTES:
-            bucket, size = [], 0
-        if not bucket:
-            filled.append(bucket)
-        bucket.append(i)
-        current[key] = (bucket, size + tensor.nbytes)
-    return filled
 
 
 def _stream(parts: Parts) -> Any:

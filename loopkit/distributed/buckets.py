@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["average", "copy_from_first"]
+__all__ = ["BUCKET_BYTES", "average", "bucketed", "copy_buffers", "copy_state"]
+
+BUCKET_BYTES = 25 << 20
 
 
 def average(tensors: Sequence[Tensor], size: int, *, bucket_bytes: int, dtype: torch.dtype | None = None) -> None:
@@ -28,15 +30,25 @@ def average(tensors: Sequence[Tensor], size: int, *, bucket_bytes: int, dtype: t
     _exchange(tensors, reduce, bucket_bytes, dtype)
 
 
-def copy_from_first(tensors: Sequence[Tensor], *, bucket_bytes: int) -> None:
-    """Copy the tensors of rank 0 to all others, in place."""
-    _exchange(tensors, lambda flat: dist.broadcast(flat, src=0, async_op=True), bucket_bytes, None)
+def copy_state(models: Iterable[nn.Module]) -> None:
+    """Copy the parameters and buffers of rank 0's models to all others', in place."""
+    _copy_from_first([tensor for model in models for tensor in (*model.parameters(), *model.buffers())])
+
+
+def copy_buffers(models: Iterable[nn.Module]) -> None:
+    """Copy the buffers of rank 0's models to all others', in place."""
+    _copy_from_first([buffer for model in models for buffer in model.buffers()])
+
+
+def _copy_from_first(tensors: Sequence[Tensor]) -> None:
+    _exchange(tensors, lambda flat: dist.broadcast(flat, src=0, async_op=True), BUCKET_BYTES, None)
 
 
 def _exchange(tensors: Sequence[Tensor], send: Callable[[Tensor], Any], size: int, dtype: torch.dtype | None) -> None:
     sent = []
     with torch.no_grad():
-        for bucket in _buckets(tensors, size):
+        for indices in bucketed(tensors, size):
+            bucket = [tensors[index] for index in indices]
             flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
             flat = flat if dtype is None else flat.to(dtype)
             sent.append((bucket, flat, send(flat)))
@@ -48,14 +60,17 @@ def _exchange(tensors: Sequence[Tensor], send: Callable[[Tensor], Any], size: in
                 tensor.copy_(part.view(tensor.shape))
 
 
-def _buckets(tensors: Sequence[Tensor], size: int) -> Iterator[list[Tensor]]:
-    """Tensors of one device and dtype together, in the order in which they came, up to ``size`` bytes."""
-    open_buckets: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for tensor in tensors:
+def bucketed(tensors: Sequence[Tensor], size: int) -> list[list[int]]:
+    """The indices of tensors that are sent together: of one device and dtype, in their order, up to ``size`` bytes."""
+    filled: list[list[int]] = []
+    current: dict[Any, tuple[list[int], int]] = {}
+    for index, tensor in enumerate(tensors):
         kind = tensor.device, tensor.dtype
-        bucket = open_buckets.setdefault(kind, [])
-        if bucket and sum(each.nbytes for each in bucket) + tensor.nbytes > size:
-            yield bucket
-            bucket = open_buckets[kind] = []
-        bucket.append(tensor)
-    yield from (bucket for bucket in open_buckets.values() if bucket)
+        bucket, held = current.get(kind, ([], 0))
+        if bucket and held + tensor.nbytes > size:
+            bucket, held = [], 0
+        if not bucket:
+            filled.append(bucket)
+        bucket.append(index)
+        current[kind] = bucket, held + tensor.nbytes
+    return filled

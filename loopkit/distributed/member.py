@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from loopkit.checkpoint.structure import structure
+from loopkit.data import TAILS
 from loopkit.distributed.shards import set_epoch, shard
 from loopkit.distributed.watch import Watch, hook_of, is_collective_error
 from loopkit.distributed.world import World, join
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Member"]
 
-TAILS = ("uneven", "pad", "drop")
 AGREED_EVERY = 1.0
 """Seconds, about, between two agreements in a pass."""
 FEWEST, MOST = 2, 1000
@@ -90,7 +90,10 @@ class Member:
     @hookimpl(updates=("model",), after=("device", "memory_format", "freeze", "compile"))
     def setup_model(self, learner: Learner, name: str, model: nn.Module) -> nn.Module:
         """Join the others, and let the model take part."""
-        return self.wrap(learner, name, model) if self.join(learner) else model
+        if not self.join(learner):
+            return model
+        self._compare_models(name, model)
+        return self.wrap(learner, name, model)
 
     def wrap(self, learner: Learner, name: str, model: nn.Module) -> nn.Module:
         """Let a model take part; there are other processes."""
@@ -225,15 +228,27 @@ class Member:
 
     def _compare(self, learner: Learner) -> None:
         """Refuse to train with processes that are set up in another way."""
-        said = self.world.gather(_setup(learner))
-        for rank, theirs in enumerate(said):
-            different = [part for part in said[0] if said[0][part] != theirs[part]]
-            if different:
-                part = different[0]
-                raise WorldError(
-                    f"rank {rank} is not set up as rank 0: its {part} differs ({theirs[part]} there, {said[0][part]} "
-                    f"on rank 0). Run the same script with the same arguments in every process"
-                )
+        if (odd := self.world.odd(_setup(learner))) is not None:
+            rank, theirs, first = odd
+            part = next(part for part in first if first[part] != theirs[part])
+            raise WorldError(
+                f"rank {rank} is not set up as rank 0: its {part} differs ({theirs[part]} there, {first[part]} "
+                f"on rank 0). Run the same script with the same arguments in every process"
+            )
+
+    def _compare_models(self, name: str, model: nn.Module) -> None:
+        """Refuse different models before anything of them is sent, where PyTorch would fail without saying why."""
+        named = [(path, *_kind(p)) for path, p in (*model.named_parameters(), *model.named_buffers())]
+        if (odd := self.world.odd(named)) is not None:
+            rank, theirs, first = odd
+            one, other = next(
+                (pair for pair in zip(first, theirs, strict=False) if pair[0] != pair[1]),
+                (f"{len(first)} tensors", f"{len(theirs)} tensors"),
+            )
+            raise WorldError(
+                f"model {name!r} of rank {rank} is not that of rank 0: {other} there, {one} on rank 0. Build the "
+                f"same model in every process"
+            )
 
 
 def _setup(learner: Learner) -> dict[str, str]:
@@ -262,6 +277,10 @@ def _setup(learner: Learner) -> dict[str, str]:
         "progress": f"{learner.progress.epochs} epochs, {learner.progress.steps} steps",  # each has samples of its own
         "order of plugins": _hash(str(learner.explain())),
     }
+
+
+def _kind(tensor: Tensor) -> tuple[tuple[int, ...], str, bool]:
+    return tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad
 
 
 def _hash(value: Any) -> str:

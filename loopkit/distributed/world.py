@@ -67,6 +67,11 @@ class World:
             dist.all_gather_object(values, _packed(value), group=self._group)
         return [_unpacked(each) for each in values]
 
+    def odd(self, value: Any) -> tuple[int, Any, Any] | None:
+        """The first process whose value is not rank 0's: its rank, its value, and rank 0's; None if all are equal."""
+        first, *others = self.gather(value)
+        return next(((rank, theirs, first) for rank, theirs in enumerate(others, 1) if theirs != first), None)
+
     def share(self, value: Any) -> Any:
         """The value of rank 0, in each process; two collectives."""
         if self.size == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from loopkit.data import Loader
 from loopkit.distributed.averaging import Average, Parts
+from loopkit.distributed.buckets import copy_state
 from loopkit.distributed.cadence import Cadence, Controller, EverySteps, Free
 from loopkit.distributed.member import Member
 from loopkit.distributed.rounds import Rounds
@@ -210,13 +212,13 @@ class AverageParameters(Member):
         """Compare the set-up."""
         super().fit_begin(learner)
         if self.world.size > 1:
-            said = self.world.gather(repr((self.when, self.how, self.moments, self._make_outer is not None)))
-            for rank, theirs in enumerate(said):
-                if theirs != said[0]:
-                    raise WorldError(
-                        f"rank {rank} averages in another way than rank 0: {theirs} there, {said[0]} on rank 0. "
-                        f"Give AverageParameters the same arguments in all processes"
-                    )
+            odd = self.world.odd(repr((self.when, self.how, self.moments, self._make_outer is not None)))
+            if odd is not None:
+                rank, theirs, first = odd
+                raise WorldError(
+                    f"rank {rank} averages in another way than rank 0: {theirs} there, {first} on rank 0. "
+                    f"Give AverageParameters the same arguments in all processes"
+                )
             self._equal = self._loaded is not None  # may go on in the middle of a round
 
     @hookimpl
@@ -247,7 +249,7 @@ class AverageParameters(Member):
                 )
             self._round = data
         if not self._equal:
-            self._share_first(learner)
+            copy_state(learner.models.values())
             self._equal = True
         self._restore_loaded(learner)
         if self._make_outer is not None and self._outer is None:
@@ -443,19 +445,6 @@ class AverageParameters(Member):
         counts = [buffer for _, buffer in buffers.values() if not _is_floating(buffer)]
         return Parts([p.detach() for p in params.values()], {**floating, **moments}, counts)
 
-    @torch.no_grad()
-    def _share_first(self, learner: Learner) -> None:
-        tensors, _ = self._both_groups()
-        seen: set[int] = set()
-        for model in learner.models.values():
-            for tensor in (*model.parameters(), *model.buffers()):
-                if id(tensor) not in seen:
-                    seen.add(id(tensor))
-                    sent = tensor.detach().contiguous()
-                    dist.broadcast(sent, src=0, group=tensors)
-                    if sent.data_ptr() != tensor.data_ptr():
-                        tensor.copy_(sent)
-
     def _both_groups(self) -> tuple[Any, Any]:
         if self._groups is None:
             self._groups = (dist.group.WORLD, dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout)))
@@ -493,7 +482,7 @@ class AverageParameters(Member):
     def state_dict(self) -> dict[str, Any]:
         """What decides how averaging goes on; waits for an average that is under way."""
         if self._loaded is not None:
-            return _copied(dict(self._loaded))  # type: ignore[no-any-return]
+            return copy.deepcopy(dict(self._loaded))
         pending = self._pending
         if pending is not None:
             pending.wait()
@@ -505,14 +494,14 @@ class AverageParameters(Member):
             if self._outer is None
             else {
                 "params": [p.detach().clone() for p in self._outer_params],
-                "optimizer": _copied(self._outer.state_dict()),
+                "optimizer": copy.deepcopy(self._outer.state_dict()),
             },
             "pending": None if pending is None else pending.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` returned, when the next training pass begins."""
-        self._loaded = _copied(dict(state))
+        self._loaded = copy.deepcopy(dict(state))
         self._steps, self._samples = state["steps"], state["samples"]
         self._outer, self._pending = None, None
         if self.controller is not None and state["controller"] is not None:
@@ -536,14 +525,3 @@ class AverageParameters(Member):
 
 def _is_floating(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _copied(value: Any) -> Any:
-    """A copy, tensors included."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, Mapping):
-        return {key: _copied(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_copied(each) for each in value)
-    return value

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from loopkit.distributed.buckets import average, copy_from_first
+from loopkit.distributed.buckets import BUCKET_BYTES, average, copy_buffers, copy_state
 from loopkit.distributed.member import Member
 from loopkit.errors import PhaseError, PluginError, WorldError
 from loopkit.hooks import hookimpl
@@ -93,7 +93,7 @@ class DDP(Member):
         self.weighted = weighted
         self._compression = compression
         self._bucket_mb = bucket_mb
-        self._bucket_bytes = int((bucket_mb or 25) * 2**20)
+        self._bucket_bytes = BUCKET_BYTES if bucket_mb is None else int(bucket_mb * 2**20)
         self._static_graph = static_graph
         self._unused = find_unused_parameters
         self._fixed = fixed_buckets
@@ -115,7 +115,6 @@ class DDP(Member):
 
     def wrap(self, learner: Learner, name: str, model: nn.Module) -> nn.Module:
         """Start from the state of rank 0, and let calls of the model go through PyTorch's reducer where that syncs."""
-        self._compare_models(name, model)
         if self.weighted and learner.accumulate_reduction == "sum":
             raise PluginError("DDP(weighted=True) is for means, and the learner has accumulate_reduction='sum'")
         if self._sync_batch_norm:
@@ -125,27 +124,13 @@ class DDP(Member):
                     f"leave the option out, or move the model with ToDevice"
                 )
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-        copy_from_first([*(p.detach() for p in model.parameters()), *model.buffers()], bucket_bytes=self._bucket_bytes)
+        copy_state([model])
         if not any(p.requires_grad for p in model.parameters()):
             return model
         self._params += model.parameters()
         self._reducible = sum(p.requires_grad for p in self._params)
         self._synced[name] = _Synced(self, model, None if self.overlap is False else self._reducer(model))
         return self._synced[name]
-
-    def _compare_models(self, name: str, model: nn.Module) -> None:
-        """Before anything else is sent: PyTorch would fail without saying why."""
-        said = self.world.gather([(path, *_kind(p)) for path, p in (*model.named_parameters(), *model.named_buffers())])
-        for rank, theirs in enumerate(said):
-            if theirs != said[0]:
-                one, other = next(
-                    (pair for pair in zip(said[0], theirs, strict=False) if pair[0] != pair[1]),
-                    (f"{len(said[0])} tensors", f"{len(theirs)} tensors"),
-                )
-                raise WorldError(
-                    f"model {name!r} of rank {rank} is not that of rank 0: {other} there, {one} on rank 0. Build the "
-                    f"same model in every process"
-                )
 
     def _reducer(self, model: nn.Module) -> DistributedDataParallel:
         options: dict[str, Any] = {} if self._broadcast_buffers else {"broadcast_buffers": False}
@@ -217,16 +202,14 @@ class DDP(Member):
                     f"reducer does not see (phase {phase.name!r}, step {step.index}). Give DDP(overlap='auto')"
                 )
         if not self.reducing and self._broadcast_buffers:
-            buffers = [buffer for model in learner.models.values() for buffer in model.buffers()]
-            copy_from_first(buffers, bucket_bytes=self._bucket_bytes)
+            copy_buffers(learner.models.values())
 
     @hookimpl
     def step_cancelled(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Take back what the reducer expects of the backward that does not come."""
         if self.reducing and not self._reduced and phase.training:
-            for synced in self._synced.values():
-                if synced.calls:
-                    _disarm(self._params)
+            if any(synced.calls for synced in self._synced.values()):
+                _disarm(self._params)
             self.reducing = False
         super().step_cancelled(learner, phase, step)
 
@@ -331,8 +314,7 @@ class DDP(Member):
     def epoch_end(self, learner: Learner, phase: Phase) -> None:
         """Go on with the buffers of rank 0: the last step has changed each process's own."""
         if self.world.size > 1 and phase.training and self._broadcast_buffers:
-            buffers = [buffer for model in learner.models.values() for buffer in model.buffers()]
-            copy_from_first(buffers, bucket_bytes=self._bucket_bytes)
+            copy_buffers(learner.models.values())
 
 
 class _Synced(nn.Module):
@@ -357,10 +339,6 @@ class _Synced(nn.Module):
                 "cannot serve. Give DDP(overlap=False), which averages at update_begin"
             )
         return reducer(*args, **kwargs)
-
-
-def _kind(tensor: Tensor) -> tuple[tuple[int, ...], str, bool]:
-    return tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad
 
 
 def _disarm(params: list[nn.Parameter]) -> None:

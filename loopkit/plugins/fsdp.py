@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from loopkit.distributed.buckets import copy_from_first
+from loopkit.distributed.buckets import copy_buffers, copy_state
 from loopkit.distributed.member import Member
 from loopkit.distributed.sharded import is_sharded, like
 from loopkit.errors import PhaseError, PluginError
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FSDP"]
 
-BUCKET = 25 << 20
-"""Bytes that are sent at once at the begin."""
 Wrap = type[nn.Module] | tuple[type[nn.Module], ...] | Callable[[str, nn.Module], bool]
 
 
@@ -133,7 +131,7 @@ class FSDP(Member):
             )
         units = self._find_units(name, model)
         device = _check(self.name, name, model, units)
-        copy_from_first([*(p.detach() for p in model.parameters()), *model.buffers()], bucket_bytes=BUCKET)
+        copy_state([model])
         mesh = self._mesh(device)
         policy, outer = self._policies()
         for unit in units:
@@ -196,7 +194,7 @@ class FSDP(Member):
         if phase.training:
             self._check_optimizers(learner)
         else:
-            copy_from_first([buffer for model in self._roots for buffer in model.buffers()], bucket_bytes=BUCKET)
+            copy_buffers(self._roots)
 
     def _check_optimizers(self, learner: Learner) -> None:
         for name, optimizer in learner.optimizers.items() if self._roots else ():

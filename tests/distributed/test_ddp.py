@@ -18,7 +18,7 @@ from loopkit import Learner, TrainingPhase, hookimpl
 from loopkit.data import TensorLoader
 from loopkit.distributed import join
 from loopkit.errors import CancelStep, PhaseError, PluginError, StateError, WorldError
-from loopkit.plugins import DDP, ClipGradNorm, Freeze, MixedPrecision, WeightAverage
+from loopkit.plugins import DDP, FSDP, AverageParameters, ClipGradNorm, Freeze, MixedPrecision, WeightAverage
 
 pytestmark = pytest.mark.timeout(120)
 LR = 0.1
@@ -573,15 +573,16 @@ def test_buffers_are_those_of_rank_0_in_each_synced_step():
     assert all(map(torch.equal, one, other))
 
 
-def different_at_once(rank):
+def different_at_once(rank, plugin):
     model = nn.Linear(6, 3 + rank)
     with pytest.raises(WorldError, match="model 'model' of rank 1 is not that of rank 0") as caught:
-        make_learner(DDP(), model=model)
+        make_learner(plugin(), model=model)
     return str(caught.value)
 
 
-def test_different_models_are_refused_before_anything_is_sent():
-    assert all("(4, 6)" in text and "(3, 6)" in text for text in run(different_at_once, 2))
+@pytest.mark.parametrize("plugin", [DDP, FSDP, AverageParameters])
+def test_different_models_are_refused_before_anything_is_sent(plugin):
+    assert all("(4, 6)" in text and "(3, 6)" in text for text in run(different_at_once, 2, plugin))
 
 
 def predicted(rank):
