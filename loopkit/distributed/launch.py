@@ -27,7 +27,7 @@ from loopkit.errors import PeerError, WorldError
 __all__ = ["launch"]
 
 T = TypeVar("T")
-STARTS = ("spawn", "fork", "forkserver")
+STARTS = ("spawn", "forkserver")
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT") if hasattr(signal, name))
 HANDLED = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 
@@ -38,7 +38,7 @@ def launch(
     processes: int | Literal["auto"] = "auto",
     timeout: float = 300.0,
     restarts: int = 0,
-    start: Literal["spawn", "fork", "forkserver"] = "spawn",
+    start: Literal["spawn", "forkserver"] = "spawn",
 ) -> list[T]:
     """Call ``fn(*args)`` in several processes of this machine, which can train together; what they return, by rank.
 
@@ -46,13 +46,14 @@ def launch(
     machines use ``torchrun`` itself. With one process, ``fn`` is called in this one.
 
     Args:
-        fn: A function of a module, or of a script that calls `launch` under ``if __name__ == "__main__":``. With
-            ``start="fork"``, any function.
-        args: What it is called with, in each process: pickled, unless they are forked. So is what it returns.
+        fn: A function of a module, or of a script that calls `launch` under ``if __name__ == "__main__":``.
+        args: What it is called with, in each process: pickled. So is what it returns.
         processes: How many; "auto" is one for each CUDA device, without any one for every second core of the CPU.
         timeout: Seconds that the processes may take to start.
         restarts: How often all of them are started again after a failure.
-        start: How: a fork is fast, but must not happen after CUDA was used, or while other threads run.
+        start: How: "forkserver" is the faster one from the second call on, where
+            ``multiprocessing.set_forkserver_preload(["loopkit"])`` was called before the first. A plain fork is not
+            offered: torch's launcher has threads, whose locks would stay locked in some of the processes.
 
     Raises:
         WorldError: A process failed: says which rank, and with what. Or it was called within a launched process, or
@@ -135,12 +136,12 @@ def _check(fn: Any, args: tuple[Any, ...], count: int, timeout: float, restarts:
         )
     if count > 1 and not dist.is_available():
         raise WorldError("this build of torch has no torch.distributed: install one that has it, or use processes=1")
-    if count > 1 and start != "fork":
+    if count > 1:
         _check_sendable(fn, args, start)
 
 
 def _check_sendable(fn: Any, args: tuple[Any, ...], start: str) -> None:
-    """Refuse what a process that is not forked cannot find or get."""
+    """Refuse what a new process cannot find or get."""
     name, code = getattr(fn, "__qualname__", ""), "<locals>"
     why = ""
     if "<lambda>" in name:
@@ -155,7 +156,7 @@ def _check_sendable(fn: Any, args: tuple[Any, ...], start: str) -> None:
     if why:
         raise WorldError(
             f"launch cannot start {_name(fn)} by start={start!r}: {why}, and the new processes import it by its name; "
-            f"put it into a module, or use start='fork'"
+            f"put it into a module"
         )
     from multiprocessing.reduction import ForkingPickler
 
@@ -165,7 +166,7 @@ def _check_sendable(fn: Any, args: tuple[Any, ...], start: str) -> None:
         except Exception as error:
             raise WorldError(
                 f"launch cannot send {what}, {_short(value)}, to another process ({_short(error)}): make it inside "
-                f"{_name(fn)}, or use start='fork'"
+                f"{_name(fn)}"
             ) from error
 
 
@@ -189,9 +190,6 @@ def _restored() -> Iterator[None]:
 
 def _call(fn: Callable[..., Any], args: tuple[Any, ...], directory: str) -> bytes:
     """In a started process: call the function; what it returns, or a file with what it raised."""
-    if threading.current_thread() is threading.main_thread():
-        for number in SIGNALS:  # a forked process has those of the launcher
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"])))
     try:

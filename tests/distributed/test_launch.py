@@ -37,7 +37,7 @@ def _nothing_is_left(monkeypatch):
 
 
 def test_launch_returns_the_results_by_rank():
-    results = launch(launched.together, 10.0, processes=2, start="fork")
+    results = launch(launched.together, 10.0, processes=2, start="forkserver")
     assert [result["rank"] for result in results] == [0, 1]
     assert all(torch.equal(result["sum"], torch.tensor([30.0])) and result["size"] == 2 for result in results)
     assert len({os.getpid(), *(result["pid"] for result in results)}) == 3
@@ -71,7 +71,7 @@ def test_one_process_is_this_one():
 
 def test_what_a_process_raised_is_raised_here():
     with pytest.raises(WorldError) as caught:
-        launch(launched.fails, "raise", processes=2, start="fork")
+        launch(launched.fails, "raise", processes=2, start="forkserver")
     assert str(caught.value) == "rank 1 failed: ValueError: the data is bad"
     assert type(caught.value.__cause__).__name__ == "ChildFailedError"
     [note] = caught.value.__notes__
@@ -81,27 +81,27 @@ def test_what_a_process_raised_is_raised_here():
 
 def test_a_killed_process_is_named():
     with pytest.raises(WorldError, match=r"^rank 1 was killed by SIGKILL; when memory runs out, the kernel kills"):
-        launch(launched.fails, "kill", processes=2, start="fork")
+        launch(launched.fails, "kill", processes=2, start="forkserver")
 
 
 def test_a_process_that_exits_is_named():
     with pytest.raises(WorldError, match=r"^rank 1 ended with status 3, without an error"):
-        launch(launched.fails, "exit", processes=2, start="fork")
+        launch(launched.fails, "exit", processes=2, start="forkserver")
 
 
 def test_a_process_that_exits_quietly_returned_nothing():
-    assert launch(launched.fails, "exit quietly", processes=2, start="fork") == [None, None]
+    assert launch(launched.fails, "exit quietly", processes=2, start="forkserver") == [None, None]
 
 
 def test_a_result_that_cannot_be_sent_is_named():
     with pytest.raises(
         WorldError, match=r"rank 1 failed: WorldError: what fails\(\) returned, <function .* cannot be sent"
     ):
-        launch(launched.fails, "return", processes=2, start="fork")
+        launch(launched.fails, "return", processes=2, start="forkserver")
 
 
 def test_restarts_start_all_again(tmp_path):
-    results = launch(launched.after_restart, str(tmp_path), processes=2, restarts=1, start="fork")
+    results = launch(launched.after_restart, str(tmp_path), processes=2, restarts=1, start="forkserver")
     assert results == [[(0, "1"), (1, "1")]] * 2
 
 
@@ -141,7 +141,7 @@ def test_arguments_that_cannot_be_sent_are_refused():
         ({"processes": 0}, "processes=0"),
         ({"processes": "two"}, "processes='two'"),
         ({"processes": True}, "processes=True"),
-        ({"start": "thread"}, "start='thread'"),
+        ({"start": "fork"}, "start='fork'"),
         ({"timeout": 0}, "timeout=0"),
         ({"restarts": -1}, "restarts=-1"),
     ],
