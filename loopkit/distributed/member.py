@@ -73,6 +73,8 @@ class Member:
         self._left = FEWEST
         """Steps until the next agreement."""
         self._every = FEWEST
+        self._paces: dict[str, int] = {}
+        """Steps between two agreements at the end of the last pass of a phase, with which the next one begins."""
         self._counted = 0
         """Steps of this pass."""
         self._cancelled = ""
@@ -144,9 +146,11 @@ class Member:
         outer = self._counters()
         running = learner.running
         self._counted = 0 if running is None else running.steps
-        self._left, self._every, self._since = FEWEST, FEWEST, time.monotonic()
+        self._left = self._every = self._paces.get(phase.name, FEWEST)
+        self._since = time.monotonic()
         try:
             yield
+            self._paces[phase.name] = self._every
         except Exception as error:
             blamed = self._blame(error)
             watch.fail(error)
