@@ -73,12 +73,13 @@ class Lock:
         file, self._file = self._file, None
         _held.discard(self)
         try:
-            if self._is_at_path(file):
-                storage.system.unlink(self.path)
+            try:
+                if self._is_at_path(file):
+                    storage.system.unlink(self.path)
+            finally:
+                storage.system.close(file)
         except OSError as error:
             raise storage.refused("unlock", self.path, error) from error
-        finally:
-            storage.system.close(file)
 
     def _attempt(self) -> int | None:
         """The lock's open file; None if somebody changed it meanwhile."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import multiprocessing
 import os
 import pickle
@@ -94,7 +95,7 @@ def launch(
         )
         caught = None
         try:
-            with _restored():
+            with _restored(quiet=not restarts):
                 returned = elastic_launch(config, _call)(fn, args, directory)
         except ChildFailedError as error:
             raise _failure(error, Path(directory)) from error
@@ -171,14 +172,23 @@ def _check_sendable(fn: Any, args: tuple[Any, ...], start: str) -> None:
 
 
 @contextmanager
-def _restored() -> Iterator[None]:
-    """Put back what torch's launcher changes in this process: the handlers of signals, and a variable."""
+def _restored(quiet: bool) -> Iterator[None]:
+    """Put back what torch's launcher changes in this process: the handlers of signals, and a variable.
+
+    Args:
+        quiet: Keep it from logging the traceback that `launch` raises with its error.
+    """
+    logger = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
+    level = logger.level
+    if quiet:
+        logger.setLevel(logging.CRITICAL)
     variable = os.environ.get(HANDLED)
     main = threading.current_thread() is threading.main_thread()
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield
     finally:
+        logger.setLevel(level)
         if variable is None:
             os.environ.pop(HANDLED, None)
         else:

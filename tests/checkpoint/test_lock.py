@@ -174,6 +174,26 @@ def test_lock_whose_file_the_holder_removes_meanwhile_is_tried_again(tmp_path, s
         assert names(tmp_path) == [".lock"]
 
 
+@pytest.mark.parametrize("call", ["stat", "unlink", "close"])
+def test_release_that_is_refused_is_said(tmp_path, shim, call):
+    lock = Lock(tmp_path)
+    lock.acquire()
+    refused = []
+
+    def act(n, name, arguments, proceed):
+        if name == "close" or name != call:
+            proceed()
+        if name == call:
+            refused.append(name)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return os.stat(tmp_path / ".lock") if name in ("stat", "lstat") else None
+
+    shim(Shim(act))
+    with pytest.raises(CheckpointError, match=r"cannot unlock .*\.lock: EIO"):
+        lock.release()
+    assert refused == [call]
+
+
 def test_lock_is_won_by_one_of_many_that_find_it_stale(tmp_path):
     write_lock(tmp_path, other(pid=dead_pid()))
     read, write = os.pipe()

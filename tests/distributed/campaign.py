@@ -283,11 +283,12 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kind", choices=KINDS)
+    parser.add_argument("--processes", type=int, choices=(2, 4))
     options = parser.parse_args()
     counts: Counter[str] = Counter()
     print("trial  kind   procs  victim  hook          step  delay  seconds  saved  faults")
     for seed in range(options.seed, options.seed + options.trials):
-        plan = planned(seed, kind=options.kind)
+        plan = planned(seed, options.processes, options.kind)
         ended = trial(plan)
         faults = ended.faults(plan)
         counts[plan.kind] += 1

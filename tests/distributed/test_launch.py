@@ -69,7 +69,7 @@ def test_one_process_is_this_one():
     assert launch(lambda *args: args, 1, 2, processes=1) == [(1, 2)]
 
 
-def test_what_a_process_raised_is_raised_here():
+def test_what_a_process_raised_is_raised_here(caplog):
     with pytest.raises(WorldError) as caught:
         launch(launched.fails, "raise", processes=2, start="forkserver")
     assert str(caught.value) == "rank 1 failed: ValueError: the data is bad"
@@ -77,6 +77,12 @@ def test_what_a_process_raised_is_raised_here():
     [note] = caught.value.__notes__
     assert note.startswith("loopkit: in rank 1:\nTraceback")
     assert 'raise ValueError("the data is bad")' in note
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]  # it is said once
+
+
+def test_what_a_process_raised_is_logged_if_all_are_started_again(caplog):
+    launch(launched.after_restart, "", processes=2, restarts=1, start="forkserver")
+    assert "ValueError: the first time" in caplog.text
 
 
 def test_a_killed_process_is_named():
