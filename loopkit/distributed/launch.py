@@ -78,7 +78,7 @@ def launch(
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    with tempfile.TemporaryDirectory(prefix="loopkit-launch-") as directory:
+    with tempfile.TemporaryDirectory(prefix=f"loopkit-launch-{os.getpid()}-") as directory:
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
