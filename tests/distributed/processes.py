@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import pickle
 import secrets
@@ -66,7 +67,7 @@ def run(
     children: list[_Child] = []
     try:
         for rank in range(processes):
-            children.append(_Child(fn, rank, processes, args, port, env or {}))  # noqa: PERF401 - all must be closed
+            children.append(_Child(fn, rank, processes, args, port, env or {}, timeout))  # noqa: PERF401 - all must be closed
         deadline = time.monotonic() + timeout
         hurried = False
         while (waiting := [child for child in children if not child.ended]) and time.monotonic() < deadline:
@@ -124,6 +125,7 @@ class _Child:
         args: tuple[Any, ...],
         port: str,
         env: Mapping[str, str | None],
+        timeout: float,
     ) -> None:
         self.code: int | None = None
         self.ended = False
@@ -142,6 +144,7 @@ class _Child:
                 os.close(self._read)
                 os.dup2(self._printed.fileno(), 1)
                 os.dup2(self._printed.fileno(), 2)
+                faulthandler.dump_traceback_later(0.9 * timeout)  # where it hangs, if it does
                 code = _inside(fn, rank, size, args, port, env, write)
             finally:
                 os._exit(code)  # neither pytest nor atexit may run a second time
@@ -223,6 +226,7 @@ def _inside(
         else:
             os.environ[name] = value
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored in what a shell runs in the background
     world._current = None
     try:
         value = fn(rank, *args)
