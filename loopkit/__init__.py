@@ -1,5 +1,6 @@
 """loopkit: a training-loop engine for PyTorch, with everything but the loop in plugins."""
 
+from loopkit.discovery import load_plugin
 from loopkit.distributed.launch import launch
 from loopkit.epoch import Epoch
 from loopkit.errors import CancelEpoch, CancelFit, CancelStep, LoopkitError
@@ -31,5 +32,6 @@ __all__ = [
     "ValidationPhase",
     "hookimpl",
     "launch",
+    "load_plugin",
     "seed_everything",
 ]

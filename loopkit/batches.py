@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["count_samples", "describe"]
+__all__ = ["count_samples", "describe", "first_tensor", "parts"]
 
 
 def parts(batch: Any) -> Iterator[tuple[str, Any]]:
@@ -36,6 +36,16 @@ def _leading(value: Any) -> int | None:
     for _, part in parts(value):
         found = _leading(part)
         if found is not None:
+            return found
+    return None
+
+
+def first_tensor(value: Any) -> Tensor | None:
+    """The first tensor in a value, looked for in order and depth first; None without one."""
+    if isinstance(value, Tensor):
+        return value
+    for _, part in parts(value):
+        if (found := first_tensor(part)) is not None:
             return found
     return None
 

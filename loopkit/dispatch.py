@@ -14,12 +14,28 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pluggy
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from loopkit.batches import describe
 from loopkit.errors import Cancel, CancelEpoch, CancelFit, CancelStep, OrderError, PluginConflict, PluginError
 from loopkit.events import Event, FitBegin, FitEnd, SignalBegin, snake_case
-from loopkit.hooks import PROJECT, PROVIDES, STATES, Hook, HookOptions, check_declaration, hooks, specification
+from loopkit.hooks import (
+    PROJECT,
+    PROVIDES,
+    STATES,
+    Hook,
+    HookOptions,
+    Target,
+    check_declaration,
+    hooks,
+    implemented,
+    specification,
+)
+from loopkit.logs.backend import Backend
+from loopkit.logs.record import Record
+from loopkit.metrics import MetricLike
 from loopkit.order import EVERYTHING, Entry, Placed, arrange, nearest, overlaps
+from loopkit.schedules import OfLength
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner
@@ -31,6 +47,10 @@ __all__ = ["Implementation", "Instrument", "Plan", "Registry"]
 Instrument = Callable[[str, str, "partial[Any]"], Any]
 """``fn(hook, plugin, call)``: must return ``call()``, a partial of the implementation and its arguments."""
 Fire = Callable[["Step | None"], None]
+LOG_VALUE = "log_value"
+Packed = tuple[Any, ...]
+"""The fields of a `Record`."""
+INSTRUMENT = "instrument_call"
 
 
 @dataclass(frozen=True)
@@ -72,6 +92,9 @@ class Registry:
         self._plans: dict[int, tuple[Phase, Plan]] = {}
         self._learner_plans: dict[str, list[Implementation]] = {}
         self._implementations: list[Implementation] = []
+        self._packs: list[tuple[Any, list[Packed]]] = []
+        self.take: Callable[[Packed], None] | None = None
+        """What takes a record, as a tuple, to the plugins that listen to what is logged; None if there are none."""
 
     @property
     def plugins(self) -> dict[str, Any]:
@@ -99,6 +122,8 @@ class Registry:
                 self._manager.register(plugin, name)
             self._collect()
             raise
+        finally:
+            self._bind_log()
 
     def find(self, word: str) -> str:
         """The name of the plugin that is called ``word`` or is the only one that provides it.
@@ -132,10 +157,10 @@ class Registry:
 
     def _specify(self) -> None:
         """Tell pluggy of the hooks that were defined since the last time."""
-        for name, hook in hooks().items():
-            if name not in self._specified:
-                self._manager.add_hookspecs(specification(hook))
-                self._specified.add(name)
+        new = [hook for name, hook in hooks().items() if name not in self._specified]
+        if new:
+            self._manager.add_hookspecs(specification(new))
+            self._specified.update(hook.name for hook in new)
 
     def _collect(self) -> None:
         self.version += 1
@@ -152,7 +177,7 @@ class Registry:
         self._collect()
         self._check_names()
         self._check_owners()
-        for hook in ("setup_model", "fit_begin"):
+        for hook in ("setup_model", "fit_begin", LOG_VALUE, INSTRUMENT):
             self.ordered(hook)
         for phase in self.learner.phases.values():
             self.plan(phase)
@@ -223,9 +248,13 @@ class Registry:
 
     def call(self, impl: Implementation, **given: Any) -> Any:
         """Call an implementation that belongs to no phase."""
-        call = partial(impl.function, *(given[name] for name in impl.arguments))
+        call: Callable[[], Any] = partial(impl.function, *(given[name] for name in impl.arguments))
         try:
-            return call() if self.instrument is None else self.instrument(impl.hook.name, impl.entry.plugin, call)
+            if impl.hook.name != INSTRUMENT:
+                call = self._instrumented(impl, given.get("phase"), call)
+            if self.instrument is None:
+                return call()
+            return self.instrument(impl.hook.name, impl.entry.plugin, partial(call))
         except Cancel:
             raise
         except BaseException as error:
@@ -235,7 +264,7 @@ class Registry:
     def check_run(self, phases: Sequence[Phase]) -> None:
         """Refuse what can never work with these phases: events that none emits, state that nobody makes."""
         emitted = {event.hook for phase in phases for event in phase.events()}
-        emitted |= {FitBegin.hook, SignalBegin.hook, FitEnd.hook}
+        emitted |= {FitBegin.hook, SignalBegin.hook, FitEnd.hook, LOG_VALUE}
         phase_names = [phase.name for phase in phases]
         makers = {*self.plugins, *map(provided, self.plugins.values())}
         changed = [state for impl in self._implementations for state in (*impl.entry.writes, *impl.entry.updates)]
@@ -331,6 +360,45 @@ class Registry:
 
         return fire
 
+    def pack(self, plugin: Any, packed: list[Packed] | None) -> None:
+        """What `Learner.pack_log` does."""
+        self._packs = [each for each in self._packs if each[0] is not plugin]
+        if packed is not None and self.instrument is None:
+            self._packs.append((plugin, packed))
+        self._bind_log()
+
+    def _bind_log(self) -> None:
+        """Find what takes what is logged to the plugins."""
+        impls = self.ordered(LOG_VALUE)
+        packs = [packed.append for plugin, packed in self._packs if any(impl.plugin is plugin for impl in impls)]
+        heard = [impl for impl in impls if all(impl.plugin is not plugin for plugin, _ in self._packs)]
+        calls = [(self._call(impl, ("record",), None), impl.entry.plugin) for impl in heard]
+
+        def take(packed: Packed) -> None:
+            for append in packs:
+                append(packed)
+            record = Record(*packed)
+            cancels: list[Cancel] = []
+            for call, plugin in calls:
+                try:
+                    call(record)
+                except Cancel as cancel:  # the remaining plugins are called all the same
+                    cancel.by = cancel.by or plugin
+                    cancels.append(cancel)
+                except BaseException as error:
+                    locate(error, f"in {LOG_VALUE} of plugin {plugin!r}, of {record.name!r:.100}")
+                    raise
+            if cancels:
+                try:
+                    raise strongest(cancels)
+                finally:
+                    del cancels  # else a cycle with the traceback
+
+        if calls or len(packs) > 1:
+            self.take = take
+        else:
+            self.take = packs[0] if packs else None
+
     def _context(self, impl: Implementation, dynamic: tuple[str, ...], phase: Phase) -> Callable[..., Any]:
         """`_call` for a context, with a note on its errors and on those of entering and leaving what it returns."""
         make, plugin, hook, learner = (
@@ -380,8 +448,25 @@ class Registry:
 
         return move
 
-    def _call(self, impl: Implementation, dynamic: tuple[str, ...], phase: Phase) -> Callable[..., Any]:
+    def _call(self, impl: Implementation, dynamic: tuple[str, ...], phase: Phase | None) -> Callable[..., Any]:
         """A callable that takes the ``dynamic`` arguments by position and passes on those that are wanted."""
+        return self._instrumented(impl, phase, self._adapted(impl, dynamic, phase))
+
+    def _instrumented(self, impl: Implementation, phase: Phase | None, call: Callable[..., Any]) -> Callable[..., Any]:
+        """What other plugins' ``instrument_call`` puts in the place of a call."""
+        for each in self.ordered(INSTRUMENT):
+            if each.plugin is not impl.plugin:
+                name = "" if phase is None else phase.name
+                target = Target(name, impl.hook.name, impl.entry.plugin, impl.function)
+                call = self.call(each, learner=self.learner, target=target, call=call)
+                if not callable(call):
+                    raise PluginError(
+                        f"plugin {each.entry.plugin!r}: instrument_call returned {describe(call)}, not what to call in "
+                        f"the place of {target.plugin}.{target.hook}: return call, or a function that calls it"
+                    )
+        return call
+
+    def _adapted(self, impl: Implementation, dynamic: tuple[str, ...], phase: Phase | None) -> Callable[..., Any]:
         fixed = {"learner": self.learner, "phase": phase}
         wanted = impl.arguments
         function, instrument = impl.function, self.instrument
@@ -502,18 +587,42 @@ def shown(error: BaseException) -> str:
 
 def plugin_name(plugin: Any) -> str:
     """A plugin's ``name``, else its class's in snake case."""
+    if isinstance(plugin, Backend):
+        made = type(plugin).__name__
+        raise PluginError(f"{made} is where a log goes, and no plugin: wrap it, LogTo({made}(...))")
     if inspect.isclass(plugin):
         raise PluginError(f"{plugin.__name__} is a class; a plugin is an instance: {plugin.__name__}(...)")
     if plugin is None or type(plugin) in (str, list, tuple, set, dict):
         raise PluginError(
             f"{plugin!r} is no plugin: plugins are objects with hooks, such as Learner(plugins=[Metrics()])"
         )
+    if (wrapped := _wrapped(plugin)) and not implemented(plugin):
+        raise PluginError(f"{plugin!r:.80} is no plugin: wrap it, {wrapped}")
     name = getattr(plugin, "name", None)
     if name is None:
         name = snake_case(type(plugin).__name__)
     if not isinstance(name, str) or not name or "." in name or not name.isprintable():
         raise PluginError(f"plugin {plugin!r}: its name is {name!r}; a name is printable text without a dot")
     return name
+
+
+def _wrapped(part: Any) -> str:
+    """The plugin that takes what is a part of one: a metric, a scheduler of torch, a schedule; else an empty string."""
+    made = f"{type(part).__name__}(...)"
+    if isinstance(part, MetricLike):
+        return f"Metrics({made})"
+    if isinstance(part, ReduceLROnPlateau):
+        return "Plateau(monitor=...)"
+    if isinstance(part, LRScheduler):
+        return f"TorchSchedule({made})"
+    if getattr(part, "__module__", None) == OfLength.__module__:
+        return f"Schedule({part.name if isinstance(part, OfLength) else part.__name__})"
+    return ""
+
+
+def unwrapped(plugin: Any) -> Any:
+    """The plugin in a plugin that wraps it, as `throttle` does, else itself."""
+    return getattr(plugin, "__wrapped__", plugin)
 
 
 def provided(plugin: Any) -> str:
@@ -523,6 +632,8 @@ def provided(plugin: Any) -> str:
 
 def declared(plugin: Any, label: str, declaration: Any) -> tuple[str, ...]:
     """The names of a declaration; a function of the plugin is called."""
+    if isinstance(declaration, tuple) and not declaration:
+        return ()
     check_declaration(f"plugin {plugin_name(plugin)!r}: {label}", declaration)
     if callable(declaration):
         names = declaration() if inspect.ismethod(declaration) else declaration(plugin)
@@ -549,6 +660,7 @@ def _check_plugin(plugin: Any, name: str) -> None:
     known = hooks()
     where = f"plugin {name!r} ({type(plugin).__name__})"
     word = provided(plugin)
+    has_hooks = False
     if not isinstance(word, str) or not (word == "" or word.isidentifier()):
         raise PluginError(f"{where}: provides is {word!r}; it is one word, such as {'clip'!r}")
     for attribute in dir(plugin):
@@ -569,11 +681,14 @@ def _check_plugin(plugin: Any, name: str) -> None:
             raise PluginError(f"{where}: {attribute} uses pluggy's own options; use before=, after= or a context")
         if own_options is None:
             raise PluginError(f"{where}: {attribute} is marked by pluggy's marker; use loopkit.hookimpl")
+        has_hooks = True
         if attribute not in known:
             raise PluginError(f"{where}: there is no hook {attribute!r}{nearest(attribute, known)}")
         _check_arguments(getattr(plugin, attribute), known[attribute], f"{where}, {attribute}")
         if "phase" not in known[attribute].arguments and own_options.phase is not None:
             raise PluginError(f"{where}: {attribute} belongs to no phase, so it takes no phase=...")
+    if not has_hooks:
+        raise PluginError(f"{where} has no hooks, so nothing would call it: mark its methods with @hookimpl")
 
 
 def _check_arguments(method: Callable[..., Any], hook: Hook, where: str) -> None:

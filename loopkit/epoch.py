@@ -71,6 +71,10 @@ class Epoch:
     def __init__(self, learner: Learner, phase: Phase, length: int | None) -> None:
         self.learner = learner
         self.phase = phase
+        self.name, self.trains = phase.name, phase.training
+        self.around = 0
+        """Training steps that are under way around it: it runs in a hook of theirs."""
+        self._outer_place: Epoch | None = None
         self.set_length(length)
         self.windows: tuple[Window, ...] = ()
         self._taken = 0
@@ -92,6 +96,8 @@ class Epoch:
         """What a loaded state holds of this pass, if it was open then."""
         self.outer: tuple[Agreement, Agreement | None] | None = None
         """What this process asks the others for, and what is agreed on, in the pass around this one."""
+        self.goes_on = False
+        """Its ``epoch_begin`` is over and its data are where they were: what comes now is new, be it resumed."""
         self.ended: Callable[[], None] | None = None
         """Called when the pass has ended, not after an error, before ``phase_end``."""
         self._failure: BaseException | None = None
@@ -119,6 +125,7 @@ class Epoch:
         batches: Iterable[Any] = resume_data(self, self.learner._pending)
         if not self.alone and not (self.made and hasattr(self.data, "__next__")):  # else it is of this pass alone
             self.learner._remember(self.phase.name, self.data)
+        self.goes_on = True
         return batches
 
     def set_length(self, length: int | None) -> None:
@@ -183,6 +190,10 @@ class Epoch:
             learner._asked, learner._due = Agreement(), None
         self._replan()
         learner._epochs.append(self)
+        if (outer := learner._place) is not None:
+            under_way = outer.trains and outer.current is not None and not outer.current.ended
+            self._outer_place, self.around = outer, outer.around + under_way
+        learner._place = self
         self._contexts.callback(self._forget)
         try:
             self.set_modes()
@@ -204,6 +215,7 @@ class Epoch:
             except BaseException as error:
                 self._leave(error)
                 raise
+        self.goes_on = self.data is None
         return self
 
     def __exit__(
@@ -238,10 +250,12 @@ class Epoch:
         if self.ended is not None:
             self.ended()
         learner._ending += 1
+        learner._place = self
         try:
             cancel = self._stronger(cancel, self._catch(lambda: self._fire(PhaseEnd)))
         finally:
             learner._ending -= 1
+            learner._place = self._outer_place
         learner._end_of_pass(self, cancel)
         return not isinstance(error, GeneratorExit)
 
@@ -259,6 +273,7 @@ class Epoch:
     def _forget(self) -> None:
         """Let go of the last step, whose graph would live on in the cycle of epoch and step."""
         self.learner._epochs.remove(self)
+        self.learner._place = self._outer_place
         self._taken, self.current = self.steps, None
 
     def set_modes(self) -> None:

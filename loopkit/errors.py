@@ -8,11 +8,13 @@ __all__ = [
     "CancelFit",
     "CancelStep",
     "CheckpointError",
+    "ConfigError",
     "CorruptCheckpointError",
     "EmptyDataError",
     "EventError",
     "ExhaustedIteratorError",
     "FormatVersionError",
+    "LogError",
     "LoopkitError",
     "LossError",
     "NonFiniteError",
@@ -90,6 +92,15 @@ class StateError(LoopkitError, ValueError):
     """A part of the state cannot be saved, or a saved one does not fit here."""
 
 
+class ConfigError(LoopkitError, ValueError):
+    """A configuration cannot be read, says what cannot be done, or cannot be written."""
+
+    def __init__(self, what: str, problems: tuple[str, ...] = ()) -> None:
+        super().__init__("\n  ".join((what, *problems)))
+        self.problems = problems or (what,)
+        """One line for each, as ``"run.toml:12: ..."``."""
+
+
 class CheckpointError(LoopkitError, OSError):
     """A checkpoint cannot be written, found or used."""
 
@@ -100,6 +111,10 @@ class CorruptCheckpointError(CheckpointError):
 
 class FormatVersionError(CheckpointError):
     """A checkpoint was written by a newer loopkit."""
+
+
+class LogError(LoopkitError, ValueError):
+    """Something cannot be logged, or a log not be written or read as it was asked for."""
 
 
 class WorldError(LoopkitError, RuntimeError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ class Row:
     reasons: tuple[str, ...]
     """Why it stands where it does; empty if only its name decides."""
     note: str = ""
-    """What the plugin's ``explain(phase, hook)`` says of it."""
+    """What the plugin's ``explain(phase, hook)`` says of it, and ``remark(phase, hook, plugin)`` of any plugin."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Explanation:
     def of(cls, registry: Registry, phases: Sequence[Phase]) -> Explanation:
         """The plan that a registry has for these phases."""
         rows: list[Row] = []
-        for name in ("setup_model", "fit_begin", "fit_end"):
+        for name in ("instrument_call", "setup_model", "fit_begin", "fit_end"):
             entries = {impl.entry.plugin: impl.entry for impl in registry.implementations(name)}
-            if name == "setup_model":
+            if name in ("instrument_call", "setup_model"):
                 placed = arrange(list(entries.values()), registry.chains, name)
             else:
                 placed = [place for place in registry.fit_order() if place.entry.plugin in entries]
@@ -58,9 +58,7 @@ class Explanation:
             order = registry.plan(phase).order
             for name, hook in hooks().items():
                 if name in order and (hook.kind != "event" or name in fired):
-                    rows += [
-                        _noted(row, registry.plugins[row.plugin], phase) for row in _rows(phase.name, name, order[name])
-                    ]
+                    rows += [_noted(row, registry.plugins, phase) for row in _rows(phase.name, name, order[name])]
         return cls(tuple(rows))
 
     def __str__(self) -> str:
@@ -89,9 +87,12 @@ def _rows(phase: str, hook: str, placed: Sequence[Placed]) -> list[Row]:
     ]
 
 
-def _noted(row: Row, plugin: Any, phase: Phase) -> Row:
-    explain = getattr(plugin, "explain", None)
-    return row if explain is None else replace(row, note=explain(phase, row.hook))
+def _noted(row: Row, plugins: Mapping[str, Any], phase: Phase) -> Row:
+    explain = getattr(plugins[row.plugin], "explain", None)
+    notes = [] if explain is None else [explain(phase, row.hook)]
+    remarks = (plugin.remark for plugin in plugins.values() if hasattr(plugin, "remark"))
+    notes += [remark(phase, row.hook, row.plugin) for remark in remarks]
+    return replace(row, note="; ".join(filter(None, notes)))
 
 
 def _access(entry: Entry) -> str:

@@ -1,12 +1,14 @@
 """The hooks: what plugins can implement, and ``hookimpl``, which marks an implementation.
 
 Each event of `loopkit.events` is a hook of the same name in snake case. The hooks below are the other three
-kinds: contexts, verbs and transforms. An implementation takes only the arguments it needs, by name.
+kinds: contexts, verbs and transforms; and an event of no phase, ``log_value``. An implementation takes only the
+arguments it needs, by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -20,10 +22,11 @@ from loopkit.events import Event
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner
+    from loopkit.logs.record import Record
     from loopkit.phases import Phase
     from loopkit.step import Step
 
-__all__ = ["PROJECT", "PROVIDES", "STATES", "Declaration", "Hook", "hookimpl", "hooks"]
+__all__ = ["PROJECT", "PROVIDES", "STATES", "Declaration", "Hook", "Target", "hookimpl", "hooks", "implemented"]
 
 PROJECT = "loopkit"
 F = TypeVar("F", bound=Callable[..., Any])
@@ -72,8 +75,20 @@ PROVIDES = {
 """What a plugin can say that it is (``provides``); others can be used too."""
 
 
+@dataclass(frozen=True)
+class Target:
+    """One plugin's implementation of one hook, as ``instrument_call`` is told of it."""
+
+    phase: str
+    """The phase in whose plan it stands; empty for hooks that belong to no phase."""
+    hook: str
+    plugin: str
+    function: Callable[..., Any]
+    """The implementation itself, which says where its code is."""
+
+
 class Hooks:
-    """The contexts, verbs and transforms, as pluggy reads them."""
+    """The contexts, verbs and transforms, and the event of no phase, as pluggy reads them."""
 
     def epoch_context(self, learner: Learner, phase: Phase) -> AbstractContextManager[Any] | None:
         """A fresh context manager around one pass of a phase, entered before ``epoch_begin``, or None.
@@ -122,6 +137,21 @@ class Hooks:
         """Transform: return the batch, or a changed one. Runs before ``step_begin``."""
         return batch
 
+    def instrument_call(self, learner: Learner, target: Target, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Transform: return what is called in the place of another plugin's hook, such as one that measures it.
+
+        Called for each hook of each other plugin when the plan is made: it costs nothing in a step but what it returns.
+        That is given the same arguments, by position, must return what ``call`` returns, and let pass what it raises.
+        """
+        return call
+
+    def log_value(self, learner: Learner, record: Record) -> None:
+        """Something was logged with ``learner.log``, by a phase or a plugin, in a pass or between two.
+
+        ``record.value`` is a number, a scalar tensor that may still be computed on its device, or a kind of
+        `loopkit.logs`. It comes many times in a step: keep the record, and look at it later.
+        """
+
 
 Kind = Literal["event", "context", "verb", "transform"]
 
@@ -143,11 +173,13 @@ _OTHERS: dict[str, Kind] = {
     "setup_model": "transform",
     "setup_data": "transform",
     "move_batch": "transform",
+    "instrument_call": "transform",
+    "log_value": "event",
 }
 
 
 def hooks() -> dict[str, Hook]:
-    """Every hook by name: the events known so far, then contexts, verbs and transforms."""
+    """Every hook by name: the events of phases and fits known so far, then the others."""
     found = {name: Hook(name, "event", event.arguments, event.__doc__ or "") for name, event in Event.by_hook.items()}
     for name, kind in _OTHERS.items():
         function = getattr(Hooks, name)
@@ -156,13 +188,27 @@ def hooks() -> dict[str, Hook]:
     return found
 
 
-def specification(hook: Hook) -> type:
-    """An object that pluggy's ``add_hookspecs`` accepts, with this one hook."""
-    namespace: dict[str, Any] = {}
-    exec(f"def {hook.name}({', '.join(('self', *hook.arguments))}): ...", namespace)
-    function = pluggy.HookspecMarker(PROJECT)(namespace[hook.name])
-    function.__doc__ = hook.doc
-    return type("Specification", (), {hook.name: function})
+def implemented(plugin: Any) -> list[str]:
+    """The names of the hooks that a plugin, or its class, has marked implementations of."""
+    found = []
+    for name in dir(plugin):
+        method = inspect.getattr_static(plugin, name, None)
+        if isinstance(method, (staticmethod, classmethod)):
+            method = method.__func__
+        if inspect.isroutine(method) and hasattr(method, "loopkit_options"):
+            found.append(name)
+    return found
+
+
+def specification(hooks: Iterable[Hook]) -> type:
+    """An object that pluggy's ``add_hookspecs`` accepts, with these hooks."""
+    functions: dict[str, Any] = {}
+    for hook in hooks:
+        namespace: dict[str, Any] = {}
+        exec(f"def {hook.name}({', '.join(('self', *hook.arguments))}): ...", namespace)
+        functions[hook.name] = pluggy.HookspecMarker(PROJECT)(namespace[hook.name])
+        functions[hook.name].__doc__ = hook.doc
+    return type("Specification", (), functions)
 
 
 @dataclass(frozen=True)

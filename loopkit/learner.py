@@ -18,7 +18,8 @@ from torch.utils.data import Dataset, IterableDataset
 
 from loopkit import generators
 from loopkit.batches import describe
-from loopkit.dispatch import Implementation, Instrument, Registry, add_note, locate, shown
+from loopkit.discovery import checked_block, make_plugin, origin
+from loopkit.dispatch import Implementation, Instrument, Registry, add_note, locate, plugin_name, shown, unwrapped
 from loopkit.distributed.agreement import Agreement, compare
 from loopkit.distributed.sharded import is_sharded
 from loopkit.distributed.world import World
@@ -28,6 +29,7 @@ from loopkit.errors import (
     CancelFit,
     EmptyDataError,
     ExhaustedIteratorError,
+    LogError,
     PhaseError,
     PhaseInputError,
     PluginError,
@@ -37,6 +39,7 @@ from loopkit.errors import (
 )
 from loopkit.events import FitBegin, FitEnd, SignalBegin
 from loopkit.loader_timeout import bounded_wait
+from loopkit.logs.kinds import loggable
 from loopkit.order import nearest
 from loopkit.phases import Phase, PredictionPhase, TrainingPhase, ValidationPhase
 from loopkit.positions import keeps_place, leave
@@ -51,9 +54,11 @@ from loopkit.window import Window
 if TYPE_CHECKING:
     from loopkit.explain import Explanation
     from loopkit.step import Step
+    from loopkit.summary import Summary
 
 __all__ = ["Learner"]
 
+now = time.time
 Factory = Callable[[Any], torch.optim.Optimizer]
 Optimizers = torch.optim.Optimizer | Factory
 
@@ -78,7 +83,8 @@ class Learner:
         loss_fn: ``loss_fn(outputs, targets) -> scalar``; phases of your own may do without.
         optimizer: An optimizer, a factory ``params -> Optimizer``, or a mapping of named ones. The factories of a
             mapping take the parameters of the model of the same name; a single factory takes all.
-        plugins: Plugin instances, in any order.
+        plugins: Plugins, in any order; also names of installed ones (`loopkit plugins`) and mappings of a name to its
+            options: ``["grad_norm", {"clip_grad_norm": {"max_norm": 1.0}}]``. See `loopkit.load_plugin`.
         phases: Phases of your own; one that has the name of a standard phase (train, val, predict) replaces it.
         accumulate: Steps per update.
         accumulate_reduction: ``"mean"``: the window's gradient is ``sum(w_i g_i) / sum(w_i)``, for losses that are
@@ -87,6 +93,8 @@ class Learner:
         deterministic: Passed on to `loopkit.seed_everything`; needs a seed.
         standard: Add the standard plugins that the list does not hold: metrics with the loss, history, progress,
             sanity check, stop on non-finite numbers.
+        block: Names of plugins that this learner never takes: one that is given is refused, before it is imported if it
+            is given by name, and a standard one is left out.
         order: Plugin names (or what they provide) that run in this order wherever they meet; or several such lists.
         instrument: ``fn(hook, plugin, call)`` through which every call of a plugin goes; it must return ``call()``.
 
@@ -106,13 +114,14 @@ class Learner:
         loss_fn: Callable[..., Tensor] | None = None,
         optimizer: Optimizers | Mapping[str, Optimizers] | None = None,
         *,
-        plugins: Iterable[Any] = (),
+        plugins: Iterable[Any] | Mapping[str, Any] = (),
         phases: Iterable[Phase] = (),
         accumulate: int = 1,
         accumulate_reduction: str = "mean",
         seed: int | None = None,
         deterministic: bool = False,
         standard: bool = True,
+        block: Iterable[str] = (),
         order: Sequence[Any] = (),
         instrument: Instrument | None = None,
     ) -> None:
@@ -129,6 +138,16 @@ class Learner:
         for name, module in self.models.items():
             if not isinstance(module, nn.Module):
                 raise PhaseError(f"model {name!r} is {module!r}: it must be an instance of torch.nn.Module")
+        if isinstance(loss_fn, type):
+            made = loss_fn.__name__
+            raise PhaseError(f"loss_fn is the class {made}, not a function: give an instance, loss_fn={made}()")
+        if loss_fn is not None and not callable(loss_fn):
+            raise PhaseError(
+                f"loss_fn is {loss_fn!r:.80}, which cannot be called: give a function of outputs and targets, such as "
+                f"torch.nn.CrossEntropyLoss()"
+            )
+        if not isinstance(phases, Iterable) or isinstance(phases, str):
+            raise PhaseError(f"phases is {phases!r:.80}: give a list, phases=[...]")
         self.loss_fn: Callable[..., Any] = loss_fn if loss_fn is not None else _no_loss_fn
         self.accumulate = accumulate
         self.accumulate_reduction = accumulate_reduction
@@ -143,6 +162,8 @@ class Learner:
         """The signal that was caught, during ``signal_begin``."""
         self.failure: BaseException | None = None
         """What the fit failed with, during ``fit_end``."""
+        self.config: str | None = None
+        """The configuration that it was made from, as TOML; None for a learner by hand."""
         self.world = World()
         """The processes that train together; this one alone, unless a plugin joins others."""
         self._given_phases = list(phases)
@@ -180,14 +201,24 @@ class Learner:
         self._wrappers: set[str] = set()
         """The plugins that have put a wrapper around a model."""
         self._changes = 0
+        self._beginning = False
+        self._place: Epoch | None = None
+        """The pass that is running, or has just ended if its ``phase_end`` is."""
         self._registry = Registry(self, order, instrument)
-        if not isinstance(plugins, Iterable):
+        if not isinstance(plugins, Iterable) or isinstance(plugins, str):
             raise PluginError(f"plugins is {plugins!r}: give a list, plugins=[...]")
-        plugins = list(plugins)
+        if isinstance(plugins, Mapping):
+            plugins = [{name: options} for name, options in plugins.items()]
+        self.block = checked_block(block)
+        """Names of plugins that are refused."""
+        plugins = self._made(plugins)
+        self._standard: list[Any] = []
+        """The plugins that the user did not list."""
         if standard:
             from loopkit.plugins import standard_set
 
-            plugins += standard_set(plugins)
+            self._standard = [plugin for plugin in standard_set(plugins) if plugin.name not in self.block]
+            plugins += self._standard
         self._registry.change(add=plugins)
         self._setup_models(self._registry.plugins)
         self._set_optimizers(optimizer)
@@ -209,10 +240,18 @@ class Learner:
         """The plugins by name."""
         return self._registry.plugins
 
+    def plugin_versions(self) -> dict[str, dict[str, str]]:
+        """The ``"distribution"`` and ``"version"`` that each plugin's class comes from, by the plugin's name.
+
+        Those whose distribution is not known, such as a class of the script itself, are left out.
+        """
+        found = {name: origin(type(unwrapped(plugin)).__module__) for name, plugin in self.plugins.items()}
+        return {name: {"distribution": each[0], "version": each[1]} for name, each in found.items() if each}
+
     def add(self, *plugins: Any) -> None:
-        """Add plugins, all or none. During a fit they take part from the next step on."""
+        """Add plugins, all or none; names and mappings too. During a fit they take part from the next step on."""
         before = set(self.plugins)
-        self._change(add=plugins)
+        self._change(add=self._made(plugins))
         self._join(set(self.plugins) - before)
 
     def remove(self, *words: str) -> None:
@@ -222,10 +261,18 @@ class Learner:
     def replace(self, word: str, plugin: Any) -> None:
         """Put a plugin in the place of the one that has this name or provides this."""
         before = self.plugins
-        self._change(add=[plugin], remove=[word])
+        self._change(add=self._made([plugin]), remove=[word])
         now = self.plugins
         gone = [old for name, old in before.items() if now.get(name) is not old]
         self._join({name for name, new in now.items() if before.get(name) is not new}, gone)
+
+    def _made(self, given: Iterable[Any]) -> list[Any]:
+        """The plugins, where some are given by name."""
+        plugins = [make_plugin(each, self.block) for each in given]
+        for plugin in plugins:
+            if self.block and (name := plugin_name(plugin)) in self.block:
+                raise PluginError(f"plugin {name!r} is blocked by block={list(self.block)}: take it out of one of them")
+        return plugins
 
     def _change(self, add: Iterable[Any] = (), remove: Iterable[str] = ()) -> None:
         for name in map(self._registry.find, remove):
@@ -261,6 +308,28 @@ class Learner:
 
         phases = list(self.phases.values()) if phase is None else [self._phase(phase)]
         return Explanation.of(self._registry, phases)
+
+    def summary(self, batch: Any = None, phase: str | Phase | None = None, depth: int | None = None) -> Summary:
+        """The modules as a tree, with their parameters and sizes and what they return, and the data. Print it.
+
+        With a batch, one step of a phase that does not train is run on it, without plugins but ``move_batch``, and not
+        compiled. Modes, buffers, gradients and random generators are afterwards as they were.
+
+        Args:
+            batch: What a loader yields; None for the modules alone, without shapes.
+            phase: How the models are run; the standard prediction by default: ``learner.model(inputs)``.
+            depth: Leave out modules with more than so many others around them; 0 is the models alone.
+
+        Raises:
+            PhaseError: The phase trains, or a model has parameters whose shape only a first forward will tell.
+
+        Example::
+
+            print(learner.summary(next(iter(train))))
+        """
+        from loopkit.summary import summarize
+
+        return summarize(self, batch, None if phase is None else self._phase(phase), depth)
 
     # Running
 
@@ -553,6 +622,89 @@ class Learner:
             self._due.save = True
             self._changes += 1
 
+    def log(self, name: str, value: Any) -> None:
+        """Log a value: hand it to every plugin that listens (``log_value``), such as ``LogTo``, which writes it.
+
+        From any phase or plugin, in a pass or between two. It waits for no device: a tensor on one is copied there, and
+        read when the log is written. If no plugin listens it does nothing, and outside of a fit nothing is written.
+
+        Args:
+            name: Any text; ``"train/loss"`` by custom.
+            value: A number, a tensor of one (of a graph it keeps nothing), or a kind of `loopkit.logs`, such as
+                ``Image(pixels)``.
+
+        Raises:
+            LogError: It cannot be logged; says what to log instead.
+
+        Example::
+
+            learner.log("train/temperature", model.log_temperature.exp())
+        """
+        if (take := self._registry.take) is None:
+            return
+        given = value
+        if value.__class__ is Tensor and value.is_cpu:  # there is nothing to wait for
+            try:
+                value = value.item()
+            except RuntimeError:
+                pass  # no scalar
+        if value.__class__ is not float or name.__class__ is not str or not name:
+            value = loggable(name, given)
+        phase, steps = self._logged_at()
+        progress = self.progress
+        take((name, value, phase, progress.epochs, steps, progress.updates, now()))
+
+    def log_values(self, values: Mapping[str, Any]) -> None:
+        """Log several values, as `log` does one: what is the same for all of them is looked up once.
+
+        Args:
+            values: By name; each as for `log`.
+
+        Raises:
+            LogError: One cannot be logged; those before it are.
+
+        Example::
+
+            learner.log_values({"train/margin": margin, "train/entropy": entropy})
+        """
+        if (take := self._registry.take) is None:
+            return
+        try:
+            items = values.items()
+        except AttributeError:
+            raise LogError(f"learner.log_values: {describe(values)} is no mapping: give names and values") from None
+        phase, steps = self._logged_at()
+        epochs, updates, time = self.progress.epochs, self.progress.updates, now()
+        for name, given in items:
+            value = given
+            if value.__class__ is Tensor and value.is_cpu:
+                try:
+                    value = value.item()
+                except RuntimeError:
+                    pass
+            if value.__class__ is not float or name.__class__ is not str or not name:
+                value = loggable(name, given)
+            take((name, value, phase, epochs, steps, updates, time))
+
+    def _logged_at(self) -> tuple[str, int]:
+        """The phase and the step of what is logged now, as a `Record` has them."""
+        place, steps = self._place, self.progress.steps
+        if place is None:
+            return "", steps
+        steps += place.around
+        if place.trains and (step := place.current) is not None and not step.ended:
+            steps += 1
+        return place.name, steps
+
+    def pack_log(self, plugin: Any, packed: list[tuple[Any, ...]] | None) -> None:
+        """Let what is logged be appended to a list, as tuples of a `Record`'s fields: the cheapest way to keep it.
+
+        Args:
+            plugin: One of the plugins; its ``log_value`` is not called any more.
+            packed: The list, which the plugin has to empty in time; None: the plugin is called again.
+        """
+        self._registry.pack(plugin, packed)
+
     def agree(self, *numbers: float) -> list[float]:
         """Let every process act, at this edge, on what any of them asks for: stops, cancels, saves and signals.
 
@@ -602,6 +754,11 @@ class Learner:
     def fitting_now(self) -> bool:
         """Whether a fit is running."""
         return self._fitting
+
+    @property
+    def beginning(self) -> bool:
+        """Whether the ``fit_begin`` of a fit is running."""
+        return self._beginning
 
     @property
     def stop_requested(self) -> bool:
@@ -941,14 +1098,17 @@ class Fitting:
         if self._signals is not None:
             self._signals.__enter__()
         learner._ending += 1
+        learner._beginning = True
         try:
             learner._begin_fit(set(learner.plugins))
             learner._agree_to_begin()
         except BaseException as error:
             learner._ending -= 1
+            learner._beginning = False
             self._end(error)
             raise
         learner._ending -= 1
+        learner._beginning = False
         return result
 
     def __exit__(
@@ -996,7 +1156,9 @@ class Fitting:
 
 
 def _no_loss_fn(*args: Any) -> Any:
-    raise PhaseError("the phase uses learner.loss_fn, but the learner has none: give Learner(loss_fn=...)")
+    raise PhaseError(
+        "the phase uses learner.loss_fn, but the learner has none: give Learner(loss_fn=...), or [loss] in a file"
+    )
 
 
 def _phases(given: list[Phase]) -> dict[str, Phase]:

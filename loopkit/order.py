@@ -1,6 +1,7 @@
 """From declared access to an order, or to an error that names the conflict.
 
-Per event: writers before updaters before readers of overlapping state; readers of ``"*"`` last. Two writers
+Per event: writers before updaters before readers of overlapping state; readers of ``"*"`` last, and of these a
+plugin that saves (``provides = "checkpoint"``) at the very end. Two writers
 or two updaters of the same state need an explicit order between them. An explicit order replaces the derived
 one for its pair, and a chain that the user gives replaces what the plugins say. What remains free is ordered
 by name, so that the order in which plugins are listed never matters.
@@ -22,6 +23,8 @@ from loopkit.hooks import STATES
 __all__ = ["Entry", "Placed", "arrange", "nearest", "overlaps"]
 
 EVERYTHING = "*"
+SAVER = "checkpoint"
+"""What is provided by a plugin that saves the state: what others did after it would be lost."""
 BY_USER = "the order given to the learner"
 WILDCARD = re.compile(r"[*?[\]]")
 
@@ -49,6 +52,7 @@ class Placed:
 
     entry: Entry
     reasons: tuple[str, ...]
+    """Each once, whatever number of other entries it comes from."""
 
 
 def overlaps(one: str, other: str) -> bool:
@@ -150,7 +154,7 @@ def _clash(one: Entry, other: Entry) -> str:
     for verb, mine, theirs in (("write", one.writes, other.writes), ("update", one.updates, other.updates)):
         for a in mine:
             for b in theirs:
-                if overlaps(a, b) and a != EVERYTHING:
+                if overlaps(a, b) and EVERYTHING not in (a, b):
                     return f"{verb} {max(a, b, key=len)!r}"
     return ""
 
@@ -159,6 +163,8 @@ def _precedes(first: Entry, second: Entry) -> str:
     """Why ``first`` runs before ``second`` by access, or an empty string."""
     if EVERYTHING in second.reads and EVERYTHING not in first.reads:
         return f"{second.plugin!r} reads everything"
+    if EVERYTHING in second.reads and second.provides == SAVER != first.provides:
+        return f"{second.plugin!r} saves what was done by then"
     if EVERYTHING in first.writes and EVERYTHING not in second.writes:
         return f"{first.plugin!r} writes everything"
     own = tuple(word for word in (first.plugin, first.provides) if word and word not in STATES)
@@ -197,7 +203,8 @@ def _sort(entries: Sequence[Entry], edges: Edges, event: str) -> list[Placed]:
     while ready:
         _, i = heapq.heappop(ready)
         del waits[i]
-        placed.append(Placed(entries[i], tuple(edges[a, i] for a in range(len(entries)) if (a, i) in edges)))
+        reasons = dict.fromkeys(edges[a, i] for a in range(len(entries)) if (a, i) in edges)
+        placed.append(Placed(entries[i], tuple(reasons)))
         for j, earlier in waits.items():
             if i in earlier:
                 earlier.remove(i)

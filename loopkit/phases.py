@@ -112,7 +112,14 @@ class TrainingPhase(SupervisedPhase):
 
     name = "train"
     training = True
-    emits = (LossBegin, BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, UpdateSkipped)
+    emits: ClassVar[tuple[type[Event], ...]] = (
+        LossBegin,
+        BackwardBegin,
+        BackwardEnd,
+        UpdateBegin,
+        UpdateEnd,
+        UpdateSkipped,
+    )
 
     def step(self, learner: Learner, step: Step) -> None:  # noqa: D102 - the class's docstring says it
         step.inputs, step.targets = self.unpack(step.batch)
@@ -130,7 +137,7 @@ class ValidationPhase(SupervisedPhase):
     """
 
     name = "val"
-    emits = (LossBegin,)
+    emits: ClassVar[tuple[type[Event], ...]] = (LossBegin,)
 
     def step(self, learner: Learner, step: Step) -> None:  # noqa: D102 - the class's docstring says it
         step.inputs, step.targets = self.unpack(step.batch)

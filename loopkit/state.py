@@ -127,7 +127,7 @@ def _localized(learner: Learner, given: Mapping[str, Any]) -> dict[str, Any]:
     for name in ranks[0]["plugins"]:
         saved = [rank["plugins"][name] for rank in ranks]
         plugin = learner.plugins.get(name)
-        if len(ranks) == world.size or plugin is None:
+        if len(ranks) == world.size or plugin is None or not hasattr(plugin, "reshard"):
             state["plugins"][name] = saved[min(world.rank, len(ranks) - 1)]
         else:
             state["plugins"][name] = plugin.reshard(saved, world.rank, world.size)

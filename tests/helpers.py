@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -106,6 +107,21 @@ def make_learner(*plugins: Any, model: nn.Module | None = None, lr: float = 0.1,
     model = nn.Linear(3, 1) if model is None else model
     options.setdefault("standard", False)
     return Learner(model, nn.MSELoss(), lambda p: torch.optim.SGD(p, lr=lr), plugins=plugins, **options)
+
+
+def install(
+    directory: Path, name: str, entry_points: str | bytes | None = None, version: str = "1.0", **modules: str
+) -> Path:
+    """Write the metadata of a distribution and its modules, given as their sources, as pip does; returns the former."""
+    folder = directory / f"{name.replace('-', '_')}-{version}.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n\nName: no header\n")
+    if entry_points is not None:
+        text = entry_points if isinstance(entry_points, bytes) else entry_points.encode()
+        (folder / "entry_points.txt").write_bytes(text)
+    for module, source in modules.items():
+        (directory / f"{module}.py").write_text(source)
+    return folder
 
 
 def differences(one: Any, other: Any, path: str = "", leave_out: Collection[str] = ("seconds",)) -> Iterator[str]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import pdb
 import subprocess
 import sys
+import tomllib
 
 import pytest
 import torch
-from helpers import batches, make_learner, on
+from helpers import batches, install, make_learner, on
 
 import loopkit
 from loopkit import checkpoint, cli
+from loopkit.discovery import SUBCOMMANDS, declarations
 from loopkit.errors import LoopkitError
 from loopkit.plugins import Checkpoint, ReplayBundle
 
@@ -152,9 +155,11 @@ def test_a_path_that_is_not_there_is_one_line_and_exit_2(words, capsys, tmp_path
 def test_usage_errors_and_help(capsys):
     assert run(capsys)[0] == 2
     assert run(capsys, "checkpoint")[0] == 2
-    code, out, err = run(capsys, "chekpoint")
-    assert (code, out) == (2, [])
-    assert "invalid choice: 'chekpoint'" in err[-1]
+    for word, hint in (("chekpoint", "checkpoint"), ("plguins", "plugins"), ("monitr", "monitor"), ("x" * 999, "")):
+        near = f" (did you mean {hint!r}?)" if hint else ""
+        line = f"loopkit: error: there is no command {repr(word)[:80]}{near}: `loopkit --help` lists them"
+        assert run(capsys, word) == (2, [], [line])
+    assert "invalid choice: 'lst'" in run(capsys, "checkpoint", "lst")[2][-1]
     assert run(capsys, "--version")[:2] == (0, [f"loopkit {loopkit.__version__}"])
     for command in cli.COMMANDS:
         code, out, _ = run(capsys, *command.words, "--help")
@@ -174,6 +179,146 @@ def test_errors_keep_to_one_line_and_notes_follow(capsys, monkeypatch, tmp_path)
     assert (code, out, err) == (2, [], ["loopkit: error: one two", "the note"])
 
 
+@pytest.fixture
+def added(tmp_path, monkeypatch):
+    """An installed distribution with subcommands, which leave a trace when their module is imported."""
+    source = (
+        "import sys\n\n"
+        "def main(words):\n    print('main', *words)\n    return 3 if words else None\n\n"
+        "def leave(words):\n    sys.exit(*words)\n\n"
+        "def fail(words):\n    raise FileNotFoundError('no such run')\n\n"
+        "number = 3\n"
+    )
+    lines = "".join(f"{name} = added_commands:{name}\n" for name in ("main", "leave", "fail", "number", "replay"))
+    install(tmp_path, "loopkit-added", f"[loopkit.commands]\n{lines}", added_commands=source)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    yield tmp_path
+    sys.modules.pop("added_commands", None)
+
+
+def test_subcommand_of_another_distribution_is_imported_when_it_is_named(added, capsys):
+    assert "from other distributions: " in (text := " ".join(run(capsys, "--help")[1]))
+    assert "main (loopkit-added)" in text
+    assert "replay (loopkit-added)" not in text  # the own one counts
+    assert run(capsys, "replay", "--help")[1][0].startswith("usage: loopkit replay")
+    assert "added_commands" not in sys.modules
+    assert run(capsys, "main")[:2] == (0, ["main"])
+    assert run(capsys, "main", "--epochs", 3)[:2] == (3, ["main --epochs 3"])
+    assert run(capsys, "loopkit-added:main", "x")[:2] == (3, ["main x"])
+
+
+def test_subcommand_of_another_distribution_may_exit_or_fail(added, capsys):
+    assert run(capsys, "leave") == (0, [], [])
+    assert run(capsys, "leave", "a text") == (1, [], ["a text"])
+    assert run(capsys, "fail") == (2, [], ["loopkit: error: no such run"])
+    line = "loopkit: error: command 'number' of loopkit-added 1.0: added_commands:number is 3, which cannot be called"
+    assert run(capsys, "number") == (2, [], [line])
+
+
+def test_subcommand_that_two_distributions_have_is_refused(added, capsys):
+    install(added, "other", "[loopkit.commands]\nmain = never_imported:main\n", version="2.0")
+    code, out, (line,) = run(capsys, "main")
+    assert (code, out) == (2, [])
+    assert "loopkit-added 1.0 and other 2.0 both have a command called 'main'" in line
+
+
+def test_subcommand_that_is_not_installed_says_where_it_is(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if "site-packages" not in path])
+    for name, distribution in SUBCOMMANDS.items():
+        line = f"loopkit: error: the command {name!r} is in another distribution: pip install {distribution}"
+        assert run(capsys, name) == (2, [], [line])
+
+
+def test_plugins_lists_names_versions_and_what_they_declare(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delenv("LOOPKIT_PLUGINS", raising=False)
+    assert run(capsys, "plugins")[:2] == (0, ["name  version  distribution  provides  hooks"])
+    about = "[loopkit.plugins.about]\na = log:phase_end.step_end\nlonger = _:fit_end\n"
+    install(tmp_path, "one", "[loopkit.plugins]\na = m:A\nlonger = m:L\n" + about)
+    install(tmp_path, "other", "[loopkit.plugins]\na = n:A\n[loopkit.commands]\nshow = n:show\n", version="2.0.post1")
+    assert run(capsys, "plugins")[:2] == (
+        0,
+        [
+            "name    version    distribution  provides      hooks",
+            "a *     1.0        one           log           phase_end step_end",
+            "a *     2.0.post1  other         not declared",
+            "longer  1.0        one           -             fit_end",
+            "* a is not one plugin: write one:a or other:a",
+            "commands: show (other)",
+        ],
+    )
+    install(tmp_path, "broken", "[loopkit.plugins]\n\x1b[2J\n")
+    monkeypatch.setenv("LOOPKIT_PLUGINS", "")
+    code, lines, _ = run(capsys, "plugins")
+    assert (code, lines[-2]) == (1, "LOOPKIT_PLUGINS allows by name: none")
+    assert lines[-1].startswith(f"broken: {tmp_path}")
+    assert "\x1b" not in lines[-1]
+
+
+def test_plugins_prints_the_entry_points_of_a_module(capsys):
+    code, lines, _ = run(capsys, "plugins", "--declare", "loopkit.plugins")
+    entry_points = tomllib.loads("\n".join(lines))["project"]["entry-points"]
+    assert code == 0
+    assert entry_points == declarations("loopkit.plugins")
+    code, out, (line,) = run(capsys, "plugins", "--declare", "loopkit.errors")
+    assert (code, out) == (2, [])
+    assert "has no plugin in its __all__" in line
+    for module in ("loopkit.nothing", "nothing_at_all", "", ".plugins"):
+        code, out, (line,) = run(capsys, "plugins", "--declare", module)
+        assert (code, out) == (2, [])
+        assert line.startswith(f"loopkit: error: there is no module {module!r}: ")
+
+
+def test_plugins_declares_a_module_of_the_working_directory(tmp_path, monkeypatch, capsys):
+    source = "from loopkit.plugins import GradNorm\n\n\nclass Mine(GradNorm):\n    pass\n\n\n__all__ = ['Mine']\n"
+    (tmp_path / "declared_here.py").write_text(source)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    code, lines, _ = run(capsys, "plugins", "--declare", "declared_here")
+    del sys.modules["declared_here"]
+    assert (code, lines[1]) == (0, 'mine = "declared_here:Mine"')
+
+
+def test_api_prints_signatures_and_first_lines(capsys):
+    code, lines, _ = run(capsys, "api")
+    assert code == 0
+    at = lines.index("    .stop(reason: 'str' = '', by: 'str' = '') -> 'None'".replace("    .", "        ."))
+    assert (
+        lines[at + 1].strip()
+        == "Ask for a normal end: the current step ends, then the epoch with its events, then the fit."
+    )
+    assert lines.index("loopkit") < at < lines.index("loopkit.plugins")
+    assert sum(line.startswith("    Learner(") for line in lines) == 1  # loopkit, and not loopkit.learner as well
+    assert not [line for line in lines if " at 0x" in line or "loopkit.commands" in line]
+
+
+def test_api_of_one_name_prints_the_docstring(capsys):
+    code, lines, _ = run(capsys, "api", "ClipGradNorm")
+    assert (code, lines[0].split("(")[0]) == (0, "    ClipGradNorm")
+    assert "        Raises:" in lines
+    assert any(line.startswith("        .update_begin(") for line in lines)
+    assert run(capsys, "api", "Learner.fit")[1][0].startswith("        .fit(train: ")
+    assert run(capsys, "api", "loopkit.plugins.gradients")[1][0] == "loopkit.plugins.gradients"
+    code, out, (line,) = run(capsys, "api", "ClipGradNrom")
+    assert (code, out) == (2, [])
+    assert "nothing public is called 'ClipGradNrom' (did you mean 'ClipGradNorm'?)" in line
+
+
+def test_api_of_a_class_has_what_it_inherits(capsys):
+    code, lines, _ = run(capsys, "api", "ValidationPhase")
+    assert code == 0
+    assert any(line.startswith("        .unpack(") for line in lines)
+    assert run(capsys, "api", "ValidationPhase.unpack")[1][0].startswith("        .unpack(batch: ")
+    everything = run(capsys, "api")[1]
+    assert sum(line.startswith("        .unpack(batch: ") for line in everything) == 1
+
+
+def test_api_finds_a_name_whose_case_differs(capsys):
+    code, lines, _ = run(capsys, "api", "Checkpoint.best")
+    assert (code, lines[0].split("(")[0]) == (0, "    best")
+    assert run(capsys, "api", "logto")[1][0].startswith("    LogTo(")
+
+
 def test_help_needs_no_torch():
     """The module itself: the package's own imports come before it."""
     code = (
@@ -188,6 +333,17 @@ def test_help_needs_no_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Prove that a run" in done.stdout
+
+
+def test_program_alone_freezes_what_it_imported_and_a_caller_is_left_alone(monkeypatch, capsys):
+    before = gc.get_freeze_count()
+    assert (run(capsys, "plugins")[0], gc.get_freeze_count()) == (0, before)
+    monkeypatch.setattr(sys, "argv", ["loopkit", "plugins"])
+    try:
+        assert cli.main() == 0
+        assert gc.get_freeze_count() > before + 10_000
+    finally:
+        gc.unfreeze()
 
 
 def test_say_escapes_what_the_stream_cannot_encode(monkeypatch):

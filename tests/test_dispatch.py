@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from dataclasses import dataclass
 
 import pluggy
@@ -13,6 +14,8 @@ from loopkit import Event, Learner, Phase, TrainingPhase, ValidationPhase, hooki
 from loopkit.errors import OrderError, PluginConflict, PluginError
 from loopkit.events import BackwardBegin, LossBegin, StepBegin, StepEnd, UpdateBegin
 from loopkit.hooks import hooks
+from loopkit.metrics import FunctionMetric, Precision
+from loopkit.schedules import cosine, warmup
 
 
 def make(*plugins, **options):
@@ -30,6 +33,10 @@ def make(*plugins, **options):
 def batches(count=2):
     rng = torch.Generator().manual_seed(0)
     return [(torch.randn(5, 4, generator=rng), torch.tensor([0, 1, 2, 0, 1])) for _ in range(count)]
+
+
+def scheduler(factory, **options):
+    return factory(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), **options)
 
 
 def refused(*plugins, message, error=PluginError, **options):
@@ -140,7 +147,7 @@ def test_plugin_class_with_a_name_property_is_refused_as_a_class():
     refused(Named, message="Named is a class")
 
 
-@pytest.mark.parametrize("wrong", [None, "clip", [Listener()]])
+@pytest.mark.parametrize("wrong", [None, (), [Listener()]])
 def test_plugin_that_is_no_object_with_hooks_is_refused(wrong):
     refused(wrong, message="is no plugin: plugins are objects with hooks")
 
@@ -888,6 +895,7 @@ def _everything(hook):
         "setup_model": "return model",
         "setup_data": "return data",
         "move_batch": "return batch",
+        "instrument_call": "return call",
     }
     scope = {}
     exec(f"def {hook.name}({names}): {body.get(hook.name, 'pass')}", scope)
@@ -1057,6 +1065,13 @@ step_end
     )
 
 
+def test_explain_says_each_reason_once():
+    learner = make(Norms(), Files(), Sync(), Clip(), order=["sync", "norms", "clip"])
+    assert [row.reasons for row in learner.explain("train").rows if row.plugin == "clip"] == [
+        ("the order given to the learner",)
+    ]
+
+
 def test_explain_of_a_phase_leaves_the_others_out():
     learner = make(Display())
     assert str(learner.explain("val")) == "phase 'val'\n===========\nstep_end\n  1. display"
@@ -1213,3 +1228,33 @@ def test_move_batch_leaves_the_loaders_batch_alone():
     before = data[0][0].clone()
     make(Double()).run("train", data)
     assert data[0][0].equal(before)
+
+
+@pytest.mark.parametrize(
+    ("part", "wrapped"),
+    [
+        (Precision(), "Metrics(Precision(...))"),
+        (FunctionMetric(nn.functional.mse_loss), "Metrics(FunctionMetric(...))"),
+        (scheduler(torch.optim.lr_scheduler.StepLR, step_size=2), "TorchSchedule(StepLR(...))"),
+        (scheduler(torch.optim.lr_scheduler.ReduceLROnPlateau), "Plateau(monitor=...)"),
+        (cosine(), "Schedule(cosine(updates=None, start=1.0, end=0.0))"),
+        (cosine(9), "Schedule(cosine(updates=9, start=1.0, end=0.0))"),
+        (warmup(2, then=cosine()), "Schedule(warmup(2, then=cosine(updates=None, start=1.0, end=0.0)))"),
+        (cosine, "Schedule(cosine)"),
+    ],
+)
+def test_part_of_a_plugin_is_refused_with_the_plugin_that_takes_it(part, wrapped):
+    refused(part, message=re.escape(f"is no plugin: wrap it, {wrapped}") + "$")
+    with pytest.raises(PluginError, match=re.escape(wrapped)):
+        Learner(nn.Linear(1, 1), plugins=[part])
+
+
+def test_plugin_that_is_a_metric_too_is_a_plugin():
+    class Both(Precision):
+        name = "both"
+
+        @hookimpl
+        def step_end(self):
+            pass
+
+    assert list(make(Both()).plugins) == ["both"]

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from loopkit import Event, Learner, Phase, TrainingPhase, hookimpl
-from loopkit.errors import PhaseInputError, PluginError
+from loopkit.errors import PhaseError, PhaseInputError, PluginError
 from loopkit.events import BackwardEnd, StepEnd
 from loopkit.plugins import call_on
 
@@ -190,3 +190,29 @@ def test_tuple_of_tensors_is_no_data():
 def test_one_plugin_is_no_list_of_plugins():
     with pytest.raises(PluginError, match="give a list, plugins="):
         make(plugins=object())
+
+
+@pytest.mark.parametrize("phases", [TrainingPhase(), "train"])
+def test_one_phase_is_no_list_of_phases(phases):
+    with pytest.raises(PhaseError, match=r"phases is .*: give a list, phases=\[\.\.\.\]"):
+        make(phases=phases)
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "message"),
+    [
+        (
+            nn.CrossEntropyLoss,
+            "loss_fn is the class CrossEntropyLoss, not a function: give an instance, loss_fn=CrossEntropyLoss()",
+        ),
+        (
+            "ce",
+            "loss_fn is 'ce', which cannot be called: give a function of outputs and targets, such as "
+            "torch.nn.CrossEntropyLoss()",
+        ),
+    ],
+)
+def test_loss_fn_that_is_no_function_is_refused_when_the_learner_is_built(loss_fn, message):
+    with pytest.raises(PhaseError) as caught:
+        Learner(nn.Linear(3, 2), loss_fn, SGD)
+    assert str(caught.value) == message

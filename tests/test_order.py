@@ -132,7 +132,13 @@ def test_arrange_takes_an_updater_that_also_reads_for_an_updater():
 def test_arrange_puts_readers_of_everything_last():
     entries = [Entry("a", reads=("*",)), Entry("y"), Entry("z", reads=("grads",))]
     assert names(entries) == ["y", "z", "a"]
-    assert reasons(entries)["a"] == ("'a' reads everything", "'a' reads everything")
+    assert reasons(entries)["a"] == ("'a' reads everything",)
+
+
+@pytest.mark.parametrize("other", ["b", "z"])
+def test_a_writer_of_everything_clashes_with_no_writer_of_one_state(other):
+    entries = [Entry("m", writes=("*",)), Entry(other, writes=("optimizer.lr",))]
+    assert names(entries) == ["m", other]
 
 
 def test_arrange_does_not_order_readers_of_everything_among_themselves():
@@ -414,7 +420,7 @@ class Judgement:
         return all(order.index(a) < order.index(b) for a, b in self.edges)
 
 
-@settings(max_examples=800, deadline=None, derandomize=True, database=None)
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
 @given(plugin_lists(), chain_lists)
 def test_arrange_agrees_with_a_search_of_all_permutations(entries, chains):
     judgement = Judgement(entries, chains)
@@ -436,7 +442,7 @@ def test_arrange_agrees_with_a_search_of_all_permutations(entries, chains):
         assert found == judgement.order
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
 @given(plugin_lists(), chain_lists, st.randoms(use_true_random=False))
 def test_arrange_says_the_same_for_every_order_of_the_list(entries, chains, rng):
     def outcome(given):
@@ -450,7 +456,7 @@ def test_arrange_says_the_same_for_every_order_of_the_list(entries, chains, rng)
     assert outcome(shuffled) == outcome(entries)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
 @given(plugin_lists(), chain_lists)
 def test_arrange_accepts_every_list_once_the_user_orders_all_of_it(entries, chains):
     everyone = tuple(sorted((entry.plugin for entry in entries), reverse=True))

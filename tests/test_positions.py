@@ -167,6 +167,17 @@ MAKERS: dict[str, Callable[[], Any]] = {
 STREAM = "ignore:the state of StreamWithState"
 
 
+def makers(chosen: int, without: tuple[str, ...] = ()) -> list[Any]:
+    """`MAKERS` as parameters; of those that start workers, which takes long, each third one, the others slow."""
+    working = [name for name in MAKERS if "workers" in name or "snapshots" in name]
+    left = [name for i, name in enumerate(working) if i % 3 != chosen]
+    return [
+        pytest.param(make, id=name, marks=pytest.mark.slow if name in left else ())
+        for name, make in MAKERS.items()
+        if name not in without
+    ]
+
+
 class Pairs(BatchSampler):
     """Batches of a size that only it knows."""
 
@@ -248,27 +259,27 @@ def check_exact(make: Callable[[], Any], save: tuple[int, int | None], left: dic
 
 
 @pytest.mark.filterwarnings(STREAM)
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+@pytest.mark.parametrize("make", makers(0))
 def test_position_in_mid_epoch_goes_on_with_the_next_batch(make: Callable[[], Any]) -> None:
     check_exact(make, (1, 2), {})
 
 
 @pytest.mark.filterwarnings(STREAM)
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+@pytest.mark.parametrize("make", makers(1))
 def test_position_between_epochs_goes_on_with_the_next_epoch(make: Callable[[], Any]) -> None:
     check_exact(make, (0, None), {})
 
 
 @pytest.mark.filterwarnings(STREAM)
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+@pytest.mark.parametrize("make", makers(2))
 def test_position_after_a_pass_that_was_left_goes_on_with_the_next_epoch(make: Callable[[], Any]) -> None:
     check_exact(make, (1, None), {1: 2})
 
 
 @pytest.mark.filterwarnings(STREAM)
-@pytest.mark.parametrize("name", [name for name in MAKERS if name not in ("sampler without batches", "own state")])
-def test_position_at_the_last_batch_goes_on_with_the_end_of_the_pass(name: str) -> None:
-    check_exact(MAKERS[name], (1, 5), {})
+@pytest.mark.parametrize("make", makers(0, without=("sampler without batches", "own state")))
+def test_position_at_the_last_batch_goes_on_with_the_end_of_the_pass(make: Callable[[], Any]) -> None:
+    check_exact(make, (1, 5), {})
 
 
 @pytest.mark.slow

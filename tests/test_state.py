@@ -245,7 +245,9 @@ class Weighted(TrainingPhase):
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("weigh", [float, lambda n: torch.tensor(n, dtype=torch.int64), lambda n: 2.0], ids=str)
+@pytest.mark.parametrize(
+    "weigh", [float, lambda n: torch.tensor(n, dtype=torch.int64), lambda n: 2.0], ids=["float", "tensor", "constant"]
+)
 def test_open_windows_go_on(weigh, reduction):
     def make():
         return make_learner(phases=[Weighted(weigh)], accumulate=3, accumulate_reduction=reduction, lr=0.01)
@@ -485,6 +487,10 @@ def test_failing_load_of_a_plugin_says_which():
 
         def load_state_dict(self, state):
             raise KeyError("b")
+
+        @hookimpl
+        def fit_end(self):
+            pass
 
     state = make_learner(Picky()).state_dict()
     with pytest.raises(KeyError) as caught:

@@ -1,20 +1,42 @@
 from __future__ import annotations
 
+import gc
 import itertools
+import logging
+import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import threading
+import time
+from collections import deque
 from contextlib import contextmanager
 
 import pytest
 import torch
+from distributed.processes import run
 from torch import nn
 
 from loopkit import Event, Phase, TrainingPhase, hookimpl
 from loopkit.errors import LoopkitError, PluginError
-from loopkit.testing import CHECKS, ContractError, EventLog, Problem, check_plugin, tiny_problem
+from loopkit.plugins import DDP, ClipGradNorm, History
+from loopkit.testing import (
+    CHECKS,
+    PROMISES,
+    Case,
+    ContractError,
+    EventLog,
+    Problem,
+    check_plugin,
+    overhead,
+    plugin_contract,
+    tiny_problem,
+)
+from loopkit.testing.declaration import declaration
+from loopkit.testing.leftovers import SETTINGS
+from loopkit.testing.processes import compared, train_together
 
 
 class SurveyBegin(Event):
@@ -77,8 +99,9 @@ class MeanLoss:
         self.history = []
 
     @hookimpl
-    def epoch_begin(self):
-        self.total = torch.zeros(())
+    def epoch_begin(self, learner):
+        if not learner.running.resumed:
+            self.total = torch.zeros(())
 
     @hookimpl(reads=("loss",))
     def step_end(self, step):
@@ -129,18 +152,32 @@ class Schedule:
 class Shadow:
     """Validates with the sign of the weights, and puts them back."""
 
+    def __init__(self):
+        self.kept = {}
+
     @hookimpl(updates=("params",))
     def epoch_context(self, learner, phase):
         return None if phase.training else self._signs(learner)
 
     @contextmanager
     def _signs(self, learner):
-        params = [p for model in learner.models.values() for p in model.parameters()]
-        kept = [p.data for p in params]
-        for p in params:
+        self.kept = {p: p.data for model in learner.models.values() for p in model.parameters()}
+        for p in self.kept:
             p.data = p.data.sign()
+        try:
+            yield
+        finally:
+            for p, data in self.kept.items():
+                p.data = data
+            self.kept = {}
+
+    @contextmanager
+    def raw_weights(self, learner):
+        signs = {p: p.data for p in self.kept}
+        for p, data in self.kept.items():
+            p.data = data
         yield
-        for p, data in zip(params, kept, strict=True):
+        for p, data in signs.items():
             p.data = data
 
 
@@ -458,6 +495,26 @@ def test_declared_access_charges_the_verb_with_gradients():
     assert "optimizer_step of plugin 'offender' changes 'grads'" in message
 
 
+def test_declared_access_says_of_what_is_read_and_changed_only_that_it_is_changed():
+    (message,) = broken(plugin("step_begin", change_batch_through_inputs), "declared_access")
+    assert "step_begin of plugin 'offender' changes 'batch'" in message
+
+
+@pytest.mark.parametrize("how", ["data", "numpy", "move_batch"])
+def test_declared_access_watches_batches_that_are_changed_in_place(how):
+    def step_begin(self, step):
+        inputs = step.batch[0]
+        (inputs.data if how == "data" else inputs.numpy())[:1] += 1
+
+    def move_batch(self, batch):
+        batch[0].add_(1)
+        return batch
+
+    offender = plugin(*(("move_batch", move_batch) if how == "move_batch" else ("step_begin", step_begin)))
+    (message,) = broken(offender, "declared_access")
+    assert "of plugin 'offender' changes 'batch', which it does not declare" in message
+
+
 # fit_twice
 
 
@@ -523,7 +580,8 @@ def test_fit_twice_reports_what_is_left_behind_and_puts_it_back():
     assert torch.get_default_dtype() is torch.float32
 
 
-def test_fit_twice_reports_threads_that_pile_up():
+def test_fit_twice_reports_threads_that_pile_up(monkeypatch):
+    monkeypatch.setattr("loopkit.testing.leftovers.THREAD_SECONDS", 0.1)
     (message,) = broken(Spawns, "fit_twice")
     assert message == "fit_twice: after the second fit a thread is left running: 'spawned'; end it in fit_end"
 
@@ -531,6 +589,88 @@ def test_fit_twice_reports_threads_that_pile_up():
 def test_fit_twice_reports_a_second_fit_end():
     (message,) = broken(Returns, "fit_twice")
     assert message == "fit_twice: after the first fit its fit_end was called 2 times, not 1"
+
+
+HOOKS_LEFT = {
+    "module": lambda learner: learner.model[0].register_forward_hook(print),
+    "module ": lambda learner: learner.model[0].register_state_dict_pre_hook(print),
+    "parameter": lambda learner: learner.model[0].weight.register_hook(print),
+    "parameter ": lambda learner: learner.model[0].weight.register_post_accumulate_grad_hook(print),
+    "optimizer": lambda learner: learner.optimizer.register_step_post_hook(print),
+}
+
+
+@pytest.mark.parametrize("name", HOOKS_LEFT)
+def test_fit_twice_reports_hooks_that_stay(name):
+    (message,) = broken(plugin("fit_end", lambda self, learner: HOOKS_LEFT[name](learner) and None), "fit_twice")
+    where = {"module": "'model.0'", "parameter": "'model.0.weight'", "optimizer": "'optimizer'"}[name.strip()]
+    assert message == (
+        f"fit_twice: after the first fit the number of hooks on {name.strip()} {where} is 1; it was 0 before the fit"
+    )
+
+
+def test_fit_twice_reports_a_forward_that_is_set_on_a_module():
+    def patch(self, learner):
+        forward = learner.model.forward
+        learner.model.forward = lambda inputs: forward(inputs)
+
+    (message,) = broken(plugin("fit_begin", patch), "fit_twice")
+    assert message.startswith("fit_twice: after the first fit the forward set on module 'model' is <function ")
+
+
+def test_fit_twice_says_once_what_many_modules_have_in_common():
+    (message,) = broken(plugin("fit_end", lambda self, learner: learner.model.eval() and None), "fit_twice")
+    assert message.endswith("module 'model' is False; it was True before the fit (and so of 5 more)")
+
+
+@pytest.mark.parametrize(
+    ("owner", "attribute", "name"),
+    [(nn.functional, "cross_entropy", "torch.nn.functional.cross_entropy"), (torch.Tensor, "item", "Tensor.item")],
+)
+def test_fit_twice_names_a_function_that_is_replaced_and_puts_it_back(owner, attribute, name):
+    original = getattr(owner, attribute)
+
+    def replace(self):
+        setattr(owner, attribute, lambda *given, **options: original(*given, **options))
+
+    (message,) = broken(plugin("fit_end", replace), "fit_twice")
+    assert message.startswith(f"fit_twice: after the first fit the function {name} is <function ")
+    assert getattr(owner, attribute) is original
+
+
+class Opens:
+    """Opens a file in each fit, and closes it if it is told to, or when the next one begins."""
+
+    closes = False
+
+    @hookimpl
+    def fit_begin(self):
+        self.file = open(os.devnull)  # noqa: SIM115
+
+    @hookimpl
+    def fit_end(self):
+        if self.closes:
+            self.file.close()
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="this system does not say which files are open")
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+def test_fit_twice_reports_a_file_that_stays_open():
+    (message,) = broken(Opens, "fit_twice")
+    assert message == f"fit_twice: after the second fit a file is left open: {os.devnull!r}; close it in fit_end"
+    check_plugin(type("Opens", (Opens,), {"closes": True}), checks=["fit_twice"])
+
+
+KEPT_OPEN = []
+
+
+def test_fit_twice_accepts_a_file_that_serves_all_fits():
+    def once(self):
+        if not KEPT_OPEN:
+            KEPT_OPEN.append(open(os.devnull))  # noqa: SIM115
+
+    check_plugin(plugin("fit_begin", once), checks=["fit_twice"])
+    KEPT_OPEN.pop().close()
 
 
 # cancelled_step
@@ -575,9 +715,12 @@ def test_cancelled_step_reports_a_plugin_that_misses_step_end():
 
 
 def test_cancelled_step_reports_a_mode_that_stays_on_and_puts_it_back():
-    (message,) = broken(GradModeByHand, "cancelled_step")
+    message, depth = broken(GradModeByHand, "cancelled_step")
     assert "by another plugin, autocast on the CPU is True; it was False before the fit" in message
+    assert "the depth of autocast contexts is 1; it was 0 before the fit" in depth
     assert not torch.is_autocast_enabled("cpu")
+    assert torch.autocast_increment_nesting() == 1
+    assert torch.autocast_decrement_nesting() == 0
 
 
 # error_elsewhere
@@ -658,9 +801,180 @@ def test_error_elsewhere_reports_a_fit_end_that_fails():
     assert "RuntimeError: an epoch has not ended (in fit_end of plugin 'fails_at_the_end')" in message
 
 
-def test_error_elsewhere_reports_a_thread():
+class EndsAlone:
+    @hookimpl
+    def fit_end(self):
+        pass
+
+
+def test_error_elsewhere_expects_no_fit_end_of_a_fit_that_has_not_begun():
+    check_plugin(EndsAlone, checks=["error_elsewhere"])
+
+
+def test_error_elsewhere_reports_a_thread(monkeypatch):
+    monkeypatch.setattr("loopkit.testing.leftovers.THREAD_SECONDS", 0.1)
     (message,) = broken(ThreadPerEpoch, "error_elsewhere")
     assert "of another plugin, a thread is left running: 'per epoch'; end it in fit_end" in message
+
+
+@pytest.mark.parametrize("careful", [True, False])
+def test_error_elsewhere_compares_the_weights_after_a_failed_validation(careful):
+    @contextmanager
+    def signs(learner):
+        kept = [p.data for p in learner.model.parameters()]
+
+        def put_back():
+            for p, data in zip(learner.model.parameters(), kept, strict=True):
+                p.data = data
+
+        for p in learner.model.parameters():
+            p.data = p.data.sign()
+        try:
+            yield
+        except Exception:
+            if careful:
+                put_back()
+            raise
+        put_back()
+
+    swaps = plugin(
+        "epoch_context", lambda self, learner, phase: None if phase.training else signs(learner), updates=("params",)
+    )
+    if careful:
+        check_plugin(swaps, checks=["error_elsewhere"])
+    else:
+        (message,) = broken(swaps, "error_elsewhere")
+        assert "after an error in a step_end of a validation the weights are not those before it: weights['" in message
+
+
+class Fails:
+    """Cannot end what it has not begun."""
+
+    hook = "step_context"
+
+    def __init__(self):
+        self.open = 0
+
+    @hookimpl
+    def move_batch(self, batch):
+        self.open += 1
+        return batch
+
+    @hookimpl
+    def step_end(self):
+        self.open -= 1
+
+    @hookimpl
+    def step_cancelled(self):
+        self.open -= 1
+
+    @hookimpl
+    def fit_begin(self):
+        assert self.open == 0, "a step of the last fit is open"
+
+
+def test_error_elsewhere_raises_in_every_hook():
+    (message,) = broken(Fails, "error_elsewhere")
+    assert "after an error in step_begin of another plugin, the next fit raised AssertionError: a step of" in message
+
+
+class Catches:
+    """Lets go after an error, but not when the process is told to end."""
+
+    @hookimpl
+    @contextmanager
+    def epoch_context(self):
+        before = torch.is_grad_enabled()
+        try:
+            yield
+        except Exception:
+            torch.set_grad_enabled(before)
+            raise
+        except BaseException:
+            torch.set_default_dtype(torch.float64)
+            raise
+
+
+def test_error_elsewhere_raises_what_is_no_exception():
+    (message,) = broken(Catches, "error_elsewhere")
+    assert message.startswith("error_elsewhere: after an exit in step_end, the default dtype is torch.float64; it was")
+
+
+# What is left behind is put back
+
+
+LEFTOVERS = {
+    "grad mode": (lambda: torch.set_grad_enabled(False), torch.is_grad_enabled),
+    "autocast on the CPU": (lambda: torch.set_autocast_enabled("cpu", True), lambda: torch.is_autocast_enabled("cpu")),
+    "autocast's dtype on the CPU": (
+        lambda: torch.set_autocast_dtype("cpu", torch.float16),
+        lambda: torch.get_autocast_dtype("cpu"),
+    ),
+    "autocast's cache": (lambda: torch.set_autocast_cache_enabled(False), torch.is_autocast_cache_enabled),
+    "the depth of autocast contexts": (
+        torch.autocast_increment_nesting,
+        lambda: (torch.autocast_increment_nesting(), torch.autocast_decrement_nesting()),
+    ),
+    "the default dtype": (lambda: torch.set_default_dtype(torch.float64), torch.get_default_dtype),
+    "the default device": (lambda: torch.set_default_device("meta"), torch.get_default_device),
+    "the number of threads of torch": (lambda: torch.set_num_threads(2), torch.get_num_threads),
+    "torch.use_deterministic_algorithms": (
+        lambda: torch.use_deterministic_algorithms(True),
+        torch.are_deterministic_algorithms_enabled,
+    ),
+    "anomaly detection": (lambda: torch.autograd.set_detect_anomaly(True, False), torch.is_anomaly_enabled),
+    "torch.backends.cudnn.benchmark": (
+        lambda: setattr(torch.backends.cudnn, "benchmark", True),
+        lambda: torch.backends.cudnn.benchmark,
+    ),
+    "torch.backends.cudnn.deterministic": (
+        lambda: setattr(torch.backends.cudnn, "deterministic", True),
+        lambda: torch.backends.cudnn.deterministic,
+    ),
+    "the precision of float32 products": (
+        lambda: torch.set_float32_matmul_precision("high"),
+        torch.get_float32_matmul_precision,
+    ),
+    "the global hooks of modules": (
+        lambda: nn.modules.module.register_module_forward_hook(lambda *given: None),
+        lambda: list(nn.modules.module._global_forward_hooks),
+    ),
+    "sys.excepthook": (lambda: setattr(sys, "excepthook", print), lambda: sys.excepthook),
+    "threading.excepthook": (lambda: setattr(threading, "excepthook", print), lambda: threading.excepthook),
+    "the root logger's handlers": (
+        lambda: logging.getLogger().addHandler(logging.NullHandler()),
+        lambda: list(logging.getLogger().handlers),
+    ),
+    "the root logger's level": (
+        lambda: logging.getLogger().setLevel(logging.DEBUG),
+        lambda: logging.getLogger().level,
+    ),
+    "the garbage collector": (gc.disable, gc.isenabled),
+    "the working directory": (lambda: os.chdir("/"), os.getcwd),
+}
+
+
+@pytest.mark.parametrize("name", LEFTOVERS)
+def test_fit_twice_names_what_is_left_behind_and_puts_it_back(name):
+    leave, read = LEFTOVERS[name]
+    before = read()
+    messages = broken(plugin("fit_end", lambda self: leave() and None), "fit_twice")
+    assert any(message.startswith(f"fit_twice: after the first fit {name} is ") for message in messages)
+    assert read() == before
+
+
+def test_checks_put_back_what_an_error_leaves_behind():
+    def fails(self):
+        torch.set_grad_enabled(False)
+        raise ValueError
+
+    for check in ("declared_access", "exact_resume", "bounded_memory", "unknown_phases"):
+        assert broken(plugin("step_begin", fails), check)[0].startswith(f"{check}: ")
+        assert torch.is_grad_enabled()
+
+
+def test_every_setting_has_a_test():
+    assert {*LEFTOVERS, "sys.stdout", "sys.stderr"} == set(SETTINGS)
 
 
 # state_round_trip
@@ -721,6 +1035,16 @@ def test_state_round_trip_refuses_one_method_without_the_other():
     ]
 
 
+def test_state_round_trip_reports_a_state_dict_that_changes_something():
+    class Empties(MeanLoss):
+        def state_dict(self):
+            state, self.history = super().state_dict(), []
+            return state
+
+    (message,) = broken(Empties, "state_round_trip")
+    assert "called twice in a row it returns something else: the length of state_dict()['history'] differs" in message
+
+
 class Warmup:
     """The lr rises from step to step; whether the count is saved is up to the subclass."""
 
@@ -779,10 +1103,381 @@ class Timed(Counting):
         self.steps = state["steps"]
 
 
-def test_state_round_trip_leaves_out_volatile_keys():
-    check_plugin(Timed, checks=["state_round_trip"])
-    (message,) = broken(Timed, "state_round_trip", volatile=())
-    assert "state_dict()['seconds'] differs" in message
+@pytest.mark.parametrize("check", ["state_round_trip", "exact_resume"])
+def test_checks_of_state_leave_out_volatile_keys(check):
+    check_plugin(Timed, checks=[check], volatile=["seconds"])
+    check_plugin(type("Timed", (Timed,), {"volatile": ("seconds",)}), checks=[check])
+    (message,) = broken(Timed, check)
+    assert "seconds" in message
+
+
+# exact_resume
+
+
+class KeepsCount:
+    """Its lr depends on what it has seen; subclasses lose that in some way."""
+
+    name = "keeps_count"
+
+    def __init__(self):
+        self.steps = 0
+
+    @hookimpl(updates=("optimizer.lr",))
+    def update_begin(self, learner, step):
+        self.steps += 1
+        step.optimizer.param_groups[0]["lr"] = 0.01 * self.steps
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.steps = state["steps"]
+
+
+class Stateless:
+    """What it keeps from step to step is not saved at all."""
+
+    name = "keeps_count"
+
+    def __init__(self):
+        self.steps = 0
+
+    @hookimpl(updates=("optimizer.lr",))
+    def update_begin(self, step):
+        self.steps += 1
+        step.optimizer.param_groups[0]["lr"] = 0.01 * self.steps
+
+
+class ResetByEpoch(KeepsCount):
+    """Forgets at ``epoch_begin``, which comes again in a pass that goes on."""
+
+    @hookimpl
+    def epoch_begin(self, phase):
+        if phase.training:
+            self.steps = 0
+
+
+class RefusesState(KeepsCount):
+    def load_state_dict(self, state):
+        if state["steps"]:
+            raise ValueError("made for another run")
+
+
+class LogsSince(KeepsCount):
+    """Logs how long it has been there."""
+
+    def __init__(self):
+        super().__init__()
+        self.since = 0
+
+    @hookimpl
+    def step_end(self, learner):
+        self.since += 1
+        learner.log("since", self.since)
+
+
+def test_exact_resume_passes_a_plugin_that_saves_what_it_keeps():
+    check_plugin(KeepsCount, checks=["exact_resume"])
+
+
+@pytest.mark.parametrize(
+    ("factory", "text"),
+    [
+        (Stateless, "the run ends with other bits than one that went through: models.model.0.weight: "),
+        (ResetByEpoch, "come again in a run that goes on, and learner.running.resumed says so of a pass"),
+        (RefusesState, "it could not go on: raised StateError: "),
+        (LogsSince, "the run logs something else than one that went through: logged["),
+    ],
+)
+def test_exact_resume_names_the_edge_and_what_differs(factory, text):
+    message = broken(factory, "exact_resume")[0]
+    assert re.match(r"exact_resume: killed after (step \d of )?phase '\w+' in epoch \d", message)
+    assert text in message
+
+
+class WindowCount:
+    """Counts the backwards of an accumulation window; whether the count is saved is up to the subclass."""
+
+    def __init__(self):
+        self.count = 0
+
+    @hookimpl
+    def backward_end(self):
+        self.count += 1
+
+    @hookimpl(updates=("grads",))
+    def update_begin(self, step):
+        for p in step.params:
+            p.grad.mul_(self.count)
+        self.count = 0
+
+
+class SavedWindowCount(WindowCount):
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+def test_exact_resume_kills_within_a_window_of_accumulation():
+    check_plugin(SavedWindowCount, checks=["exact_resume"])
+    (message,) = broken(WindowCount, "exact_resume")
+    assert re.match(r"exact_resume: killed after step \d of phase 'train' in epoch \d with accumulate=2, ", message)
+
+
+def test_exact_resume_reports_weights_that_are_swapped_while_it_is_saved():
+    methods = {name: vars(Shadow)[name] for name in ("__init__", "epoch_context", "_signs")}
+    messages = broken(type("Swaps", (), methods), "exact_resume")
+    assert any("other bits than one that went through: models.model." in message for message in messages)
+
+
+def test_exact_resume_is_the_same_each_time():
+    assert broken(ResetByEpoch, "exact_resume") == broken(ResetByEpoch, "exact_resume")
+
+
+# options_kept
+
+
+class Decays:
+    def __init__(self, scale=1.0, steps=(1, 2)):
+        self.scale = scale
+        self.steps = list(steps)
+
+    @hookimpl
+    def epoch_begin(self):
+        self.scale *= 0.5
+        self.steps.pop()
+
+
+def test_options_kept_names_the_options_that_a_fit_has_changed():
+    messages = broken(Decays, "options_kept", problem=lambda: one_pass(tiny_problem()))
+    assert messages == [
+        "options_kept: the option 'scale' was 1.0 before a fit and is 0.25 after it: keep what changes under another "
+        "name",
+        "options_kept: the option 'steps' was (1, 2) before a fit and is () after it: keep what changes under another "
+        "name",
+    ]
+
+
+def one_pass(problem):
+    problem.val = None
+    return problem
+
+
+# bounded_memory
+
+
+class KeepsLosses:
+    """Of each step, until the pass ends or for ever."""
+
+    ever = False
+
+    def __init__(self):
+        self.losses = []
+
+    @hookimpl
+    def epoch_begin(self):
+        if not self.ever:
+            self.losses = []
+
+    @hookimpl(reads=("loss",))
+    def step_end(self, step):
+        self.losses.append(step.loss.detach())
+
+
+class KeepsPasses(KeepsLosses):
+    @hookimpl(reads=("loss",))
+    def step_end(self, step):
+        if step.last:
+            self.losses.append(step.loss.detach())
+
+    ever = True
+
+
+class KeepsTen(KeepsLosses):
+    @hookimpl(reads=("loss",))
+    def step_end(self, step):
+        self.losses = [*self.losses[-9:], step.loss.detach()]
+
+
+@pytest.mark.parametrize("ever", [False, True])
+def test_bounded_memory_reports_what_grows_with_the_steps(ever):
+    (message,) = broken(type("Keeps", (KeepsLosses,), {"ever": ever}), "bounded_memory")
+    assert message.startswith("bounded_memory: within a pass it keeps about 1 tensors more with each step: keep sums")
+
+
+def test_bounded_memory_reports_what_grows_with_the_passes():
+    (message,) = broken(KeepsPasses, "bounded_memory")
+    assert message.startswith("bounded_memory: with each epoch it keeps about 2 tensors more: let those go in")
+
+
+def test_bounded_memory_accepts_a_bounded_number():
+    check_plugin(KeepsTen, checks=["bounded_memory"])
+    assert gc.get_freeze_count() == 0
+
+
+class KeepsHundred(KeepsLosses):
+    ever = True
+
+    @hookimpl(reads=("loss",))
+    def step_end(self, step):
+        self.losses = [*self.losses[-99:], step.loss.detach()]
+
+
+class KeepsBytes:
+    def __init__(self):
+        self.rows = []
+
+    @hookimpl
+    def step_end(self):
+        self.rows.append(bytes(2000))
+
+
+class KeepsNumbers(KeepsBytes):
+    @hookimpl
+    def step_end(self, step):
+        self.rows.append(step.index / 7)
+
+
+def test_bounded_memory_accepts_what_is_full_after_a_hundred_steps_and_a_number_of_each_step():
+    check_plugin(KeepsHundred, checks=["bounded_memory"])
+    check_plugin(KeepsNumbers, checks=["bounded_memory"])
+
+
+def test_bounded_memory_reports_objects_that_are_no_tensors():
+    (message,) = broken(KeepsBytes, "bounded_memory")
+    assert re.match(r"bounded_memory: within a pass it keeps about 2\d\d\d bytes more with each step: ", message)
+
+
+class KeepsMegabyte(KeepsBytes):
+    """At every 25th step."""
+
+    steps = 0
+
+    @hookimpl
+    def step_end(self):
+        self.steps += 1
+        if self.steps % 25 == 0:
+            self.rows.append(bytes(1_000_000))
+
+
+def test_bounded_memory_reports_what_is_kept_at_few_steps():
+    (message,) = broken(KeepsMegabyte, "bounded_memory")
+    assert re.match(r"bounded_memory: within a pass it keeps about \d{5} bytes more with each step: ", message)
+
+
+class KeepsTensorAtFew(KeepsMegabyte):
+    @hookimpl
+    def step_end(self):
+        self.steps += 1
+        if self.steps % 40 == 0:
+            self.rows.append(torch.zeros(1))
+
+
+def test_bounded_memory_reports_a_tensor_at_few_steps():
+    (message,) = broken(KeepsTensorAtFew, "bounded_memory")
+    assert message.startswith("bounded_memory: with each epoch it keeps about 3")
+
+
+class KeepsBytesOfPasses(KeepsBytes):
+    @hookimpl
+    def step_end(self):
+        pass
+
+    @hookimpl
+    def phase_end(self, phase):
+        if phase.training:
+            self.rows.append(bytes(1_000_000))
+
+
+def test_bounded_memory_reports_bytes_that_grow_with_the_passes():
+    (message,) = broken(KeepsBytesOfPasses, "bounded_memory")
+    assert re.match(r"bounded_memory: with each epoch it keeps about 100\d{4} bytes more: let those go in", message)
+
+
+class KeepsLast:
+    def __init__(self, count, cleared=False):
+        self.losses = deque(maxlen=count)
+        self.cleared = cleared
+
+    @hookimpl
+    def epoch_begin(self):
+        if self.cleared:
+            self.losses.clear()
+
+    @hookimpl(reads=("loss",))
+    def step_end(self, step):
+        self.losses.append(step.loss.detach().clone())
+
+
+@pytest.mark.parametrize(("count", "cleared"), [(200, False), (300, False), (50, True)])
+def test_bounded_memory_accepts_the_last_losses(count, cleared):
+    check_plugin(lambda: KeepsLast(count, cleared), checks=["bounded_memory"])
+
+
+class KeepsUntilFull(KeepsLosses):
+    """As a buffer that is written and emptied."""
+
+    ever = True
+
+    def __init__(self, size):
+        super().__init__()
+        self.size = size
+
+    @hookimpl(reads=("loss",))
+    def step_end(self, step):
+        self.losses = [] if len(self.losses) + 1 == self.size else [*self.losses, step.loss.detach()]
+
+
+@pytest.mark.parametrize("size", [14, 55, 115, 128])  # fuller at each count, or at the end of each pass
+def test_bounded_memory_accepts_a_buffer_that_is_emptied(size):
+    check_plugin(lambda: KeepsUntilFull(size), checks=["bounded_memory"])
+
+
+def test_bounded_memory_reports_one_tensor_that_gets_longer():
+    class Lengthens:
+        def __init__(self):
+            self.rows = torch.zeros(0)
+
+        @hookimpl
+        def step_end(self):
+            self.rows = torch.cat([self.rows, torch.zeros(500)])
+
+    (message,) = broken(Lengthens, "bounded_memory")
+    assert re.match(r"bounded_memory: within a pass it keeps about 2\d\d\d bytes more with each step: ", message)
+
+
+# learner_freed
+
+
+KEPT_ALIVE = []
+
+
+class KeepsLearner:
+    @hookimpl
+    def fit_begin(self, learner):
+        self.learner = learner
+
+
+def test_learner_freed_reports_a_plugin_that_holds_it():
+    (message,) = broken(KeepsLearner, "learner_freed")
+    assert message.startswith("learner_freed: it holds the learner, and so the model, after the fit")
+
+
+def test_learner_freed_reports_what_outlives_the_plugin():
+    (message,) = broken(plugin("fit_begin", lambda self, learner: KEPT_ALIVE.append(learner)), "learner_freed")
+    KEPT_ALIVE.clear()
+    assert message.startswith("learner_freed: something that outlives it holds the learner")
+
+
+def test_learner_freed_accepts_a_plugin_that_lets_go_of_it():
+    class LetsGo(KeepsLearner):
+        @hookimpl
+        def fit_end(self):
+            self.learner = None
+
+    check_plugin(LetsGo, checks=["learner_freed"])
 
 
 # no_graph_kept
@@ -808,8 +1503,6 @@ def test_no_graph_kept_accepts_what_is_detached(attribute):
 
 
 def test_no_graph_kept_switches_the_garbage_collector_on_again():
-    import gc
-
     check_plugin(Counting, checks=["no_graph_kept"])
     assert gc.isenabled()
 
@@ -824,9 +1517,9 @@ def test_no_graph_kept_switches_the_garbage_collector_on_again():
         (lambda loss: loss.tolist(), "tolist() on a tensor"),
         (lambda loss: loss.cpu(), "cpu() on a tensor"),
         (lambda loss: loss.to("cpu"), "to() on a tensor"),
-        (lambda loss: float(loss), "(__float__)"),
-        (lambda loss: bool(loss > 1), "(__bool__)"),
-        (lambda loss: f"{loss:.3f}", "(__format__)"),
+        (lambda loss: float(loss), "float() on a tensor"),
+        (lambda loss: bool(loss > 1), "bool() on a tensor"),
+        (lambda loss: f"{loss:.3f}", "format() on a tensor"),
         (lambda loss: loss.reshape(1)[loss.reshape(1) > 0], "tensor[mask]"),
         (lambda loss: torch.where(loss.reshape(1) > 0), "where() on a tensor"),
     ],
@@ -890,6 +1583,21 @@ def test_no_device_sync_does_not_count_values_that_are_read_late():
     assert broken(now, "no_device_sync")[0].startswith("no_device_sync: step_end calls ")
 
 
+def test_no_device_sync_watches_reads_that_come_rarely():
+    class Fiftieth:
+        def __init__(self):
+            self.steps = 0
+
+        @hookimpl(phase=TrainingPhase)
+        def step_end(self, step):
+            self.steps += 1
+            if self.steps % 50 == 0:
+                step.loss.item()
+
+    (message,) = broken(Fiftieth, "no_device_sync")
+    assert "step_end calls item() on a tensor" in message
+
+
 # unknown_phases
 
 
@@ -945,6 +1653,20 @@ def test_unknown_phases_accepts_hooks_limited_to_a_phase():
     check_plugin(plugin("step_end", read_loss, phase=TrainingPhase, reads=("loss",)), checks=["unknown_phases"])
 
 
+def test_unknown_phases_validates_outside_of_a_fit():
+    class Prepared:
+        @hookimpl
+        def fit_begin(self):
+            self.steps = 0
+
+        @hookimpl
+        def step_end(self):
+            self.steps += 1
+
+    (message,) = broken(Prepared, "unknown_phases")
+    assert "outside of a fit, where fit_begin does not come, a validation raised AttributeError: " in message
+
+
 # no_undeclared_effect
 
 
@@ -987,6 +1709,28 @@ def test_check_plugin_reports_all_broken_promises_together():
     checks = [message.partition(":")[0] for message in caught.value.broken]
     assert checks == ["declared_access", "no_graph_kept", "no_device_sync", "unknown_phases", "unknown_phases"]
     assert str(caught.value).startswith("plugin 'offender' breaks 5 promises:\n  1. declared_access: ")
+
+
+def test_check_plugin_says_once_that_no_fit_succeeds():
+    with pytest.raises(ContractError) as caught:
+        check_plugin(plugin("step_end", lambda self: 1 / 0))
+    (message,) = caught.value.broken
+    assert message.startswith("any_list_order, and all others: the fit raised ZeroDivisionError: division by zero (in ")
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(
+    ("factory", "check"),
+    [
+        (plugin("fit_end", lambda self: torch.set_grad_enabled(False) and None), "fit_twice"),
+        (stateful("forgets"), "state_round_trip"),
+        (plugin("step_begin", draw), "declared_access"),
+    ],
+)
+def test_check_plugin_says_once_what_several_checks_find(factory, check):
+    with pytest.raises(ContractError) as caught:
+        check_plugin(factory)
+    assert [message.partition(":")[0] for message in caught.value.broken] == [check]
 
 
 def test_check_plugin_skips_checks():
@@ -1063,6 +1807,234 @@ def test_check_plugin_takes_a_problem_of_your_own():
         return Problem({"net": net}, None, sgd, [torch.ones(3, 2)] * 3)
 
     check_plugin(Counting, phases=[Distance()], problem=problem)
+
+
+# overhead
+
+
+class Sleeps:
+    """Takes known times."""
+
+    microseconds = 0
+
+    def _sleep(self, microseconds):
+        Sleeps.microseconds += microseconds
+
+    @hookimpl
+    def step_begin(self):
+        self._sleep(20)
+
+    @hookimpl
+    def loss_begin(self):
+        self._sleep(10)
+
+    @hookimpl
+    def step_end(self):
+        pass
+
+    @hookimpl
+    @contextmanager
+    def step_context(self):
+        self._sleep(1)
+        yield
+        self._sleep(2)
+
+
+def test_overhead_measures_each_hook_and_both_ends_of_a_context(monkeypatch):
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: 1000 * Sleeps.microseconds)
+    assert overhead(Sleeps) == {"loss_begin": 10, "step_begin": 20, "step_context": 3, "step_end": 0}
+
+
+def test_overhead_goes_by_the_clock_of_the_host():
+    assert overhead(plugin("step_end", lambda self: time.sleep(0.001)))["step_end"] >= 1000
+
+
+def test_overhead_leaves_companions_out():
+    assert set(overhead(lambda: (Counting(), Sleeps()))) == {"step_end"}
+
+
+# two_processes: what the started processes do, in forked ones
+
+
+class OwnSteps:
+    """Changes parameters by what one process alone knows."""
+
+    @hookimpl(updates=("params",))
+    def update_end(self, learner, step):
+        with torch.no_grad():
+            for p in step.params:
+                p.add_(learner.rank)
+
+
+class OwnCount(Counting):
+    """Its state is another one in each process."""
+
+    @hookimpl
+    def fit_end(self, learner):
+        self.steps += learner.rank
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.steps = state["steps"]
+
+
+def together(factory):
+    return compared(run(lambda rank: train_together(Case(factory)), 2, timeout=60))
+
+
+@pytest.mark.parametrize(
+    "factory", [lambda: ClipGradNorm(0.5), History, lambda: DDP(timeout=30)], ids=["clip", "history", "ddp"]
+)
+def test_two_processes_passes(factory):
+    assert together(factory) == []
+
+
+def test_two_processes_reports_other_parameters():
+    (message,) = together(OwnSteps)
+    assert message.startswith("two processes that train together end with other parameters each: parameters['model.0.")
+
+
+def test_two_processes_reports_other_states():
+    (message,) = together(OwnCount)
+    assert message.startswith("two processes that train together have other states each: state_dict()['steps'] differs")
+
+
+# plugin_contract
+
+SUITE = """
+from loopkit import hookimpl
+from loopkit.plugins import ClipGradNorm
+from loopkit.testing import plugin_contract
+
+
+class Clips(ClipGradNorm):
+    name = "clips"
+
+
+class Fails:
+    @hookimpl
+    def step_end(self, step):
+        step.mine = 1
+
+
+class Divides:
+    @hookimpl
+    def step_end(self):
+        return 1 / 0
+
+
+test_clips = plugin_contract(lambda: Clips(1.0), skip={"any_list_order": "it is too long"})
+test_fails = plugin_contract(Fails)
+test_divides = plugin_contract(Divides)
+"""
+
+
+def suite(directory, *words, marker=True):
+    (directory / "test_suite.py").write_text(SUITE)
+    marks = 'markers = ["two_processes: starts two"]' if marker else ""
+    (directory / "pyproject.toml").write_text(
+        f'[tool.pytest.ini_options]\naddopts = "--strict-markers"\nfilterwarnings = ["error"]\n{marks}\n'
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words]
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False, timeout=300).stdout
+
+
+def test_plugin_contract_is_one_readable_test_for_each_promise(tmp_path):
+    chosen = "any_list_order or declared_access or overhead or (divides and fit_twice)"
+    said = suite(tmp_path, "-rAs", "-k", chosen, "-m", "not two_processes")
+    assert "PASSED test_suite.py::test_clips[declared_access]" in said
+    assert "it is too long" in said
+    assert "FAILED test_suite.py::test_fails[declared_access] - " in said
+    assert "1. declared_access: step_end of plugin 'fails' changes 'step.mine', which it does not declare" in said
+    assert "def check_plugin" not in said
+    assert ">       return 1 / 0" in said
+    assert re.search(r"^update_begin +\d+\.\d us$", said, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_plugin_contract_starts_two_processes(tmp_path):
+    said = suite(tmp_path, "-rA", "-k", "two_processes", marker=False)
+    assert "PASSED test_suite.py::test_clips[two_processes]" in said
+    assert "FAILED test_suite.py::test_divides[two_processes]" in said
+    assert "ZeroDivisionError: division by zero" in said
+
+
+def test_plugin_contract_has_a_test_for_each_promise():
+    def ids(**options):
+        (mark,) = plugin_contract(Counting, **options).pytestmark
+        return [param.id for param in mark.args[1]]
+
+    assert ids() == [name for name in PROMISES if name != "declaration"]
+    assert ids(name="counting") == list(PROMISES)
+
+
+def test_plugin_contract_refuses_to_skip_what_is_unknown_or_has_no_reason():
+    with pytest.raises(PluginError, match=r"no check is called 'overheads' \(did you mean 'overhead'\?\)"):
+        plugin_contract(Counting, skip={"overheads": "slow"})
+    with pytest.raises(PluginError, match="'overhead' has no reason; say why"):
+        plugin_contract(Counting, skip={"overhead": ""})
+
+
+# declaration
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Pretends that a distribution with these entry points is installed."""
+
+    def install(plugins, about=""):
+        folder = tmp_path / "kit_offender-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: kit-offender\nVersion: 1.0\n")
+        points = f"[loopkit.plugins]\n{plugins}\n[loopkit.plugins.about]\n{about}\n"
+        (folder / "entry_points.txt").write_text(points)
+        (tmp_path / "kit_offender.py").write_text(
+            "from loopkit import hookimpl\n\n\nclass Kit:\n    provides = 'noise'\n\n"
+            "    @hookimpl\n    def step_end(self):\n        pass\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "kit_offender", raising=False)
+        import kit_offender
+
+        return kit_offender.Kit
+
+    return install
+
+
+def declared_wrong(factory, name):
+    return declaration(Case(factory, name=name))
+
+
+def test_declaration_accepts_what_is_so(installed):
+    kit = installed("kit = kit_offender:Kit", "kit = noise:step_end")
+    assert declared_wrong(kit, "kit") == []
+    assert declared_wrong(lambda: ClipGradNorm(1.0), "clip_grad_norm") == []
+
+
+def test_declaration_reports_a_plugin_that_is_not_installed():
+    (message,) = declared_wrong(Counting, "counts_nothing")
+    assert message.startswith("no plugin called 'counts_nothing' is installed: add counts_nothing = ")
+
+
+def test_declaration_reports_a_missing_one(installed):
+    kit = installed("kit = kit_offender:Kit")
+    (message,) = declared_wrong(kit, "kit")
+    assert message.endswith('add kit = "noise:step_end" to the entry points of group loopkit.plugins.about')
+
+
+@pytest.mark.parametrize("about", ["clip:step_end", "noise:step_begin.step_end"])
+def test_declaration_reports_one_that_is_not_so(installed, about):
+    kit = installed("kit = kit_offender:Kit", f"kit = {about}")
+    (message,) = declared_wrong(kit, "kit")
+    assert 'write kit = "noise:step_end" and install the distribution again' in message
+
+
+def test_declaration_reports_another_class(installed):
+    installed("kit = kit_offender:Kit", "kit = noise:step_end")
+    messages = declared_wrong(Counting, "kit")
+    assert messages[0] == "'kit' of kit-offender 1.0 is Kit, and the factory makes a Counting"
 
 
 def test_checks_are_documented():

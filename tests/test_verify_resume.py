@@ -65,6 +65,10 @@ class Counts:
 
 
 class Closure:
+    @hookimpl
+    def fit_begin(self):
+        pass
+
     def state_dict(self):
         return {"fn": lambda: 0}
 
@@ -73,6 +77,10 @@ class Closure:
 
 
 class Dies:
+    @hookimpl
+    def fit_begin(self):
+        pass
+
     def load_state_dict(self, state):
         raise ValueError("cannot load this")
 

@@ -6,6 +6,7 @@ import importlib.metadata
 import math
 import platform
 import time
+import warnings
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -19,7 +20,7 @@ from torch import Tensor
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.encoding import decode, dumps, encode, loads
 from loopkit.checkpoint.storage import Manifest
-from loopkit.checkpoint.structure import Structure, structure
+from loopkit.checkpoint.structure import Structure, plain, structure
 from loopkit.checkpoint.tensors import Buffer, check, pack, unpack
 from loopkit.dispatch import add_note
 from loopkit.errors import CheckpointError, CorruptCheckpointError, LoopkitError, StateError
@@ -105,6 +106,7 @@ def describe(learner: Learner, contents: Contents, reason: str, **more: Any) -> 
             "python": platform.python_version(),
         },
         "plugins": {name: f"{type(p).__module__}.{type(p).__qualname__}" for name, p in learner.plugins.items()},
+        "plugin_versions": learner.plugin_versions(),
         "structure": {name: found.hash for name, found in contents.structures.items()},
         "threads": torch.get_num_threads(),
         **more,
@@ -191,7 +193,8 @@ def best(directory: str | Path) -> Manifest:
     known = [(manifest, value) for manifest, value in found if value is not None]
     if not known:
         raise CheckpointError(
-            f"{directory} holds no checkpoint with a monitored metric: give Checkpoint keep_best=1, monitor='val/loss'"
+            f"{directory} holds no checkpoint that was saved with a value of a monitored metric: give Checkpoint "
+            f"keep_best=1, monitor='val/loss'; if they were given, did the metric's phase run, as in fit(train, val)?"
         )
     metric, mode, _ = known[0][1]
     sign = -1.0 if mode == "max" else 1.0
@@ -236,7 +239,14 @@ def restore(
 
     Raises:
         StateError: It does not fit, or a plugin cannot make sense of its own; nothing was changed.
+
+    Warns of plugins of which another version is installed than at the save.
     """
+    if changed := _other_versions(learner, manifest.about.get("plugin_versions")):
+        warnings.warn(
+            f"{manifest.path} was saved with other versions of plugins: {'; '.join(changed)}. It may go on differently",
+            stacklevel=2,
+        )
     try:
         apply(learner, state, allow=allow, replay=replay, own=True)
     except LoopkitError as error:
@@ -248,3 +258,14 @@ def restore(
             f"the state of {manifest.path} cannot be loaded, and nothing was: {type(error).__name__}, {error} "
             f"({where}). Take another checkpoint, or make the learner as it was then"
         ) from error
+
+
+def _other_versions(learner: Learner, saved: Any) -> list[str]:
+    """The plugins that come from another version or distribution than in a manifest, those of one change together."""
+    changes: dict[str, list[str]] = {}
+    for name, here in learner.plugin_versions().items():
+        then = saved.get(name) if isinstance(saved, Mapping) else None
+        if isinstance(then, Mapping) and then != here:
+            words = [plain(f"{each.get('distribution')} {each.get('version')}", 80) for each in (then, here)]
+            changes.setdefault(f"{words[0]} then, {words[1]} now", []).append(name)
+    return [f"{', '.join(map(repr, names))}: {change}" for change, names in changes.items()]

@@ -12,6 +12,7 @@ from typing import Any
 
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import STRUCTURE, read_structures, weights_file
+from loopkit.checkpoint.storage import in_bytes
 from loopkit.checkpoint.structure import plain
 from loopkit.checkpoint.tensors import Header, TensorInfo, read_header
 from loopkit.checkpoint.weights import SUFFIX, Path_, dtype_name, located, models_in, nothing_in, opened
@@ -57,7 +58,11 @@ class Inspection:
             lines.append(f"checkpoint {self.number}, format {self.format}")
         lines.append(f"{self.parameters:,} parameters")
         for key, value in self.about.items():
-            lines.append(f"{plain(str(key))}: {plain(json.dumps(value, sort_keys=True), 500)}")
+            if isinstance(value, Mapping) and value:
+                lines.append(f"{plain(str(key))}:")
+                lines += [f"  {plain(str(k))}: {plain(json.dumps(v, sort_keys=True), 200)}" for k, v in value.items()]
+            else:
+                lines.append(f"{plain(str(key))}: {plain(json.dumps(value, sort_keys=True), 500)}")
         for name, content in self.files.items():
             lines += ["", f"{plain(name)}  {in_bytes(content.size)}"]
             lines += [f"  {plain(key)}: {plain(text, 200)}" for key, text in list(content.metadata.items())[:ROWS]]
@@ -78,15 +83,6 @@ def _table(tensors: Mapping[str, TensorInfo]) -> list[str]:
     wide = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
     lines = [f"  {n:<{wide[0]}}  {s:<{wide[1]}}  {d:<{wide[2]}}  {b:>{wide[3]}}" for n, s, d, b in rows]
     return lines + ([f"  and {len(tensors) - ROWS:,} more tensors"] if len(tensors) > ROWS else [])
-
-
-def in_bytes(count: int) -> str:
-    size, units = float(count), ["KiB", "MiB", "GiB", "TiB"]
-    if count < 1024:
-        return f"{count} B"
-    while size >= 1024 and units:
-        size, unit = size / 1024, units.pop(0)
-    return f"{size:.1f} {unit}"
 
 
 def inspect(path: Path_) -> Inspection:

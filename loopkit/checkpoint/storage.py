@@ -27,6 +27,7 @@ from typing import Any
 
 from loopkit.checkpoint import strict_json
 from loopkit.checkpoint.processes import Process, identity
+from loopkit.checkpoint.structure import plain
 from loopkit.errors import CheckpointError, CorruptCheckpointError, FormatVersionError, StateError
 from loopkit.order import nearest
 
@@ -65,6 +66,7 @@ READ_LIMIT = 256 << 20  # bytes; for files read whole into memory
 PIECE = 4 << 20  # bytes written, read and hashed at a time
 INLINE = 64 << 10  # bytes; below, handing over to a thread costs more than hashing
 QUEUE = 4  # pieces that hashing may lag behind
+LINE = 500  # characters; of a printed manifest, whose metrics can be many
 FLUSH = 32 << 20  # bytes after which the disk is set to work, so that the final flush has little left to do
 
 CHECKPOINT_NAME = re.compile(r"([0-9]{6,})(?:-[A-Za-z0-9._=+-]+)?")
@@ -182,6 +184,45 @@ class Manifest:
     """Its files by name, without the manifest."""
     format: int
     """The version of the format in which it was written."""
+
+    @property
+    def size(self) -> int:
+        """Bytes in its files."""
+        return sum(info.size for info in self.files.values())
+
+    def __repr__(self) -> str:
+        """What a person looks for; ``about`` and ``files`` have the rest."""
+        progress, metrics = (
+            said if isinstance(said := self.about.get(key), Mapping) else {} for key in ("progress", "metrics")
+        )
+        counters = [f"{word[:-1]} {progress[word]}" for word in ("epochs", "steps") if word in progress]
+        when = [str(self.about[key]) for key in ("reason", "time") if key in self.about]
+        values = [f"{name} {_short(value)}" for name, value in metrics.items()]
+        size = f"{len(self.files)} file{'s' * (len(self.files) != 1)}, {in_bytes(self.size)}"
+        lines = [f"checkpoint {self.path}", ", ".join([*counters, *when]), ", ".join(values), size]
+        return "\n  ".join(plain(line, LINE) for line in lines if line)
+
+
+def _short(value: Any) -> str:
+    """A metric, which is saved as text, in few digits."""
+    try:
+        return f"{float(value):.6g}"
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def in_bytes(count: int) -> str:
+    """A number of bytes, for people.
+
+    >>> in_bytes(1023), in_bytes(1536)
+    ('1023 B', '1.5 KiB')
+    """
+    size, units = float(count), ["KiB", "MiB", "GiB", "TiB"]
+    if count < 1024:
+        return f"{count} B"
+    while size >= 1024 and units:
+        size, unit = size / 1024, units.pop(0)
+    return f"{size:.1f} {unit}"
 
 
 class Listing(list[Manifest]):
@@ -629,7 +670,7 @@ def _interpret(path: Path, said: dict[str, Any]) -> Manifest:
     return Manifest(path, said["number"], said["about"], files, version)
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Path | str) -> Manifest:
     """Read the manifest of the checkpoint ``path``, verified, and see that just its files are there, in their sizes.
 
     Hidden files, such as network file systems and desktops leave, are ignored.
@@ -781,7 +822,7 @@ def read_file(manifest: Manifest, name: str, limit: int = READ_LIMIT) -> bytes:
     return bytes(data)
 
 
-def verify(path: Path) -> Manifest:
+def verify(path: Path | str) -> Manifest:
     """Read a whole checkpoint and compare it with its manifest, file by file.
 
     Raises:
@@ -818,13 +859,13 @@ def _names(directory: Path) -> list[str]:
         raise refused("list", directory, error) from error
 
 
-def listing(directory: Path) -> Listing:
+def listing(directory: Path | str) -> Listing:
     """The checkpoints of ``directory``, newest first; those whose manifest does not verify are in its ``problems``.
 
     Only manifests and sizes are looked at; reading or `verify` compares the contents. What does not have the name of
     a checkpoint is ignored. A missing directory holds no checkpoints.
     """
-    result = Listing()
+    result, directory = Listing(), Path(directory)
     if not os.path.lexists(directory):
         return result
     numbered = [(number, name) for name in _names(directory) if (number := _number(name))]

@@ -11,16 +11,26 @@ from loopkit.plugins.call_on import call_on
 from loopkit.plugins.channels_last import ChannelsLast
 from loopkit.plugins.checkpoint import Checkpoint
 from loopkit.plugins.compile import Compile
+from loopkit.plugins.cost import Cost
 from loopkit.plugins.cuda_graph import CudaGraph
 from loopkit.plugins.cudnn_benchmark import CudnnBenchmark
 from loopkit.plugins.ddp import DDP
 from loopkit.plugins.early_stopping import EarlyStopping
+from loopkit.plugins.find_syncs import FindSyncs
 from loopkit.plugins.freeze import EvalMode, Freeze
 from loopkit.plugins.fsdp import FSDP
 from loopkit.plugins.gradients import ClipGradNorm, ClipGradValue, GradNoise, GradNorm
 from loopkit.plugins.history import History
+from loopkit.plugins.log_gradients import LogGradients
+from loopkit.plugins.log_histograms import LogHistograms
+from loopkit.plugins.log_hyperparameters import LogHyperparameters
+from loopkit.plugins.log_metrics import LogMetrics
+from loopkit.plugins.log_predictions import LogPredictions
+from loopkit.plugins.log_resources import LogResources
+from loopkit.plugins.log_to import LogTo
 from loopkit.plugins.metrics import Metrics
 from loopkit.plugins.mixed_precision import MixedPrecision
+from loopkit.plugins.module_profile import ModuleProfile
 from loopkit.plugins.profile import Profile
 from loopkit.plugins.progress import Progress
 from loopkit.plugins.replay_bundle import ReplayBundle
@@ -42,16 +52,26 @@ __all__ = [
     "ClipGradNorm",
     "ClipGradValue",
     "Compile",
+    "Cost",
     "CudaGraph",
     "CudnnBenchmark",
     "EarlyStopping",
     "EvalMode",
+    "FindSyncs",
     "Freeze",
     "GradNoise",
     "GradNorm",
     "History",
+    "LogGradients",
+    "LogHistograms",
+    "LogHyperparameters",
+    "LogMetrics",
+    "LogPredictions",
+    "LogResources",
+    "LogTo",
     "Metrics",
     "MixedPrecision",
+    "ModuleProfile",
     "Plateau",
     "Profile",
     "Progress",

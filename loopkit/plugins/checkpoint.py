@@ -108,7 +108,7 @@ class Checkpoint:
         for option, value in {**numbers, "keep_last": keep_last}.items():
             whole = isinstance(value, int) or (option == "every_minutes" and isinstance(value, float))
             if value is not None and (isinstance(value, bool) or not whole or not 0 < value < math.inf):
-                raise PluginError(f"Checkpoint: {option} is {value!r}: it is a number above 0")
+                raise PluginError(f"Checkpoint: {option} is {value!r}: it must be a number above 0")
         if isinstance(resume, str) and resume.lower() == "auto" and resume != "auto":
             raise PluginError(f"Checkpoint: resume is {resume!r}: did you mean 'auto'?")
         if monitor is not None and not all(monitor.partition("/")):
@@ -236,7 +236,8 @@ class Checkpoint:
         try:
             self._writer.join()
             if self._at_end and result.reason not in ("error", "signal"):
-                if learner.world.share(self._saved_at != self._here(learner)):
+                logged = any(getattr(plugin, "unsaved", False) for plugin in learner.plugins.values())
+                if learner.world.share(logged or self._saved_at != self._here(learner)):
                     self._save(learner, "end", now=True)
             self._writer.wait()
         finally:
@@ -244,6 +245,14 @@ class Checkpoint:
             if self._snapshot is not None:
                 self._snapshot.clear()
             self._release()
+        ran_out = result.reason in ("epochs", "max_steps", "max_updates")
+        if self.monitor is not None and self.monitor not in learner.metrics and learner.rank == 0 and ran_out:
+            phase = self.monitor.partition("/")[0]
+            warnings.warn(
+                f"plugin {self.name!r} monitors {self.monitor!r}, but there was no pass of phase {phase!r} in this "
+                f"fit, so no checkpoint is known to be the best; give fit(..., val) data, or monitor another phase",
+                stacklevel=2,
+            )
 
     def _take_directory(self) -> None:
         storage.probe(self.directory)

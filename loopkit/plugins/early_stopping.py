@@ -66,6 +66,7 @@ class EarlyStopping:
     """
 
     provides = "early_stopping"
+    volatile = ("seconds",)
 
     def __init__(
         self,

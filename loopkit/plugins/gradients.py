@@ -54,7 +54,7 @@ def check_positive(where: str, **options: Any) -> None:
     """Refuse what is no number above 0."""
     for name, value in options.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-            raise PluginError(f"{where}({name}={value!r}): it is a number above 0")
+            raise PluginError(f"{where}({name}={value!r}): it must be a number above 0")
 
 
 class ClipGradNorm:
@@ -232,9 +232,9 @@ class GradNoise:
         for option, value in {"std": std, "decay": decay}.items():
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not number or not 0 <= value < math.inf:
-                raise PluginError(f"GradNoise({option}={value!r}): it is a number, at least 0")
+                raise PluginError(f"GradNoise({option}={value!r}): it must be a number, at least 0")
         if isinstance(seed, bool) or not isinstance(seed, int):
-            raise PluginError(f"GradNoise(seed={seed!r}): it is a whole number")
+            raise PluginError(f"GradNoise(seed={seed!r}): it must be a whole number")
         self.std = std
         self.decay = decay
         self.seed = seed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,8 @@ class History:
 
     Args:
         steps: Also keep the loss of every step, in `step_rows`. The values stay on the device until the pass ends. Of
-            several processes each keeps those of its own batches.
+            several processes each keeps those of its own batches, also when it goes on from a checkpoint; those of
+            processes that are no more go to the ones that are left.
 
     A row of a pass is ``{"phase", "epoch", "steps", "updates", "samples", "seconds", "<phase>/<metric>", ...}``: the
     learner's counters after the pass, the pass's duration and its metrics. ``epoch`` is the number of epochs that
@@ -58,6 +59,7 @@ class History:
 
     name = "history"
     provides = "history"
+    volatile = ("seconds",)
 
     def __init__(self, steps: bool = False) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -68,6 +70,8 @@ class History:
         self._resumed: dict[str, _Pass] = {}
         self._first = self._outside = 0
         """The rows, and the passes, that were there when the fit began."""
+        if steps:
+            self.reshard = self._reshard  # the rest is the same in every process, and need not be collected
 
     @hookimpl
     def fit_begin(self, learner: Learner) -> None:
@@ -186,6 +190,22 @@ class History:
             "rows": [dict(row) for row in self.rows],
             "step_rows": [dict(row) for row in self.step_rows],
             "running": running,
+        }
+
+    def _reshard(self, states: Sequence[dict[str, Any]], rank: int, size: int) -> dict[str, Any]:
+        """The state of one of ``size`` processes: its own steps, and those of processes that are no more."""
+        own, first = states[rank::size], states[0]
+
+        def steps_of(i: int, key: str) -> list[Any]:
+            return [each for state in own if i < len(state["running"]) for each in state["running"][i][key]]
+
+        return {
+            "rows": first["rows"],
+            "step_rows": [row for state in own for row in state["step_rows"]],
+            "running": [
+                {**each, "steps": steps_of(i, "steps"), "losses": steps_of(i, "losses")}
+                for i, each in enumerate(first["running"])
+            ],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

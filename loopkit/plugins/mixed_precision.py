@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["MixedPrecision"]
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+SHORT = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
 
 
 class MixedPrecision:
@@ -68,7 +69,7 @@ class MixedPrecision:
         min_scale: float = 0.0,
     ) -> None:
         if dtype != "auto" and dtype not in (*DTYPES, *DTYPES.values()):
-            hint = nearest(dtype, DTYPES) if isinstance(dtype, str) else ""
+            hint = nearest(SHORT.get(dtype.lower(), dtype), DTYPES) if isinstance(dtype, str) else ""
             raise PluginError(f"MixedPrecision(dtype={dtype!r}): it is 'auto', {', '.join(map(repr, DTYPES))}{hint}")
         if not (0 < init_scale < math.inf and growth_factor > 1 and 0 < backoff_factor < 1 and growth_interval >= 1):
             raise PluginError(

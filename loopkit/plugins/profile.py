@@ -72,7 +72,7 @@ class Profile:
         **options: Any,
     ) -> None:
         steps = list(steps)
-        if not steps or steps[0] < 0 or steps != list(range(steps[0], steps[0] + len(steps))):
+        if {*map(type, steps)} != {int} or steps[0] < 0 or steps != list(range(steps[0], steps[0] + len(steps))):
             raise PluginError(f"Profile: steps is {steps!r:.60}: they follow one another, as in range(10, 20)")
         if path is not None and Path(path).is_dir():
             raise PluginError(f"Profile: path is {str(path)!r}, a directory: give the name of a file")

@@ -86,6 +86,9 @@ class Schedule:
         if torchs or not callable(schedule):
             hint = "; TorchSchedule takes torch's schedulers" if torchs else ""
             raise PluginError(f"Schedule: {schedule!r} is no function update -> value{hint}")
+        word = getattr(schedule, "__name__", "")
+        if word in schedules.__all__ and getattr(schedules, word) is schedule:
+            raise PluginError(f"Schedule: {word} is the function that makes a schedule: call it, {word}(...)")
         if every not in ("update", "epoch"):
             raise PluginError(f"Schedule(every={every!r}): it is 'update' or 'epoch'")
         if isinstance(start, bool) or not isinstance(start, int) or start < 0:

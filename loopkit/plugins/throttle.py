@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from loopkit.dispatch import plugin_name
+from loopkit.dispatch import plugin_name, unwrapped
 from loopkit.errors import PluginError
 from loopkit.hooks import PROJECT, hooks
 
@@ -50,6 +50,7 @@ def throttle(plugin: Any, *, every: int | None = None, seconds: float | None = N
 class _Throttled:
     def __init__(self, plugin: Any, every: int | None, seconds: float | None) -> None:
         self.plugin = plugin
+        self.__wrapped__ = unwrapped(plugin)
         self.name = plugin_name(plugin)
         self._every, self._seconds = every, seconds
         self._decided: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
@@ -63,7 +64,7 @@ class _Throttled:
                 setattr(self, hook.name, self._sometimes(method) if on_steps else method)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "plugin":
+        if name in ("plugin", "__wrapped__"):
             raise AttributeError(name)
         return getattr(self.plugin, name)
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
+from loopkit.order import nearest
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner
@@ -26,6 +28,9 @@ class ToDevice:
 
     Batches can be nested tuples, lists, mappings and dataclasses; anything with a ``to(device)`` is moved. Pinned
     memory is copied without waiting. The state of an optimizer that was used before moves when a pass begins.
+
+    Raises:
+        PluginError: ``device`` is no torch device.
     """
 
     name = "to_device"
@@ -36,7 +41,12 @@ class ToDevice:
         if device == "auto":
             found = torch.accelerator.current_accelerator(check_available=True)
             device = "cpu" if found is None else found
-        self.device = torch.device(device)
+        try:
+            self.device = torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise PluginError(
+                f"ToDevice: device is {device!r:.80}: it is a torch device, such as 'cuda:0', or 'auto'{_near(device)}"
+            ) from error
 
     @hookimpl(updates=("model",))
     def setup_model(self, learner: Learner, model: nn.Module) -> nn.Module:
@@ -55,6 +65,11 @@ class ToDevice:
     def move_batch(self, batch: Any) -> Any:
         """Move the batch."""
         return move(batch, self.device)
+
+
+def _near(device: Any) -> str:
+    word = str(device).lower().partition(":")[0]
+    return nearest("cuda" if word == "gpu" else word, ("auto", "cpu", "cuda", "mps", "xpu"))
 
 
 def _has_state_elsewhere(optimizer: torch.optim.Optimizer) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from loopkit.batches import describe, parts
+from loopkit.batches import describe, first_tensor
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 from loopkit.metrics import Mean
@@ -141,7 +141,7 @@ class Watch:
     ) -> None:
         if learner.running is not epoch:
             return  # a phase that runs inside this one listens itself, if at all
-        output = _first_tensor(outputs)
+        output = first_tensor(outputs)
         if output is None:
             raise PluginError(
                 f"plugin {self.name!r}: the output of {path!r} holds no tensor: it is {describe(outputs)}"
@@ -234,12 +234,3 @@ class Watch:
                     mean.merge(parts)
                 made[phase][path] = mean.state_dict()
         return made
-
-
-def _first_tensor(value: Any) -> Tensor | None:
-    if isinstance(value, Tensor):
-        return value
-    for _, part in parts(value):
-        if (found := _first_tensor(part)) is not None:
-            return found
-    return None

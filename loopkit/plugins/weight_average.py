@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -95,7 +96,8 @@ class WeightAverage:
         update_bn: Any = None,
         name: str = "weight_average",
     ) -> None:
-        if decay is not None and not 0 <= decay < 1:
+        number = isinstance(decay, Real) and not isinstance(decay, bool)
+        if decay is not None and not (number and 0 <= decay < 1):
             raise PluginError(f"WeightAverage: decay is {decay!r}: it is from 0 to below 1, or None: all count equally")
         if warmup and decay is None:
             raise PluginError("WeightAverage: warmup=True is for an exponential average; decay is None")

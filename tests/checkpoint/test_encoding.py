@@ -5,7 +5,6 @@ import decimal
 import enum
 import math
 import pathlib
-import time
 import types
 
 import numpy
@@ -467,12 +466,11 @@ HOSTILE = {
 }
 
 
+@pytest.mark.timeout(60)  # it takes 0.1 s at most, for megabytes
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE.keys())
 def test_encoding_refuses_to_load_what_it_has_not_dumped(data):
-    began = time.perf_counter()
     with pytest.raises(StateError, match="not the JSON that dumps") as raised:
         loads(data)
-    assert time.perf_counter() - began < 1.0  # measured 0.1 at most, for megabytes
     assert len(str(raised.value)) < 400
 
 

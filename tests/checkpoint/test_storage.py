@@ -315,6 +315,35 @@ def test_manifest_is_plain_json_with_its_own_digest(tmp_path):
     assert said == {"about": {"epoch": 2}, "files": {"x": x}, "format": 1, "number": 1}
 
 
+def test_manifest_is_shown_in_a_few_lines(tmp_path):
+    about = {
+        "reason": "epoch",
+        "time": "2024-01-01T00:00:00Z",
+        "progress": {"epochs": 2, "steps": 20, "updates": 10},
+        "metrics": {"train/loss": "0.123456789", "val/loss": "nan"},
+        "plugins": {"history": "loopkit.plugins.history.History"},
+    }
+    manifest = save(tmp_path, {"a": b"x" * 1024, "b": b"y" * 512}, **about)
+    assert (
+        repr(manifest)
+        == str(manifest)
+        == (
+            f"checkpoint {manifest.path}\n"
+            "  epoch 2, step 20, epoch, 2024-01-01T00:00:00Z\n"
+            "  train/loss 0.123457, val/loss nan\n"
+            "  2 files, 1.5 KiB"
+        )
+    )
+
+
+@pytest.mark.parametrize("said", [None, 3, "text", [], {"a\nb": "c\x1bd"}])
+def test_manifest_is_shown_whatever_the_writer_said(said, tmp_path):
+    manifest = save(tmp_path, {"a": b"x"}, progress=said, metrics=said)
+    lines = repr(manifest).splitlines()
+    assert (lines[0], lines[-1]) == (f"checkpoint {manifest.path}", "  1 file, 1 B")
+    assert all(line.isprintable() for line in lines)
+
+
 def test_manifest_of_a_newer_format_says_both_versions(tmp_path):
     path = save(tmp_path).path
     forge(path, format=7, more="things")
@@ -389,6 +418,12 @@ def test_listing_is_newest_first_and_by_number_not_by_name(tmp_path):
     for label in ("z", "a", "m"):
         save(tmp_path, label=label)
     assert [manifest.path.name for manifest in storage.listing(tmp_path)] == ["000003-m", "000002-a", "000001-z"]
+
+
+def test_listing_and_verify_take_a_path_as_text(tmp_path):
+    manifest = save(tmp_path)
+    assert storage.listing(str(tmp_path)) == [manifest]
+    assert storage.verify(str(manifest.path)) == manifest
 
 
 def test_listing_ignores_names_that_are_not_ours(tmp_path):

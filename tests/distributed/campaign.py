@@ -33,10 +33,12 @@ from loopkit.errors import PeerError
 from loopkit.plugins import DDP, Checkpoint, Metrics
 
 TIMEOUT = 5.0
-"""Seconds, of every trial's DDP."""
+"""Seconds, of the DDP of trials in which it has to run out."""
+PATIENT = 300.0
+"""Seconds, of the others'."""
 SLACK = 5.0
 """Seconds after the timeout within which every survivor ends."""
-LOADED = 3.0
+LOADED = 60.0
 """Seconds more that a machine may take which does other things, too."""
 KINDS = ("kill", "raise", "hang", "short")
 HOOKS = ("step_begin", "update_begin", "step_end", "epoch_begin", "epoch_end", "phase_end")
@@ -78,7 +80,7 @@ class Fails:
                 raise ValueError("the data is bad")
             if plan.kind == "hang":
                 self.told.write_text(str(time.time()))
-                time.sleep(60)
+                time.sleep(600)
 
     def _die(self):
         self.told.write_text(str(time.time()))
@@ -172,7 +174,11 @@ def train(rank, plan, directory):
         nn.CrossEntropyLoss(),
         lambda params: torch.optim.AdamW(params, lr=0.01),
         plugins=[
-            DDP(timeout=TIMEOUT, shard=plan.kind != "short", **plan.options),
+            DDP(
+                timeout=TIMEOUT if plan.kind in ("hang", "short") else PATIENT,
+                shard=plan.kind != "short",
+                **plan.options,
+            ),
             Checkpoint(directory, every_updates=5),
             Metrics(metrics.Accuracy()),
             Fails(plan, directory.parent / "told"),
@@ -254,7 +260,7 @@ def trial(plan: Plan) -> Ended:
     with tempfile.TemporaryDirectory(prefix="loopkit-trial-") as name:
         directory = Path(name, "saved")
         began = time.time()
-        limit = TIMEOUT + SLACK + plan.delay + 20
+        limit = TIMEOUT + SLACK + LOADED + plan.delay
         outcomes = run(train, plan.processes, plan, directory, timeout=limit, check=False)
         told = Path(name, "told")
         failed_at = float(told.read_text()) if told.exists() else began

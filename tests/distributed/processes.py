@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import pickle
 import secrets
@@ -14,7 +15,8 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +52,7 @@ def run(
     fn: Callable[..., Any],
     processes: int,
     *args: Any,
-    timeout: float = 60.0,
+    timeout: float = 120.0,
     env: Mapping[str, str | None] | None = None,
     check: bool = True,
 ) -> list[Any]:
@@ -134,7 +136,7 @@ class _Child:
         self._received = bytearray()
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._read, write = os.pipe()
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _left_alone_in_children():
             warnings.simplefilter("ignore", DeprecationWarning)  # threads are running: the children are short-lived
             self.pid = os.fork()
         if self.pid == 0:
@@ -196,6 +198,21 @@ class _Child:
         with self._printed:
             output = self._printed.read().decode(errors="replace")
         return Outcome(self.code, value, error, output, self.seconds)
+
+
+@contextmanager
+def _left_alone_in_children() -> Iterator[None]:
+    """Hide what there is from the garbage collector of a process that is forked now.
+
+    Garbage of this process can hold a process group, whose destructor waits for threads that a child does not have.
+    """
+    thaw, parent = gc.get_freeze_count() == 0, os.getpid()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        if thaw and os.getpid() == parent:
+            gc.unfreeze()
 
 
 def _inside(

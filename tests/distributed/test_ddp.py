@@ -20,7 +20,6 @@ from loopkit.distributed import join
 from loopkit.errors import CancelStep, PhaseError, PluginError, StateError, WorldError
 from loopkit.plugins import DDP, FSDP, AverageParameters, ClipGradNorm, Freeze, MixedPrecision, WeightAverage
 
-pytestmark = pytest.mark.timeout(120)
 LR = 0.1
 
 

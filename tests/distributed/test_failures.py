@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import pytest
 import torch
 from torch import nn
 
-from distributed.campaign import LOADED, SLACK, TIMEOUT, Plan, planned, trial
+from distributed.campaign import PATIENT, Plan, planned, trial
 from distributed.processes import run
 from loopkit import CancelEpoch, CancelStep, Learner, hookimpl
 from loopkit.data import TensorLoader
 from loopkit.errors import CheckpointError, WorldError
 from loopkit.plugins import DDP, Checkpoint
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.clock
 
 
 @pytest.mark.parametrize("processes", [2, 4])
@@ -74,7 +73,7 @@ class Counts:
         self.steps += 1
 
 
-def make_learner(*plugins, timeout=TIMEOUT, **options):
+def make_learner(*plugins, timeout=PATIENT, **options):
     torch.manual_seed(0)
     return Learner(
         nn.Linear(6, 3),
@@ -92,17 +91,15 @@ def samples(count):
 def unequal(rank):
     counts = Counts()
     learner = make_learner(counts, shard=False)
-    began = time.monotonic()
     with pytest.raises(WorldError) as caught:
         learner.fit(TensorLoader(*samples(8 + 4 * rank), batch_size=4), epochs=1)
-    return str(caught.value), counts.steps, time.monotonic() - began
+    return str(caught.value), counts.steps
 
 
 def test_data_of_unequal_length_is_refused_before_the_first_step():
-    for text, steps, seconds in run(unequal, 2):
+    for text, steps in run(unequal, 2):
         assert "rank 0: phase 'train' over 2 batches; rank 1: phase 'train' over 3 batches" in text
         assert steps == 0
-        assert seconds < TIMEOUT
 
 
 class Raises:
@@ -117,18 +114,16 @@ class Raises:
 
 def refused(rank, directory):
     learner = make_learner(Checkpoint(directory))
-    began = time.monotonic()
     with pytest.raises(CheckpointError) as caught:
         learner.fit(TensorLoader(*samples(16), batch_size=4), epochs=1)
-    return str(caught.value), time.monotonic() - began
+    return str(caught.value)
 
 
 def test_a_directory_that_rank_0_refuses_is_refused_by_all(tmp_path):
     learner = make_learner(Checkpoint(tmp_path))
     learner.fit(TensorLoader(*samples(16), batch_size=4), epochs=1)
-    for text, seconds in run(refused, 2, tmp_path):
+    for text in run(refused, 2, tmp_path):
         assert "holds checkpoints of another run" in text
-        assert seconds < TIMEOUT
 
 
 def test_an_error_in_fit_begin_of_one_process_is_told_by_the_others(tmp_path):
@@ -138,7 +133,6 @@ def test_an_error_in_fit_begin_of_one_process_is_told_by_the_others(tmp_path):
     assert "rank 1 failed" in one.value
     assert "the data is bad" in one.value
     assert "fit_begin" in one.value
-    assert one.seconds < TIMEOUT + SLACK + LOADED
 
 
 def fit_begins(rank, directory):
@@ -165,7 +159,7 @@ class Leaves:
 
 
 def leaves(rank, cancel):
-    learner = make_learner(Leaves(cancel), timeout=2)
+    learner = make_learner(Leaves(cancel), timeout=5)
     try:
         learner.fit(TensorLoader(*samples(160), batch_size=4), epochs=2)
     except Exception as error:
@@ -178,7 +172,6 @@ def test_a_step_that_one_process_alone_cancels_ends_the_run(cancel):
     for each in run(leaves, 2, cancel, check=False):
         text = each.value or each.output
         assert "after it cancelled a step: phase 'train', epoch 0, step 3" in text
-        assert each.seconds < 2 + SLACK + LOADED
 
 
 class KilledIn:

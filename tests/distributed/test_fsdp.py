@@ -23,7 +23,7 @@ from loopkit.distributed import join
 from loopkit.errors import PhaseError, PluginError
 from loopkit.plugins import FSDP, ClipGradNorm, GradNoise, GradNorm, MixedPrecision, WeightAverage
 
-LIMIT = 60.0
+LIMIT = 120.0
 
 
 def net(seed=1):

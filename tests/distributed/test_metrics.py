@@ -55,7 +55,7 @@ class Joins:
     name = "joins"
 
     def __init__(self):
-        join("gloo", timeout=20)
+        join("gloo", timeout=60)
 
     @hookimpl
     def setup_model(self, learner, model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -17,7 +18,7 @@ from loopkit.distributed import join
 
 def test_run_gives_the_results_by_rank():
     def summed(rank, factor):
-        world = join("gloo", timeout=20)
+        world = join("gloo", timeout=60)
         value = torch.tensor([float(rank + 1)]) * factor
         dist.all_reduce(value)
         return rank, world.rank, world.size, value, torch.get_num_threads()
@@ -33,12 +34,10 @@ def test_run_fails_with_what_a_child_raised():
     def raising(rank):
         if rank == 1:
             raise ValueError("the cause")
-        time.sleep(60)
+        time.sleep(3000)
 
-    started = time.monotonic()
     with pytest.raises(AssertionError, match="the cause") as caught:
-        run(raising, 2, timeout=50)
-    assert time.monotonic() - started < 30
+        run(raising, 2, timeout=3000)  # it does not wait that long for the others
     assert str(caught.value).startswith("rank 1 ended with 1")
     assert "rank 0 was still running" in str(caught.value)
 
@@ -56,14 +55,14 @@ def test_run_without_check_tells_how_each_ended():
         time.sleep(60)
         return None
 
-    returned, raised, killed, hung = run(ending, 4, check=False, timeout=5)
+    returned, raised, killed, hung = run(ending, 4, check=False, timeout=10)
     assert (returned.code, returned.value, returned.output) == (0, "value", "rank 0 prints\n")
     assert raised.code == 1
     assert raised.error.endswith("ValueError: the cause\n")
     assert (killed.code, killed.value, killed.error) == (-signal.SIGKILL, None, "")
     assert hung.code is None
     assert hung.output == "rank 3 prints\nwaits\n"
-    assert hung.seconds >= 5
+    assert hung.seconds >= 10
 
 
 def test_run_leaves_no_process():
@@ -74,7 +73,7 @@ def test_run_leaves_no_process():
         return child
 
     [child] = run(forking, 1)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
             os.kill(child, 0)
@@ -85,3 +84,27 @@ def test_run_leaves_no_process():
                 return
         time.sleep(0.05)
     raise AssertionError(f"{child} still runs")
+
+
+class Inherited:
+    """Garbage whose end, in another process than its own, takes for ever."""
+
+    def __init__(self):
+        self.itself, self.pid = self, os.getpid()
+
+    def __del__(self):
+        if os.getpid() != self.pid:
+            time.sleep(60)
+
+
+def test_run_keeps_children_from_collecting_garbage_of_this_process():
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        Inherited()
+        frozen = gc.get_freeze_count()
+        assert run(lambda rank: gc.collect() >= 0, 2) == [True, True]
+        assert gc.get_freeze_count() == frozen
+    finally:
+        if enabled:
+            gc.enable()

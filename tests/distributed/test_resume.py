@@ -17,10 +17,9 @@ from distributed.processes import run
 from loopkit import Learner, TrainingPhase, hookimpl, metrics
 from loopkit.data import TensorLoader
 from loopkit.distributed.launch import launch
-from loopkit.plugins import DDP, Checkpoint, ClipGradNorm, Metrics, Schedule
+from loopkit.plugins import DDP, Checkpoint, ClipGradNorm, History, Metrics, Schedule
 from loopkit.schedules import cosine, warmup
 
-pytestmark = pytest.mark.timeout(180)
 ROOT = Path(__file__).parents[2]
 
 
@@ -55,7 +54,7 @@ def restartable(rank, directory, kill_at, fixed):
         nn.CrossEntropyLoss(),
         lambda params: torch.optim.AdamW(params, lr=0.01),
         plugins=[
-            DDP(timeout=20, fixed_buckets=fixed, bucket_mb=0.01),
+            DDP(timeout=60, fixed_buckets=fixed, bucket_mb=0.01),
             Checkpoint(directory, every_updates=5, resume="auto"),
             ClipGradNorm(1.0),
             Metrics(metrics.Accuracy()),
@@ -190,7 +189,7 @@ def part(rank, processes, directory, stop, lr, epochs):
         model[0].weight[:, 0] = 0  # the sample's number plays no part
     seen = Seen()
     plugins = [
-        DDP(timeout=15),
+        DDP(timeout=60),
         Checkpoint(directory, every_epochs=100, resume="auto"),
         Metrics(metrics.Accuracy(), metrics.F1(average="macro")),
         seen,
@@ -236,6 +235,36 @@ def parts(directory, sizes, stops, lr=0.01, epochs=3):
         run(part, size, size, directory, stop, lr, epochs, timeout=60)
         for size, stop in zip(sizes, [*stops, None], strict=True)
     ]
+
+
+def recorded(rank, directory, stop, epochs=2):
+    """Go on with a run that keeps the loss of each step."""
+    torch.manual_seed(0)
+    history = History(steps=True)
+    plugins = [DDP(timeout=60), Checkpoint(directory, every_epochs=100, resume="auto"), history]
+    if stop is not None:
+        plugins.append(StopsAt(stop))
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    learner = Learner(model, nn.CrossEntropyLoss(), optimizer, plugins=plugins, standard=False)
+    data = TensorLoader(*labelled(), batch_size=40 // learner.world_size, shuffle=True, seed=3)
+    learner.fit(data, epochs=epochs, on_signal="return")
+    return history.step_rows
+
+
+def test_each_process_keeps_the_steps_of_its_own(tmp_path):
+    whole = run(recorded, 2, tmp_path / "whole", None)
+    assert whole[0] != whole[1]
+    run(recorded, 2, tmp_path / "cut", 1)  # wherever all have agreed
+    assert run(recorded, 2, tmp_path / "cut", None) == whole
+
+
+def test_steps_of_processes_that_are_no_more_are_kept(tmp_path):
+    whole = run(recorded, 2, tmp_path / "whole", None)
+    run(recorded, 2, tmp_path / "cut", None, 1)
+    [rows] = run(recorded, 1, tmp_path / "cut", None)
+    assert rows[:8] == [row for rank in whole for row in rank[:4]]
+    assert [row["step"] for row in rows[8:]] == [0, 1, 2, 3]
 
 
 def samples_of(told, epoch):

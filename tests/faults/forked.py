@@ -30,7 +30,7 @@ class Outcome:
     """The traceback of what it raised; empty if nothing."""
 
 
-def forked(function: Callable[[], Any], limit: float = 20.0) -> Outcome:
+def forked(function: Callable[[], Any], limit: float = 60.0) -> Outcome:
     """Call ``function`` in a forked child; more than ``limit`` seconds are an AssertionError."""
     read, write = os.pipe()
     with warnings.catch_warnings():
@@ -83,7 +83,7 @@ def forked(function: Callable[[], Any], limit: float = 20.0) -> Outcome:
     return Outcome(code, value, error)
 
 
-def call_forked(function: Callable[[], Any], limit: float = 20.0) -> Any:
+def call_forked(function: Callable[[], Any], limit: float = 60.0) -> Any:
     """What ``function`` returns in a forked child; what it raises there fails the test."""
     outcome = forked(function, limit)
     assert outcome.code == 0, outcome.error or f"the child ended with {outcome.code}"

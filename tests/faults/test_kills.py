@@ -6,7 +6,9 @@ The long forms: ``python tests/faults/campaign.py kills --trials 1000`` and ``ca
 from __future__ import annotations
 
 import signal
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -36,14 +38,20 @@ def test_plain_values_tell_types_strides_and_bits_apart():
     assert difference(plain({"x": {"seconds": 1.0, "y": 1}}), plain({"x": {"seconds": 2.0, "y": 2}})).startswith(".x.y")
 
 
-def test_fork_server_tells_how_a_child_ended(cold_server):
+def sleep(begun):
+    Path(begun).touch()
+    time.sleep(60)
+
+
+def test_fork_server_tells_how_a_child_ended(cold_server, tmp_path):
     assert cold_server.call("os:getpid") > 1
     assert cold_server.run("sys:exit", 143).code == 143
     assert cold_server.run("time:sleep", 60, signals=((0.01, signal.SIGTERM),)).code == -signal.SIGTERM
     failed = cold_server.run("math:sqrt", -1)
     assert failed.code == 1
     assert "ValueError: math domain error" in failed.said
-    interrupted = cold_server.run("time:sleep", 60, signals=((0.1, signal.SIGINT),))
+    begun = str(tmp_path / "begun")
+    interrupted = cold_server.run("faults.test_kills:sleep", begun, signals=((0.0, signal.SIGINT),), after=begun)
     assert interrupted.code == -signal.SIGINT
     assert "KeyboardInterrupt" in interrupted.said
 
@@ -55,7 +63,7 @@ def test_fork_server_kills_a_child_that_does_not_end(cold_server):
 
 
 def test_fork_server_leaves_no_process_behind(cold_server):
-    assert cold_server.run("subprocess:Popen", ["sleep", "60"], limit=10).code == 1  # it cannot be sent back
+    assert cold_server.run("subprocess:Popen", ["sleep", "60"]).code == 1  # it cannot be sent back
     cold_server.sweep()
     assert cold_server.call("faults.runs:children", cold_server.call("os:getppid")) == []
 
@@ -63,7 +71,7 @@ def test_fork_server_leaves_no_process_behind(cold_server):
 def test_run_goes_on_exactly_whenever_it_is_killed(trials):
     kills(trials, 30, seed=0, runs=QUICK, most=2)
     assert trials.counts["trials"] == 30
-    assert trials.counts["kills"] > 20
+    assert trials.counts["kills"] > 10  # how many depends on how fast the machine is
 
 
 def test_run_with_workers_goes_on_exactly_whenever_it_is_killed(trials):

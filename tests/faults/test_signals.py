@@ -314,7 +314,7 @@ def test_child_forked_in_a_fit_dies_by_sigterm():
         child.start()
         assert started.wait(60)  # Python drops what comes while it is still forking
         child.terminate()
-        child.join(30)
+        child.join(60)
         ends.append(child.exitcode)
         child.kill()
         child.join()

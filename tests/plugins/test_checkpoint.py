@@ -5,17 +5,21 @@ import itertools
 import math
 import os
 import re
+import shutil
+import sys
 import threading
 import time
 
 import pytest
 import torch
 from faults.forked import forked
-from helpers import batches, differences, make_learner, on
+from helpers import batches, differences, install, make_learner, on
 from torch import nn
 
+import loopkit
 from loopkit import Learner, hookimpl
 from loopkit.checkpoint import storage
+from loopkit.discovery import origin
 from loopkit.errors import (
     CheckpointError,
     CorruptCheckpointError,
@@ -235,6 +239,30 @@ def test_best_of_an_earlier_run_stays_the_best(tmp_path):
     make(1.0, 2.0).fit(batches(1), batches(1), epochs=2)
     make(3.0, 4.0, 5.0).fit(batches(1), batches(1), epochs=5)
     assert [epoch for epoch, _, _ in found(tmp_path)] == [1, 4, 5]
+
+
+@pytest.mark.parametrize("keep_best", [0, 1])
+def test_monitored_phase_that_never_runs_is_said_at_the_end(keep_best, tmp_path):
+    learner = make_learner(Checkpoint(tmp_path, monitor="val/score", keep_best=keep_best), scores())
+    with pytest.warns(UserWarning, match=r"monitors 'val/score', but there was no pass of phase 'val' in this fit"):
+        learner.fit(batches(1), epochs=2)
+    with pytest.raises(CheckpointError, match=r"no checkpoint that was saved with a value.*did the metric's"):
+        loopkit.checkpoint.best(tmp_path)
+
+
+def test_monitored_phase_that_ran_before_the_fit_was_resumed_is_no_reason_to_warn(tmp_path):
+    for _ in range(2):  # nothing is left to do in the second one
+        learner = make_learner(
+            Checkpoint(tmp_path, monitor="val/score", keep_best=1, resume="auto"), scores(math.nan, math.nan)
+        )
+        learner.fit(batches(1), batches(1), epochs=2)
+    assert learner.progress.epochs == 2
+
+
+def test_monitored_phase_of_a_fit_that_was_stopped_is_no_reason_to_warn(tmp_path):
+    stop = on("step_end", lambda learner, **_: learner.stop("enough"))
+    learner = make_learner(Checkpoint(tmp_path, monitor="val/score", keep_best=1), scores(), stop)
+    assert learner.fit(batches(1), batches(1), epochs=2).reason == "stop"
 
 
 def test_best_is_saved_in_mid_epoch(tmp_path):
@@ -651,7 +679,7 @@ def slow_writes(monkeypatch):
     def write(*args, **options):
         threads.append(threading.current_thread().name)
         if threads[-1] == "loopkit-checkpoint":
-            assert go.wait(20)
+            assert go.wait(60)
         return real(*args, **options)
 
     monkeypatch.setattr(storage, "write", write)
@@ -739,7 +767,7 @@ def test_error_of_a_background_write_is_raised_at_the_end_of_the_next_step(tmp_p
 
     def wait(learner, **given):
         if learner.progress.steps == 2:
-            assert failed.wait(20)
+            assert failed.wait(60)
             plugin._writer._thread.join()
 
     monkeypatch.setattr(storage, "write", write)
@@ -799,7 +827,7 @@ def test_failed_background_write_is_no_reason_not_to_save_at_the_end(tmp_path, m
 
     def write(*args, **options):
         if threading.current_thread().name == "loopkit-checkpoint":
-            assert go.wait(20)
+            assert go.wait(60)
             failed.append(1)
             raise CheckpointError("the disk is full")
         return real(*args, **options)
@@ -928,3 +956,69 @@ def test_weights_of_a_checkpoint_are_the_raw_ones(tmp_path):
     learner.fit(batches(4), batches(1), epochs=1)
     saved = read_state(storage.listing(tmp_path)[0])["models"]["model"]
     assert torch.equal(saved["weight"], learner.model.weight)
+
+
+@pytest.fixture
+def distribution(tmp_path, monkeypatch):
+    """Install a version of a distribution with the plugin ``versioned``, in the place of the one before it."""
+    module = "versioned_" + re.sub(r"\W", "_", tmp_path.name)
+    source = "from loopkit import hookimpl\n\n\nclass Versioned:\n    @hookimpl\n    def fit_end(self):\n        pass\n"
+    entry_points = f"[loopkit.plugins]\nversioned = {module}:Versioned\n"
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+
+    def installed(version, name="versioned-plugins"):
+        for folder in tmp_path.glob("*.dist-info"):
+            shutil.rmtree(folder)
+        install(tmp_path, name, entry_points, version, **{module: source})
+        origin.cache_clear()
+
+    yield installed
+    origin.cache_clear()
+    sys.modules.pop(module, None)
+
+
+def test_versions_of_plugins_are_recorded(distribution, tmp_path):
+    distribution("1.0")
+    make_learner("versioned", Checkpoint(tmp_path / "run")).fit(batches(2), epochs=1)
+    assert storage.listing(tmp_path / "run")[0].about["plugin_versions"] == {
+        "checkpoint": {"distribution": "loopkit", "version": loopkit.__version__},
+        "versioned": {"distribution": "versioned-plugins", "version": "1.0"},
+    }
+
+
+def test_resume_with_the_same_versions_says_nothing(distribution, tmp_path):
+    distribution("1.0")
+    for epochs in (1, 2):
+        make_learner("versioned", Checkpoint(tmp_path / "run", resume="auto")).fit(batches(2), epochs=epochs)
+
+
+@pytest.mark.parametrize("name", ["versioned-plugins", "fork-of-them"])
+def test_resume_with_another_version_warns_and_goes_on(name, distribution, tmp_path):
+    distribution("1.0")
+    make_learner("versioned", Checkpoint(tmp_path / "run")).fit(batches(2), epochs=1)
+    distribution("1.1", name)
+    learner = make_learner("versioned", Checkpoint(tmp_path / "run", resume="auto"))
+    message = (
+        rf"other versions of plugins: 'versioned': versioned-plugins 1\.0 then, {name} 1\.1 now\. It may go on diff"
+    )
+    with pytest.warns(UserWarning, match=message):
+        learner.fit(batches(2), epochs=2)
+    assert learner.progress.epochs == 2
+
+
+@pytest.mark.parametrize("saved", [None, 3, [], {"history": 3}, {"other": {"distribution": "x", "version": "1"}}])
+def test_manifest_without_versions_that_can_be_compared_says_nothing(saved, tmp_path, monkeypatch):
+    monkeypatch.setattr(Learner, "plugin_versions", lambda self: saved)
+    make_learner(History(), Checkpoint(tmp_path)).fit(batches(2), epochs=1)
+    monkeypatch.undo()
+    make_learner(History(), Checkpoint(tmp_path, resume="auto")).fit(batches(2), epochs=2)
+
+
+def test_manifest_with_versions_of_other_types_shows_them(tmp_path, monkeypatch):
+    saved = {"history": {"distribution": "\x1b[2J" * 99, "version": 3}, "checkpoint": {}}
+    monkeypatch.setattr(Learner, "plugin_versions", lambda self: saved)
+    make_learner(History(), Checkpoint(tmp_path)).fit(batches(2), epochs=1)
+    monkeypatch.undo()
+    with pytest.warns(UserWarning, match=r"'checkpoint': None None then, .*; 'history': \\x1b\[2J.* then") as caught:
+        make_learner(History(), Checkpoint(tmp_path, resume="auto")).fit(batches(2), epochs=2)
+    assert "\x1b" not in str(caught[0].message)

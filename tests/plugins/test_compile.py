@@ -213,4 +213,10 @@ def test_inductor_trains_as_without():
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own, as it compiles for inputs that require grad
 def test_compile_keeps_the_contract():
-    check_plugin(lambda: Compile(backend="eager"), skip=["no_graph_kept"])  # would compile the check's forward hook too
+    skip = ["no_graph_kept", "exact_resume"]  # the first would compile the check's forward hook too; the other is below
+    check_plugin(lambda: Compile(backend="eager"), skip=skip)
+
+
+@pytest.mark.slow
+def test_compiled_run_resumes_exactly():
+    check_plugin(lambda: Compile(backend="eager"), checks=["exact_resume"])

@@ -303,3 +303,22 @@ def test_history_leaves_training_bitwise_alone():
     for learner in (one, other):
         learner.fit(batches(3), batches(1), epochs=2)
     assert torch.equal(one.model.weight, other.model.weight)
+
+
+def test_history_of_fewer_processes_has_the_steps_of_all():
+    def state(loss):
+        running = {"phase": "train", "seconds": 1.0, "steps": [0, 1], "losses": [loss, loss]}
+        row = {"phase": "train", "epoch": 1, "step": 0, "train/loss": loss}
+        return {"rows": [{"phase": "train", "epoch": 1}], "step_rows": [row], "running": [running]}
+
+    states = [state(loss) for loss in (0.0, 1.0, 2.0)]
+    history = History(steps=True)
+    assert [[row["train/loss"] for row in history.reshard(states, rank, 2)["step_rows"]] for rank in (0, 1)] == [
+        [0.0, 2.0],
+        [1.0],
+    ]
+    [running] = history.reshard(states, 0, 2)["running"]
+    assert (running["steps"], running["losses"]) == ([0, 1, 0, 1], [0.0, 0.0, 2.0, 2.0])
+    new = history.reshard(states, 3, 4)
+    assert (new["rows"], new["step_rows"], new["running"][0]["steps"]) == (states[0]["rows"], [], [])
+    assert not hasattr(History(), "reshard")  # nothing is collected from all

@@ -907,7 +907,12 @@ def test_half_parameters_are_refused(dtype):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dtype": "bf16"}, r"dtype='bf16'\): it is 'auto', 'bfloat16', 'float16', 'float32'"),
+        (
+            {"dtype": "bf16"},
+            r"dtype='bf16'\): it is 'auto', 'bfloat16', 'float16', 'float32' \(did you mean 'bfloat16'\?\)",
+        ),
+        ({"dtype": "fp16"}, r"did you mean 'float16'\?"),
+        ({"dtype": "BF16"}, r"did you mean 'bfloat16'\?"),
         ({"dtype": "bfloat61"}, r"did you mean 'bfloat16'\?"),
         ({"dtype": torch.float64}, r"dtype=torch.float64\)"),
         ({"init_scale": 0.0}, "init_scale=0.0 must be above 0"),

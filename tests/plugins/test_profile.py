@@ -193,3 +193,9 @@ def test_directory_as_path_is_refused(tmp_path):
 
 def test_profile_keeps_the_contract(path):
     check_plugin(lambda: Profile(range(1, 3), path, show=False))
+
+
+@pytest.mark.parametrize("steps", [[], "ab", [0.0], [True], [-1], [1, 3]])
+def test_profile_refuses_steps_that_do_not_follow_one_another(steps):
+    with pytest.raises(PluginError, match=r"Profile: steps is .*: they follow one another"):
+        Profile(steps)

@@ -373,16 +373,17 @@ def test_broken_output_ends_the_display_and_not_the_training(clock, bar, error, 
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes break in another way there")
-@pytest.mark.parametrize("bar", ["True", "False"], ids=["bar", "lines"])
-def test_pipe_whose_reader_is_gone_is_left_alone(bar):
+def test_pipe_whose_reader_is_gone_is_left_alone():
     code = (
         "import torch\n"
         "make = lambda params: torch.optim.SGD(params, 0.1)\n"
         "from loopkit import Learner\n"
         "from loopkit.plugins import Progress\n"
-        f"learner = Learner(torch.nn.Linear(1, 1), torch.nn.MSELoss(), make, plugins=[Progress({bar})])\n"
-        "result = learner.fit([(torch.ones(2, 1), torch.ones(2, 1))], epochs=3)\n"
-        "raise SystemExit(result.epochs)"
+        "epochs = 0\n"
+        "for bar in (True, False):\n"
+        "    learner = Learner(torch.nn.Linear(1, 1), torch.nn.MSELoss(), make, plugins=[Progress(bar)])\n"
+        "    epochs += learner.fit([(torch.ones(2, 1), torch.ones(2, 1))], epochs=3).epochs\n"
+        "raise SystemExit(epochs)"
     )
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with subprocess.Popen(
@@ -390,7 +391,7 @@ def test_pipe_whose_reader_is_gone_is_left_alone(bar):
     ) as child:
         child.stdout.close()
         assert child.stderr.read() == b""
-        assert child.wait(60) == 3
+        assert child.wait(60) == 6
 
 
 @pytest.mark.parametrize("bar", [True, None], ids=["bar", "default"])
@@ -456,15 +457,12 @@ def modules_after(code):
     return set(found.stdout.split())
 
 
-@pytest.mark.parametrize("code", ["import loopkit", "import loopkit.plugins"])
-def test_import_brings_nothing_but_pluggy_with_it(code):
-    brought = {name.split(".")[0] for name in modules_after(code)} - sys.stdlib_module_names
-    assert brought == {"loopkit", "pluggy"}
+def test_import_brings_nothing_but_pluggy_with_it():
+    brought = {name.split(".")[0] for name in modules_after("import loopkit, loopkit.plugins")}
+    assert brought - sys.stdlib_module_names == {"loopkit", "pluggy"}
 
 
 def test_tqdm_bars_are_imported_when_the_first_is_drawn():
-    code = "from loopkit import Learner; Learner(torch.nn.Identity()).evaluate"
-    assert not {name for name in modules_after(code) if name.startswith("tqdm.auto")}
     code = "from loopkit import Learner; Learner(torch.nn.Identity()).predict([torch.zeros(1)])"
     assert not {name for name in modules_after(code) if name.startswith("tqdm.auto")}
 

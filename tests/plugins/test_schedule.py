@@ -529,6 +529,8 @@ def test_schedule_of_a_tuple_is_refused(key, message):
     [
         ((0.1,), {}, "0.1 is no function"),
         ((lr_scheduler.StepLR,), {}, "TorchSchedule takes torch's schedulers"),
+        ((cosine,), {}, r"cosine is the function that makes a schedule: call it, cosine\(\.\.\.\)"),
+        ((warmup,), {}, r"warmup is the function that makes a schedule: call it, warmup\(\.\.\.\)"),
         ((constant(),), {"every": "step"}, "every='step'"),
         ((constant(),), {"start": -1}, "start=-1"),
         ((constant(),), {"attribute": "p"}, "write the module's path"),
@@ -896,7 +898,7 @@ def test_plateau_needs_phase_and_metric():
         (lambda: Schedule(cosine()), ["unknown_phases"]),  # which run in fits without a length
         (lambda: Schedule(linear(6), "momentum", every="epoch"), []),
         (lambda: Schedule(linear(6), attribute="*.p"), ["unknown_phases"]),  # some have no dropout
-        (lambda: TorchSchedule(SGD_TORCH), ["unknown_phases"]),  # some have several optimizers
+        (lambda: TorchSchedule(SGD_TORCH), ["unknown_phases", "options_kept"]),  # several optimizers; scheduler is made
         (lambda: (Plateau("train/loss"), Metrics()), []),
     ],
     ids=["schedule", "whole_fit", "momentum", "attribute", "torch_schedule", "plateau"],

@@ -22,6 +22,7 @@ STANDARD = {
     "sanity_check": SanityCheck,
     "stop_on_non_finite": StopOnNonFinite,
 }
+HOOK = {"fit_end": hookimpl(lambda self: None)}
 ROOT = Path(loopkit.__file__).parent
 PLUGINS = sorted((ROOT / "plugins").glob("*.py"))
 
@@ -40,19 +41,19 @@ def test_standard_false_adds_none():
 
 @pytest.mark.parametrize("name", STANDARD)
 def test_standard_plugin_of_a_name_in_the_list_is_left_out(name):
-    mine = type("Mine", (), {"name": name})()
+    mine = type("Mine", (), {**HOOK, "name": name})()
     assert kinds(mine) == {**STANDARD, name: type(mine)}
 
 
 @pytest.mark.parametrize("name", STANDARD)
 def test_standard_plugin_of_a_class_name_in_the_list_is_left_out(name):
-    mine = type(STANDARD[name].__name__, (), {})()
+    mine = type(STANDARD[name].__name__, (), HOOK)()
     assert kinds(mine) == {**STANDARD, name: type(mine)}
 
 
 @pytest.mark.parametrize("name", STANDARD)
 def test_standard_plugin_that_the_list_provides_is_left_out(name):
-    mine = type("Mine", (), {"provides": STANDARD[name].provides})()
+    mine = type("Mine", (), {**HOOK, "provides": STANDARD[name].provides})()
     others = {other: kind for other, kind in STANDARD.items() if other != name}
     assert kinds(mine) == {**others, "mine": type(mine)}
 
@@ -124,6 +125,8 @@ def imports(path):
 
 def test_only_the_learner_imports_plugins_and_in_one_place():
     programs = [ROOT / name for name in ("cli.py", "__main__.py", "verify_resume.py")]  # which stand on all of it
+    folders = ("commands", "eject", "templates", "testing")
+    programs += [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     engine = [path for path in ROOT.rglob("*.py") if path not in (*PLUGINS, *programs)]
     assert len(engine) > 10
     found = [
@@ -136,7 +139,7 @@ def test_only_the_learner_imports_plugins_and_in_one_place():
 
 
 def test_plugins_import_nothing_but_torch_and_tqdm():
-    allowed = {"loopkit", "torch", "tqdm", "safetensors", "numpy", "matplotlib", *sys.stdlib_module_names}
+    allowed = {"loopkit", "torch", "tqdm", "safetensors", "numpy", "matplotlib", "psutil", *sys.stdlib_module_names}
     found = {module.split(".")[0] for path in PLUGINS for module in imports(path)}
     assert {"loopkit", "torch", "tqdm"} <= found <= allowed
 

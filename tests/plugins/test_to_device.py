@@ -14,6 +14,7 @@ from helpers import batches, make_learner, on
 from torch import nn
 
 from loopkit import Learner, hookimpl
+from loopkit.errors import PluginError
 from loopkit.plugins import ToDevice
 from loopkit.plugins.to_device import move
 
@@ -200,9 +201,22 @@ def test_to_device_auto_is_the_cpu_without_an_accelerator(monkeypatch):
     assert ToDevice().device == CPU
 
 
-def test_to_device_refuses_an_unknown_device():
-    with pytest.raises(RuntimeError, match="nowhere"):
-        ToDevice("nowhere")
+@pytest.mark.parametrize(
+    ("device", "hint"),
+    [
+        ("nowhere", ""),
+        ("gpu", " (did you mean 'cuda'?)"),
+        ("GPU:1", " (did you mean 'cuda'?)"),
+        ("cuba", " (did you mean 'cuda'?)"),
+        (1.5, ""),
+    ],
+)
+def test_to_device_refuses_an_unknown_device(device, hint):
+    with pytest.raises(PluginError) as caught:
+        ToDevice(device)
+    assert (
+        str(caught.value) == f"ToDevice: device is {device!r}: it is a torch device, such as 'cuda:0', or 'auto'{hint}"
+    )
 
 
 def test_to_device_leaves_training_bitwise_alone():

@@ -738,6 +738,8 @@ def test_custom_training_phase_is_averaged():
     [
         {"decay": 1.0},
         {"decay": -0.1},
+        {"decay": "0.9"},
+        {"decay": False},
         {"decay": None, "warmup": True},
         {"start_update": -1},
         {"start_epoch": 0.5},

@@ -1,0 +1,157 @@
+"""``loopkit checkpoint``: what is in saved checkpoints."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loopkit.cli import argument, command, existing, plain, say, table
+from loopkit.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from loopkit.checkpoint.storage import Manifest
+
+__all__ = ["diff_checkpoints", "inspect_checkpoint", "list_checkpoints", "verify_checkpoint"]
+
+HEADINGS = ("number", "name", "epoch", "step", "reason", "time", "size", "metrics")
+METRICS = 3
+"""How many metrics a line of a list shows."""
+
+
+@command("checkpoint list", argument("directory", metavar="DIR", type=Path, help="a directory of checkpoints"))
+def list_checkpoints(options: argparse.Namespace) -> int:
+    """List the checkpoints of a directory, the newest first, and say which is the best.
+
+    Manifests and sizes are looked at; `loopkit checkpoint verify` compares contents. Exit code: 0, or 1 if there is
+    no whole checkpoint.
+    """
+    from loopkit.checkpoint.bundle import best, monitored
+    from loopkit.checkpoint.storage import listing
+
+    directory = existing(options.directory)
+    found = listing(directory)
+    rows = {manifest.path: _row(manifest) for manifest in found}
+    if rows:
+        for line in table([HEADINGS, *rows.values()]):
+            say(line)
+    if any(map(monitored, found)):
+        top = best(directory)
+        said = monitored(top)
+        say(f"best: {plain(top.path.name)}" + (f", {plain(said[0])} {said[2]:.6g}" if said else ""))
+    for path, error in found.problems.items():
+        say(f"damaged: {plain(path.name)}: {plain(str(error), 1000)}")
+    if not found:
+        say(f"{plain(str(directory), 1000)} holds no {'whole ' if found.problems else ''}checkpoint")
+    return 0 if found else 1
+
+
+@command(
+    "checkpoint inspect",
+    argument("path", metavar="PATH", type=Path, help="a checkpoint, a directory of them, or a .safetensors file"),
+)
+def inspect_checkpoint(options: argparse.Namespace) -> int:
+    """Say what is in a checkpoint, in the newest one of a directory, or in a .safetensors file.
+
+    Exit code: 0.
+    """
+    from loopkit.checkpoint.inspection import inspect
+
+    say(str(inspect(existing(options.path))))
+    return 0
+
+
+@command("checkpoint verify", argument("path", metavar="PATH", type=Path, help="a checkpoint, or a directory of them"))
+def verify_checkpoint(options: argparse.Namespace) -> int:
+    """Read every byte of a checkpoint, or of all in a directory, and compare it with its digest.
+
+    Exit code: 0 if all is as it was written, 1 if something is damaged or there is no checkpoint.
+    """
+    from loopkit.checkpoint.storage import MANIFEST, listing, verify
+
+    path = existing(options.path)
+    found = None if os.path.lexists(path / MANIFEST) else listing(path)
+    paths = [path] if found is None else sorted([*(m.path for m in found), *found.problems], reverse=True)
+    whole = bool(paths)
+    for each in paths:
+        try:
+            if found is not None and each in found.problems:
+                raise found.problems[each]
+            manifest = verify(each)
+        except CheckpointError as error:
+            say(f"{plain(str(each), 1000)}: DAMAGED: {plain(str(error), 1000)}")
+            whole = False
+        else:
+            say(f"{plain(str(each), 1000)}: whole, {len(manifest.files)} files, {_size(manifest)}")
+    if not paths:
+        say(f"{plain(str(path), 1000)} is no checkpoint, and holds none")
+    return 0 if whole else 1
+
+
+@command(
+    "checkpoint diff",
+    argument("one", metavar="A", type=Path, help="a checkpoint, or a directory of them, of which the newest is taken"),
+    argument("other", metavar="B", type=Path, help="likewise"),
+    argument("--all", action="store_true", help="list every difference, not the first one alone"),
+    argument(
+        "--ignore",
+        metavar="KEY",
+        action="append",
+        default=[],
+        help="leave out what has this key, at any depth; 'seconds' are measured times (may be given again)",
+    ),
+)
+def diff_checkpoints(options: argparse.Namespace) -> int:
+    """Compare two saved states bit by bit: the first difference, and how many there are in each part.
+
+    Exit code: 0 if they are equal, 1 if they differ, 2 if one cannot be read.
+    """
+    from loopkit.checkpoint.bundle import find, read_state
+    from loopkit.checkpoint.diff import count, differences
+
+    manifests = [find(existing(path).absolute()) for path in (options.one, options.other)]
+    one, other = map(read_state, manifests)
+    found = differences(one, other, ignore=options.ignore)
+    if not found:
+        say("equal in every bit")
+        return 0
+    for difference in found if options.all else found[:1]:
+        say(str(difference))
+    counts = ", ".join(f"{part} {number:,}" for part, number in count(found).items())
+    say(f"{len(found):,} item{'s differ' if len(found) > 1 else ' differs'}: {counts}")
+    return 1
+
+
+def _row(manifest: Manifest) -> tuple[str, ...]:
+    about = manifest.about
+    progress, metrics = about.get("progress"), about.get("metrics")
+    counts = progress if isinstance(progress, Mapping) else {}
+    values = list(metrics.items()) if isinstance(metrics, Mapping) else []
+    few = [f"{name} {_short(value)}" for name, value in values[:METRICS]] + ["..."] * (len(values) > METRICS)
+    cells = (
+        manifest.number,
+        manifest.path.name,
+        counts.get("epochs", "-"),
+        counts.get("steps", "-"),
+        about.get("reason", "-"),
+        about.get("time", "-"),
+        _size(manifest),
+        " ".join(few) or "-",
+    )
+    return tuple(plain(str(cell), 80) for cell in cells)
+
+
+def _short(value: Any) -> str:
+    """A metric, saved by ``repr``, with four digits."""
+    try:
+        return f"{float(value):.4g}"
+    except (TypeError, ValueError):
+        return plain(str(value), 20)
+
+
+def _size(manifest: Manifest) -> str:
+    from loopkit.checkpoint.storage import in_bytes
+
+    return in_bytes(manifest.size)

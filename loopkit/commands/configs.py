@@ -1,0 +1,87 @@
+"""Subcommands for runs in files: train one, or look at its plan."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from loopkit.cli import argument, command, say
+from loopkit.errors import ConfigError, LoopkitError
+
+__all__ = ["CONFIG", "SET", "explain", "reporting", "run"]
+
+CONFIG = argument("config", metavar="CONFIG.toml", type=Path, help="the file")
+SET = argument(
+    "--set",
+    metavar="KEY=VALUE",
+    dest="overrides",
+    action="append",
+    default=[],
+    help="a value over that of the file, as fit.epochs=3; text that is no TOML is a string (may be given again)",
+)
+
+
+@command("run", CONFIG, SET)
+def run(options: argparse.Namespace) -> int:
+    """Train what a configuration describes, and print the result.
+
+    Modules are found in the working directory, as by `python -m`, and among what is installed. The file is checked as
+    a whole before anything is made; `loopkit explain` does that, too.
+
+    Exit code: 0; 2 after an error; 143 after SIGTERM and 130 after Ctrl-C, between two steps.
+    """
+    from loopkit import config
+
+    def train() -> str:
+        built = config.load(options.config, options.overrides).build()
+        result = built.run()
+        return str(result) if built.learner.rank == 0 else ""
+
+    return reporting(train)
+
+
+@command("explain", CONFIG, argument("--phase", metavar="NAME", help="of one phase alone, such as train"), SET)
+def explain(options: argparse.Namespace) -> int:
+    """Print which plugin does what when in the run that a configuration describes, and why in this order.
+
+    The model and the plugins are made, the data are not, and nothing is trained.
+
+    Exit code: 0; 2 after an error.
+    """
+    from loopkit import config
+
+    return reporting(lambda: str(config.load(options.config, options.overrides).learner().explain(options.phase)))
+
+
+def reporting(make: Callable[[], str], put: Callable[[str], object] = say) -> int:
+    """Make a text, with the working directory in the path of modules; problems of the file are written a line each.
+
+    Args:
+        make: Runs code of the user.
+        put: Gets the text, if it is not empty.
+
+    Returns:
+        The exit code: 0, or 2 after an error. An error of the user's code is written with its traceback.
+    """
+    if os.getcwd() not in map(os.path.abspath, sys.path):
+        sys.path.insert(0, os.getcwd())
+    try:
+        text = make()
+    except ConfigError as error:
+        lines = str(error).splitlines()
+        say(f"loopkit: error: {lines[0]}", sys.stderr)
+        for line in (*lines[1:], *getattr(error, "__notes__", ())):
+            say(line.strip(), sys.stderr)
+        return 2
+    except LoopkitError:
+        raise
+    except Exception as error:
+        say("".join(traceback.format_exception(error)), sys.stderr, end="")
+        return 2
+    if text:
+        put(text)
+    return 0

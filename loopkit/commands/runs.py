@@ -1,0 +1,114 @@
+"""Subcommands that run what a script makes: ``loopkit verify-resume`` and ``loopkit replay``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from loopkit.cli import argument, command, existing, plain, say
+
+__all__ = ["replay_bundle", "verify_resume"]
+
+
+@command(
+    "verify-resume",
+    argument("target", metavar="SCRIPT.py:FUNCTION", help="a function that returns (learner, fit)"),
+    argument("--kill-at", metavar="STEP", type=int, nargs="+", default=[], help="steps to kill at (default: a few)"),
+    argument("--signal", choices=("KILL", "TERM"), default="KILL", help="how to kill (default: KILL)"),
+    argument("--epochs", metavar="N", type=int, help="epochs of the fit, in place of those that the function gives"),
+    argument(
+        "--ignore",
+        metavar="KEY",
+        action="append",
+        default=["seconds"],
+        help="leave out what has this key in a state, as 'seconds' always is: measured times (may be given again)",
+    ),
+    argument("--timeout", metavar="SECONDS", type=float, default=600.0, help="for each process (default: 600)"),
+)
+def verify_resume(options: argparse.Namespace) -> int:
+    """Prove that a run with its plugins resumes exactly: kill it, resume it, and compare every bit.
+
+    FUNCTION takes no arguments and returns (learner, fit): a new Learner, and the arguments of its fit as a dict:
+
+        def make_learner():
+            learner = Learner(model(), nn.MSELoss(), sgd, plugins=[MyPlugin()], seed=0)
+            return learner, {"train": train, "val": val, "epochs": 3}
+
+    The script runs as by `python SCRIPT.py`, but is not __main__. The fit runs whole, twice, and is then killed at
+    each STEP and resumed, each time in a process of its own. A checkpoint is saved at every update, in a temporary
+    directory; the learner's own plugin for checkpoints is left out. On a difference, the first plugin whose state
+    differs is named.
+
+    Exit code: 0 if every bit of the final states is the same, 1 if not, 2 if the run fails by itself.
+    """
+    from loopkit.verify_resume import verify_resume as outcomes
+
+    problems = 0
+    for outcome in outcomes(
+        options.target,
+        kill_at=options.kill_at,
+        signal_name=options.signal,
+        epochs=options.epochs,
+        ignore=options.ignore,
+        timeout=options.timeout,
+    ):
+        say(str(outcome))
+        problems += bool(outcome.problem)
+    say("NOT VERIFIED: this run does not resume exactly" if problems else "verified: this run resumes exactly")
+    return 1 if problems else 0
+
+
+@command(
+    "replay",
+    argument("path", metavar="PATH", type=Path, help="what the note on the error names"),
+    argument("target", metavar="SCRIPT.py:FUNCTION", help="a function that returns the learner, as for verify-resume"),
+    argument("--debugger", action="store_true", help="start pdb where the error is raised"),
+    argument("--no-anomaly", action="store_true", help="run without torch's anomaly detection"),
+)
+def replay_bundle(options: argparse.Namespace) -> int:
+    """Run a failed step again from what the plugin ReplayBundle wrote.
+
+    FUNCTION takes no arguments and returns a Learner made as for the failed run, or (learner, fit) as for
+    verify-resume.
+
+    Exit code: 1 if the step fails again, 0 if it does not, 2 if it cannot be run.
+    """
+    import pdb
+    import traceback
+
+    from loopkit.checkpoint.storage import read_manifest
+    from loopkit.hooks import hookimpl
+    from loopkit.plugins.replay_bundle import replay
+    from loopkit.verify_resume import made
+
+    class Begun:
+        """Tells a failure of the step from one on the way there."""
+
+        name = "!replay_begun"
+        seen = False
+
+        @hookimpl(writes=("*",))
+        def epoch_begin(self) -> None:
+            self.seen = True
+
+    path = existing(options.path).absolute()
+    recorded = read_manifest(path).about.get("error")
+    learner, _ = made(options.target)
+    begun = Begun()
+    learner.add(begun)
+    try:
+        replay(path, learner, anomaly=not options.no_anomaly)
+    except Exception as error:
+        if not begun.seen:
+            raise
+        say("".join(traceback.format_exception(error)), sys.stderr, end="")
+        if f"{type(error).__name__}: {error}" == recorded:
+            say("the step fails again as recorded")
+        else:
+            say(f"the step fails, but not as recorded: {plain(str(recorded), 1000)}")
+        if options.debugger:
+            pdb.post_mortem(error.__traceback__)
+        return 1
+    say(f"the step does not fail; recorded was: {plain(str(recorded), 1000)}")
+    return 0

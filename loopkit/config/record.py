@@ -1,0 +1,114 @@
+"""The configuration of a run beside its checkpoints."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loopkit.config.calls import dotted
+from loopkit.config.lines import Place
+from loopkit.hooks import hookimpl
+
+if TYPE_CHECKING:
+    from loopkit.config.document import Config
+    from loopkit.learner import Learner
+    from loopkit.phases import Phase
+
+__all__ = ["SaveConfig", "differences"]
+
+NAME = "config.toml"
+HEADER = "# The configuration of this run, all in all; written by loopkit."
+
+
+class SaveConfig:
+    """Write the configuration as ``config.toml`` beside the checkpoints; say how it differs from that of a resumed run.
+
+    It is written when the first training step has run, so that a start that fails leaves nothing. Then the plugin takes
+    itself out of the learner. A ``config.toml`` that somebody else wrote is left as it is.
+
+    Args:
+        config: What is written.
+        directory: Where; that of the plugin Checkpoint.
+        name: The plugin's name.
+    """
+
+    after = ("checkpoint",)
+
+    def __init__(self, config: Config, directory: str | os.PathLike[str], name: str = "save_config") -> None:
+        self.name = name
+        self.config = config
+        self.path = Path(directory).absolute() / NAME
+
+    @hookimpl
+    def fit_begin(self, learner: Learner) -> None:
+        """Compare, if a run goes on."""
+        if learner.rank > 0 or not (learner.progress.steps or learner.resuming):
+            return
+        try:
+            saved = tomllib.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            warnings.warn(f"{self.path} cannot be read, nor compared with this run: {error}", stacklevel=2)
+            return
+        changes = [f"{dotted(place)} {change}" for place, change in differences(saved, self.config.values)]
+        if changes:
+            warnings.warn(
+                f"the run goes on with another configuration than {self.path}: {'; '.join(changes)}", stacklevel=2
+            )
+
+    @hookimpl
+    def step_end(self, learner: Learner, phase: Phase) -> None:
+        """Write, once."""
+        if phase.training:
+            if learner.rank == 0:
+                try:
+                    self._write()
+                except OSError as error:  # such as a full disk; the run is worth more
+                    warnings.warn(f"{self.path} cannot be written: {error}. The run goes on without it", stacklevel=2)
+            learner.remove(self.name)
+
+    def _write(self) -> None:
+        from loopkit.config.document import dump
+
+        text = f"{HEADER}\n\n{dump(self.config)}"
+        try:
+            there = self.path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            there = HEADER
+        except ValueError:
+            there = ""
+        if there == text:
+            return
+        if not there.startswith(HEADER):
+            warnings.warn(f"{self.path} was not written by loopkit, and is left as it is", stacklevel=2)
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        beside = self.path.with_name(f".{NAME}.{os.getpid()}")
+        try:
+            with open(beside, "w", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, self.path)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+def differences(one: Any, other: Any, place: Place = ()) -> Iterator[tuple[Place, str]]:
+    """Where two values differ, and how: ``(("fit", "epochs"), "was 3, is 5")``."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        for key in sorted(one.keys() | other.keys()):
+            here = (*place, key)
+            if key not in other:
+                yield here, "is gone"
+            elif key not in one:
+                yield here, "is new"
+            else:
+                yield from differences(one[key], other[key], here)
+    elif type(one) is not type(other) or repr(one) != repr(other):  # nan equals itself here, and 1 is not 1.0
+        yield place, f"was {one!r:.60}, is {other!r:.60}"

@@ -1,0 +1,437 @@
+"""Plugins by name: what is installed, what of it may be used, and the import of what is named, and of nothing else.
+
+A distribution makes a plugin findable by an entry point, and says what it is by a second one, which names no module::
+
+    [project.entry-points."loopkit.plugins"]
+    clip_value = "my_package.clip:ClipValue"
+
+    [project.entry-points."loopkit.plugins.about"]
+    clip_value = "clip:update_begin"
+
+So all that `plugins` lists is read from metadata. A module is imported when its plugin is asked for by name.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from keyword import iskeyword
+from typing import Any
+
+from loopkit.errors import PluginError
+from loopkit.installed import COMMANDS, DECLARATIONS, PLUGINS, EntryPoint, Installed, installed, normalized
+
+__all__ = [
+    "SUBCOMMANDS",
+    "About",
+    "Plugin",
+    "about_value",
+    "allowed",
+    "bound",
+    "declarations",
+    "find",
+    "load_command",
+    "load_plugin",
+    "log_plugin",
+    "make_plugin",
+    "origin",
+    "parse_about",
+    "plugins",
+]
+
+ALLOW = "LOOPKIT_PLUGINS"
+"""The environment variable with the names that may be loaded, separated by commas; unset, all may."""
+SUBCOMMANDS = {
+    "mlflow": "loopkit-mlflow",
+    "monitor": "loopkit-monitor",
+    "report": "loopkit-monitor",
+    "watch": "loopkit-monitor",
+}
+"""Subcommands that the project's distributions add, and which one to install for each."""
+LOGS = {"mlflow": "loopkit-mlflow", "tensorboard": "loopkit-tensorboard"}
+"""Plugins of the project's distributions that write a log by themselves, and which one to install for each."""
+NOTHING = "_"
+"""Stands for "provides nothing" in a declaration."""
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class About:
+    """What a plugin declares of itself."""
+
+    provides: str
+    """What it says that it is, or an empty string."""
+    hooks: tuple[str, ...]
+    """The hooks that it implements, sorted."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A plugin that is installed, as its metadata tell of it."""
+
+    entry_point: EntryPoint
+    about: About | None
+    """None if it declares nothing."""
+    others: tuple[str, ...] = ()
+    """The full names of the others that have the same name."""
+
+
+# --------------------------------------------------------------------------------------------------------- declarations
+
+
+def about_value(plugin: Any) -> str:
+    """What the entry point of a plugin in the group ``loopkit.plugins.about`` says.
+
+    It has the form that the value of every entry point has, with dots between the hooks.
+
+    Args:
+        plugin: The class, or an instance.
+
+    Example::
+
+        >>> about_value(ClipGradNorm)
+        'clip:update_begin'
+    """
+    from loopkit.dispatch import provided
+    from loopkit.hooks import implemented
+
+    hooks = implemented(plugin)
+    if not hooks:
+        raise PluginError(f"{plugin!r} has no hooks, so it is no plugin: mark its methods with @hookimpl")
+    provides = provided(plugin) or NOTHING
+    if not isinstance(provides, str) or not provides.isidentifier() or iskeyword(provides):
+        raise PluginError(f"{plugin!r}: provides is {provides!r}; it is one word, such as 'clip'")
+    return f"{provides}:{'.'.join(sorted(hooks))}"
+
+
+def parse_about(text: str) -> About:
+    """Read what `about_value` wrote.
+
+    Raises:
+        PluginError: It is malformed.
+    """
+    provides, colon, hooks = text.partition(":")
+    words = [provides, *hooks.split(".")]
+    if not colon or not all(word.isidentifier() for word in words):
+        raise PluginError(f"{text!r:.80} declares no plugin: it is 'provides:hook.hook', as about_value makes it")
+    return About("" if provides == NOTHING else provides, tuple(sorted(words[1:])))
+
+
+def declarations(module: str) -> dict[str, dict[str, str]]:
+    """The entry points for all plugins in the ``__all__`` of a module, by group and name.
+
+    Raises:
+        PluginError: There is none, or no such module.
+    """
+    from loopkit.events import snake_case
+    from loopkit.hooks import implemented
+
+    try:
+        public = import_module(module)
+    except (ModuleNotFoundError, TypeError, ValueError) as error:  # a relative name, or none
+        if isinstance(error, ModuleNotFoundError) and not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there, and imports one that is not
+        raise PluginError(f"there is no module {module!r:.80}: {error}") from error
+    values = [getattr(public, name) for name in sorted(getattr(public, "__all__", ()))]
+    classes = {snake_case(each.__name__): each for each in values if inspect.isclass(each) and implemented(each)}
+    if not classes:
+        raise PluginError(f"{module} has no plugin in its __all__: list the classes with hooks there")
+    return {
+        PLUGINS: {name: f"{cls.__module__}:{cls.__qualname__}" for name, cls in sorted(classes.items())},
+        DECLARATIONS: {name: about_value(cls) for name, cls in sorted(classes.items())},
+    }
+
+
+# -------------------------------------------------------------------------------------------------------------- listing
+
+
+def plugins(found: Installed | None = None) -> tuple[list[Plugin], list[str]]:
+    """All plugins that are installed, by name, and what is wrong with the metadata of some. Nothing is imported."""
+    found = installed() if found is None else found
+    problems = list(found.problems)
+    abouts: dict[str, About] = {}
+    for each in found.of(DECLARATIONS):
+        try:
+            abouts[each.full_name] = parse_about(each.value)
+        except PluginError as error:
+            problems.append(f"{each}: {error}")
+    entry_points = found.of(PLUGINS)
+    alike = {each.full_name: [e.full_name for e in entry_points if e.name == each.name] for each in entry_points}
+    rows = [
+        Plugin(
+            each,
+            abouts.get(each.full_name),
+            tuple(full_name for full_name in alike[each.full_name] if full_name != each.full_name),
+        )
+        for each in entry_points
+    ]
+    return rows, problems
+
+
+# -------------------------------------------------------------------------------------------------------------- loading
+
+
+def load_plugin(name: str) -> Callable[..., Any]:
+    """The class of an installed plugin, or the function that makes it. Its module alone is imported.
+
+    Args:
+        name: As ``loopkit plugins`` lists it; ``"distribution:name"`` where several have the same name.
+
+    Raises:
+        PluginError: There is no such plugin, there are several, or it may not be loaded (``LOOPKIT_PLUGINS``).
+
+    Example::
+
+        ClipGradNorm = loopkit.load_plugin("clip_grad_norm")
+    """
+    return _load(find(name))
+
+
+def make_plugin(given: Any, block: Collection[str] = (), allow: Collection[str] | None = None) -> Any:
+    """What a `Learner` makes of one item of ``plugins=``.
+
+    Args:
+        given: A plugin, which is returned; the name of an installed one, which is made without options; or a mapping of
+            one name to its options. One that is named as the ``*args`` of the plugin takes a list.
+        block: Names that may not be used.
+        allow: The only names that may be loaded; by default those of ``LOOPKIT_PLUGINS``, or all if that is not set.
+
+    Raises:
+        PluginError: The name is not known, blocked or not allowed, or the options do not fit.
+
+    Example::
+
+        make_plugin({"clip_grad_norm": {"max_norm": 1.0}})
+    """
+    if isinstance(given, str):
+        given = {given: {}}
+    elif type(given) is not dict:  # a plugin can be a subclass
+        return given
+    name, options = _named(given)
+    entry_point = find(name, block, allow)
+    factory = _load(entry_point)
+    _check_options(entry_point, factory, options)
+    try:
+        plugin = bound(factory, options)()
+    except Exception as error:
+        error.add_note(f"loopkit: in the constructor of plugin {entry_point}, given by name")
+        raise
+    from loopkit.hooks import implemented
+
+    if inspect.isclass(plugin) or not implemented(plugin):
+        raise PluginError(f"plugin {entry_point}: {entry_point.value} returned {plugin!r:.80}, which has no hooks")
+    return plugin
+
+
+def checked_block(block: Any) -> tuple[str, ...]:
+    """The names in ``Learner(block=...)``.
+
+    Raises:
+        PluginError: It is no list of names, or one is misspelt.
+    """
+    if isinstance(block, str) or not isinstance(block, Iterable):
+        raise PluginError(f"block is {block!r}: write a list of plugin names")
+    words: tuple[Any, ...] = tuple(block)
+    if not all(isinstance(word, str) for word in words):
+        raise PluginError(f"block holds {words!r}: write a list of plugin names")
+    entry_points = installed().of(PLUGINS) if words else []
+    for word in words:
+        if hint := _misspelt(word, entry_points):
+            raise PluginError(f"block: no plugin is called {word!r}{hint}")
+    return words
+
+
+def allowed() -> tuple[str, ...] | None:
+    """The names in ``LOOPKIT_PLUGINS``; None if it is not set, and any may be loaded."""
+    value = os.environ.get(ALLOW)
+    return None if value is None else tuple(filter(None, (word.strip() for word in value.split(","))))
+
+
+def find(name: str, block: Collection[str] = (), allow: Collection[str] | None = None) -> EntryPoint:
+    """The one entry point of this name, if it may be loaded.
+
+    Raises:
+        PluginError: As for `make_plugin`.
+    """
+    if not isinstance(name, str):
+        raise PluginError(f"{name!r:.80} is no name of a plugin: names are text, such as 'clip_grad_norm'")
+    entry_points = installed().of(PLUGINS)
+    found = [each for each in entry_points if each.is_called(name)]
+    if not found:
+        close = _nearest(name, entry_points)
+        raise PluginError(
+            f"no plugin called {name!r:.80} is installed{close}: `loopkit plugins` lists those that are; "
+            f"pip install the distribution that has it"
+        )
+    entry_point = _only(found, "plugin", name)
+    if any(entry_point.is_called(word) for word in block):
+        raise PluginError(f"plugin {name!r} is blocked by block={list(block)}: take it out of one of the two lists")
+    allow = allowed() if allow is None else allow
+    if allow is not None and not any(entry_point.is_called(word) for word in allow):
+        names = ", ".join(word + _misspelt(word, entry_points) for word in allow) or "none"
+        raise PluginError(
+            f"plugin {name!r} may not be loaded: {ALLOW} allows {names}. Add its name there, or give the plugin itself"
+        )
+    return entry_point
+
+
+def load_command(name: str) -> Callable[[Sequence[str]], int | None] | None:
+    """The function of a subcommand that a distribution adds; None if it is none that is known.
+
+    Raises:
+        PluginError: The distribution that has it is not installed, or several have it.
+    """
+    entry_points = installed().of(COMMANDS)
+    found = [each for each in entry_points if each.is_called(name)]
+    if found:
+        entry_point = _only(found, "command", name)
+        function: Callable[[Sequence[str]], int | None] = entry_point.load()
+        if not callable(function):
+            raise PluginError(f"command {entry_point}: {entry_point.value} is {function!r:.80}, which cannot be called")
+        return function
+    if name in SUBCOMMANDS:
+        raise PluginError(f"the command {name!r} is in another distribution: pip install {SUBCOMMANDS[name]}")
+    return None
+
+
+def log_plugin(word: str) -> str:
+    """What to write instead if the path of a log is really the name of a plugin that writes one, else an empty string.
+
+    Upper and lower case, ``-`` and ``_`` make no difference.
+    """
+
+    def plain(name: str) -> str:
+        return re.sub("[-_]", "", name).lower()
+
+    found = {each.entry_point.name for each in plugins()[0] if each.about is not None and each.about.provides == "log"}
+    for name in sorted(found | {*LOGS}):
+        if plain(name) == plain(word) and name != "log_to":
+            first = "" if name in found else f"pip install {LOGS[name]}, and "
+            return (
+                f"{word!r} is the name of a plugin, and no path: {first}give the learner that plugin, "
+                f"{{{name!r}: {{...}}}}, in a file [plugins.{name}]; a directory of this name is './{word}'"
+            )
+    return ""
+
+
+@functools.cache
+def origin(module: str) -> tuple[str, str] | None:
+    """The distribution that has the plugins of a module, and its version; None if that is not known.
+
+    It is the one with an entry point to the module, or to another of its package, or the one that is called like the
+    package. It is looked up once: what is imported stays, whatever is installed meanwhile.
+    """
+    from loopkit import __version__
+    from loopkit.installed import name_and_version
+
+    package = module.partition(".")[0]
+    if package == "loopkit":
+        return "loopkit", __version__
+    found = installed()
+    entry_points = found.of(PLUGINS)
+    for same in (
+        {(e.distribution, e.version) for e in entry_points if e.module == module},
+        {(e.distribution, e.version) for e in entry_points if e.module.partition(".")[0] == package},
+    ):
+        if len(same) == 1:
+            return same.pop()
+    folder = found.distributions.get(normalized(package))
+    return None if folder is None else name_and_version(folder)
+
+
+def _load(entry_point: EntryPoint) -> Callable[..., Any]:
+    factory = entry_point.load()
+    if not callable(factory):
+        raise PluginError(
+            f"plugin {entry_point}: {entry_point.value} is {factory!r:.80}, neither a class nor a function that makes "
+            f"the plugin"
+        )
+    made: Callable[..., Any] = factory
+    return made
+
+
+def _only(found: Sequence[EntryPoint], what: str, name: str) -> EntryPoint:
+    if len(found) > 1:
+        by = " and ".join(f"{each.distribution} {each.version}" for each in found)
+        names = " or ".join(repr(each.full_name) for each in found)
+        raise PluginError(f"{by} both have a {what} called {name!r}: write {names}, or uninstall one of them")
+    return found[0]
+
+
+def _misspelt(word: str, entry_points: Sequence[EntryPoint]) -> str:
+    """The nearest name, as a hint, if none is called so."""
+    return "" if any(each.is_called(word) for each in entry_points) else _nearest(word, entry_points)
+
+
+def _nearest(name: str, entry_points: Iterable[EntryPoint]) -> str:
+    from loopkit.events import snake_case
+    from loopkit.order import nearest
+
+    words = [word for each in entry_points for word in (each.name, each.full_name)]
+    distribution, colon, short = name.rpartition(":")
+    plain = distribution + colon + re.sub(r"\W+", "_", snake_case(short)).strip("_")
+    return nearest(plain, words) or nearest(name, words)
+
+
+def _named(given: dict[Any, Any]) -> tuple[str, Options]:
+    """The only name in a mapping, and its options."""
+    if len(given) != 1:
+        raise PluginError(
+            f"{given!r:.120} names {len(given)} plugins: give a mapping for each, "
+            f"such as plugins=[{{'clip_grad_norm': {{'max_norm': 1.0}}}}, 'grad_norm']"
+        )
+    ((name, options),) = given.items()
+    options = {} if options is None else options
+    if not isinstance(options, Mapping) or not all(isinstance(option, str) for option in options):
+        raise PluginError(
+            f"the options of plugin {name!r} are {options!r:.80}: give a mapping of their names to values"
+        )
+    return name, options
+
+
+def bound(function: Callable[..., Any], options: Options, *positional: Any) -> functools.partial[Any]:
+    """The call with options by name; one that is named as the ``*args`` is spread, after all that stands before it."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []  # one in C
+    spread = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+    if spread is None or spread not in options:
+        return functools.partial(function, *positional, **options)
+    rest = dict(options)
+    items = rest.pop(spread)
+    before = [p for p in parameters[len(positional) :] if p.kind is p.POSITIONAL_OR_KEYWORD]
+    return functools.partial(function, *positional, *(rest.pop(p.name, p.default) for p in before), *items, **rest)
+
+
+def _check_options(entry_point: EntryPoint, factory: Callable[..., Any], options: Options) -> None:
+    """Refuse options that the factory does not take, and say which it does."""
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):
+        return  # one in C: it will say so itself
+    from loopkit.order import nearest
+
+    kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
+    by_name = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    spread = [name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_POSITIONAL]
+    takes = [*(name for name, kind in kinds.items() if kind in by_name), *spread]
+    open_ended = inspect.Parameter.VAR_KEYWORD in kinds.values()
+    for option in options:
+        if option not in takes and not open_ended:
+            raise PluginError(
+                f"plugin {entry_point} has no option {option!r}{nearest(option, takes)}; it takes "
+                f"{', '.join(takes) or 'none'}"
+            )
+        if option in spread and not isinstance(options[option], (list, tuple)):
+            raise PluginError(f"plugin {entry_point}: {option} is {options[option]!r:.80}: it takes a list")
+    call = bound(factory, options)
+    try:
+        signature.bind(*call.args, **call.keywords)
+    except TypeError as error:
+        raise PluginError(f"plugin {entry_point}: {error}; its options are {signature}") from error

@@ -1,0 +1,77 @@
+"""Backend: what writes a log, and what it is told of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from loopkit.logs.kinds import Value
+
+if TYPE_CHECKING:
+    from loopkit.learner import Learner
+    from loopkit.logs.record import Record
+    from loopkit.result import FitResult
+
+__all__ = ["Backend", "Run"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """The fit that is about to be logged."""
+
+    learner: Learner
+    resumed: bool
+    """Whether the state of this backend was loaded: the log goes on from there."""
+    hyperparameters: Mapping[str, bool | int | float | str | None]
+    """What the run was made with, as far as it is known."""
+    config: str | None
+    """The text of the file that the run was made from, if there is one, without passwords and tokens."""
+
+
+class Backend:
+    """Where a log goes. It is no plugin: ``LogTo`` calls it, in the first process alone, and never in a step.
+
+    A subclass has at least ``write``. Whatever it raises disables it with one warning, and the fit goes on; but a
+    `LoopkitError` of ``open`` (a path that cannot be written, a log that another run writes) ends the fit before its
+    first step. After a ``write`` that failed it is flushed, asked for its state, so that a run that goes on keeps what
+    was written before, and closed.
+
+    Example::
+
+        class Print(Backend):
+            def write(self, records):
+                for record in records:
+                    print(record.step, record.name, record.value)
+
+        Learner(model, loss_fn, optimizer, plugins=[LogTo(Print())])
+    """
+
+    name: str = ""
+    """What messages call it; by default its class in snake case."""
+    kinds: ClassVar[tuple[type, ...]] = (Value,)
+    """What it can write. Of anything else there is one warning, and it is left out."""
+
+    def open(self, run: Run) -> None:
+        """A fit begins; whatever was to be loaded has been."""
+
+    def write(self, records: Sequence[Record]) -> None:
+        """Write what was logged since the last time, in its order; scalars are floats.
+
+        Args:
+            records: At least one; all of ``kinds``. ``Records.of`` has them in groups, which is faster to read.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no write(records)")
+
+    def flush(self) -> None:
+        """Make durable what was written. It comes before each checkpoint and at the end."""
+
+    def close(self, result: FitResult | None) -> None:
+        """The fit is over. ``result`` is None if it could not begin."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the log stands after a flush, for a checkpoint; empty if that is not known."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next ``open`` go on from there: what was written later is not part of the log any more."""

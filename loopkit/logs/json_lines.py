@@ -1,0 +1,272 @@
+"""A log as lines of JSON, in a file that only grows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import socket
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loopkit.errors import LogError
+from loopkit.logs.backend import Backend, Run
+from loopkit.logs.kinds import (
+    Audio,
+    Figure,
+    File,
+    Graph,
+    Histogram,
+    Hyperparameters,
+    Image,
+    Kind,
+    Table,
+    Text,
+    Value,
+)
+from loopkit.logs.log_file import LogFile
+from loopkit.logs.masking import masked_arguments
+from loopkit.logs.record import Group, Records
+
+if TYPE_CHECKING:
+    from loopkit.logs.record import Record
+    from loopkit.result import FitResult
+
+__all__ = ["JsonLines"]
+
+MOST_TEMPLATES = 100
+"""How many are kept, so that a run that makes up new names all the time does not fill the memory."""
+
+
+class JsonLines(Backend):
+    """A JSON object on each line. Pictures, sounds and files are beside it in ``media/``, named by SHA-256.
+
+    A scalar is ``{"name", "value", "phase", "epoch", "step", "update", "time"}``; infinite and undefined numbers are
+    the strings ``"inf"``, ``"-inf"`` and ``"nan"``. Other kinds have ``"kind"`` and their content, or ``"file"``, a
+    path relative to the log's directory. A fit begins, or goes on, with a line ``{"kind": "run", ...}`` and ends with
+    ``{"kind": "end", "reason", ...}``. `read_log` reads it. The line of the run has the command and the
+    configuration, with ``***`` for the values of options that are called like a password, a token or a key.
+
+    A fit that goes on from a checkpoint cuts off what was logged after it, with the first line that it adds. A new run
+    renames the log of an earlier one, to ``log-1.jsonl``. While a run writes it, the file is locked.
+
+    Args:
+        path: The file. The directories above it are made; a relative path is resolved now.
+
+    Raises:
+        LogError: On ``open``: the path cannot be written, or another run writes it.
+    """
+
+    kinds = (Value, Text, Image, Figure, Histogram, Table, Audio, File, Hyperparameters, Graph)
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).absolute()
+        self._file = LogFile(self.path)
+        self._run: Run | None = None
+        self._begun = False
+        """The line of this run is written."""
+        self._templates: dict[tuple[str, ...], str] = {}
+        """By the names that are logged together."""
+
+    def open(self, run: Run) -> None:
+        """Open the file. A run that goes on says so with its first record, so that one without any leaves no trace."""
+        self._file.open()
+        self._run, self._begun = run, False
+        if not run.resumed:
+            self._begin()
+
+    def _begin(self) -> None:
+        if self._begun or self._run is None:
+            return
+        run, self._begun = self._run, True
+        learner, result = run.learner, run.learner.result
+        about: dict[str, Any] = {
+            "kind": "run",
+            "resumed": run.resumed,
+            "fit": 1 if learner.position is None else learner.position.number,
+            "epoch": learner.progress.epochs,
+            "step": learner.progress.steps,
+            "seed": None if result is None else result.seed,
+            "planned": None if result is None else asdict(result.planned),
+            "loopkit": sys.modules["loopkit"].__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "argv": masked_arguments(sys.argv),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "hyperparameters": dict(run.hyperparameters),
+            "time": _time(time.time()),
+        }
+        if run.config is not None:
+            about["config"] = run.config
+        self._file.write(_encoded(about))
+
+    def write(self, records: Sequence[Record]) -> None:
+        """Append a line for each record."""
+        self._begin()
+        self._file.write("".join(map(self._lines, Records.of(records).groups)).encode("ascii"))
+
+    def _lines(self, group: Group) -> str:
+        """The lines of a group."""
+        if not group.mixed and isfinite(sum(group.values)):
+            names = tuple(group.names)
+            template = self._templates.get(names) or self._template(names)
+            return (template % tuple(group.values)).replace("\n", _end(group))
+        lines = []
+        for record in group:
+            if isinstance(record.value, float):
+                value = repr(record.value) if isfinite(record.value) else f'"{record.value}"'
+                lines.append(f'{{"name": {json.dumps(record.name)}, "value": {value}{_end(group)}')
+                continue
+            try:
+                lines.append(_line(self._content(record)))
+            except Exception as error:  # the other lines are worth more than this one
+                warnings.warn(
+                    f"log {str(self.path)!r} leaves out {record.name!r:.100}, which cannot be written, "
+                    f"{type(error).__name__}: {error}",
+                    stacklevel=2,
+                )
+        return "".join(lines)
+
+    def _template(self, names: tuple[str, ...]) -> str:
+        """The lines of values of these names, without their ends."""
+        if len(self._templates) >= MOST_TEMPLATES:
+            self._templates.clear()
+        lines = (f'{{"name": {json.dumps(name).replace("%", "%%")}, "value": %r\n' for name in names)
+        made = self._templates[names] = "".join(lines)
+        return made
+
+    def _content(self, record: Record) -> dict[str, Any]:
+        """The line of a record of another kind."""
+        value: Kind = record.value
+        made: dict[str, Any] = {"name": record.name, "kind": value.kind}
+        if isinstance(value, Text):
+            made["text"] = value.text
+        elif isinstance(value, Image):
+            made |= {"caption": value.caption, "file": self._media(value.png(), ".png")}
+        elif isinstance(value, Figure):
+            made["file"] = self._media(value.png(), ".png")
+        elif isinstance(value, Histogram):
+            made |= {"counts": value.counts, "edges": value.edges}
+        elif isinstance(value, Table):
+            made |= {"columns": value.columns, "rows": value.rows}
+        elif isinstance(value, Audio):
+            made |= {"rate": value.rate, "file": self._media(value.wav(), ".wav")}
+        elif isinstance(value, File):
+            path = Path(value.path)
+            made |= {"path": path.name, "file": self._media(path.read_bytes(), path.suffix)}
+        elif isinstance(value, Hyperparameters):
+            made["values"] = value.values
+        elif isinstance(value, Graph):
+            made["modules"] = value.modules()
+        else:
+            raise LogError(f"{type(self).__name__} cannot write a {type(value).__name__}")
+        places = {"phase": record.phase, "epoch": record.epoch, "step": record.step, "update": record.update}
+        return {**made, **places, "time": _time(record.time)}
+
+    def _media(self, content: bytes, suffix: str) -> str:
+        """Keep a file beside the log, once; returns its path from there."""
+        file = Path("media") / f"{hashlib.sha256(content).hexdigest()}{suffix}"
+        path = self.path.parent / file
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            beside = path.with_name(f".{path.name}.{os.getpid()}")
+            try:
+                with beside.open("wb") as made:
+                    made.write(content)
+                    made.flush()
+                    os.fsync(made.fileno())
+                beside.rename(path)
+            except BaseException:
+                beside.unlink(missing_ok=True)
+                raise
+        return file.as_posix()
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Add records after the end of a fit that has logged something, such as what was saved last of all.
+
+        A fit that goes on from a checkpoint that was saved before cuts them off, and has to log them again.
+        """
+        if self._begun and self._run is None:
+            self._file.open()
+            try:
+                self.write(records)
+                self._file.flush()
+            finally:
+                self._file.close()
+
+    def flush(self) -> None:
+        """Make the lines durable."""
+        self._file.flush()
+
+    def close(self, result: FitResult | None) -> None:
+        """Say how the fit ended, if it has logged anything, and let the file go."""
+        try:
+            if self._begun and result is not None and self._run is not None:
+                failure, progress = self._run.learner.failure, self._run.learner.progress
+                ended = {
+                    "kind": "end",
+                    "epoch": progress.epochs,
+                    "step": progress.steps,
+                    "reason": result.reason,
+                    "message": result.message,
+                    "by": result.by,
+                    "error": None if failure is None else f"{type(failure).__name__}: {failure}",
+                    "notes": [str(note) for note in getattr(failure, "__notes__", ())],
+                    "traceback": "" if failure is None else "".join(traceback.format_tb(failure.__traceback__)),
+                    "time": _time(time.time()),
+                }
+                self._file.write(_encoded(ended))
+                self._file.flush()
+        finally:
+            self._run = None
+            self._file.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many bytes of the file are written, and what the last ones are."""
+        return dict(self._file.state_dict())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on after so many bytes."""
+        self._file.load_state_dict(state)
+
+
+def _end(group: Group) -> str:
+    """The end of the line of a value."""
+    return (
+        f', "phase": {json.dumps(group.phase)}, "epoch": {group.epoch}, "step": {group.step}, '
+        f'"update": {group.update}, "time": {group.time:.3f}}}\n'
+    )
+
+
+def _line(content: Any) -> str:
+    return json.dumps(_finite(content), allow_nan=False) + "\n"
+
+
+def _encoded(content: Any) -> bytes:
+    return _line(content).encode("ascii")
+
+
+def _time(seconds: float) -> float:
+    return round(seconds, 3)
+
+
+def _finite(content: Any) -> Any:
+    """The content with what JSON has no numbers for as strings."""
+    if isinstance(content, float):
+        return content if isfinite(content) else str(content)
+    if isinstance(content, Mapping):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_finite(value) for value in content]
+    return content

@@ -1,0 +1,100 @@
+"""Logs that `JsonLines` has written, read back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from loopkit.errors import LogError
+from loopkit.logs.record import Record
+from loopkit.order import nearest
+
+__all__ = ["Log", "read_log"]
+
+
+@dataclass
+class Log:
+    """What a log holds."""
+
+    path: Path
+    records: list[Record] = field(default_factory=list)
+    """Everything that was logged, in order. Scalars are floats; of other kinds ``value`` is what the line says, a dict
+    with ``"kind"``, in which ``"file"`` is a path relative to the log's directory."""
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    """The lines of each fit that began or went on: versions, host, seed."""
+    ends: list[dict[str, Any]] = field(default_factory=list)
+    """The lines of each that ended."""
+
+    def names(self) -> list[str]:
+        """The names in the order in which they first came."""
+        return list(dict.fromkeys(record.name for record in self.records))
+
+    def of(self, name: str, phase: str | None = None) -> list[Record]:
+        """The records of one name.
+
+        Args:
+            name: Any name that was logged.
+            phase: Only those of this phase, ``""`` for those outside of a pass; by default, of all.
+
+        Raises:
+            LogError: There is no such name, or not in that phase; says which is near.
+        """
+        named = [record for record in self.records if record.name == name]
+        if not named:
+            names = self.names()
+            raise LogError(f"{self.path} has no {name!r:.100}{nearest(name, names)}; it has {', '.join(names)[:500]}")
+        found = [record for record in named if phase in (None, record.phase)]
+        if not found:
+            phases = list(dict.fromkeys(record.phase for record in named))
+            raise LogError(
+                f"{self.path} has no {name!r:.100} of the phase {phase!r:.100}{nearest(str(phase), phases)}; "
+                f"it has that of {', '.join(map(repr, phases))[:500]}"
+            )
+        return found
+
+    def values(self, name: str, phase: str | None = None) -> list[Any]:
+        """The values of one name, in order; with a phase, only those that were logged in it."""
+        return [record.value for record in self.of(name, phase)]
+
+
+def read_log(path: str | Path) -> Log:
+    """Read a log of `JsonLines`, one that is being written too: a last line that is not complete is left out.
+
+    Args:
+        path: The file, or the directory that has a ``log.jsonl``.
+
+    Raises:
+        LogError: There is none, or a line is malformed.
+
+    Example::
+
+        losses = read_log("runs/run").values("train/loss")
+    """
+    path = Path(path)
+    path = path / "log.jsonl" if path.is_dir() else path
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise LogError(f"there is no log {path}") from None
+    log = Log(path)
+    for number, line in enumerate(content.split(b"\n")[:-1], 1):
+        try:
+            said = json.loads(line)
+            kind = said.get("kind", "value")
+            if kind == "run":
+                log.runs.append(said)
+            elif kind == "end":
+                log.ends.append(said)
+            else:
+                log.records.append(_record(kind, said))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise LogError(f"{path}, line {number} is no record of a log ({type(error).__name__}: {error})") from error
+    return log
+
+
+def _record(kind: str, said: dict[str, Any]) -> Record:
+    places = [said.pop(key) for key in ("name", "phase", "epoch", "step", "update", "time")]
+    name, phase, epoch, step, update, time = places
+    return Record(name, float(said["value"]) if kind == "value" else said, phase, epoch, step, update, time)

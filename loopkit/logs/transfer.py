@@ -1,0 +1,54 @@
+"""Scalars of many records on their way to the host, together."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from loopkit.logs.record import Group, Records
+
+__all__ = ["Transfer"]
+
+
+class Transfer:
+    """Starts to read the scalar tensors of records, in one transfer for each device and dtype.
+
+    Args:
+        records: They are changed: where there was a tensor there will be a float.
+    """
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._sent: list[tuple[list[tuple[Group, int]], Tensor]] = []
+        self._events: list[torch.cuda.Event] = []
+        found: dict[tuple[torch.device, torch.dtype], list[tuple[Group, int]]] = {}
+        for group in records.groups:
+            if group.mixed:
+                for index, value in enumerate(group.values):
+                    if isinstance(value, Tensor):
+                        found.setdefault((value.device, value.dtype), []).append((group, index))
+        for (device, _), places in found.items():
+            values = torch.stack([group.values[index].reshape(()) for group, index in places])
+            values = values.to(torch.float32 if device.type == "mps" else torch.float64)
+            if device.type == "cuda":
+                host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+                host.copy_(values, non_blocking=True)
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event.record(torch.cuda.current_stream(device))
+                self._events.append(event)
+                values = host
+            self._sent.append((places, values))
+
+    @property
+    def arrived(self) -> bool:
+        """Whether `records` would not wait."""
+        return all(event.query() for event in self._events)  # type: ignore[no-untyped-call]
+
+    def records(self) -> Records:
+        """The records, with floats; waits for them."""
+        for event in self._events:
+            event.synchronize()  # host sync: the values are wanted now
+        for places, values in self._sent:
+            for (group, index), value in zip(places, values.tolist(), strict=True):
+                group.values[index] = value
+        return self._records

@@ -1,0 +1,31 @@
+"""Something around entering and leaving a context, for plugins that watch the contexts of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+__all__ = ["around"]
+
+
+def around(context: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
+    """The context, entered and left by what ``wrap`` makes of its two functions; what is none is returned as it is."""
+    if not (hasattr(type(context), "__enter__") and hasattr(type(context), "__exit__")):
+        return context  # None, or a mistake that the engine tells
+    return _Around(wrap(context.__enter__), wrap(context.__exit__))
+
+
+class _Around:
+    __slots__ = ("_enter", "_exit")
+
+    def __init__(self, enter: Callable[..., Any], leave: Callable[..., Any]) -> None:
+        self._enter, self._exit = enter, leave
+
+    def __enter__(self) -> None:
+        self._enter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Any:
+        return self._exit(kind, error, trace)

@@ -1,0 +1,85 @@
+"""Log metrics: those of each pass, and the running values of training steps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from loopkit.errors import PluginError
+from loopkit.hooks import hookimpl
+
+if TYPE_CHECKING:
+    from loopkit.learner import Learner
+    from loopkit.phases import Phase
+    from loopkit.step import Step
+
+__all__ = ["LogMetrics"]
+
+
+class LogMetrics:
+    """Log ``learner.metrics`` at the end of each pass of a fit, under their names (``"val/loss"``).
+
+    Args:
+        every: Also log, after every so many training steps, what there is by then: the loss of the step
+            (``"train/loss/step"``), the metrics of the pass so far (``"train/accuracy/running"``) and the learning
+            rates (``"lr"``; of several parameter groups ``"lr/0"``, ``"lr/1"``; of several optimizers ``"lr/<name>"``)
+            that the step's update was made with, or is going to be, if it has none.
+        name: The plugin's name.
+
+    It needs a plugin that writes, such as ``LogTo``. No step waits for the device.
+
+    Raises:
+        PluginError: ``every`` is no number above 0.
+
+    Example::
+
+        Learner(model, loss_fn, optimizer, plugins=[LogTo("runs/a"), LogMetrics(every=50)])
+    """
+
+    optional = ("update_begin", "step_end")
+
+    def __init__(self, every: int | None = None, name: str = "log_metrics") -> None:
+        if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+            raise PluginError(f"LogMetrics: every is {every!r}: it counts training steps, from 1")
+        self.name = name
+        self.every = every
+        self._rates: dict[str, Any] = {}
+        """Those with which the updates of the step are made, if it is to be logged."""
+
+    @hookimpl(reads=("optimizer.lr", "progress"))
+    def update_begin(self, learner: Learner, step: Step) -> None:
+        """Keep the learning rates, which a schedule changes as soon as the update is made."""
+        if self.every is not None and (learner.progress.steps + 1) % self.every == 0:
+            self._rates |= _learning_rates(learner, step.optimizer_name)
+
+    @hookimpl(reads=("loss", "optimizer.lr", "progress"), after=("metrics",))
+    def step_end(self, learner: Learner, phase: Phase, step: Step) -> None:
+        """Log what there is by now, if it is due."""
+        if self.every is None or not phase.training or learner.progress.steps % self.every:
+            return
+        rates, self._rates = self._rates, {}
+        loss = getattr(step, "loss", None)
+        if isinstance(loss, Tensor) and loss.numel() == 1:
+            learner.log(f"{phase.name}/loss/step", loss)
+        for plugin in learner.plugins.values():
+            if getattr(plugin, "provides", "") == "metrics" and hasattr(plugin, "peek"):
+                running = plugin.peek(phase.name)
+                learner.log_values({f"{phase.name}/{name}/running": value for name, value in running.items()})
+        for name in learner.optimizers:
+            now = _learning_rates(learner, name)
+            learner.log_values({path: rates.get(path, rate) for path, rate in now.items()})
+
+    @hookimpl(reads=("metrics",))
+    def phase_end(self, learner: Learner, phase: Phase) -> None:
+        """Log the metrics of the pass."""
+        self._rates = {}  # of an update after the last step
+        prefix = f"{phase.name}/"
+        learner.log_values({name: value for name, value in learner.metrics.items() if name.startswith(prefix)})
+
+
+def _learning_rates(learner: Learner, name: str) -> dict[str, Any]:
+    """Those of an optimizer's parameter groups, by the names under which they are logged."""
+    path = "lr" if len(learner.optimizers) == 1 else f"lr/{name}"
+    groups = [group["lr"] for group in learner.optimizers[name].param_groups if "lr" in group]
+    return {path if len(groups) == 1 else f"{path}/{i}": lr for i, lr in enumerate(groups)}

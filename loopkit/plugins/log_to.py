@@ -1,0 +1,382 @@
+"""Write what is logged: to files, or wherever a backend takes it."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loopkit.batches import describe
+from loopkit.discovery import log_plugin
+from loopkit.errors import LoopkitError, PluginError
+from loopkit.events import snake_case
+from loopkit.hooks import hookimpl
+from loopkit.logs.backend import Backend, Run
+from loopkit.logs.csv_file import Csv
+from loopkit.logs.json_lines import JsonLines
+from loopkit.logs.kinds import Value
+from loopkit.logs.masking import masked_config
+from loopkit.logs.record import Records
+from loopkit.logs.transfer import Transfer
+from loopkit.order import nearest
+from loopkit.plugins.log_hyperparameters import made_with
+
+if TYPE_CHECKING:
+    from loopkit.learner import Learner
+    from loopkit.logs.record import Record
+    from loopkit.phases import Phase
+    from loopkit.result import FitResult
+
+__all__ = ["LogTo"]
+
+MOST = 100_000
+"""Records that are kept until then."""
+ENDINGS: dict[str, Callable[[Path], Backend]] = {".jsonl": JsonLines, ".csv": Csv}
+
+
+class LogTo:
+    """Write everything that is logged during a fit with ``learner.log``.
+
+    What is logged is kept as it comes, read from the device late and in one transfer, and written between two steps: at
+    the end of each pass, every few seconds, and before each checkpoint. Training is bitwise the same as without it.
+    A backend that fails is disabled with one warning, and the fit goes on; what one cannot write is left out with one
+    warning. A run that goes on from a checkpoint goes on with its logs, from where they were then.
+
+    Args:
+        backends: What writes: a `loopkit.logs.Backend`, or a path, of which the ending tells (``.jsonl``, ``.csv``; one
+            without is a directory, for a ``log.jsonl``). By default the directory ``runs/run``.
+        every: Also write after every so many training steps.
+        seconds: How often it is written in a long pass, about.
+        name: The plugin's name; a second one needs another.
+
+    Of several processes the first one writes, and what the others log is left out.
+
+    Raises:
+        PluginError: Something is no backend, or ``every`` or ``seconds`` is no number above 0.
+        LogError: When a fit begins: a log cannot be written there, or another run writes it.
+
+    Example::
+
+        learner = Learner(model, loss_fn, optimizer, plugins=[LogTo("runs/a", "runs/a/log.csv"), LogMetrics()])
+        learner.fit(train, val, epochs=3)
+        read_log("runs/a").values("val/loss")
+    """
+
+    provides = "log"
+    optional = ("step_end",)
+    syncs = ("step_end", "phase_end", "fit_end")
+    """Writing reads what was logged."""
+    volatile = ("backends",)
+    """How long a log is depends on how often its run was interrupted."""
+
+    def __init__(
+        self,
+        *backends: Backend | str | Path,
+        every: int | None = None,
+        seconds: float = 5.0,
+        name: str = "log_to",
+    ) -> None:
+        if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+            raise PluginError(f"LogTo: every is {every!r}: it counts training steps, from 1")
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
+            raise PluginError(f"LogTo: seconds is {seconds!r}: it must be a number above 0")
+        self.name = name
+        self._every = every
+        self._seconds = seconds
+        self._sinks: dict[str, _Sink] = {}
+        for given in backends or ("runs/run",):
+            backend = _backend(given)
+            word = plain = backend.name or snake_case(type(backend).__name__)
+            number = 1
+            while word in self._sinks:
+                number += 1
+                word = f"{plain}_{number}"
+            self._sinks[word] = _Sink(word, backend)
+        self._packed: list[tuple[Any, ...]] = []
+        """What was logged last, as the fields of records."""
+        self._records = Records()
+        """What was logged before it and not written yet."""
+        self._sent: Transfer | None = None
+        """What is on its way from the device."""
+        self._result: FitResult | None = None
+        """Of the fit in which that was logged, if it was before the logs were opened."""
+        self._open = False
+        self._again = False
+        """The fit goes on from a checkpoint: what it begins with was logged when it began first."""
+        self._ended = False
+        """It had ended when that was saved: what it ends with was logged, too, unless it does more now."""
+        self._loaded: tuple[int | None, bool] = None, False
+        """The number of the fit in which a loaded state was saved, and whether it had ended."""
+        self.unsaved = False
+        """Something was written that no state knows of: a checkpoint at the end of the fit is due."""
+        self._learner: weakref.ref[Learner] | None = None
+        """Of the fit that is running or was the last."""
+        self._late = False
+        """There was a warning of records that came after the end."""
+        self._next_time = 0.0
+
+    @property
+    def backends(self) -> tuple[Backend, ...]:
+        """What writes."""
+        return tuple(sink.backend for sink in self._sinks.values())
+
+    @hookimpl(writes=("*",), after=("checkpoint",))  # after it has resumed; turned round, at the end of all else
+    def fit_begin(self, learner: Learner) -> None:
+        """Open the logs."""
+        if learner.rank > 0:
+            return
+        self._learner = weakref.ref(learner)
+        (number, self._ended), self._loaded = self._loaded, (None, False)
+        self._again = number is not None and learner.position is not None and number == learner.position.number
+        if self._again or self._result is not learner.result:
+            self._forget()  # in the log already, or of an earlier fit that could not begin
+        known = made_with(learner)
+        try:
+            for sink in self._sinks.values():
+                sink.open(learner, known)
+        except BaseException:
+            for sink in self._sinks.values():
+                sink.close(None)
+            raise
+        self._open, self._late = True, False
+        if not self._again:
+            learner.pack_log(self, self._packed)
+        self._next_time = time.monotonic() + self._seconds
+
+    @hookimpl
+    def log_value(self, learner: Learner, record: Record) -> None:
+        """Keep it, unless it was logged before, or comes too late. Most do not come here (``pack_log``)."""
+        if learner.rank > 0 or not learner.fitting_now:
+            return
+        now, over = learner.running, learner.result is not None and learner.result.reason != "running"
+        if not self._open and over:
+            if not self._late:
+                self._late = True
+                warnings.warn(
+                    f"plugin {self.name!r}: {record.name!r:.100} came after the logs were closed, and is in none; "
+                    f"log it in phase_end, or give the plugin's fit_begin after=('log',)",
+                    stacklevel=2,
+                )
+            return
+        if now is None:
+            logged = learner.beginning or (over and self._ended)
+        else:
+            logged = now.resumed and now.current is None and now.at_edge and not now.goes_on
+        if not self._open and self._result is not learner.result:
+            self._result = learner.result
+            self._forget()
+        if not (self._again and logged):
+            self._packed.append(record)
+
+    @hookimpl(reads=("*",))
+    def step_end(self, learner: Learner, phase: Phase) -> None:
+        """Write if it is due, and what was due has arrived."""
+        if not self._open:
+            return
+        if self._again:
+            self._go_on(learner)
+        self._collect()
+        if self._sent is not None:
+            if self._sent.arrived:
+                self._write_sent()
+        elif (
+            (self._every is not None and phase.training and learner.progress.steps % self._every == 0)
+            or time.monotonic() >= self._next_time
+            or len(self._records) >= MOST
+        ):
+            self._send()
+            if self._sent is not None and self._sent.arrived:
+                self._write_sent()
+
+    @hookimpl(reads=("*",))
+    def phase_end(self, learner: Learner) -> None:
+        """Write what the pass has logged."""
+        if self._open:
+            if self._again:
+                self._go_on(learner)
+            self._write()
+
+    @hookimpl(writes=("*",), after=("checkpoint",))
+    def fit_end(self, learner: Learner, result: FitResult) -> None:
+        """Write the rest and close the logs."""
+        if self._open:
+            try:
+                self._write()
+            finally:
+                self._open = self._again = False
+                learner.pack_log(self, None)
+                for sink in self._sinks.values():
+                    sink.close(result)
+
+    def _go_on(self, learner: Learner) -> None:
+        """From here on everything is new."""
+        if not learner.resuming:
+            self._again = False
+            learner.pack_log(self, self._packed)
+
+    def _forget(self) -> None:
+        self._packed.clear()
+        self._records = Records()
+
+    def _collect(self) -> None:
+        """Put what a step has logged into columns, while it is in the processor's cache."""
+        if packed := self._packed[:]:
+            del self._packed[: len(packed)]  # a thread may have added more
+            self._records.add(packed)
+
+    def _send(self) -> None:
+        self._next_time = time.monotonic() + self._seconds
+        self._collect()
+        if self._records:
+            self._sent, self._records = Transfer(self._records), Records()
+
+    def _write_sent(self) -> None:
+        if self._sent is not None:
+            sent, self._sent, self.unsaved = self._sent, None, True
+            records = sent.records()
+            for sink in self._sinks.values():
+                sink.write(records)
+
+    def _write(self) -> None:
+        """Write everything, waiting for it."""
+        self._write_sent()
+        self._send()
+        self._write_sent()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where each log is, after everything was written and flushed, by the backend's name."""
+        if self._open:
+            self._write()
+            for sink in self._sinks.values():
+                sink.save()
+        self.unsaved = False
+        learner = None if self._learner is None else self._learner()
+        at = None if learner is None or not learner.fitting_now else learner.position
+        return {
+            "backends": {name: dict(sink.state) for name, sink in self._sinks.items()},
+            "fit": None if at is None else at.number,
+            "ended": at is not None and (not self._open or (self._again and self._ended)),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next fit go on with the logs from there; one that is not in the state begins."""
+        self._loaded = state["fit"], state["ended"]
+        for name, sink in self._sinks.items():
+            sink.load(state["backends"].get(name, {}))
+
+
+class _Sink:
+    """A backend, and how it is doing."""
+
+    def __init__(self, name: str, backend: Backend) -> None:
+        self.name = name
+        self.backend = backend
+        self.state: dict[str, Any] = {}
+        """Its last one."""
+        self.loaded = False
+        """The state was loaded, and no fit has begun since."""
+        self._open = False
+        self._kinds = tuple(float if kind is Value else kind for kind in backend.kinds)
+        self._refused: set[type] = set()
+        """The kinds that it cannot write, of which there was a warning."""
+
+    def open(self, learner: Learner, hyperparameters: Mapping[str, Any]) -> None:
+        config = getattr(learner, "config", None)
+        run = Run(learner, self.loaded, hyperparameters, None if config is None else masked_config(config))
+        self.loaded, self._open = False, True
+        try:
+            self.backend.open(run)
+        except LoopkitError:
+            self._open = False
+            raise
+        except Exception as error:
+            self._disable("open", error)
+
+    def write(self, records: Records) -> None:
+        if not self._open:
+            return
+        chosen: Sequence[Record] = records
+        if others := {kind for kind in records.kinds if not issubclass(kind, self._kinds)}:
+            for kind in sorted(others - self._refused, key=lambda kind: kind.__name__):
+                self._refused.add(kind)
+                name = next(record.name for record in records if record.value.__class__ is kind)
+                shown = "a number" if kind is float else kind.__name__
+                warnings.warn(
+                    f"log {self.name!r} cannot write {shown} ({name!r:.100}), and leaves out all of this kind",
+                    stacklevel=2,
+                )
+            chosen = [record for record in records if record.value.__class__ not in others]
+        if chosen:
+            self._call("write", self.backend.write, chosen)
+
+    def save(self) -> None:
+        """Flush it, and remember where it stands."""
+        if self._open:
+            self._call("flush", self.backend.flush)
+        if self._open:
+            self._call("state_dict", self._remember)
+
+    def _remember(self) -> None:
+        self.state = dict(self.backend.state_dict())
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.state, self.loaded = dict(state), bool(state)
+        self.backend.load_state_dict(self.state)
+
+    def close(self, result: FitResult | None) -> None:
+        if self._open:
+            self._call("flush", self.backend.flush)
+            self._call("close", self.backend.close, result)
+            if self._open:
+                self._call("state_dict", self._remember)
+            self._open = False
+
+    def _call(self, what: str, function: Callable[..., Any], *arguments: Any) -> None:
+        try:
+            function(*arguments)
+        except Exception as error:
+            self._disable(what, error)
+
+    def _disable(self, what: str, error: Exception) -> None:
+        if self._open:
+            self._open = False
+            if what == "write":  # what was written before is to be kept when the run goes on
+                with suppress(Exception):
+                    self.backend.flush()
+                    self._remember()
+            warnings.warn(
+                f"log {self.name!r} is disabled for the rest of the fit: its {what} failed, "
+                f"{type(error).__name__}: {error}",
+                stacklevel=2,
+            )
+            if what != "close":
+                with suppress(Exception):  # it was said that it fails
+                    self.backend.close(None)
+
+
+def _backend(given: Any) -> Backend:
+    if isinstance(given, Backend):
+        return given
+    if isinstance(given, type) and issubclass(given, Backend):
+        raise PluginError(f"LogTo: {given.__name__} is a class; give an instance, {given.__name__}(...)")
+    if not isinstance(given, (str, Path)) or not str(given) or "\0" in str(given):
+        raise PluginError(f"LogTo: {describe(given)} is no backend: give a path, or a loopkit.logs.Backend")
+    path = Path(given)
+    if isinstance(given, str) and f".{given}" in ENDINGS:
+        raise PluginError(f"LogTo: {given!r} is no path, but the ending of one: write 'runs/a/log.{given}'")
+    if isinstance(given, str) and given.replace("-", "_").isidentifier() and (instead := log_plugin(given)):
+        raise PluginError(f"LogTo: {instead}")
+    if not path.suffix:
+        return JsonLines(path / "log.jsonl")
+    if path.suffix not in ENDINGS:
+        hint = nearest(path.suffix, ENDINGS)
+        raise PluginError(
+            f"LogTo: {given!r} ends in {path.suffix!r}{hint}: known are {', '.join(ENDINGS)}, and a path without "
+            f"one is a directory; to name a file otherwise, JsonLines({str(given)!r})"
+        )
+    return ENDINGS[path.suffix](path)

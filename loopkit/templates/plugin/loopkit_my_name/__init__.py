@@ -1,0 +1,5 @@
+"""The largest loss of each pass, as a metric of loopkit."""
+
+from loopkit_my_name.my_name import MyName
+
+__all__ = ["MyName"]

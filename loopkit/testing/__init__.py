@@ -1,0 +1,34 @@
+"""What plugin authors test with: a tiny problem, a log of events, and the whole plugin contract.
+
+A suite for a plugin of your own, one test for each promise::
+
+    from loopkit.testing import plugin_contract
+
+    test_contract = plugin_contract(lambda: MyPlugin(0.5))
+
+or all in one call, without pytest::
+
+    from loopkit.testing import check_plugin
+
+    check_plugin(lambda: MyPlugin(0.5))
+"""
+
+from loopkit.testing.case import Case
+from loopkit.testing.checks import CHECKS
+from loopkit.testing.contract import PROMISES, ContractError, check_plugin, plugin_contract
+from loopkit.testing.event_log import EventLog
+from loopkit.testing.overhead import overhead
+from loopkit.testing.problems import Problem, tiny_problem
+
+__all__ = [
+    "CHECKS",
+    "PROMISES",
+    "Case",
+    "ContractError",
+    "EventLog",
+    "Problem",
+    "check_plugin",
+    "overhead",
+    "plugin_contract",
+    "tiny_problem",
+]

@@ -1,0 +1,140 @@
+"""What a check is given, and the quiet around it."""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from loopkit.dispatch import Instrument
+from loopkit.events import Event, StepCancelled, UpdateSkipped
+from loopkit.learner import Learner
+from loopkit.phases import Phase, PredictionPhase
+from loopkit.testing.leftovers import put_back, settings
+from loopkit.testing.problems import Problem, tiny_problem
+
+__all__ = ["Bench", "Case", "Check", "alone", "described", "seed_all"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plugin to check, and what to check it with."""
+
+    factory: Callable[[], Any]
+    phases: tuple[Phase, ...] = ()
+    problem: Callable[[], Problem] = tiny_problem
+    volatile: tuple[str, ...] = ()
+    name: str | None = None
+    """The name of its entry point."""
+
+    def plugins(self) -> list[Any]:
+        """A fresh plugin, followed by its companions."""
+        made = self.factory()
+        return list(made) if isinstance(made, (tuple, list)) else [made]
+
+    def ignored(self, plugins: Iterable[Any]) -> tuple[str, ...]:
+        """The keys of state whose values need not repeat: those given, and those that the classes name."""
+        return (*self.volatile, *(key for plugin in plugins for key in getattr(plugin, "volatile", ())))
+
+    @property
+    def train_phase(self) -> Phase | str:
+        """The phase that ``fit`` trains with."""
+        return next((phase for phase in self.phases if phase.training), "train")
+
+    @property
+    def val_phase(self) -> Phase | str:
+        """The phase that ``fit`` validates with."""
+        fits = (p for p in self.phases if not p.training and not isinstance(p, PredictionPhase))
+        return next(fits, "val")
+
+    def bench(self, plugins: Iterable[Any], watch: Instrument | None = None, **options: Any) -> Bench:
+        """A quiet learner for a fresh problem; ``watch`` is its instrument."""
+        return Bench(self, self.problem(), watch, plugins=plugins, phases=self.phases, standard=False, **options)
+
+
+@runtime_checkable
+class Watch(Protocol):
+    """An instrument that looks at the learner, too."""
+
+    def attach(self, learner: Learner) -> None:
+        """The learner is being made."""
+
+
+class Bench(Learner):
+    """A learner with the problem that it is for."""
+
+    def __init__(self, case: Case, problem: Problem, watch: Instrument | None = None, **options: Any) -> None:
+        self.case = case
+        self.problem = problem
+        if isinstance(watch, Watch):
+            watch.attach(self)  # before setup_model is called
+        super().__init__(problem.model, problem.loss_fn, problem.optimizer, instrument=watch, **options)
+
+    def train(
+        self, epochs: int = 2, max_steps: int | None = None, times: int = 1, load: Callable[[list[Any]], Any] = list
+    ) -> None:
+        """Fit on data that no earlier fit can have changed.
+
+        Args:
+            epochs: As for ``fit``.
+            max_steps: Likewise.
+            times: How often an epoch goes over the data for training.
+            load: Makes the loader of a list of batches.
+        """
+        batches = copy.deepcopy((self.problem.train * times, self.problem.val))
+        train, val = (None if each is None else load(each) for each in batches)
+        phase, val_phase = self.case.train_phase, self.case.val_phase
+        self.fit(train, val, epochs=epochs, max_steps=max_steps, phase=phase, val_phase=val_phase)
+
+    def events(self) -> list[type[Event]]:
+        """The events that come in every pass of the training phase."""
+        events = dict.fromkeys(self._phase(self.case.train_phase).events())
+        return [event for event in events if event not in (StepCancelled, UpdateSkipped)]
+
+
+Check = Callable[[Case], list[str]]
+"""Returns a message for each broken promise."""
+
+
+def described(error: BaseException) -> str:
+    """An error with the place that the engine noted on it."""
+    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith("loopkit: ")]
+    where = f" ({notes[0].removeprefix('loopkit: ')})" if notes else ""
+    inner = f" [{'; '.join(map(described, error.exceptions))}]" if isinstance(error, BaseExceptionGroup) else ""
+    return f"raised {type(error).__name__}: {error}{inner}{where}"
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Seed the generators, and use one thread, which is fastest for tiny tensors; put all back afterwards.
+
+    What a plugin that breaks a promise has left behind in the process is put back as well.
+    """
+    python = random.getstate()
+    numpy = sys.modules["numpy"].random if "numpy" in sys.modules else None
+    state = None if numpy is None else numpy.get_state()
+    before = settings()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            torch.set_num_threads(1)
+            seed_all()
+            yield
+        finally:
+            put_back(before)
+            random.setstate(python)
+            if numpy is not None:
+                numpy.set_state(state)
+
+
+def seed_all() -> None:
+    """Seed the generators of torch, Python and NumPy."""
+    torch.manual_seed(0)
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)

@@ -1,0 +1,32 @@
+"""The checks of the contract: each takes a `Case` and returns a message for each promise that is broken."""
+
+from loopkit.testing.case import Check
+from loopkit.testing.checks.memory import bounded_memory, learner_freed, no_graph_kept
+from loopkit.testing.checks.order import any_list_order, declared_access, no_undeclared_effect, options_kept
+from loopkit.testing.checks.phases import unknown_phases
+from loopkit.testing.checks.state import exact_resume, state_round_trip
+from loopkit.testing.checks.syncs import no_device_sync
+from loopkit.testing.checks.teardown import cancelled_step, error_elsewhere, fit_twice
+
+__all__ = ["CHECKS"]
+
+CHECKS: dict[str, Check] = {
+    check.__name__: check
+    for check in (
+        any_list_order,
+        declared_access,
+        fit_twice,
+        cancelled_step,
+        error_elsewhere,
+        state_round_trip,
+        exact_resume,
+        options_kept,
+        no_graph_kept,
+        bounded_memory,
+        learner_freed,
+        no_device_sync,
+        unknown_phases,
+        no_undeclared_effect,
+    )
+}
+"""Every check by name."""

@@ -1,0 +1,236 @@
+"""Checks of what is kept alive."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from loopkit.hooks import hookimpl
+from loopkit.phases import Phase
+from loopkit.step import Step
+from loopkit.testing.case import Case, seed_all
+
+__all__ = ["bounded_memory", "learner_freed", "no_graph_kept"]
+
+
+def no_graph_kept(case: Case) -> list[str]:
+    """A step's graph is freed before the next step's forward pass, without the garbage collector.
+
+    It is observed on what the models return; a phase that does not call them as a whole is not observed.
+    """
+    plugins = case.plugins()
+    without = _graphs_alive(case, plugins[1:])
+    kept = [
+        step
+        for step, (with_it, base) in enumerate(zip(_graphs_alive(case, plugins), without, strict=False))
+        if with_it > base
+    ]
+    if not kept:
+        return []
+    return [
+        f"it keeps the graph of step {kept[0] - 1} alive while step {kept[0]} runs: it holds step.loss, step.outputs "
+        f"or the step itself. Keep step.loss.detach() or step.outputs.detach()"
+    ]
+
+
+class _Token:
+    """Lives as long as the graph of one forward pass."""
+
+
+class _Mark(torch.autograd.Function):
+    """The identity, whose node in the graph holds a token."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, token: _Token) -> Tensor:
+        ctx.token = token
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0], None
+
+
+def _graphs_alive(case: Case, plugins: Sequence[Any]) -> list[int]:
+    """For each forward pass of a fit, how many graphs of earlier ones are alive when it starts to return."""
+    tokens: list[weakref.ref[_Token]] = []
+    counts: list[int] = []
+
+    def mark(module: nn.Module, inputs: Any, outputs: Any) -> Any:
+        if not isinstance(outputs, Tensor) or not outputs.requires_grad:
+            return outputs
+        counts.append(sum(token() is not None for token in tokens))
+        token = _Token()
+        tokens.append(weakref.ref(token))
+        return _Mark.apply(outputs, token)  # type: ignore[no-untyped-call]
+
+    learner = case.bench(plugins)
+    for model in learner.models.values():
+        model.register_forward_hook(mark)
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        seed_all()
+        learner.train()
+    finally:
+        if collects:
+            gc.enable()
+    return counts
+
+
+STEPS, EPOCHS, PIECE, LAST = 120, 5, 15, 3
+"""Steps of a pass, epochs, steps between two counts, and how many of the last passes are compared."""
+
+
+BYTES = 900
+"""Less than that with each step is not reported: numbers that a plugin notes, lines that wait to be written."""
+
+
+def bounded_memory(case: Case) -> list[str]:
+    """Neither the tensors nor the bytes in use grow with the steps of a pass, or with the epochs.
+
+    A plugin may keep some tensors, such as the last three hundred, or the last fifty of a pass, and a few numbers of
+    each step; but no tensor of each step, nor 900 bytes. It is observed over the last three of five long epochs, on
+    what Python holds: tensors and objects.
+    """
+    census = _Census()
+    learner = case.bench([*case.plugins(), census])
+    with _only_new_objects(), _traced():
+        learner.train(epochs=EPOCHS, times=-(-STEPS // len(learner.problem.train)))
+    if tensors := _within(census.tensors):
+        return [
+            f"within a pass it keeps about {tensors:.2g} tensors more with each step: keep sums, or read them by "
+            f"LateValues, or a bounded number of them"
+        ]
+    if held := _within(census.held, BYTES * PIECE):
+        return [
+            f"within a pass it keeps about {held:.0f} bytes more with each step: keep sums, or a bounded number of "
+            f"things"
+        ]
+    if tensors := _between(census.tensors):
+        return [f"with each epoch it keeps about {tensors:.2g} tensors more: let those go in epoch_begin or epoch_end"]
+    if held := _between(census.held, BYTES * STEPS):
+        return [f"with each epoch it keeps about {held:.0f} bytes more: let those go in epoch_begin or epoch_end"]
+    return []
+
+
+def learner_freed(case: Case) -> list[str]:
+    """After a fit the learner, and with it model and optimizer, is freed although the plugin is kept."""
+    with _only_new_objects():
+        plugins = case.plugins()
+        learner = case.bench(plugins)
+        learner.train()
+        left = weakref.ref(learner)
+        del learner
+        gc.collect()
+        if left() is None:
+            return []
+        del plugins
+        gc.collect()
+        if left() is None:
+            return ["it holds the learner, and so the model, after the fit: let go of it in fit_end"]
+    return ["something that outlives it holds the learner, and so the model, after the fit: let go of it in fit_end"]
+
+
+def _within(passes: Sequence[Sequence[int]], by: int = 1) -> float:
+    """How much the counts rise with a step, if they rise in the later half of each of the last passes."""
+    growths = [_growth(counts[:-1], (len(counts) - 1) // 2, by) for counts in passes[-LAST:]]  # all but that of its end
+    return growths[-1] / PIECE if growths and all(growths) else 0.0
+
+
+def _between(passes: Sequence[Sequence[int]], by: int = 1) -> float:
+    """How much the last and the highest counts of the last passes rise with a pass, if both do.
+
+    A buffer that is emptied now and then may happen to be a little fuller at the end of each pass.
+    """
+    last = [counts for counts in passes if counts][-LAST - 1 :]
+    return min(_growth([counts[-1] for counts in last], 0, by), _growth([max(counts) for counts in last], 0, by))
+
+
+def _growth(counts: Sequence[int], start: int, by: int) -> float:
+    """How much the counts from ``start`` rise from one to the next, on average; 0 if that is not ``by``.
+
+    The largest rise does not count: something may be made once and stay. Nor what the largest fall takes away, which
+    is a buffer that is emptied.
+    """
+    rises = [b - a for a, b in pairwise(counts)]
+    late = rises[start:]
+    if len(late) < LAST or sum(late) - max(late) + min(0, *rises) < by * (len(late) - 1):
+        return 0.0
+    return sum(late) / len(late)
+
+
+class _Census:
+    """Count the tensors that are alive, and the bytes in use: some times in each pass, and at its end."""
+
+    name = "~~census"
+
+    def __init__(self) -> None:
+        self.tensors: list[list[int]] = []
+        self.held: list[list[int]] = []
+
+    @hookimpl
+    def epoch_begin(self, phase: Phase) -> None:
+        if phase.training:
+            self.tensors.append([])
+            self.held.append([])
+
+    @hookimpl(reads=("*",))
+    def step_end(self, step: Step, phase: Phase) -> None:
+        if phase.training and step.index % PIECE == PIECE - 1:
+            self._count()
+
+    @hookimpl(reads=("*",))
+    def phase_end(self, phase: Phase) -> None:
+        if phase.training:
+            self._count()
+
+    def _count(self) -> None:
+        tensors, held = _alive()
+        self.tensors[-1].append(tensors)
+        self.held[-1].append(held)
+
+
+def _alive() -> tuple[int, int]:
+    """The tensors that are alive, and the bytes of these and of Python's objects."""
+    gc.collect()
+    tensors = [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
+    stores = {}
+    for each in tensors:
+        if type(each) in (Tensor, nn.Parameter) and each.layout is torch.strided:  # others may have no storage
+            store = each.untyped_storage()
+            stores[store._cdata] = store.nbytes()
+    return len(tensors), sum(stores.values()) + tracemalloc.get_traced_memory()[0]
+
+
+@contextmanager
+def _traced() -> Iterator[None]:
+    """Let Python count the bytes of its objects."""
+    mine = not tracemalloc.is_tracing()
+    if mine:
+        tracemalloc.start()
+    try:
+        yield
+    finally:
+        if mine:
+            tracemalloc.stop()
+
+
+@contextmanager
+def _only_new_objects() -> Iterator[None]:
+    """Let the garbage collector overlook what is there already, which makes it fast."""
+    mine = gc.get_freeze_count() == 0
+    if mine:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if mine:
+            gc.unfreeze()

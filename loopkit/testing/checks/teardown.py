@@ -1,0 +1,122 @@
+"""Checks that all ends well, whatever others do."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+from contextlib import suppress
+
+from loopkit.errors import CancelEpoch, CancelFit, CancelStep
+from loopkit.testing.bits import difference, weights
+from loopkit.testing.case import Case, described
+from loopkit.testing.leftovers import Calls, environment, left_behind, open_files, threads_left
+from loopkit.testing.troubles import Deliberate, DeliberateExit, Trouble
+
+__all__ = ["cancelled_step", "error_elsewhere", "fit_twice"]
+
+
+def fit_twice(case: Case) -> list[str]:
+    """A second ``fit`` works like the first: ``fit_end`` comes once, and what was changed outside is put back."""
+    plugins = case.plugins()
+    calls = Calls(plugins[0])
+    learner = case.bench(plugins, calls)
+    before = environment(learner)
+    threads, files = set(threading.enumerate()), open_files().items()
+    between = files
+    for count, which in enumerate(("first", "second"), 1):
+        try:
+            learner.train()
+        except Exception as error:
+            return [f"the {which} fit {described(error)}"]
+        if broken := [*left_behind(before, learner, None), *calls.unbalanced()]:
+            return [f"after the {which} fit {message}" for message in broken]
+        if count == 1:
+            # what serves all fits of the process may stay
+            threads, between = set(threading.enumerate()), open_files().items()
+    broken = threads_left(threads)
+    if open_files().items() - files:
+        gc.collect()
+        opened = open_files().items() - files
+        del plugins, calls, learner
+        gc.collect()
+        serving = between & open_files().items()
+        left = sorted({path for _, path in opened - serving})
+        broken += [f"a file is left open: {path!r}; close it in fit_end" for path in left]
+    return [f"after the second fit {message}" for message in broken]
+
+
+def cancelled_step(case: Case) -> list[str]:
+    """After another plugin has cancelled a step, an epoch or the fit, everything goes on."""
+    trouble = Trouble(last=False)
+    learner = case.bench([*case.plugins(), trouble])
+    before, threads = environment(learner), set(threading.enumerate())
+    cancels: list[tuple[str, type[Exception]]] = [
+        (e.hook, CancelStep) for e in learner.events() if "step" in e.arguments
+    ]
+    cancels += [("step_begin", CancelEpoch), ("step_begin", CancelFit)]
+    for hook, cancel in cancels:
+        where = f"{cancel.__name__} raised in {hook} by another plugin"
+        trouble.arm(hook, cancel)
+        try:
+            learner.train()
+        except Exception as error:
+            return [f"with {where}, the fit {described(error)}"]
+        if broken := left_behind(before, learner, threads):
+            return [f"after {where}, {message}" for message in broken]
+    return []
+
+
+def error_elsewhere(case: Case) -> list[str]:
+    """After an error in any hook of another plugin ``fit_end`` has come once, all is put back, and a new ``fit`` works.
+
+    Put back are: grad mode, autocast, global settings of torch, modes and hooks of modules, ``requires_grad``, signal
+    handlers, standard output and error, exception hooks, handlers of the root logger, the working directory, threads;
+    functions of torch and Python's own ones; and the parameters and buffers, after an error in a validation.
+    """
+    for last in (False, True):
+        trouble, plugins = Trouble(last), case.plugins()
+        calls = Calls(plugins[0])
+        learner = case.bench([*plugins, trouble], calls)
+        before, threads = environment(learner), set(threading.enumerate())
+        hooks = ("fit_begin", *(event.hook for event in learner.events()), *trouble.others)
+        for hook, error in (*((hook, Deliberate) for hook in hooks), ("step_end", DeliberateExit)):
+            where = f"an error in {hook} of another plugin" if error is Deliberate else f"an exit in {hook}"
+            trouble.arm(hook, error)
+            try:
+                learner.train(epochs=1)
+            except (Deliberate, DeliberateExit):
+                pass
+            except Exception as error:
+                return [f"after {where}, the fit {described(error)}"]
+            if broken := [*left_behind(before, learner, threads), *calls.unbalanced()]:
+                return [f"after {where}, {message}" for message in broken]
+            trouble.disarm()
+            try:
+                learner.train(epochs=1)
+            except Exception as error:
+                return [f"after {where}, the next fit {described(error)}"]
+            if broken := calls.unbalanced():
+                return [f"in the next fit after {where}, {message}" for message in broken]
+    return _failed_validation(case)
+
+
+def _failed_validation(case: Case) -> list[str]:
+    """A message if the weights are not as before after a validation in which another plugin has failed."""
+    trouble = Trouble(last=True)
+    learner = case.bench([*case.plugins(), trouble])
+    data = learner.problem.val
+    if data is None:
+        return []
+    learner.train(epochs=1)
+    before = copy.deepcopy(weights(learner))
+    trouble.arm("step_end", Deliberate, quiet=0)
+    with suppress(Deliberate):
+        learner.evaluate(copy.deepcopy(data), phase=case.val_phase)
+    path = difference(before, weights(learner), "weights", ())
+    if not path:
+        return []
+    return [
+        f"after an error in a step_end of a validation the weights are not those before it: {path} differs. Put them "
+        f"back in the context that changed them, with try and finally"
+    ]

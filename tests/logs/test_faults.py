@@ -1,0 +1,184 @@
+"""Logs on full disks, in places that cannot be written, and with two runs at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults.forked import call_forked, forked
+from helpers import batches, make_learner, on
+
+from loopkit.errors import LogError
+from loopkit.logs import Csv, JsonLines, read_log
+from loopkit.logs.log_file import LogFile
+from loopkit.plugins import LogTo
+
+
+def logging_learner(*logs: Any, every: int | None = None) -> Any:
+    act = on("step_end", lambda learner, step, **given: learner.log("index", step.index))
+    return make_learner(LogTo(*logs, every=every), act)
+
+
+@contextmanager
+def read_only(directory: Path) -> Iterator[None]:
+    """The directory cannot be written; skips where the user may all the same."""
+    directory.chmod(0o500)
+    try:
+        if os.access(directory, os.W_OK):
+            pytest.skip("this user can write everywhere")
+        yield
+    finally:
+        directory.chmod(0o700)
+
+
+def test_read_only_directory_is_an_error_before_the_first_step(tmp_path: Path) -> None:
+    learner = logging_learner(tmp_path / "log.jsonl")
+    with read_only(tmp_path), pytest.raises(LogError, match="Permission denied; give this user the permission"):
+        learner.fit(batches(1), epochs=1)
+    assert learner.progress.steps == 0
+
+
+@pytest.mark.parametrize("backend", [JsonLines, Csv])
+def test_path_that_is_a_directory_or_below_a_file_is_an_error(tmp_path: Path, backend: Any) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "directory").mkdir()
+    for path, fix in (
+        (tmp_path / "directory", "name a file in it"),
+        (tmp_path / "file" / "log", "choose another path"),
+    ):
+        learner = logging_learner(backend(path))
+        with pytest.raises(LogError, match=rf"cannot be written: .*; .*{fix}"):
+            learner.fit(batches(1), epochs=1)
+        assert learner.progress.steps == 0
+
+
+def test_missing_directories_are_made(tmp_path: Path) -> None:
+    logging_learner(tmp_path / "a" / "b" / "log.jsonl", tmp_path / "c" / "log.csv").fit(batches(1), epochs=1)
+    assert read_log(tmp_path / "a" / "b").values("index") == [0.0]
+    assert (tmp_path / "c" / "log.csv").exists()
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".csv"])
+def test_two_runs_in_one_log_are_refused(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"log{ending}"
+    first, second = logging_learner(path), logging_learner(path)
+    with first.fitting(on_signal=None):
+        first.run("train", batches(2))
+        with pytest.raises(LogError, match="is being written by another run: stop that one, or give this one"):
+            second.fit(batches(1), epochs=1)
+    assert second.progress.steps == 0
+    before = path.read_bytes()
+    assert b"1.0" in before
+    second.fit(batches(1), epochs=1)
+    assert path.with_name(f"log-1{ending}").read_bytes() == before
+
+
+def test_one_log_given_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LogError, match="is being written by another run"):
+        logging_learner(tmp_path / "log.jsonl", tmp_path / "log.jsonl").fit(batches(1), epochs=1)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "log")
+    log.open()
+    (ready, says), (waits, ends) = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:  # as a worker of a loader that outlives its parent
+        os.close(ends)
+        os.write(says, b"x")
+        os.read(waits, 1)
+        os._exit(0)
+    try:
+        os.read(ready, 1)
+        log.close()
+        again = LogFile(tmp_path / "log")
+        again.open()
+        again.close()
+    finally:
+        os.close(ends)
+        os.waitpid(child, 0)
+        for end in (ready, says, waits):
+            os.close(end)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
+def test_full_device_disables_the_log(tmp_path: Path) -> None:
+    learner = logging_learner(JsonLines("/dev/full"), tmp_path / "whole.jsonl")  # which renames nothing
+    with pytest.warns(UserWarning, match=r"is disabled for the rest of the fit: .*No space left on device") as seen:
+        result = learner.fit(batches(4), epochs=2)
+    assert len(seen) == 1
+    assert result.steps == 8
+    assert read_log(tmp_path / "whole.jsonl").values("index") == [0.0, 1.0, 2.0, 3.0] * 2
+
+
+@pytest.mark.parametrize("backend", [JsonLines, Csv])
+def test_pipe_gets_the_log_as_it_is(tmp_path: Path, backend: Any) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        logging_learner(backend(tmp_path / "pipe")).fit(batches(2), epochs=1)
+        assert b"index" in os.read(reader, 100_000)
+        assert (tmp_path / "pipe").is_fifo()
+    finally:
+        os.close(reader)
+
+
+def test_link_to_a_csv_file_stays_one_when_columns_come(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").symlink_to(tmp_path / "real.csv")
+    logging_learner(tmp_path / "log.csv").fit(batches(2), epochs=1)
+    assert (tmp_path / "log.csv").is_symlink()
+    assert b"train,0,2,2," in (tmp_path / "real.csv").read_bytes()
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".csv"])
+def test_disk_that_gets_full_leaves_whole_lines(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"log{ending}"
+    size = 3000 if ending == ".jsonl" else 600
+
+    def limited() -> tuple[int, list[str]]:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        learner = logging_learner(path, every=1)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            result = learner.fit(batches(50), epochs=1)
+        return result.steps, [str(each.message) for each in seen]
+
+    steps, (said,) = call_forked(limited)
+    assert steps == 50
+    assert said.startswith("log")
+    assert "File too large" in said
+    assert path.read_bytes().endswith(b"\n")
+    if ending == ".jsonl":
+        values = read_log(path).values("index")
+        assert values == [float(i) for i in range(len(values))]
+        assert 0 < len(values) < 50
+
+
+def test_closed_output_does_not_touch_the_log(tmp_path: Path) -> None:
+    def closed() -> None:
+        sys.stdout = open(1, "w")  # noqa: SIM115 - not pytest's
+        os.close(1)
+        with contextlib.suppress(OSError):
+            sys.stdout.close()
+        act = on("step_end", lambda learner, step, **given: learner.log("index", step.index))
+        make_learner(LogTo(tmp_path), act, standard=True).fit(batches(3), epochs=1)
+
+    outcome = forked(closed)
+    assert read_log(tmp_path).values("index") == [0.0, 1.0, 2.0], outcome.error
+
+
+def test_link_in_the_place_of_a_log_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").symlink_to(tmp_path / "real.jsonl")
+    logging_learner(tmp_path / "log.jsonl").fit(batches(1), epochs=1)
+    assert read_log(tmp_path / "real.jsonl").values("index") == [0.0]

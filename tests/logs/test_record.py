@@ -1,0 +1,66 @@
+"""``Records``: records in groups, and what is kept until it is written."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from helpers import batches, make_learner, on
+
+from loopkit.logs import Backend, Record, Records, Text
+from loopkit.plugins import LogTo
+
+BEGIN = 1_700_000_000.0
+
+
+def records(*times: float, step: int = 1) -> list[Record]:
+    return [Record(f"name {i}", float(i), "train", 0, step, step, BEGIN + time) for i, time in enumerate(times)]
+
+
+def test_records_of_a_place_and_a_millisecond_are_a_group() -> None:
+    (group,) = Records.of(records(0, 0.0002, 0.0009)).groups
+    assert (group.names, group.values) == (["name 0", "name 1", "name 2"], [0.0, 1.0, 2.0])
+    assert (group.phase, group.epoch, group.step, group.update, group.time) == ("train", 0, 1, 1, BEGIN)
+
+
+@pytest.mark.parametrize("other", [{"phase": "val"}, {"epoch": 1}, {"step": 2}, {"update": 2}, {"time": BEGIN + 0.002}])
+def test_record_of_another_place_or_time_is_in_another_group(other: dict[str, object]) -> None:
+    (first,) = records(0)
+    given = [first, first._replace(**other), first]
+    assert [list(group) for group in Records.of(given).groups] == [[each] for each in given]
+
+
+def test_records_are_a_sequence_in_their_order() -> None:
+    given = [*records(0, 0), *records(0, step=2)]
+    made = Records.of([*given[:2], given[2]._replace(value=Text("a"))])
+    assert len(made) == 3
+    assert made[1] == given[1]
+    assert made[1:] == list(made)[1:]
+    assert made.kinds == {float, Text}
+    assert [group.mixed for group in made.groups] == [False, True]
+    assert Records.of(made) is made
+
+
+def test_threads_that_log_at_once_mix_up_nothing() -> None:
+    seen: list[Record] = []
+
+    class Memory(Backend):
+        def write(self, records):
+            seen.extend(records)
+
+    def work(learner, **given):
+        def many(number):
+            for i in range(2_000):
+                learner.log(f"{number}", number + i / 10_000)
+
+        threads = [threading.Thread(target=many, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+
+    make_learner(LogTo(Memory()), on("step_end", work)).fit(batches(1), epochs=1)
+    for number in range(4):
+        assert [record.value for record in seen if record.name == str(number)] == [
+            number + i / 10_000 for i in range(2_000)
+        ]

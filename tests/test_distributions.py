@@ -1,0 +1,85 @@
+"""Each distribution alone: it installs into a fresh environment with the core, and passes its tests there."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import venv
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DISTRIBUTIONS = sorted(path.parent for path in (ROOT / "plugins").glob("*/pyproject.toml"))
+PACKAGES = {path.name.replace("-", "_") for path in DISTRIBUTIONS}
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add(str(node.module).split(".")[0])
+    return found
+
+
+def test_there_are_distributions() -> None:
+    assert {"loopkit_mlflow", "loopkit_optuna", "loopkit_tensorboard"} <= PACKAGES
+
+
+def test_nothing_of_the_core_imports_a_distribution() -> None:
+    guilty = {str(path): imports(path) & PACKAGES for path in (ROOT / "loopkit").rglob("*.py")}
+    assert {path: found for path, found in guilty.items() if found} == {}
+
+
+def needed(name: str, found: set[str]) -> set[str]:
+    """A distribution that is installed here, and all that it requires; without what is not installed."""
+    try:
+        here = distribution(name)
+    except PackageNotFoundError:
+        return found
+    if name not in found:
+        found.add(name)
+        for requirement in here.requires or ():
+            if "extra ==" not in requirement:
+                needed(re.split(r"[^\w.-]", requirement, maxsplit=1)[0], found)
+    return found
+
+
+def share_torch(python: Path, folder: Path) -> None:
+    """Let an environment have torch, and nothing beyond what torch requires, from this one."""
+    folder.mkdir()
+    for name in needed("torch", set()):
+        files = distribution(name).files or ()
+        for top in {file.parts[0] for file in files} - {"..", "__pycache__"}:
+            target = Path(str(distribution(name).locate_file(top)))
+            if target.exists() and not (folder / top).exists():
+                (folder / top).symlink_to(target)
+    site = subprocess.check_output([python, "-c", "import site; print(site.getsitepackages()[0])"], text=True).strip()
+    Path(site, "shared.pth").write_text(f"{folder}\n")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("folder", DISTRIBUTIONS, ids=lambda path: path.name)
+def test_distribution_installs_alone_and_passes_its_tests(folder: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    share_torch(python, tmp_path / "shared")
+    install = ["-m", "pip", "install", "-q", "--no-compile", "-c", ROOT / "constraints.txt", "-e", ROOT]
+    environment = {**os.environ, "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    for command in ([*install, "-e", f"{folder}[test]"], ["-m", "pytest", "-q", "-p", "no:cacheprovider"]):
+        done = subprocess.run(
+            [python, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
+        )
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    listed = subprocess.run(
+        [python, "-m", "pip", "list"], capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+    assert {each.name for each in DISTRIBUTIONS if each.name in listed} == {folder.name}
+    assert sys.prefix not in listed
