@@ -1,0 +1,31 @@
+"""What loopkit learners log, in TensorBoard.
+
+::
+
+    from loopkit.plugins import LogMetrics, LogTo
+    from loopkit_tensorboard import TensorBoard
+
+    learner = Learner(model, loss_fn, optimizer, plugins=[LogTo(TensorBoard("runs/a")), LogMetrics()])
+"""
+
+import os
+
+from loopkit.plugins import LogTo
+from loopkit_tensorboard.backend import TensorBoard
+
+__all__ = ["TensorBoard", "tensorboard"]
+
+
+def tensorboard(directory: str | os.PathLike[str], *, every: int | None = None, name: str = "tensorboard") -> LogTo:
+    """A `LogTo` that writes to TensorBoard alone, as a plugin that a configuration can name.
+
+    Args:
+        directory: As for `TensorBoard`.
+        every: As for ``LogTo``: write after so many training steps, too.
+        name: The plugin's name.
+
+    Example::
+
+        Learner(model, loss_fn, optimizer, plugins=["log_metrics", {"tensorboard": {"directory": "runs/a"}}])
+    """
+    return LogTo(TensorBoard(directory), every=every, name=name)
