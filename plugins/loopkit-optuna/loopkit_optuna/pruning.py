@@ -1,0 +1,148 @@
+"""A metric reported to an Optuna trial, and the trial pruned."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import optuna
+from optuna.storages import RetryHeartbeatStaleTrialCallback
+
+from loopkit import FitResult, Learner, Phase, hookimpl
+from loopkit.errors import PluginError, StateError
+
+__all__ = ["OptunaPruning"]
+
+
+class OptunaPruning:
+    """Report a metric to a trial after each pass of its phase, and end the fit if Optuna says so.
+
+    The fit ends in the usual way: the other plugins see every event to the last ``fit_end``. Then ``fit`` raises
+    ``optuna.TrialPruned``, and ``study.optimize`` counts the trial as pruned.
+
+    A state of another trial is refused, unless this trial retries that one (by Optuna's
+    ``RetryHeartbeatStaleTrialCallback``). A trial that goes on from its own state reports no step twice.
+
+    Args:
+        trial: What ``study.optimize`` gives to the objective. Of several processes rank 0 reports, and all of them end;
+            the others may give None.
+        monitor: The metric, as ``"val/loss"``. Whether less is better is the study's affair.
+        steps: What Optuna gets as the step: ``"epochs"``, or ``"updates"``, for validations in mid-epoch.
+        name: The plugin's name.
+
+    Raises:
+        PluginError: An argument is wrong; the study has several objectives; or two reports of one fit would have the
+            same step.
+        StateError: The state that is loaded is of another trial.
+
+    Example::
+
+        def objective(trial):
+            lr = trial.suggest_float("lr", 1e-4, 1.0, log=True)
+            optimizer = partial(torch.optim.SGD, lr=lr)
+            learner = Learner(make_model(), loss_fn, optimizer, plugins=[OptunaPruning(trial)])
+            return learner.fit(train, val, epochs=10).metrics["val/loss"]
+
+
+        study = optuna.create_study(pruner=optuna.pruners.MedianPruner())
+        study.optimize(objective, n_trials=20)
+    """
+
+    def __init__(
+        self,
+        trial: optuna.trial.BaseTrial | None,
+        monitor: str = "val/loss",
+        *,
+        steps: str = "epochs",
+        name: str = "optuna_pruning",
+    ) -> None:
+        if trial is not None and not isinstance(trial, optuna.trial.BaseTrial):
+            raise PluginError(f"trial is {trial!r}: give the trial that study.optimize gives to the objective")
+        if isinstance(trial, optuna.Trial) and len(trial.study.directions) > 1:
+            raise PluginError(
+                f"trial {trial.number} is of a study with {len(trial.study.directions)} objectives, and Optuna prunes "
+                f"those with one alone: leave the plugin out"
+            )
+        phase, slash, metric = monitor.partition("/")
+        if not (phase and slash and metric):
+            raise PluginError(f"monitor is {monitor!r}: it is a phase and a metric, such as 'val/loss'")
+        if steps not in ("epochs", "updates"):
+            raise PluginError(f"steps is {steps!r}: it is 'epochs' or 'updates'")
+        self.name = name
+        self.trial = trial
+        self.monitor = monitor
+        self.steps = steps
+        self._phase = phase
+        self._reported = -1
+        """The step that was reported last."""
+
+    def reads(self) -> tuple[str, ...]:
+        """The metric."""
+        return (f"metrics.{self.monitor}", "progress")
+
+    @hookimpl
+    def phase_end(self, learner: Learner, phase: Phase) -> None:
+        """Report the metric, and ask for the end if the trial is to be pruned."""
+        if phase.name != self._phase or not learner.fitting_now or not learner.at_edge:
+            return  # such as in a pass that a hook runs
+        step = learner.progress.epochs if self.steps == "epochs" else learner.progress.updates
+        if step <= self._reported:
+            raise PluginError(
+                f"plugin {self.name!r}: phase {phase.name!r} has ended twice at {step} {self.steps}, and Optuna takes "
+                f"one value a step: validate less often, or give OptunaPruning(steps='updates')"
+            )
+        self._reported = step
+        if self.trial is not None and learner.rank == 0:
+            self.trial.report(learner.metrics[self.monitor], step)
+            if self.trial.should_prune():
+                learner.stop(f"pruned at {step} {self.steps}", by=self.name)
+
+    @hookimpl
+    def fit_end(self, learner: Learner, result: FitResult) -> None:
+        """Hand the pruning on to the study, unless something else ended the fit."""
+        if self._reported < 0 and learner.rank == 0 and result.reason in ("epochs", "max_steps", "max_updates"):
+            warnings.warn(
+                f"plugin {self.name!r} monitors {self.monitor!r}, but there was no pass of phase {self._phase!r} in "
+                f"this fit, so it reported nothing; give fit(..., val) data, or monitor another phase",
+                stacklevel=2,
+            )
+        if result.reason == "stop" and result.by == self.name:
+            raise optuna.TrialPruned(result.message)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Whose trial it is, and the step that was reported last."""
+        return {"study": self._study, "trial": self._number, "reported": self._reported}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the trial."""
+        mine, saved = (self._study, self._number), (state["study"], state["trial"])
+        if self.trial is not None and saved != mine and not (saved[0] == mine[0] and saved[1] in self._retried):
+            raise StateError(
+                f"plugin {self.name!r}: the state is of trial {saved[1]} of study {saved[0]!r}, and this is trial "
+                f"{mine[1]} of {mine[0]!r}, which begins anew: give each trial a directory of its own, such as "
+                f"Checkpoint(f'runs/trial-{{trial.number}}')"
+            )
+        self._reported = state["reported"] if saved == mine or self.trial is None else -1
+
+    def reshard(self, states: Sequence[Mapping[str, Any]], rank: int, size: int) -> Mapping[str, Any]:
+        """The state for another number of processes: that of rank 0, which has the trial."""
+        return states[0]
+
+    @property
+    def _study(self) -> str | None:
+        return self.trial.study.study_name if isinstance(self.trial, optuna.Trial) else None
+
+    @property
+    def _number(self) -> int | None:
+        return None if self.trial is None else int(self.trial.number)
+
+    @property
+    def _retried(self) -> list[int]:
+        """The trials that this one retries."""
+        if not isinstance(self.trial, optuna.Trial):
+            return []
+        frozen = self.trial.study.get_trials(deepcopy=False)[self.trial.number]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            return RetryHeartbeatStaleTrialCallback.retry_history(frozen)
