@@ -1,5 +1,6 @@
 """What is reported, and when: in Ray's local mode, where a training function runs in this process."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch import nn
 
 from loopkit import Learner, hookimpl
+from loopkit.discovery import declarations
 from loopkit.errors import PluginError
 from loopkit.plugins import Checkpoint
 from loopkit.testing import check_plugin
@@ -221,6 +223,10 @@ class Sync:
 
     provides = "sync"
 
+    @hookimpl
+    def fit_end(self):
+        pass
+
 
 def be_worker(rank):
     """Make this process one of two workers, as far as Ray's functions say."""
@@ -256,3 +262,10 @@ def test_a_run_goes_on_from_a_checkpoint_that_is_elsewhere(batches, reports, tmp
     assert not latest.exists()
     assert reports == [({"train/passes": 3.0}, "000001-step-12")]
     assert torch.equal(learner.model.weight, straight.model.weight)
+
+
+def test_entry_points_name_the_plugin_and_declare_what_it_is():
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["loopkit.plugins"] == {"ray_report": "loopkit_ray:RayReport"}
+    declared = declarations("loopkit_ray")["loopkit.plugins.about"]
+    assert project["entry-points"]["loopkit.plugins.about"] == declared
