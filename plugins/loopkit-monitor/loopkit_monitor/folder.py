@@ -1,0 +1,108 @@
+"""Files below a folder, opened without following a link anywhere on the way."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import stat
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Folder"]
+
+DEEPEST = 8
+"""Folders within folders that are looked into."""
+MOST_ENTRIES = 200_000
+"""Entries that are looked at in one search."""
+PARTS = 20
+"""Of them; of a folder, no more than one part is looked at before all the other folders."""
+SKIPPED = ("media", "__pycache__")
+FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class Folder:
+    """A folder of which files can be read.
+
+    Args:
+        root: May itself be, or be behind, a link: it was named by the user. What is below may not.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root).resolve()
+        self.searched = True
+        """The last search has looked at all entries."""
+
+    def open(self, path: str) -> int:
+        """Open a regular file for reading; returns its descriptor, which the caller closes.
+
+        Args:
+            path: Relative, with ``/``.
+
+        Raises:
+            OSError: It is not there, no regular file, or not below the root by a way without links.
+        """
+        *folders, name = path.split("/")
+        if any(part in ("", ".", "..") or "\0" in part or "\\" in part for part in (*folders, name)):
+            raise FileNotFoundError(f"{path!r:.200} is no path in the folder")
+        here = os.open(self.root, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+        try:
+            for folder in folders:
+                inner = os.open(folder, FLAGS | os.O_DIRECTORY, dir_fd=here)
+                os.close(here)
+                here = inner
+            file = os.open(name, FLAGS | os.O_NONBLOCK, dir_fd=here)
+        finally:
+            os.close(here)
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            os.close(file)
+            raise FileNotFoundError(f"{path!r:.200} is no regular file")
+        return file
+
+    def logs(self) -> Iterator[str]:
+        """The paths of all files that end in ``.jsonl``, in no order; folders that cannot be read are left out.
+
+        Where there are too many entries, large folders are those that are not searched to their end.
+        """
+        self.searched = True
+        left, part = MOST_ENTRIES, max(MOST_ENTRIES // PARTS, 1)
+        folders: deque[tuple[str, int, Any]] = deque([("", 0, None)])
+        large: deque[tuple[str, int, Any]] = deque()
+        """With the iterators of their other entries."""
+        with ExitStack() as stack:
+            while folders or large:
+                if left <= 0:
+                    self.searched = False
+                    return
+                folder, depth, found = (folders or large).popleft()
+                try:
+                    if found is None:
+                        found = os.scandir(self.root / folder)
+                    room = min(part, left)
+                    entries = list(itertools.islice(found, room))
+                    left -= len(entries)
+                    if len(entries) == room:
+                        stack.enter_context(found)
+                        large.append((folder, depth, found))
+                    for entry in entries:
+                        if not _printable(entry.name) or entry.name.startswith("."):
+                            continue
+                        path = f"{folder}{entry.name}"
+                        if entry.name.endswith(".jsonl"):
+                            if entry.is_file(follow_symlinks=False):
+                                yield path
+                        elif depth < DEEPEST and entry.name not in SKIPPED and entry.is_dir(follow_symlinks=False):
+                            folders.append((f"{path}/", depth + 1, None))
+                except OSError:
+                    continue
+
+
+def _printable(name: str) -> bool:
+    """Whether it is text that can be sent, and no ``\\`` is in it."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\\" not in name

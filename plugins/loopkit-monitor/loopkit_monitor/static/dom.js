@@ -1,0 +1,103 @@
+// Elements, and numbers as people read them. All text becomes text nodes: nothing here makes markup of data.
+
+/** An element. `props`: `class`, `css` (styles), `on` (listeners), anything else is an attribute. */
+export function h(tag, props, ...children) {
+  const element = document.createElement(tag);
+  for (const [key, value] of Object.entries(props ?? {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (key === "class") element.className = value;
+    else if (key === "css") for (const [name, style] of Object.entries(value)) element.style.setProperty(name, style);
+    else if (key === "on") for (const [name, listener] of Object.entries(value)) element.addEventListener(name, listener);
+    else element.setAttribute(key, value === true ? "" : value);
+  }
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+export const DASH = "\u2013";
+const grouped = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+
+/** A number of the log: infinite and undefined ones come as the strings "inf", "-inf", "nan". */
+export function number(value) {
+  if (typeof value === "string") return { inf: Infinity, "-inf": -Infinity, nan: NaN }[value] ?? NaN;
+  return value ?? NaN;
+}
+
+/** Four significant digits. */
+export function num(value) {
+  if (value === null || value === undefined) return DASH;
+  if (typeof value === "string") return value;
+  if (!Number.isFinite(value)) return Number.isNaN(value) ? "nan" : value > 0 ? "inf" : "-inf";
+  const size = Math.abs(value);
+  if (size >= 1e7 || (size > 0 && size < 1e-3)) return value.toExponential(2).replace("e+", "e");
+  if (Number.isInteger(value) || size >= 1e3) return grouped.format(value);
+  return value.toPrecision(4);
+}
+
+export const count = (value) => (Number.isFinite(value) ? grouped.format(value) : DASH);
+
+function scaled(value, base, units) {
+  if (!Number.isFinite(value)) return num(value);
+  let at = 0;
+  while (Math.abs(value) >= base && at < units.length - 1) { value /= base; at += 1; }
+  const digits = at === 0 || Math.abs(value) >= 100 ? 0 : Math.abs(value) >= 10 ? 1 : 2;
+  return `${value.toFixed(digits)}${units[at]}`;
+}
+
+export const short = (value) => scaled(value, 1000, ["", " k", " M", " G", " T"]);
+export const bytes = (value) => scaled(value, 1024, [" B", " KiB", " MiB", " GiB", " TiB"]);
+export const percent = (value) => (Number.isFinite(value) ? `${value.toFixed(value < 10 ? 1 : 0)} %` : num(value));
+
+/** A duration of seconds. */
+export function duration(value) {
+  if (!Number.isFinite(value)) return DASH;
+  if (value < 0) return DASH;
+  if (value === 0) return "0 s";
+  if (value < 1e-3) return `${(value * 1e6).toFixed(value < 1e-4 ? 1 : 0)} \u00b5s`;
+  if (value < 1) return `${(value * 1e3).toFixed(value < 0.1 ? 1 : 0)} ms`;
+  if (value < 60) return `${value.toFixed(value < 10 ? 1 : 0)} s`;
+  const minutes = Math.floor(value / 60);
+  if (minutes < 60) return `${minutes} min ${Math.floor(value % 60)} s`;
+  const hours = Math.floor(minutes / 60);
+  return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
+}
+
+/** How long ago, in one unit. */
+export function ago(time, now = Date.now() / 1000) {
+  const passed = now - time;
+  if (!(time > 0)) return DASH;
+  if (passed < 2) return "now";
+  for (const [size, unit] of [[86400, "d"], [3600, "h"], [60, "min"]]) {
+    if (passed >= size) return `${Math.floor(passed / size)} ${unit} ago`;
+  }
+  return `${Math.floor(passed)} s ago`;
+}
+
+/** A moment, in the reader's time zone. */
+export function moment(time) {
+  if (!(time > 0)) return DASH;
+  const date = new Date(time * 1000);
+  const two = (part) => String(part).padStart(2, "0");
+  return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} ` +
+    `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
+}
+
+/** A value of a table or a hyperparameter, as text. */
+export function shown(value) {
+  if (value === null || value === undefined) return "None";
+  if (typeof value === "boolean") return value ? "True" : "False";
+  if (typeof value === "number") return Number.isInteger(value) ? String(value) : num(value);
+  return typeof value === "string" ? value : JSON.stringify(value);
+}
+
+/** The rows of a logged table as objects; none if there is no table. */
+export function rowsOf(table) {
+  if (!Array.isArray(table?.columns) || !Array.isArray(table.rows)) return [];
+  return table.rows.map((row) => Object.fromEntries(table.columns.map((column, at) => [column, row[at]])));
+}
+
+/** Call at most once in so many milliseconds, the last time at the end of them. */
+export function seldom(call, wait) {
+  let timer = 0;
+  return () => { timer ||= setTimeout(() => { timer = 0; call(); }, wait); };
+}

@@ -1,0 +1,717 @@
+"""What the logs of a folder hold, kept up to date by reading what they grow by.
+
+Nothing here writes, locks or waits: a log is opened for reading, without following links, and closed again.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loopkit_monitor import processes
+from loopkit_monitor.folder import Folder
+from loopkit_monitor.lines import Lines, Points, latest, parse, parse_line
+from loopkit_monitor.series import FEWEST, References, Series
+
+__all__ = ["Change", "Run", "Store", "UnknownRun"]
+
+PIECE = 1 << 20
+"""Bytes that are read at once."""
+LONGEST_LINE = 8 << 20
+"""Bytes of a line, such as a large table; a longer one is left out."""
+LONGEST_SKIPPED = 256 << 20
+"""Bytes of a line that is left out; what comes after a longer one, such as the hole of a sparse file, is not read."""
+GLANCE = 64 << 10
+"""Bytes at the end of a log of which a run's state is told, until it is looked at more closely."""
+HEAD = ("run/throughput/steps_per_second", "run/throughput/samples_per_second", "run/time_left", "val/loss")
+"""Metrics that the page shows of each run, however many there are."""
+SEARCHED = 16 << 20
+"""Bytes before those in which the beginning of its last fit is looked for."""
+SEARCHED_AT_ONCE = 64 << 20
+"""Bytes of all logs in which that is done in one poll."""
+FIRST_BYTES = 16 << 10
+"""Bytes that are read of a line at first, when nobody knows how long it is."""
+TRIES = 3
+"""To read a log from its beginning while it is not cut back."""
+CHECKED = 256
+"""Bytes before the position by which a log is known again."""
+SCAN_SECONDS = 2.0
+"""Between two searches for new logs."""
+SILENT_SECONDS = 60.0
+"""After which a run on another machine, of which nothing came, is called silent."""
+IDLE_SECONDS = 60.0
+"""After which the points of a run that nobody asked for are let go, if others need the memory."""
+MOST_POINTS = 2_000_000
+"""Points kept of all runs together: 24 bytes each."""
+MOST_RUNS = 5_000
+"""Those that were written to last."""
+MOST_NAMES = 10_000
+MOST_CHARACTERS = 4 << 20
+"""Of all names of a run."""
+GLANCED_NAMES, GLANCED_CHARACTERS = 200, 16 << 10
+"""The same, for a run of which only the state is told."""
+MOST_SHOWN = 40
+"""Names of which the last value is told in the list of runs."""
+LONGEST_SHOWN = 200
+"""Characters of such a name."""
+LONGEST_HEADER = 1 << 20
+"""Bytes of a line with which a fit begins or ends; what a longer one says is left out."""
+CHANGE_POINTS = 2_000
+"""Points in one change."""
+RING_POINTS = 50_000
+"""Points in the changes that are kept for clients that come back; names count as well, and each change as one more."""
+MOST_FILES = 50_000
+"""Files that are remembered of a run."""
+HOST = socket.gethostname()
+NOTHING = Series()
+
+
+class UnknownRun(KeyError):
+    """There is no run of that id, or its log cannot be read."""
+
+
+@dataclass
+class Change:
+    """Something new of one run.
+
+    ``data`` has ``run`` (its id) and what the list of runs says of it: ``status``, ``step``, ``epoch``, ``updated``,
+    ``metrics``. If the points of the run are kept, also ``series``, a list of ``[step, value, time]`` by name, and
+    ``kinds``, how many lines without a scalar there are now, by name, where that has changed.
+
+    With ``cut``, what has a higher step is to be forgotten before ``series`` is added: the log was cut back by a fit
+    that went on from a checkpoint. With ``reload``, all of the run is to be asked for again.
+    """
+
+    id: int
+    data: dict[str, Any]
+    weight: int = 1
+    """What it counts for in the changes that are kept."""
+    frame: bytes | None = None
+    """As it is sent, once it was."""
+
+
+@dataclass
+class Run:
+    """One log."""
+
+    id: str
+    path: str
+    """Of the log, from the root."""
+    opened: bool = False
+    """Its points are kept."""
+    runs: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=16))
+    """The lines with which its last fits began."""
+    end: dict[str, Any] | None = None
+    """How the last of them ended."""
+    series: dict[str, Series] = field(default_factory=dict)
+    references: dict[str, References] = field(default_factory=dict)
+    last: dict[str, float] = field(default_factory=dict)
+    """The last value of each name."""
+    step: int = 0
+    epoch: int = 0
+    updated: float = 0.0
+    """The time of the last line."""
+    started: float = 0.0
+    foreign: int = 0
+    """Lines that are no records, or of more names than are kept."""
+    characters: int = 0
+    """Of all names."""
+    files: set[str] = field(default_factory=set)
+    """Files beside the log that it names."""
+    status: str = "live"
+    """``"live"``, ``"finished"``, ``"crashed"`` or ``"silent"``."""
+    used: float = 0.0
+    """When it was last asked for."""
+    grown: float = 0.0
+    """When it last grew, by the monotonic clock."""
+    offset: int = 0
+    """Bytes that were read."""
+    seen: tuple[int, int, int] = (0, 0, 0)
+    """Inode, size and time of change of the file as it was read."""
+    check: bytes = b""
+    """The last bytes before the offset."""
+    unsearched: int = 0
+    """Bytes at the beginning of which the last fit could still have begun; 0 if it is known."""
+    late: int = 0
+    """How often it grew when its process was gone. What it wrote last can be seen once; if there is more, the process
+    is one of another container."""
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """The line with which the last fit began."""
+        return self.runs[-1] if self.runs else {}
+
+    @property
+    def folder(self) -> str:
+        """Of the log, from the root, with a final ``/`` if it is not the root."""
+        return self.path[: self.path.rfind("/") + 1]
+
+    @property
+    def name(self) -> str:
+        """The last part of the id."""
+        return self.id.rsplit("/", 1)[-1]
+
+    @property
+    def total_steps(self) -> int | None:
+        """How many steps the last fit is meant to end with, if it says so."""
+        planned = self.header.get("planned")
+        steps = planned.get("steps") if isinstance(planned, dict) else None
+        return steps if type(steps) is int else None
+
+    def summary(self) -> dict[str, Any]:
+        """What the list of runs says."""
+        short = (name for name in self.last if len(name) <= LONGEST_SHOWN)
+        shown = sorted(short, key=_place)[:MOST_SHOWN]
+        return {
+            "run": self.id,
+            "status": self.status,
+            "step": self.step,
+            "epoch": self.epoch,
+            "updated": self.updated,
+            "metrics": {name: self.last[name] for name in shown},
+        }
+
+
+class Store:
+    """The runs below a folder.
+
+    It is not safe to use from several threads at once.
+
+    Args:
+        root: The folder; or one log, or the folder of one.
+        most_points: Points kept of all runs together; of the longest series, half are forgotten until it is so.
+
+    Example::
+
+        store = Store("runs")
+        store.poll()
+        for run in store.runs.values():
+            print(run.id, run.status, run.last)
+    """
+
+    def __init__(self, root: str | os.PathLike[str], *, most_points: int = MOST_POINTS) -> None:
+        path = Path(root)
+        if not path.exists():
+            raise FileNotFoundError(f"there is no {path}: name a folder with runs")
+        self._only = None if path.is_dir() else path.resolve().name
+        self.folder = Folder(path if self._only is None else path.resolve().parent)
+        self.runs: dict[str, Run] = {}
+        self.boot = secrets.token_hex(4)
+        """Of this store; ids of changes of another mean nothing here."""
+        self.changes: deque[Change] = deque()
+        """The latest; ``poll`` adds to them."""
+        self.last_id = 0
+        self.left_out = 0
+        """Runs that were found and are older than the ones that are kept."""
+        self._said = False
+        self._weight = 0
+        self._most_points = most_points
+        self._scanned = -SCAN_SECONDS
+
+    # ------------------------------------------------------------------------------------------------------- for views
+
+    def get(self, id: str) -> Run:
+        """A run, with its points.
+
+        Raises:
+            UnknownRun: There is none, or it cannot be read.
+        """
+        run = self.runs.get(id)
+        if run is None:
+            self._scanned = -SCAN_SECONDS
+            self.poll()
+            run = self.runs.get(id)
+        if run is None:
+            raise UnknownRun(id)
+        run.used = time.monotonic()
+        if not run.opened:
+            try:
+                self.runs[id] = run = self._read_whole(run)
+            except OSError as error:
+                raise UnknownRun(id) from error
+        return run
+
+    def record(self, run: Run, name: str, index: int = -1) -> dict[str, Any] | None:
+        """What a line without a scalar says, read from the log again; None if it is not there any more."""
+        found = run.references.get(name)
+        if found is None or not -len(found.begin) <= index < len(found.begin):
+            return None
+        begin, length = found.begin[index], found.length[index]
+        try:
+            file = self.folder.open(run.path)
+        except OSError:
+            return None
+        try:
+            said = parse_line(os.pread(file, length, begin))
+        except OSError:
+            return None
+        finally:
+            os.close(file)
+        return said if said is not None and said.get("name") == name else None
+
+    def since(self, id: int) -> list[Change] | None:
+        """The changes after the one of an id, or None if some of them are not kept any more."""
+        kept_from = self.changes[0].id if self.changes else self.last_id + 1
+        if not kept_from - 1 <= id <= self.last_id:
+            return None
+        return [change for change in self.changes if change.id > id]
+
+    # --------------------------------------------------------------------------------------------------------- polling
+
+    def poll(self) -> list[Change]:
+        """Read what is new; returns the changes that were made of it."""
+        before = self.last_id
+        now = time.monotonic()
+        if now - self._scanned >= SCAN_SECONDS:
+            self._scanned = now
+            self._scan()
+        for run in list(self.runs.values()):
+            try:
+                self._update(run, now)
+            except FileNotFoundError:
+                self._remove(run)
+            except OSError:
+                continue  # for now: a network file system, a permission that is taken away
+        self._search()
+        self._bound()
+        return self.since(before) or []
+
+    def _scan(self) -> None:
+        """Find new logs."""
+        known = {run.path: run for run in self.runs.values()}
+        found = [self._only] if self._only is not None else list(self.folder.logs())
+        logs = {path for path in found if path in known or self._is_log(path)}
+        self.left_out = max(len(logs) - MOST_RUNS, 0)
+        if self.left_out:
+            latest = sorted(logs, key=lambda path: (self._changed(path), path), reverse=True)[:MOST_RUNS]
+            for path in logs.difference(latest) & known.keys():
+                self._remove(known[path])
+            logs = set(latest)
+        self._say_what_is_left_out()
+        for path in sorted(logs - known.keys()):
+            folder, _, file = path.rpartition("/")
+            try:
+                id = (folder or ".") if file == "log.jsonl" else path.removesuffix(".jsonl")
+                if id in self.runs:
+                    id = path
+                run = Run(id, path)
+                self._glance(run)
+            except OSError:
+                continue
+            self.runs[id] = run
+            self._add(run, {"new": True})
+
+    def _is_log(self, path: str) -> bool:
+        if path == self._only or path.rpartition("/")[2] == "log.jsonl":
+            return True
+        try:
+            file = self.folder.open(path)
+        except OSError:
+            return False
+        try:
+            return os.pread(file, 16, 0) == b'{"kind": "run", '
+        except OSError:
+            return False
+        finally:
+            os.close(file)
+
+    def _changed(self, path: str) -> int:
+        """When a log was written to last."""
+        try:
+            return os.stat(self.folder.root / path, follow_symlinks=False).st_mtime_ns
+        except OSError:
+            return 0
+
+    def _say_what_is_left_out(self) -> None:
+        """Once."""
+        if self._said or not (self.left_out or not self.folder.searched):
+            return
+        self._said = True
+        if self.left_out:
+            what = f"the {MOST_RUNS:,} of {MOST_RUNS + self.left_out:,} runs that were written to last are shown"
+        else:
+            what = "it has too many files to search them all, so some of its runs may not be shown"
+        print(f"loopkit monitor: {self.folder.root}: {what}; name a folder within it to see others", file=sys.stderr)
+
+    def _remove(self, run: Run) -> None:
+        del self.runs[run.id]
+        self._add(run, {"removed": True})
+
+    def _update(self, run: Run, now: float) -> None:
+        """Read what one log has grown by, or what it was changed to."""
+        try:
+            about = os.stat(self.folder.root / run.path, follow_symlinks=False)
+        except NotADirectoryError as error:
+            raise FileNotFoundError(run.path) from error
+        if (about.st_ino, about.st_size, about.st_mtime_ns) == run.seen:
+            before = run.status
+            if self._set_status(run) != before:
+                self._add(run, {})
+            return
+        file = self.folder.open(run.path)
+        try:
+            about = os.fstat(file)
+            if os.pread(file, len(run.check), run.offset - len(run.check)) != run.check:
+                self._read_again(run)
+                return
+            if run.status == "crashed" and run.end is None:
+                run.late += 1
+            run.seen, run.grown = (about.st_ino, about.st_size, about.st_mtime_ns), now
+            if not run.opened and about.st_size - run.offset > 8 * GLANCE:
+                self._glance(run)
+                self._add(run, {})
+                return
+            more: dict[str, list[Points]] = {}
+            known = _totals(run)
+            marks = [(run.offset, run.check)]
+            for begin, data in _pieces(file, run.offset, about.st_size):
+                lines = self._take(run, begin, data)
+                marks.append((run.offset, run.check))
+                for name, points in lines.points.items():
+                    if name in run.series:
+                        more.setdefault(name, []).append(points)
+            if not _is_still(file, marks):
+                self._read_again(run)
+                return
+        finally:
+            os.close(file)
+        self._set_status(run)
+        kinds = {name: total for name, total in _totals(run).items() if total != known.get(name)}
+        self._tell(run, more, {"kinds": kinds} if kinds else {})
+
+    def _read_again(self, run: Run) -> None:
+        """Read a log that is not the one that it was."""
+        if not run.opened:
+            fresh = Run(run.id, run.path, used=run.used)
+            self._glance(fresh)
+            self.runs[run.id] = fresh
+            self._add(fresh, {})
+            return
+        self.runs[run.id] = fresh = self._read_whole(run)
+        cut = _first_difference(run, fresh)
+        if cut is None:
+            self._add(fresh, {"reload": True})
+            return
+        more = {}
+        for name, series in fresh.series.items():
+            later = series.step > cut
+            if later.any():
+                more[name] = [Points(series.phase, series.step[later], series.value[later], series.time[later])]
+        if sum(len(points[0].step) for points in more.values()) > RING_POINTS // 2:
+            self._add(fresh, {"reload": True})
+        else:
+            self._tell(fresh, more, {"cut": cut, "kinds": _totals(fresh)})
+
+    def _read_whole(self, run: Run) -> Run:
+        """The run, with its points, read from the beginning of its log."""
+        file = self.folder.open(run.path)
+        try:
+            for _ in range(TRIES):
+                fresh = Run(run.id, run.path, opened=True, used=run.used)
+                about = os.fstat(file)
+                fresh.seen = about.st_ino, about.st_size, about.st_mtime_ns
+                fresh.grown = _grown(about.st_mtime)
+                marks = []
+                for begin, data in _pieces(file, 0, about.st_size):
+                    self._take(fresh, begin, data)
+                    marks.append((fresh.offset, fresh.check))
+                    while _count(fresh) > self._most_points and _thin(fresh):
+                        pass
+                if _is_still(file, marks):
+                    break
+            else:
+                fresh.check = b"\0"  # it is none of the log's: to be read again
+        finally:
+            os.close(file)
+        self._set_status(fresh)
+        return fresh
+
+    def _glance(self, run: Run) -> None:
+        """Tell what can be told from both ends of a log."""
+        file = self.folder.open(run.path)
+        try:
+            about = os.fstat(file)
+            run.seen = about.st_ino, about.st_size, about.st_mtime_ns
+            run.grown = _grown(about.st_mtime)
+            end = about.st_size
+            begin = max(end - GLANCE, 0)
+            if begin:
+                if not run.runs:
+                    self._take(run, 0, _line_at(file, 0))
+                begin += os.pread(file, GLANCE, begin).find(b"\n") + 1
+                run.end, known = None, len(run.runs)
+            for at, data in _pieces(file, begin, end):
+                self._take(run, at, data)
+            if begin and run.end is None and len(run.runs) == known:
+                run.unsearched = begin
+        finally:
+            os.close(file)
+        self._set_status(run)
+
+    def _search(self) -> None:
+        """Find where the last fits begin of logs of which only the ends were looked at, of some at a time."""
+        room = SEARCHED_AT_ONCE
+        for run in [run for run in self.runs.values() if run.unsearched]:
+            if room <= 0:
+                break
+            room -= min(run.unsearched, SEARCHED)
+            end, run.unsearched = run.unsearched, 0
+            try:
+                file = self.folder.open(run.path)
+                try:
+                    found = _last_begin(file, end)
+                    line = _line_at(file, found) if found else b""
+                finally:
+                    os.close(file)
+            except OSError:
+                continue
+            if line:
+                self._take(run, found, line)
+                self._set_status(run)
+                self._add(run, {"new": True})
+
+    def _take(self, run: Run, begin: int, data: bytes) -> Lines:
+        """Add what whole lines say to a run."""
+        phases = {name: series.phase for name, series in run.series.items()}
+        lines = parse(data, MOST_NAMES, phases) if run.opened else latest(data)
+        if begin + len(data) > run.offset:
+            run.check = ((run.check if begin == run.offset else b"") + data[-CHECKED:])[-CHECKED:]
+            run.offset = begin + len(data)
+        run.foreign += lines.foreign
+        for name, points in lines.points.items():
+            if name not in run.last and not _has_room(run, name):
+                run.foreign += len(points.step)
+                continue
+            run.last[name] = float(points.value[-1])
+            if run.opened:
+                run.series.setdefault(name, Series()).add(points)
+        if lines.points:
+            run.step, run.epoch, run.updated = lines.step, lines.epoch, lines.time
+        for start, length, said in lines.others:
+            time, step, epoch = _number(said.get("time")), said.get("step"), said.get("epoch")
+            run.updated = max(run.updated, time)
+            if type(step) is int and run.step < step < 2**53:
+                run.step = step
+            if type(epoch) is int and run.epoch < epoch < 2**53:
+                run.epoch = epoch
+            if said["kind"] in ("run", "end") and length > LONGEST_HEADER:
+                said = {"kind": said["kind"], "time": time}
+            if said["kind"] in ("run", "end"):
+                run.unsearched = 0
+            if said["kind"] == "run":
+                run.runs.append(said)
+                run.end, run.late = None, 0
+                run.started = run.started or time
+            elif said["kind"] == "end":
+                run.end = said
+            elif run.opened:
+                self._refer(run, said, begin + start, length)
+        return lines
+
+    def _refer(self, run: Run, said: dict[str, Any], begin: int, length: int) -> None:
+        """Remember where a line is."""
+        name = said["name"]
+        found = run.references.get(name)
+        if found is None:
+            if not _has_room(run, name):
+                run.foreign += 1
+                return
+            found = run.references[name] = References(said["kind"])
+        phase, step, file = said.get("phase"), said.get("step"), said.get("file")
+        found.kind, found.phase = said["kind"], phase if isinstance(phase, str) else ""
+        found.add(begin, length, step if type(step) is int and 0 <= step < 2**53 else 0)
+        if isinstance(file, str) and len(run.files) < MOST_FILES:
+            run.files.add(file)
+
+    def _set_status(self, run: Run) -> str:
+        """Tell how a run is doing."""
+        header = run.header
+        quiet = time.monotonic() - run.grown > SILENT_SECONDS
+        if run.end is not None:
+            failed = run.end.get("error") is not None or run.end.get("reason") == "error"
+            run.status = "crashed" if failed else "finished"
+        elif header.get("host") == HOST and run.late < 2:
+            found = processes.find(header.get("pid"), _number(header.get("time")))
+            run.status = "live" if found is True or (found is None and not quiet) else "crashed"
+        else:
+            run.status = "silent" if quiet else "live"
+        return run.status
+
+    # --------------------------------------------------------------------------------------------------------- changes
+
+    def _tell(self, run: Run, more: dict[str, list[Points]], about: dict[str, Any]) -> None:
+        """Make changes of new points, of so many at a time."""
+        if not run.opened or not more:
+            self._add(run, about)
+            return
+        rows: dict[str, list[tuple[int, float, float]]] = {}
+        room = CHANGE_POINTS
+        for name, pieces in more.items():
+            for points in pieces:
+                left = list(zip(points.step.tolist(), points.value.tolist(), points.time.tolist(), strict=True))
+                while left:
+                    rows.setdefault(name, []).extend(left[:room])
+                    left, room = left[room:], room - len(left[:room])
+                    if not room:
+                        self._add(run, {**about, "series": rows})
+                        rows, room, about = {}, CHANGE_POINTS, {}
+        if rows:
+            self._add(run, {**about, "series": rows})
+
+    def _add(self, run: Run, about: dict[str, Any]) -> None:
+        self.last_id += 1
+        data = {**run.summary(), **about}
+        names = [*data["metrics"], *data.get("series", ()), *data.get("kinds", ())]
+        points = sum(map(len, data.get("series", {}).values()))
+        weight = 1 + points + len(names) + sum(map(len, names)) // 24
+        self.changes.append(Change(self.last_id, data, weight))
+        self._weight += weight
+        while self._weight > RING_POINTS:
+            self._weight -= self.changes.popleft().weight
+
+    # ---------------------------------------------------------------------------------------------------------- memory
+
+    def _bound(self) -> None:
+        """Let points go until there are not too many."""
+        opened = [run for run in self.runs.values() if run.opened]
+        if sum(map(_count, opened)) <= self._most_points:
+            return
+        now = time.monotonic()
+        for run in sorted(opened, key=lambda run: run.used):
+            if now - run.used > IDLE_SECONDS and sum(map(_count, opened)) > self._most_points:
+                run.opened = False
+                run.series, run.references, run.files = {}, {}, set()
+                run.last = {name: run.last[name] for name in list(run.last)[:GLANCED_NAMES]}
+                self._add(run, {"reload": True})
+        while sum(map(_count, opened)) > self._most_points:
+            if not any(_thin(run) for run in sorted(opened, key=_count, reverse=True)):
+                break  # all that is left are very many short series
+
+
+def _has_room(run: Run, name: str) -> bool:
+    """Whether another name is kept of a run."""
+    most, characters = (MOST_NAMES, MOST_CHARACTERS) if run.opened else (GLANCED_NAMES, GLANCED_CHARACTERS)
+    if len(run.last) + len(run.references) >= most or run.characters + len(name) > characters:
+        return False
+    run.characters += len(name)
+    return True
+
+
+def _place(name: str) -> tuple[bool, bool, int, str]:
+    """By what the metrics of a run are sorted: those that the page's head shows, those of passes, all else."""
+    other = name.startswith(("run/", "resources/", "final/", "lr/", "grad_norm/", "update_ratio/"))
+    return name not in HEAD, other, name.count("/"), name
+
+
+def _totals(run: Run) -> dict[str, int]:
+    return {name: found.total for name, found in run.references.items()}
+
+
+def _count(run: Run) -> int:
+    return sum(map(len, run.series.values()))
+
+
+def _thin(run: Run) -> bool:
+    """Forget half of the points of the longest series, or of all, where none is long; False if all are too short."""
+    longest = max(map(len, run.series.values()), default=0)
+    if longest <= FEWEST:
+        return False
+    for series in run.series.values():
+        if len(series) * 2 > longest:
+            series.thin()
+    return True
+
+
+def _number(value: Any) -> float:
+    """The value, if it is a number of seconds."""
+    return float(value) if type(value) in (int, float) and 0 <= value < 2**53 else 0.0
+
+
+def _grown(changed: float) -> float:
+    """When a file was changed, by the monotonic clock; one of the future, now."""
+    return time.monotonic() - max(time.time() - changed, 0.0)
+
+
+def _is_still(file: int, marks: list[tuple[int, bytes]]) -> bool:
+    """Whether a log that was being read has not been cut back meanwhile: what was before some places still is."""
+    return all(os.pread(file, len(check), offset - len(check)) == check for offset, check in marks)
+
+
+def _pieces(file: int, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """The whole lines between two places, some at a time, and where they begin; what is too long is left out."""
+    size = PIECE
+    while begin < end:
+        data = os.pread(file, min(size, end - begin), begin)
+        whole = data.rfind(b"\n") + 1
+        if whole:
+            yield begin, data[:whole]
+            begin, size = begin + whole, PIECE
+        elif len(data) < size:
+            return  # a line that is being written
+        elif size < LONGEST_LINE:
+            size *= 2
+        else:
+            begin = _after_line(file, begin + len(data), end)
+
+
+def _after_line(file: int, begin: int, end: int) -> int:
+    """Where the next line begins; the end of the log, if that is too far."""
+    stop = min(end, begin + LONGEST_SKIPPED)
+    while begin < stop:
+        data = os.pread(file, PIECE, begin)
+        if not data:
+            break
+        if (found := data.find(b"\n")) >= 0:
+            return begin + found + 1
+        begin += len(data)
+    return end
+
+
+def _line_at(file: int, begin: int) -> bytes:
+    """The line that begins there, if it is not too long."""
+    data = os.pread(file, FIRST_BYTES, begin)
+    if b"\n" not in data:
+        data = os.pread(file, PIECE, begin)
+    return data[: data.find(b"\n") + 1]
+
+
+def _last_begin(file: int, end: int) -> int:
+    """Where the last line before a place is that begins a fit; 0 if none is found."""
+    mark = b'\n{"kind": "run", '
+    lowest = max(end - SEARCHED, 0)
+    while end > lowest:
+        begin = max(end - PIECE, lowest)
+        found = os.pread(file, end - begin + len(mark), begin).rfind(mark)
+        if found >= 0:
+            return begin + found + 1
+        end = begin
+    return 0
+
+
+def _first_difference(old: Run, new: Run) -> int | None:
+    """The last step up to which two readings of a run are the same; None if that cannot be told any more."""
+    cut = 2**53
+    for name in old.series.keys() | new.series.keys():
+        one, other = old.series.get(name, NOTHING), new.series.get(name, NOTHING)
+        if one.total != len(one) or other.total != len(other):
+            return None
+        count = min(len(one), len(other))
+        same = (one.step[:count] == other.step[:count]) & (one.time[:count] == other.time[:count])
+        values = one.value[:count], other.value[:count]
+        same &= (values[0] == values[1]) | (np.isnan(values[0]) & np.isnan(values[1]))
+        if not same.all():
+            count = int(same.argmin())
+        for rest in (one.step[count:], other.step[count:]):
+            if len(rest):
+                cut = min(cut, int(rest.min()) - 1)
+    return cut

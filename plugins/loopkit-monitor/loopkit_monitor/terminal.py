@@ -1,0 +1,379 @@
+"""A run in the terminal: a line for each epoch, and one that moves while it goes on.
+
+It runs in a process of its own, ``python -P -m loopkit_monitor.terminal RUN``, which ``loopkit watch`` becomes. All
+that it does is to read the log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loopkit_monitor.store import Run, Store
+
+__all__ = ["Epoch", "Watch", "epochs", "main", "sparkline"]
+
+POLL_SECONDS = 0.5
+BLOCKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+PLAIN_BLOCKS = "_.-~=+*#"
+SPARKS = 16
+"""Characters of a sparkline."""
+MOST_METRICS = 8
+"""In a line."""
+Cell = tuple[int, str]
+"""A part of a line, and how soon it is left out where the line is too long: the highest first, 0 never."""
+ALWAYS, LEFT, TIME, METRIC, SPARK, RESOURCE = range(6)
+ENDINGS = ("/step", "/running")
+OTHERS = ("run/", "resources/", "lr/", "grad_norm/", "update_ratio/", "final/")
+"""Names that are no metrics of a pass begin with these."""
+UNTRAINED = ("val/", "test/")
+"""Names of phases that do not train begin with these."""
+OTHER_NAMES = ("lr", "grad_norm", "update_ratio")
+CLEAR = "\r\x1b[K"
+
+
+@dataclass
+class Epoch:
+    """What a pass for training, and the passes after it, came to."""
+
+    number: int
+    """From 1."""
+    step: int
+    """Training steps by then."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    begun: float = 0.0
+    """When the one before ended, in seconds since 1970."""
+    ended: float = 0.0
+
+
+def epochs(run: Run) -> list[Epoch]:
+    """The epochs of a run that have logged metrics, by the steps at which these came.
+
+    A validation in the middle of an epoch has a line of its own, with the epoch's number. What is logged more often
+    than there were epochs is no metric of one.
+    """
+    rows: dict[int, Epoch] = {}
+    trained: set[int] = set()
+    for name, series in run.series.items():
+        if name.endswith(ENDINGS) or name.startswith(OTHERS) or name in OTHER_NAMES or name.count("/") != 1:
+            continue
+        trains = not name.startswith(UNTRAINED)
+        if trains and series.total > run.epoch:
+            continue
+        for step, value, at in zip(series.step.tolist(), series.value.tolist(), series.time.tolist(), strict=True):
+            row = rows.setdefault(step, Epoch(0, step, ended=at))
+            row.metrics[name] = value
+            row.ended = max(row.ended, at)
+            if trains:
+                trained.add(step)
+    ordered = sorted(rows.values(), key=lambda row: row.step)
+    whole = trained or set(rows)
+    count, last = max(run.epoch - len(whole), 0), run.started  # a learner may have trained before it had a log
+    for row in ordered:
+        row.number = count + 1
+        row.begun, last = last, row.ended
+        count += row.step in whole
+    return ordered
+
+
+def sparkline(values: NDArray[np.float64], width: int = SPARKS, blocks: str = BLOCKS) -> str:
+    """A curve in a line of characters, each the mean of as many numbers; nothing if there are fewer than two.
+
+    >>> sparkline(np.array([4.0, 2.0, 1.0, 0.0]), 4, "_.-~")
+    '~-._'
+    """
+    values = values[np.isfinite(values)]
+    if len(values) < 2:
+        return ""
+    means = np.array([part.mean() for part in np.array_split(values, min(width, len(values)))])
+    low, high = means.min(), means.max()
+    level = np.zeros(len(means)) if high == low else (means - low) / (high - low) * (len(blocks) - 1)
+    return "".join(blocks[round(each)] for each in level)
+
+
+class Watch:
+    """Writes a run to a terminal, or to a file.
+
+    Args:
+        store: Has the run.
+        id: The run's.
+        out: Where to write. If it is a terminal, the last line moves; else there are only lines that stay.
+    """
+
+    def __init__(self, store: Store, id: str, out: TextIO) -> None:
+        self._store, self._id, self._out = store, id, out
+        self._moves = out.isatty()
+        self._blocks = BLOCKS if _can_encode(out, BLOCKS) else PLAIN_BLOCKS
+        self._written = 0
+        """The step of the last line."""
+        self._moving = False
+        self._begun = False
+
+    def write(self, once: bool = False) -> str:
+        """Write what is new.
+
+        Args:
+            once: Write what is not complete yet, too.
+
+        Returns:
+            How the run is doing: ``"live"``, ``"finished"``, ``"crashed"`` or ``"silent"``.
+        """
+        self._store.poll()
+        run = self._store.get(self._id)
+        if not self._begun:
+            self._begun = True
+            self._line(self._head(run))
+        over = run.status in ("finished", "crashed")
+        found = epochs(run)
+        if run.step < self._written:  # the log was cut back by a fit that went on from a checkpoint
+            self._written = run.step
+            self._line(f"went on from step {run.step:,}")
+        for row in found:
+            if row.step > self._written and (row.step < run.step or over or once):
+                self._written = row.step
+                self._line(self._epoch(run, row))
+        if over:
+            if not found and run.step:
+                self._line(f"{_counted(run, 'epoch', run.epoch)}  {_counted(run, 'step', run.step)}")
+            for line in _end(run):
+                self._line(line)
+        elif once:
+            self._line(self._now(run))
+        elif self._moves:
+            text = _fit(self._now(run), shutil.get_terminal_size().columns - 1)
+            self._moving = True  # before it is: an interrupt may come right after
+            self._say(f"{CLEAR}{text}", end="")
+        return run.status
+
+    def close(self) -> None:
+        """Leave the line that moves."""
+        if self._moving:
+            self._say("")
+            self._moving = False
+
+    def _head(self, run: Run) -> str:
+        header = run.header
+        versions = ", ".join(f"{name} {header[name]}" for name in ("loopkit", "torch") if name in header)
+        where = f"process {header.get('pid')} on {header.get('host')}" if header else "no header"
+        name = self._store.folder.root.name if run.id == "." else run.id
+        return f"{name}: {run.status}, {where}{f', {versions}' if versions else ''}"
+
+    def _epoch(self, run: Run, row: Epoch) -> str:
+        names = sorted(row.metrics, key=lambda name: (name.split("/")[0] != "train", name.split("/")[-1] != "loss"))
+        cells = [(ALWAYS, _counted(run, "epoch", row.number))]
+        cells += [
+            (ALWAYS if name.endswith("/loss") else METRIC, f"{name} {_figure(row.metrics[name])}")
+            for name in names[:MOST_METRICS]
+        ]
+        cells.append((TIME, f"time {_duration(row.ended - row.begun)}"))
+        if (left := _left(run, row)) is not None:
+            cells.append((LEFT, f"left {_duration(left)}"))
+        cells += self._spark(run, row.step)
+        return self._joined([*cells, *_resources(run, row.ended)])
+
+    def _now(self, run: Run) -> str:
+        """What the run is doing."""
+        cells = [(ALWAYS, run.status), (ALWAYS, _counted(run, "step", run.step))]
+        losses = [name for name in run.last if name.startswith("train/") and name.endswith("/step")]
+        cells += [(METRIC, f"{name} {_figure(run.last[name])}") for name in losses[:1]]
+        cells += self._spark(run, None)
+        if (rate := run.last.get("run/throughput/steps_per_second")) is not None:
+            cells.append((TIME, f"{rate:,.1f} steps/s"))
+        if (left := _left(run, None)) is not None:
+            cells.append((LEFT, f"left {_duration(left)}"))
+        return self._joined([*cells, *_resources(run, math.inf)])
+
+    def _joined(self, cells: list[Cell]) -> str:
+        """In one line, in a terminal as far as that is wide."""
+        while True:
+            line = "  ".join(text for _, text in cells)
+            last = max(rank for rank, _ in cells)
+            if not self._moves or last == ALWAYS or len(line) < shutil.get_terminal_size().columns:
+                return line
+            del cells[max(at for at, (rank, _) in enumerate(cells) if rank == last)]
+
+    def _spark(self, run: Run, step: int | None) -> list[Cell]:
+        """The loss in training up to a step."""
+        for name in ("train/loss/step", "train/loss/running", "train/loss"):
+            if name in run.series and len(run.series[name]) > 1:
+                series = run.series[name]
+                end = len(series) if step is None else int(np.searchsorted(series.step, step, "right"))
+                return [(SPARK, spark)] if (spark := sparkline(series.value[:end], SPARKS, self._blocks)) else []
+        return []
+
+    def _line(self, text: str) -> None:
+        """A line that stays."""
+        self._say((CLEAR if self._moving else "") + printable(text))
+        self._moving = False
+
+    def _say(self, text: str, end: str = "\n") -> None:
+        encoding = self._out.encoding or "utf-8"
+        self._out.write((text + end).encode(encoding, "replace").decode(encoding))
+        self._out.flush()
+
+
+def printable(text: str) -> str:
+    """Text from a log without what would command a terminal.
+
+    >>> printable("a\\x1b[2J")
+    'a\\\\x1b[2J'
+    """
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def _fit(text: str, width: int) -> str:
+    text = printable(text)
+    return text if len(text) <= width else text[: max(width, 0)]
+
+
+def _can_encode(out: TextIO, text: str) -> bool:
+    try:
+        text.encode(out.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _end(run: Run) -> list[str]:
+    """How the run ended."""
+    end = run.end
+    if end is None:
+        return [f"{run.status}: the process is gone, and has not said how it ended"]
+    who, why = end.get("by"), end.get("message")
+    lines = [f"{run.status}: {end.get('reason')}" + (f" by {who}" if who else "") + (f": {why}" if why else "")]
+    notes = end.get("notes")
+    said = [end.get("error"), *(notes if isinstance(notes, list) else [])]
+    return lines + [f"  {line}" for each in said if each for line in str(each).splitlines()]
+
+
+def _counted(run: Run, what: str, number: int) -> str:
+    """How many epochs or steps there were, and are to be, if that is known."""
+    planned = run.header.get("planned")
+    last = planned.get(f"{what}s") if isinstance(planned, dict) else None
+    return f"{what} {number:,}" + (f"/{_begin(run, what) + last:,}" if type(last) is int else "")
+
+
+def _begin(run: Run, what: str) -> int:
+    """The ``"epoch"`` or ``"step"`` at which the last fit began, before it went on from any checkpoint."""
+    first = next((each for each in run.runs if each.get("fit") == run.header.get("fit")), run.header)
+    return int(_number(first.get(what)))
+
+
+def _left(run: Run, row: Epoch | None) -> float | None:
+    """Seconds until the end, as far as the log tells; at the end of an epoch, by the epochs so far."""
+    if row is None:
+        said = run.last.get("run/time_left")
+        return said if said is not None and run.status == "live" else None
+    total = run.total_steps
+    begun, before = _number(run.header.get("time")), int(_number(run.header.get("step")))
+    if total is None or row.step <= before or row.ended < begun:
+        return None
+    return max(_begin(run, "step") + total - row.step, 0) * (row.ended - begun) / (row.step - before)
+
+
+def _resources(run: Run, at: float) -> list[Cell]:
+    """The use of the machine at a time, as last known then."""
+    cells = []
+    for name, label, unit in (
+        ("resources/process_cpu", "cpu", "%"),
+        ("resources/process_memory", "mem", "B"),
+        ("resources/gpu0", "gpu0", "%"),
+        ("resources/gpu0_memory", "gpu0 mem", "B"),
+    ):
+        series = run.series.get(name)
+        if series is None or not len(series):
+            continue
+        index = int(np.searchsorted(series.time, at, "right")) - 1
+        if index >= 0:
+            value = float(series.value[index])
+            cells.append((RESOURCE, f"{label} {value:.0f}%" if unit == "%" else f"{label} {value / 2**30:.2f} GiB"))
+    return cells
+
+
+def _number(value: Any) -> float:
+    return float(value) if type(value) in (int, float) and math.isfinite(value) else 0.0
+
+
+def _figure(value: float) -> str:
+    """Three or more digits; whole numbers from 1,000 as they are."""
+    if 1e3 <= abs(value) < 1e7 and value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e3 else f"{value:.2e}"
+
+
+def _duration(seconds: float) -> str:
+    """``0.4 s``, ``12 s``, ``3:05``, ``2:03:05``."""
+    if not math.isfinite(seconds) or seconds < 0:
+        return "?"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    hours, rest = divmod(whole, 3600)
+    minutes, rest = divmod(rest, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+# --------------------------------------------------------------------------------------------------------- the process
+
+
+def choose(store: Store) -> str:
+    """The run that was written to last.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+    store.poll()
+    if not store.runs:
+        raise FileNotFoundError(f"{store.folder.root} has no log: name the folder that a LogTo or a Monitor writes to")
+    return max(store.runs.values(), key=lambda run: (run.updated, run.started, run.id)).id
+
+
+def main(words: Sequence[str] | None = None, out: TextIO | None = None, prog: str = "loopkit watch") -> int:
+    """Show a run until it has ended.
+
+    Returns:
+        0 if it has finished, or goes on; 1 if it has crashed; 2 if there is none.
+    """
+    parser = argparse.ArgumentParser(prog=prog, description="Show a run in the terminal, until it has ended.")
+    parser.add_argument("run", type=Path, help="the folder of a run, or a log; of several runs, the latest is shown")
+    parser.add_argument("--once", action="store_true", help="show what there is, and do not wait for more")
+    given = parser.parse_args(words)
+    if out is None:
+        out = sys.stdout if sys.stdout is not None else open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+    try:
+        store = Store(given.run)
+        watch = Watch(store, choose(store), out)
+        try:
+            while (status := watch.write(given.once)) not in ("finished", "crashed") and not given.once:
+                time.sleep(POLL_SECONDS)
+        finally:
+            watch.close()
+    except KeyboardInterrupt:
+        return 0
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
+        return 0
+    except KeyError as error:
+        print(f"{prog}: error: the log of {error} is gone, or cannot be read", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"{prog}: error: {error}", file=sys.stderr)
+        return 2
+    return int(status == "crashed")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
