@@ -11,23 +11,21 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import gc
 import importlib.util
 import io
 import json
 import math
-import platform
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from sklearn.datasets import load_digits
+from sides import BATCH, Work, digits, interleaved, machine
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
@@ -41,34 +39,11 @@ from loopkit.plugins.gradients import ClipGradNorm
 from loopkit.plugins.schedule import Schedule
 from loopkit.schedules import cosine
 
-BATCH = 32
-Work = Callable[[], object]
-
-
-def digits() -> tuple[torch.Tensor, torch.Tensor]:
-    X, y = load_digits(return_X_y=True)
-    return torch.as_tensor(X / 16).float(), torch.as_tensor(y)
-
 
 def problem() -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-
-
-def interleaved(sides: dict[str, Work], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each side in each round; the order within a round changes from round to round."""
-    for work in sides.values():
-        work()
-    names = list(sides)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    gc.collect()
-    for number in range(rounds):
-        for name in names[number % len(names) :] + names[: number % len(names)]:
-            start = time.perf_counter()
-            sides[name]()
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
 
 
 class Report:
@@ -542,9 +517,7 @@ def main() -> None:
     images, labels = digits()
     batches = list(zip(images.split(BATCH), labels.split(BATCH), strict=True))
     report = Report(arguments.rounds, arguments.runs)
-    about = (
-        f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}"
-    )
+    about = machine()
     print(f"{datetime.date.today()}, {about}; {report.runs} runs of {report.rounds} rounds\n")
     for part in (bare, with_metrics, standard_stack, dispatch, loaders, start_up, memory, gpu, peers):
         if arguments.only in (None, part.__name__):
