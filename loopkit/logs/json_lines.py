@@ -118,15 +118,16 @@ class JsonLines(Backend):
 
     def _lines(self, group: Group) -> str:
         """The lines of a group."""
+        end = _end(group)
         if not group.mixed and isfinite(sum(group.values)):
             names = tuple(group.names)
             template = self._templates.get(names) or self._template(names)
-            return (template % tuple(group.values)).replace("\n", _end(group))
+            return (template % tuple(group.values)).replace("\n", end)
         lines = []
         for record in group:
             if isinstance(record.value, float):
                 value = repr(record.value) if isfinite(record.value) else f'"{record.value}"'
-                lines.append(f'{{"name": {json.dumps(record.name)}, "value": {value}{_end(group)}')
+                lines.append(f'{{"name": {json.dumps(record.name)}, "value": {value}{end}')
                 continue
             try:
                 lines.append(_line(self._content(record)))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from loopkit.phases import Phase
     from loopkit.step import Step
 
-__all__ = ["LogMetrics"]
+__all__ = ["LogMetrics", "learning_rates"]
 
 
 class LogMetrics:
@@ -51,7 +51,7 @@ class LogMetrics:
     def update_begin(self, learner: Learner, step: Step) -> None:
         """Keep the learning rates, which a schedule changes as soon as the update is made."""
         if self.every is not None and (learner.progress.steps + 1) % self.every == 0:
-            self._rates |= _learning_rates(learner, step.optimizer_name)
+            self._rates |= learning_rates(learner, step.optimizer_name)
 
     @hookimpl(reads=("loss", "optimizer.lr", "progress"), after=("metrics",))
     def step_end(self, learner: Learner, phase: Phase, step: Step) -> None:
@@ -67,7 +67,7 @@ class LogMetrics:
                 running = plugin.peek(phase.name)
                 learner.log_values({f"{phase.name}/{name}/running": value for name, value in running.items()})
         for name in learner.optimizers:
-            now = _learning_rates(learner, name)
+            now = learning_rates(learner, name)
             learner.log_values({path: rates.get(path, rate) for path, rate in now.items()})
 
     @hookimpl(reads=("metrics",))
@@ -78,8 +78,14 @@ class LogMetrics:
         learner.log_values({name: value for name, value in learner.metrics.items() if name.startswith(prefix)})
 
 
-def _learning_rates(learner: Learner, name: str) -> dict[str, Any]:
-    """Those of an optimizer's parameter groups, by the names under which they are logged."""
-    path = "lr" if len(learner.optimizers) == 1 else f"lr/{name}"
+def learning_rates(learner: Learner, name: str, root: str = "lr") -> dict[str, Any]:
+    """Those of an optimizer's parameter groups now, by the names under which they are logged.
+
+    Args:
+        name: The optimizer's.
+        root: What the names begin with.
+    """
+    path = root if len(learner.optimizers) == 1 else f"{root}/{name}"
     groups = [group["lr"] for group in learner.optimizers[name].param_groups if "lr" in group]
-    return {path if len(groups) == 1 else f"{path}/{i}": lr for i, lr in enumerate(groups)}
+    rates = [rate.detach().clone() if isinstance(rate, Tensor) else rate for rate in groups]  # changed in place
+    return {path if len(rates) == 1 else f"{path}/{i}": rate for i, rate in enumerate(rates)}

@@ -72,7 +72,8 @@ def test_scalar_that_is_not_finite_is_a_string(tmp_path: Path, value: float, sho
 
 
 @pytest.mark.parametrize(
-    "name", ["a/b", "<b>", "\N{GRINNING FACE}", "two\nlines", '"', "\\", "\u2028", "x" * 10_000, "\udc80", "\0"]
+    "name",
+    ["a/b", "<b>", "\N{GRINNING FACE}", "two\nlines", "100%r%%", '"', "\\", "\u2028", "x" * 10_000, "\udc80", "\0"],
 )
 def test_name_reads_back(tmp_path: Path, name: str) -> None:
     lines(tmp_path, (name, 1.0))

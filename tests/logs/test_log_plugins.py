@@ -156,9 +156,46 @@ def test_logged_learning_rate_is_that_of_the_update(tmp_path: Path) -> None:
     assert read_log(tmp_path).values("lr") == used
 
 
-def test_logged_learning_rate_of_a_step_without_update_is_in_force(tmp_path: Path) -> None:
-    learner, train, _ = make(LogTo(tmp_path), LogMetrics(every=1), accumulate=2)
-    learner.fit(train, epochs=1)
-    rates = read_log(tmp_path).values("lr")
-    assert rates[0] == rates[1] == 0.02
-    assert rates[2] == rates[3] < rates[1]
+@pytest.mark.parametrize("tensor", [False, True])
+def test_logged_learning_rate_is_in_force_in_its_step(tmp_path: Path, tensor: bool) -> None:
+    in_force: list[float] = []
+
+    def keep(learner: Learner, **given: Any) -> None:
+        in_force.append(float(learner.optimizers["optimizer"].param_groups[0]["lr"]))
+
+    learner, train, _ = make(LogTo(tmp_path), LogMetrics(every=1), on("step_begin", keep), accumulate=2)
+    if tensor:  # a schedule changes it in place
+        group = learner.optimizers["optimizer"].param_groups[0]
+        group["lr"], group["capturable"] = torch.tensor(group["lr"]), False
+    learner.fit(train, epochs=2)
+    assert learner.progress.updates == 8
+    assert read_log(tmp_path).values("lr") == in_force
+
+
+def test_rate_of_an_update_after_the_last_step_is_not_that_of_the_next_step(tmp_path: Path) -> None:
+    in_force: list[float] = []
+
+    def group(learner: Learner) -> dict[str, Any]:
+        return learner.optimizers["optimizer"].param_groups[0]
+
+    def keep(learner: Learner, **given: Any) -> None:
+        in_force.append(group(learner)["lr"])
+
+    def halve(learner: Learner, **given: Any) -> None:
+        group(learner)["lr"] /= 2
+
+    halves = on("update_end", halve, name="halves", writes=("optimizer.lr",))
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3)
+    learner = Learner(
+        model,
+        nn.CrossEntropyLoss(),
+        torch.optim.SGD(model.parameters(), lr=0.5),
+        plugins=[LogTo(tmp_path), LogMetrics(every=1), on("step_begin", keep, name="keeps"), halves],
+        standard=False,
+        accumulate=2,
+    )
+    data = [(torch.randn(4, 5), torch.randint(3, (4,))) for _ in range(3)]
+    learner.fit(lambda: iter(data), epochs=2)  # of no known length: that a step is the last is known after it
+    assert (learner.progress.steps, learner.progress.updates) == (6, 4)
+    assert read_log(tmp_path).values("lr") == in_force == [0.5, 0.5, 0.25, 0.125, 0.125, 0.0625]

@@ -22,6 +22,7 @@ from loopkit.errors import CheckpointError, LogError, PluginError
 from loopkit.hooks import hookimpl
 from loopkit.logs import Graph, JsonLines, Record, Table, Text
 from loopkit.plugins import Checkpoint, LogMetrics, LogTo, MixedPrecision
+from loopkit.plugins.log_metrics import learning_rates
 from loopkit_monitor.background import Background, running
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ MOST_WARNINGS = 500
 LONGEST = 10_000
 """Characters of a warning."""
 PLAN = ("phase", "hook", "position", "plugin", "access", "reasons", "note")
+RATE = "run/lr"
 CHECKPOINT = ("path", "reason", "monitor", "mode", "value", "epoch", "step")
 REMOVED = "removed"
 """The reason of a checkpoint that is not there any more."""
@@ -194,8 +196,7 @@ class Monitor:
             return
         self._updated.add(step.optimizer_name)
         if self._logs_rates:
-            rates = _learning_rates(learner, step.optimizer_name)
-            self._rates |= {name: rate.clone() if isinstance(rate, Tensor) else rate for name, rate in rates.items()}
+            self._rates |= learning_rates(learner, step.optimizer_name, RATE)
 
     @hookimpl
     def update_skipped(self) -> None:
@@ -314,7 +315,7 @@ class Monitor:
         if self._logs_rates:
             rates, self._rates = self._rates, {}
             for optimizer in learner.optimizers:
-                for name, rate in _learning_rates(learner, optimizer).items():
+                for name, rate in learning_rates(learner, optimizer, RATE).items():
                     learner.log(name, rates.get(name, rate))
         if self._norms is not None and self._updated:
             for name, norm in _norms(self._norms, learner.optimizers.keys() - self._updated):
@@ -565,13 +566,6 @@ def _whole(learner: Learner) -> nn.Module:
     for name, model in learner.models.items():
         whole.add_module(name.replace(".", "_") or "_", model)
     return whole
-
-
-def _learning_rates(learner: Learner, name: str) -> dict[str, Any]:
-    """Those of an optimizer's parameter groups, by the names under which they are logged."""
-    path = "run/lr" if len(learner.optimizers) == 1 else f"run/lr/{name}"
-    rates = [group["lr"] for group in learner.optimizers[name].param_groups if "lr" in group]
-    return {path if len(rates) == 1 else f"{path}/{number}": rate for number, rate in enumerate(rates)}
 
 
 def _norms(plugin: Any, old: Set[str]) -> Iterator[tuple[str, Tensor]]:
