@@ -23,6 +23,8 @@ class Window:
     Backward of step i starts from ``(w_i / w_0) / size``; at the update the gradients are multiplied by
     ``size * w_0 / sum(w_i)`` unless that is exactly 1. So a full window of equal weights is bitwise
     ``(loss / size).backward()``. With ``mean=False`` the gradients are ``sum(g_i)`` and weights are ignored.
+
+    A weight that is a tensor may be 0: nobody asks for it on the host. The gradients of that step are multiplied by 0.
     """
 
     def __init__(self, name: str, optimizer: torch.optim.Optimizer, size: int, mean: bool) -> None:
@@ -67,10 +69,10 @@ class Window:
         if not isinstance(weight, Tensor) and not 0 < weight < math.inf:
             raise PhaseError(f"step.weight is {weight!r} at step {step.index}: a weight is a positive, finite number")
         if self.count == 0:
-            return 1.0 / self.size
+            return weight.ne(0).to(weight) / self.size if isinstance(weight, Tensor) else 1.0 / self.size
         if self.step is step:
             weight = self._weight
-        return weight / self.first / self.size
+        return weight / _divisor(self.first) / self.size
 
     def enter(self, step: Step) -> None:
         """Count a step, once however often it calls backward; the first one clears the gradients."""
@@ -115,7 +117,7 @@ class Window:
             even = not self.count or (self._even and not isinstance(step.weight, Tensor) and step.weight == first)
             if not even or self.count + 1 != self.size:
                 total = self.total + step.weight if self.count else step.weight
-                factor = factor * (self.size * first / total)
+                factor = factor * (self.size * _divisor(first) / _divisor(total))
         self._settling = step, factor
         if isinstance(factor, Tensor) or factor != 1.0:
             step.seed = step.seed * factor
@@ -124,7 +126,7 @@ class Window:
         """Make the gradients those of the window as it is."""
         if not self.weighted or self._settled or (self._even and self.count == self.size):
             return
-        factor = self.size * self.first / self.total
+        factor = self.size * _divisor(self.first) / _divisor(self.total)
         if isinstance(factor, Tensor) or factor != 1.0:
             self._multiply(factor)
 
@@ -178,3 +180,8 @@ class Window:
         self.step = None
         self._settled = False
         self.clear()
+
+
+def _divisor(weight: float | Tensor) -> float | Tensor:
+    """The weight, or 1 in place of a 0, which has only gradients of 0 to divide."""
+    return weight + weight.eq(0) if isinstance(weight, Tensor) else weight

@@ -66,6 +66,25 @@ def test_full_window_of_equal_fractional_weights_is_the_textbook_loop(k):
     assert all(torch.equal(p, q) for p, q in zip(learner.model.parameters(), by_hand.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("weights", [[0, 3, 5], [3, 0, 5], [3, 5, 0], [0, 0, 3], [0, 0, 0]])
+def test_step_whose_weight_on_the_device_is_zero_counts_for_nothing(weights):
+    class Weighted(TrainingPhase):
+        def step(self, learner, step):
+            step.weight = torch.tensor(weights[step.index])
+            super().step(learner, step)
+
+    learner = make(nn.Linear(3, 2).double(), phases=[Weighted()], accumulate=3)
+    by_hand = nn.Linear(3, 2).double()
+    by_hand.load_state_dict(learner.model.state_dict())
+    data = [(x.double(), y.double()) for x, y in batches(3)]
+    learner.run("train", data)
+    for weight, (inputs, targets) in zip(weights, data, strict=True):
+        (nn.functional.mse_loss(by_hand(inputs), targets) * weight / max(sum(weights), 1)).backward()
+    SGD(by_hand.parameters()).step()
+    for p, q in zip(learner.model.parameters(), by_hand.parameters(), strict=True):
+        assert torch.allclose(p, q, rtol=0, atol=1e-12)  # float64 sums of the order of 1, multiplied in another order
+
+
 def test_update_that_closes_the_last_window_runs_without_autocast():
     class Around:
         @hookimpl

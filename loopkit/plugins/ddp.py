@@ -308,6 +308,7 @@ class DDP(Member):
         mine = torch.as_tensor(weight, dtype=torch.float32, device=device).reshape(1)
         total = mine.clone()
         dist.all_reduce(total)
+        total += total.eq(0)  # where no process has anything that counts, the gradients are 0
         return (mine * (self.world.size / total)).squeeze()
 
     @hookimpl(writes=("buffers",))

@@ -121,8 +121,14 @@ def hand(rank, world, options):
     return by_hand(rank, world, parts_of(rank, world), **options)
 
 
-@pytest.mark.parametrize("world", [2, 4])
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(
+    ("name", "world"),
+    [
+        *((name, 2) for name in OPTIONS),
+        *((name, 4) for name in ("plain", "fp16 sent", "all")),
+        *(pytest.param(name, 4, marks=pytest.mark.slow) for name in ("clip", "accumulate", "bfloat16")),
+    ],
+)
 def test_training_is_bitwise_that_of_a_loop_by_hand(name, world):
     compression = {"compression": "fp16"} if "hook" in OPTIONS[name] else {}
     mine = run(partial(ours, **compression), world, world, OPTIONS[name])
@@ -210,6 +216,37 @@ def test_weighted_average_of_uneven_shards_is_the_gradient_of_the_global_batch()
         for mine, theirs in zip(each, alone, strict=True):
             for one, other in zip(mine, theirs, strict=True):
                 assert torch.allclose(one, other, rtol=0, atol=1e-6)  # sums of 21 terms below 1, in another order
+
+
+class Weightless(TrainingPhase):
+    """Nothing in its batches counts."""
+
+    def step(self, learner, step):
+        step.weight = torch.tensor(0)
+        super().step(learner, step)
+
+
+def weightless(rank, overlap):
+    learner = make_learner(
+        DDP(overlap=overlap, weighted=True), model=make_model(norm=False), phases=[Weightless()], accumulate=2
+    )
+    grads = []
+
+    class Keep:
+        @hookimpl(reads=("grads",))
+        def update_begin(self, step):
+            grads.extend(p.grad.clone() for p in step.params)
+
+    learner.add(Keep())
+    learner.fit(TensorLoader(*samples(16), batch_size=4), epochs=1)
+    return grads
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_gradients_are_zero_where_the_weights_of_all_processes_are(overlap):
+    for grads in run(weightless, 2, overlap):
+        assert len(grads) == 4
+        assert not any(grad.count_nonzero() for grad in grads)
 
 
 class Twice(TrainingPhase):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
+from torch import Tensor
 from torch.utils.data import BatchSampler
 
 from loopkit.batches import describe
@@ -108,7 +110,7 @@ class DatasetLoader(Loader):
         )
         together = getattr(self.dataset, "__getitems__", None)
         for indices in batches:
-            yield collate(together(indices) if together else [self.dataset[index] for index in indices])
+            yield _labelled(collate(together(indices) if together else [self.dataset[index] for index in indices]))
 
 
 class StreamLoader:
@@ -189,7 +191,7 @@ class StreamLoader:
             if self.drop_last and len(samples) < self.batch_size:
                 break
             self.taken += len(samples)
-            yield self.collate(samples)
+            yield _labelled(self.collate(samples))
         self.epoch, self.taken, self._stream = self.epoch + 1, 0, None
 
     def _open(self) -> Iterator[Any]:
@@ -241,6 +243,18 @@ def _collate(given: Collate | None) -> Collate:
             f"checkpoint has: leave out its seed; it then draws from torch's, which Learner(seed=...) seeds"
         )
     return given
+
+
+def _labelled(batch: Any) -> Any:
+    """The batch, with a warning if it has labels of which none counts."""
+    labels = batch.get("labels") if isinstance(batch, Mapping) else None
+    if isinstance(labels, Tensor) and labels.device.type == "cpu" and labels.numel() and labels.eq(-100).all():
+        warnings.warn(
+            "all labels of a batch are -100, so it counts for nothing. If that is not meant, look at what masks the "
+            "labels; dataset.filter(lambda row: any(label != -100 for label in row['labels'])) leaves such samples out",
+            stacklevel=3,
+        )
+    return batch
 
 
 def _has_buffer(iterable: Any) -> bool:

@@ -96,6 +96,8 @@ class ModelLoss(phases.Phase):
         step.model_output = output  # type: ignore[attr-defined]
         if isinstance(targets, Tensor) and not targets.is_floating_point():
             step.weight = targets.ne(self.ignore_index).sum()
+            if isinstance(loss, Tensor):  # the mean over no labels is nan, and this is no host sync
+                loss = loss.masked_fill(step.weight.eq(0).to(loss.device), 0.0)
         step.emit(LossBegin)
         if step.outputs is not outputs or step.targets is not targets:
             raise PhaseError(
@@ -122,7 +124,8 @@ class TrainingPhase(ModelLoss, phases.TrainingPhase):
       with ``return_dict=False``, the first is the loss and the only other tensor the logits;
     - ``model_output``: all that the model returned;
     - ``weight``: how many labels are not ``ignore_index``, if they are whole numbers. So metrics are means over these
-      labels, and accumulated gradients are those of one big batch. It stays on the device.
+      labels, and accumulated gradients are those of one big batch. It stays on the device. Where it is 0, so are the
+      loss, which would be nan, and the gradients.
 
     A causal language model compares the logits of each token with the label of the next one. There, outputs are without
     the last token and targets without the first, so that they stand side by side as metrics need it.

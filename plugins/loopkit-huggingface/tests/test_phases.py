@@ -1,5 +1,7 @@
 """Training with the loss of the model: against loops by hand, masked labels, and what is refused."""
 
+import math
+
 import pytest
 import torch
 from small import VOCABULARY, bert, bert_sizes, classes, gpt2, joined, learner, same, sgd, texts, weights
@@ -90,6 +92,39 @@ def test_accumulated_gradients_are_those_of_one_big_batch_by_tokens(make):
     # One update in float64; the sums are taken in another order, and the loss itself is computed in float32 (the model
     # casts its logits): 1e-7 of gradients of the order of 1, times the rate of 0.1.
     assert largest < 1e-7
+
+
+def unlabelled(batch):
+    """The batch with all of its labels masked."""
+    return {**batch, "labels": torch.full_like(batch["labels"], -100)}
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_batch_without_labels_counts_for_nothing_in_a_window_and_in_metrics(first):
+    batch, none = texts(2)
+    none = unlabelled(none)
+    models = [gpt2(dropout=0.0), gpt2(dropout=0.0)]
+    used, alone = (learner(model, Metrics(Perplexity()), accumulate=2, standard=True) for model in models)
+    used.fit([none, batch] if first else [batch, none], [none, batch], epochs=1)
+    alone.fit([batch], [batch], epochs=1)
+    # float32: multiplied by w and by 1 / w where the batch without labels begins the window
+    assert all(
+        torch.allclose(*pair, rtol=1e-6, atol=1e-7) for pair in zip(*(m.parameters() for m in models), strict=True)
+    )
+    for name in ("train/loss", "train/perplexity", "val/loss", "val/perplexity"):
+        assert used.metrics[name] == pytest.approx(alone.metrics[name], rel=1e-6)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(("make", "parts"), [(gpt2, texts(2)), (bert, classes(2))], ids=["gpt2", "bert"])
+def test_batches_without_labels_leave_the_weights_as_they_are(make, parts, accumulate):
+    model, seen = make(), Losses()
+    before = weights(model)
+    used = learner(model, seen, Metrics(), accumulate=accumulate, standard=True)
+    used.fit([unlabelled(batch) for batch in parts], epochs=1)
+    assert (seen.values, seen.weights) == ([0.0, 0.0], [0.0, 0.0])
+    assert same(before, weights(model))
+    assert math.isnan(used.metrics["train/loss"])  # a mean over no labels
 
 
 def test_a_mean_over_steps_would_not_be_that_of_one_big_batch():
