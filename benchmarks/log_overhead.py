@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sides import digit_batches, interleaved, machine, wide_problem
+from sides import digit_batches, machine, measure, wide_problem
 from torch import nn
 
 from loopkit import Learner, TrainingPhase
@@ -98,26 +98,16 @@ def main() -> None:
                 learners["tensorboard", what] = make([LogTo(path, backend, every=10)], LoggingPhase(given))
         for learner in learners.values():
             fits.enter_context(learner.fitting(on_signal=None))
-        sides = {" ".join(key): (lambda it=learner: it.run("train", batches)) for key, learner in learners.items()}
-        ratios: dict[str, list[float]] = {" ".join(key): [] for key in learners if key[1]}
-        added: dict[str, list[float]] = {name: [] for name in ratios}
-        steps: list[float] = []
-        for _ in range(arguments.runs):
-            seconds = interleaved(sides, arguments.rounds)
-            without = statistics.median(seconds["without "])
-            steps.append(without / len(batches) * 1e6)
-            for name in ratios:
-                ratios[name].append(statistics.median(seconds[name]) / without)
-                added[name].append((statistics.median(seconds[name]) - without) / len(batches) * 1e6)
-        print(f"{'a step without logging':34} {statistics.median(steps):7.1f} us")
-        for name, found in ratios.items():
-            bound = None if "one by one" in name else BOUNDS[name.split()[0]]
-            median, more = statistics.median(found), statistics.median(added[name])
-            most = "" if bound is None else f"at most {bound:.2f}; "
-            print(f"{name:34} {median:7.3f}  (worst run {max(found):.3f}; {most}{more:+.1f} us a step)")
-            figures[name] = {"median": median, "runs": found, "bound": bound, "us": more}
+        named = {" ".join(key): learner for key, learner in learners.items()}
+        step, ratios = measure(named, batches, arguments.rounds, arguments.runs)
+    print(f"{'a step without logging':34} {step:7.1f} us")
+    for name, found in ratios.items():
+        bound = None if "one by one" in name else BOUNDS[name.split()[0]]
+        median = statistics.median(found)
+        most = "" if bound is None else f"at most {bound:.2f}; "
+        print(f"{name:34} {median:7.3f}  (worst run {max(found):.3f}; {most}{(median - 1) * step:+.1f} us a step)")
+        figures[name] = {"median": median, "runs": found, "bound": bound}
     if arguments.json:
-        step = statistics.median(steps)
         arguments.json.write_text(json.dumps({"about": about, "step_us": step, "figures": figures}, indent=1) + "\n")
 
 

@@ -32,7 +32,7 @@ from loopkit.hooks import (
     specification,
 )
 from loopkit.logs.backend import Backend
-from loopkit.logs.record import Record
+from loopkit.logs.record import Packed, Record, unpacked
 from loopkit.metrics import MetricLike
 from loopkit.order import EVERYTHING, Entry, Placed, arrange, nearest, overlaps
 from loopkit.schedules import OfLength
@@ -48,7 +48,6 @@ Instrument = Callable[[str, str, "partial[Any]"], Any]
 """``fn(hook, plugin, call)``: must return ``call()``, a partial of the implementation and its arguments."""
 Fire = Callable[["Step | None"], None]
 LOG_VALUE = "log_value"
-Packed = tuple[Any, ...]
 """The fields of a `Record`."""
 INSTRUMENT = "instrument_call"
 
@@ -93,8 +92,8 @@ class Registry:
         self._learner_plans: dict[str, list[Implementation]] = {}
         self._implementations: list[Implementation] = []
         self._packs: list[tuple[Any, list[Packed]]] = []
-        self.take: Callable[[Packed], None] | None = None
-        """What takes a record, as a tuple, to the plugins that listen to what is logged; None if there are none."""
+        self.packed: list[Packed] | _Listeners | None = None
+        """What takes what is logged to the plugins that listen to it; None if there are none."""
 
     @property
     def plugins(self) -> dict[str, Any]:
@@ -370,34 +369,13 @@ class Registry:
     def _bind_log(self) -> None:
         """Find what takes what is logged to the plugins."""
         impls = self.ordered(LOG_VALUE)
-        packs = [packed.append for plugin, packed in self._packs if any(impl.plugin is plugin for impl in impls)]
+        packs = [packed for plugin, packed in self._packs if any(impl.plugin is plugin for impl in impls)]
         heard = [impl for impl in impls if all(impl.plugin is not plugin for plugin, _ in self._packs)]
         calls = [(self._call(impl, ("record",), None), impl.entry.plugin) for impl in heard]
-
-        def take(packed: Packed) -> None:
-            for append in packs:
-                append(packed)
-            record = Record(*packed)
-            cancels: list[Cancel] = []
-            for call, plugin in calls:
-                try:
-                    call(record)
-                except Cancel as cancel:  # the remaining plugins are called all the same
-                    cancel.by = cancel.by or plugin
-                    cancels.append(cancel)
-                except BaseException as error:
-                    locate(error, f"in {LOG_VALUE} of plugin {plugin!r}, of {record.name!r:.100}")
-                    raise
-            if cancels:
-                try:
-                    raise strongest(cancels)
-                finally:
-                    del cancels  # else a cycle with the traceback
-
         if calls or len(packs) > 1:
-            self.take = take
+            self.packed = _Listeners(packs, calls)
         else:
-            self.take = packs[0] if packs else None
+            self.packed = packs[0] if packs else None
 
     def _context(self, impl: Implementation, dynamic: tuple[str, ...], phase: Phase) -> Callable[..., Any]:
         """`_call` for a context, with a note on its errors and on those of entering and leaving what it returns."""
@@ -604,6 +582,42 @@ def plugin_name(plugin: Any) -> str:
     if not isinstance(name, str) or not name or "." in name or not name.isprintable():
         raise PluginError(f"plugin {plugin!r}: its name is {name!r}; a name is printable text without a dot")
     return name
+
+
+class _Listeners:
+    """Gives what is logged to several plugins: as it is to those that keep it, as records to the others.
+
+    Args:
+        packs: The lists of those that keep it.
+        calls: Of the others, with their names.
+    """
+
+    def __init__(self, packs: Sequence[list[Packed]], calls: Sequence[tuple[Callable[..., Any], str]]) -> None:
+        self._packs, self._calls = packs, calls
+
+    def append(self, packed: Packed) -> None:
+        """Give them what one call has logged."""
+        for pack in self._packs:
+            pack.append(packed)
+        for record in unpacked(packed):
+            self._call(record)
+
+    def _call(self, record: Record) -> None:
+        cancels: list[Cancel] = []
+        for call, plugin in self._calls:
+            try:
+                call(record)
+            except Cancel as cancel:  # the remaining plugins are called all the same
+                cancel.by = cancel.by or plugin
+                cancels.append(cancel)
+            except BaseException as error:
+                locate(error, f"in {LOG_VALUE} of plugin {plugin!r}, of {record.name!r:.100}")
+                raise
+        if cancels:
+            try:
+                raise strongest(cancels)
+            finally:
+                del cancels  # else a cycle with the traceback
 
 
 def _wrapped(part: Any) -> str:

@@ -193,7 +193,7 @@ class Epoch:
         if (outer := learner._place) is not None:
             under_way = outer.trains and outer.current is not None and not outer.current.ended
             self._outer_place, self.around = outer, outer.around + under_way
-        learner._place = self
+        learner._move_to(self)
         self._contexts.callback(self._forget)
         try:
             self.set_modes()
@@ -250,12 +250,12 @@ class Epoch:
         if self.ended is not None:
             self.ended()
         learner._ending += 1
-        learner._place = self
+        learner._move_to(self)
         try:
             cancel = self._stronger(cancel, self._catch(lambda: self._fire(PhaseEnd)))
         finally:
             learner._ending -= 1
-            learner._place = self._outer_place
+            learner._move_to(self._outer_place)
         learner._end_of_pass(self, cancel)
         return not isinstance(error, GeneratorExit)
 
@@ -273,8 +273,8 @@ class Epoch:
     def _forget(self) -> None:
         """Let go of the last step, whose graph would live on in the cycle of epoch and step."""
         self.learner._epochs.remove(self)
-        self.learner._place = self._outer_place
         self._taken, self.current = self.steps, None
+        self.learner._move_to(self._outer_place)
 
     def set_modes(self) -> None:
         """Put the modules in the phase's mode, remembering the one that each was in."""
@@ -397,6 +397,7 @@ class Epoch:
             samples = first.shape[0] if first.__class__ is Tensor and first.ndim else count_samples(batch)
             step = self.current = Step(self, index, batch, samples)
             index += 1
+            learner._logged_at = None
             try:
                 if not samples or batch is None:
                     if batch is None and phase.skip_none and not self.agrees:
@@ -469,6 +470,7 @@ class Epoch:
 
     def _cancelled(self, step: Step, cancel: Cancel) -> None:
         step.ended = True
+        self.learner._logged_at = None
         cancel.by = cancel.by or f"phase {self.phase.name}"
         self._drop_windows(lambda window: window.step is step)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import threading
 import time
 import warnings
 import weakref
@@ -39,7 +40,8 @@ from loopkit.errors import (
 )
 from loopkit.events import FitBegin, FitEnd, SignalBegin
 from loopkit.loader_timeout import bounded_wait
-from loopkit.logs.kinds import loggable
+from loopkit.logs.kinds import all_loggable, loggable
+from loopkit.logs.record import Packed, Place
 from loopkit.order import nearest
 from loopkit.phases import Phase, PredictionPhase, TrainingPhase, ValidationPhase
 from loopkit.positions import keeps_place, leave
@@ -204,6 +206,8 @@ class Learner:
         self._beginning = False
         self._place: Epoch | None = None
         """The pass that is running, or has just ended if its ``phase_end`` is."""
+        self._logged_at: Place | None = None
+        """Where what is logged now is, if that was looked up since it has changed last."""
         self._registry = Registry(self, order, instrument)
         if not isinstance(plugins, Iterable) or isinstance(plugins, str):
             raise PluginError(f"plugins is {plugins!r}: give a list, plugins=[...]")
@@ -640,19 +644,11 @@ class Learner:
 
             learner.log("train/temperature", model.log_temperature.exp())
         """
-        if (take := self._registry.take) is None:
+        if (packed := self._registry.packed) is None:
             return
-        given = value
-        if value.__class__ is Tensor and value.is_cpu:  # there is nothing to wait for
-            try:
-                value = value.item()
-            except RuntimeError:
-                pass  # no scalar
         if value.__class__ is not float or name.__class__ is not str or not name:
-            value = loggable(name, given)
-        phase, steps = self._logged_at()
-        progress = self.progress
-        take((name, value, phase, progress.epochs, steps, progress.updates, now()))
+            value = loggable(name, value)
+        packed.append((name, value, self._logged_at or self._look(), now()))
 
     def log_values(self, values: Mapping[str, Any]) -> None:
         """Log several values, as `log` does one: what is the same for all of them is looked up once.
@@ -661,43 +657,35 @@ class Learner:
             values: By name; each as for `log`.
 
         Raises:
-            LogError: One cannot be logged; those before it are.
+            LogError: One cannot be logged; then none is.
 
         Example::
 
             learner.log_values({"train/margin": margin, "train/entropy": entropy})
         """
-        if (take := self._registry.take) is None:
+        if (packed := self._registry.packed) is None:
             return
         try:
-            items = values.items()
+            names, given = list(values.keys()), list(values.values())
         except AttributeError:
             raise LogError(f"learner.log_values: {describe(values)} is no mapping: give names and values") from None
-        phase, steps = self._logged_at()
-        epochs, updates, time = self.progress.epochs, self.progress.updates, now()
-        for name, given in items:
-            value = given
-            if value.__class__ is Tensor and value.is_cpu:
-                try:
-                    value = value.item()
-                except RuntimeError:
-                    pass
-            if value.__class__ is not float or name.__class__ is not str or not name:
-                value = loggable(name, given)
-            take((name, value, phase, epochs, steps, updates, time))
+        packed.append((names, all_loggable(names, given), self._logged_at or self._look(), now()))
 
-    def _logged_at(self) -> tuple[str, int]:
-        """The phase and the step of what is logged now, as a `Record` has them."""
-        place, steps = self._place, self.progress.steps
-        if place is None:
-            return "", steps
-        steps += place.around
-        if place.trains and (step := place.current) is not None and not step.ended:
-            steps += 1
-        return place.name, steps
+    def _look(self) -> Place:
+        """Where what is logged now is."""
+        here, progress = self._place, self.progress
+        name, steps = "", progress.steps
+        if here is not None:
+            name, steps = here.name, steps + here.around
+            if here.trains and (step := here.current) is not None and not step.ended:
+                steps += 1
+        made = Place(name, progress.epochs, steps, progress.updates)
+        if threading.current_thread() is threading.main_thread():  # the engine may have moved on from any other one
+            self._logged_at = made
+        return made
 
-    def pack_log(self, plugin: Any, packed: list[tuple[Any, ...]] | None) -> None:
-        """Let what is logged be appended to a list, as tuples of a `Record`'s fields: the cheapest way to keep it.
+    def pack_log(self, plugin: Any, packed: list[Packed] | None) -> None:
+        """Let what is logged be appended to a list, which is the cheapest way to keep it.
 
         Args:
             plugin: One of the plugins; its ``log_value`` is not called any more.
@@ -766,6 +754,15 @@ class Learner:
         return self._stop is not None
 
     # The engine's own
+
+    def count_update(self) -> None:
+        """The parameters were updated."""
+        self.progress.updates += 1
+        self._logged_at = None
+
+    def _move_to(self, place: Epoch | None) -> None:
+        self._place = place
+        self._logged_at = None
 
     def where(self, phase: Phase, step: Step | None) -> str:
         """Phase, epoch and step, for messages."""

@@ -154,6 +154,7 @@ def apply(
         raise
     for counter, value in state["progress"].items():
         setattr(learner.progress, counter, value)
+    learner._logged_at = None
     learner.metrics.clear()
     learner.metrics.update(state["metrics"])
     if state["fit"] is not None:

@@ -216,7 +216,7 @@ class Step:
             self._update_due(name)
         else:
             window.optimizer.step()
-            epoch.learner.progress.updates += 1
+            epoch.learner.count_update()
             window.drop()
 
     def _update_without_autocast(self, name: str | None, closure: Callable[[], Any] | None) -> None:
@@ -266,7 +266,7 @@ class Step:
             else:
                 plan.optimizer_step(self, optimizer, closure, default)
         if self.skip_reason is None:
-            epoch.learner.progress.updates += 1
+            epoch.learner.count_update()
             if end is not None:
                 end(self)
         elif skipped is not None:

@@ -42,7 +42,7 @@ READS = (
 """The functions of torch that read values on the host."""
 TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 OPTIMIZERS = os.path.join(TORCH, "optim", "")
-LOGGING = {("loopkit.learner", "log"), ("loopkit.learner", "log_values")}
+LOGGING = {("loopkit.logs.kinds", name) for name in ("loggable", "all_loggable", "_scalar")}
 
 
 class TensorReads(TorchFunctionMode, ABC):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ __all__ = ["Csv"]
 
 PLACE = ["phase", "epoch", "step", "update", "time"]
 """The first columns."""
+MOST_COLUMNS = 1_000
 MOST_NAMES = 10_000
 """Names whose columns are kept, so that a run that makes up new ones all the time does not fill the memory."""
 
@@ -29,8 +31,8 @@ class Csv(Backend):
 
     The first columns are phase, epoch, step, update and time, as in a `Record`; a name like ``step`` or ``step_`` gets
     one more ``_``. A row ends when the phase, epoch or step changes, or a name comes again. A new name adds a column,
-    for which the file is written anew, at once or not at all; it is empty in the rows before. Floats are written so
-    that they read back the same, and a character that UTF-8 lacks by its code.
+    for which the file is written anew, at once or not at all; it is empty in the rows before. There are at most 1,000
+    columns. Floats are written so that they read back the same, and a character that UTF-8 lacks by its code.
 
     Which file it is, and how a run goes on or begins, is as in `JsonLines`.
 
@@ -52,6 +54,8 @@ class Csv(Backend):
         self._tail: list[str] = []
         """The last row of the file, without the empty cells at its end."""
         self._names: dict[str, str] = {}
+        self._full = False
+        """There was a warning of names that have no column."""
         self._last: dict[str, str] | None = None
         """The row that may still get values."""
 
@@ -95,9 +99,17 @@ class Csv(Backend):
     def _append(self, rows: Sequence[Mapping[str, str]]) -> None:
         if not rows:
             return
-        new = dict.fromkeys(name for row in rows for name in row if name not in self._columns)
-        if new:
-            columns = [*(self._columns or PLACE), *(name for name in new if name not in PLACE)]
+        columns = list(dict.fromkeys([*(self._columns or PLACE), *(name for row in rows for name in row)]))
+        if len(columns) > MOST_COLUMNS:
+            if not self._full:
+                self._full = True
+                warnings.warn(
+                    f"log {str(self.path)!r} has {MOST_COLUMNS:,} columns and leaves out what has another name, such "
+                    f"as {columns[MOST_COLUMNS]!r:.100}: log it as JSON lines",
+                    stacklevel=2,
+                )
+            del columns[MOST_COLUMNS:]
+        if columns != self._columns:
             _, *before = [*_parsed(self._file.read())] or [[]]
             added = [""] * (len(columns) - len(self._columns))
             self._file.replace(_rendered([columns, *([*row, *added] for row in before)]))

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 __all__ = ["JsonLines"]
 
+END = "}}\n"
+"""Of a line of numbers."""
 MOST_TEMPLATES = 100
 """How many are kept, so that a run that makes up new names all the time does not fill the memory."""
 
@@ -51,11 +53,12 @@ MOST_TEMPLATES = 100
 class JsonLines(Backend):
     """A JSON object on each line. Pictures, sounds and files are beside it in ``media/``, named by SHA-256.
 
-    A scalar is ``{"name", "value", "phase", "epoch", "step", "update", "time"}``; infinite and undefined numbers are
-    the strings ``"inf"``, ``"-inf"`` and ``"nan"``. Other kinds have ``"kind"`` and their content, or ``"file"``, a
-    path relative to the log's directory. A fit begins, or goes on, with a line ``{"kind": "run", ...}`` and ends with
-    ``{"kind": "end", "reason", ...}``. `read_log` reads it. The line of the run has the command and the
-    configuration, with ``***`` for the values of options that are called like a password, a token or a key.
+    Numbers that were logged together are ``{"phase", "epoch", "step", "update", "time", "values": {name: number}}``;
+    infinite and undefined ones are the strings ``"inf"``, ``"-inf"`` and ``"nan"``. Other kinds have a line each, with
+    ``"name"``, ``"kind"`` and their content, or ``"file"``, a path relative to the log's directory. A fit begins, or
+    goes on, with a line ``{"kind": "run", ...}`` and ends with ``{"kind": "end", "reason", ...}``. `read_log` reads it.
+    The line of the run has the command and the configuration, with ``***`` for the values of options that are called
+    like a password, a token or a key.
 
     A fit that goes on from a checkpoint cuts off what was logged after it, with the first line that it adds. A new run
     renames the log of an earlier one, to ``log-1.jsonl``. While a run writes it, the file is locked.
@@ -112,23 +115,36 @@ class JsonLines(Backend):
         self._file.write(_encoded(about))
 
     def write(self, records: Sequence[Record]) -> None:
-        """Append a line for each record."""
+        """Append lines."""
         self._begin()
         self._file.write("".join(map(self._lines, Records.of(records).groups)).encode("ascii"))
 
     def _lines(self, group: Group) -> str:
-        """The lines of a group."""
-        end = _end(group)
-        if not group.mixed and isfinite(sum(group.values)):
-            names = tuple(group.names)
-            template = self._templates.get(names) or self._template(names)
-            return (template % tuple(group.values)).replace("\n", end)
-        lines = []
+        """The lines of a group: most are of finite numbers alone, whose names come once, and are one line."""
+        phase, epoch, step, update = group.place
+        begin = f'{{"phase": {json.dumps(phase)}, "epoch": {epoch}, "step": {step}, "update": {update}, '
+        begin += f'"time": {group.time:.3f}, "values": {{'
+        names = tuple(group.names)
+        if group.kinds == {float} and isfinite(sum(group.values)):
+            if (template := self._templates.get(names)) is None and len(set(names)) == len(names):
+                template = self._template(names)
+            if template is not None:
+                return begin + template % tuple(group.values)
+        lines: list[str] = []
+        together: dict[str, str] = {}
+
+        def end_line() -> None:
+            if together:
+                lines.append(begin + ", ".join(f"{json.dumps(name)}: {text}" for name, text in together.items()) + END)
+                together.clear()
+
         for record in group:
             if isinstance(record.value, float):
-                value = repr(record.value) if isfinite(record.value) else f'"{record.value}"'
-                lines.append(f'{{"name": {json.dumps(record.name)}, "value": {value}{end}')
+                if record.name in together:
+                    end_line()
+                together[record.name] = repr(record.value) if isfinite(record.value) else f'"{record.value}"'
                 continue
+            end_line()
             try:
                 lines.append(_line(self._content(record)))
             except Exception as error:  # the other lines are worth more than this one
@@ -137,14 +153,15 @@ class JsonLines(Backend):
                     f"{type(error).__name__}: {error}",
                     stacklevel=2,
                 )
+        end_line()
         return "".join(lines)
 
     def _template(self, names: tuple[str, ...]) -> str:
-        """The lines of values of these names, without their ends."""
+        """The end of a line of numbers of these names, to be filled with them."""
         if len(self._templates) >= MOST_TEMPLATES:
             self._templates.clear()
-        lines = (f'{{"name": {json.dumps(name).replace("%", "%%")}, "value": %r\n' for name in names)
-        made = self._templates[names] = "".join(lines)
+        made = ", ".join(f"{json.dumps(name).replace('%', '%%')}: %r" for name in names) + END
+        self._templates[names] = made
         return made
 
     def _content(self, record: Record) -> dict[str, Any]:
@@ -240,14 +257,6 @@ class JsonLines(Backend):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on after so many bytes."""
         self._file.load_state_dict(state)
-
-
-def _end(group: Group) -> str:
-    """The end of the line of a value."""
-    return (
-        f', "phase": {json.dumps(group.phase)}, "epoch": {group.epoch}, "step": {group.step}, '
-        f'"update": {group.update}, "time": {group.time:.3f}}}\n'
-    )
 
 
 def _line(content: Any) -> str:

@@ -82,19 +82,21 @@ def read_log(path: str | Path) -> Log:
     for number, line in enumerate(content.split(b"\n")[:-1], 1):
         try:
             said = json.loads(line)
-            kind = said.get("kind", "value")
+            kind = said.get("kind")
             if kind == "run":
                 log.runs.append(said)
             elif kind == "end":
                 log.ends.append(said)
             else:
-                log.records.append(_record(kind, said))
+                log.records += _records(said)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise LogError(f"{path}, line {number} is no record of a log ({type(error).__name__}: {error})") from error
     return log
 
 
-def _record(kind: str, said: dict[str, Any]) -> Record:
-    places = [said.pop(key) for key in ("name", "phase", "epoch", "step", "update", "time")]
-    name, phase, epoch, step, update, time = places
-    return Record(name, float(said["value"]) if kind == "value" else said, phase, epoch, step, update, time)
+def _records(said: dict[str, Any]) -> list[Record]:
+    """What a line says: several numbers, or something else."""
+    at = [said.pop(key) for key in ("phase", "epoch", "step", "update", "time")]
+    if "kind" in said:
+        return [Record(said.pop("name"), said, *at)]
+    return [Record(name, float(value), *at) for name, value in said["values"].items()]

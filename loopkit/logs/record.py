@@ -1,4 +1,4 @@
-"""Record: one thing that was logged, and when; Records: what is written at a time."""
+"""Record: one thing that was logged, and when; Place: where; Records: what is written at a time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, overload
 
-__all__ = ["Group", "Record", "Records"]
+__all__ = ["Group", "Packed", "Place", "Record", "Records", "unpacked"]
+
+
+class Place(NamedTuple):
+    """Where in a fit something is logged, as a `Record` has it."""
+
+    phase: str = ""
+    epoch: int = 0
+    step: int = 0
+    update: int = 0
 
 
 class Record(NamedTuple):
@@ -26,74 +35,79 @@ class Record(NamedTuple):
     time: float = 0.0
     """Seconds since 1970, to a millisecond."""
 
+    def packed(self) -> Packed:
+        """In the form in which many are kept."""
+        return self.name, self.value, Place(*self[2:6]), self.time
+
+
+Packed = tuple[str | list[str], Any, Place, float]
+"""What was logged by one call: a name or a list of names, a value or a list of as many, where, and when."""
+
+
+def unpacked(packed: Packed) -> Iterator[Record]:
+    """The records of one call."""
+    name, value, place, time = packed
+    names, values = (name, value) if isinstance(name, list) else ([name], [value])
+    for name, value in zip(names, values, strict=True):
+        yield Record(name, value, *place, time)
+
 
 class Group:
     """Records of one place and one millisecond, which is most of what a step logs, in columns.
 
     Args:
-        phase, epoch, step, update, time: Of the first of them.
+        place: Of all of them.
+        time: Of the first of them.
     """
 
-    __slots__ = ("epoch", "mixed", "names", "phase", "step", "time", "update", "values")
+    __slots__ = ("kinds", "names", "place", "time", "values")
 
-    def __init__(self, phase: str, epoch: int, step: int, update: int, time: float) -> None:
-        self.phase, self.epoch, self.step, self.update, self.time = phase, epoch, step, update, time
+    def __init__(self, place: Place, time: float) -> None:
+        self.place, self.time = place, time
         self.names: list[str] = []
         self.values: list[Any] = []
-        self.mixed = False
-        """Some values are no floats."""
+        self.kinds: set[type] = set()
+        """The types of the values."""
 
     def __iter__(self) -> Iterator[Record]:
-        for name, value in zip(self.names, self.values, strict=True):
-            yield Record(name, value, self.phase, self.epoch, self.step, self.update, self.time)
+        return unpacked((self.names, self.values, self.place, self.time))
 
 
 class Records(Sequence[Record]):
     """Records in the order in which they were logged; ``groups`` has the same in columns, which is faster to read.
 
     Args:
-        packed: Records, or tuples of their fields.
+        packed: What was logged.
     """
 
-    def __init__(self, packed: Iterable[tuple[Any, ...]] = ()) -> None:
+    def __init__(self, packed: Iterable[Packed]) -> None:
         self.groups: list[Group] = []
-        self._count = 0
-        self.add(packed)
-
-    def add(self, packed: Iterable[tuple[Any, ...]]) -> None:
-        """Add records, or tuples of their fields."""
-        groups = self.groups
-        last = groups[-1] if groups else Group("", 0, 0, 0, math.inf)
-        at, begun, over = (last.phase, last.epoch, last.step, last.update), last.time, last.time + 0.001
-        names, values = last.names, last.values
-        for name, value, phase, epoch, step, update, time in packed:
-            here = phase, epoch, step, update
-            if here != at or not begun <= time < over:
-                last = Group(*here, time)
-                at, begun, over = here, time, time + 0.001
-                names, values = last.names, last.values
-                groups.append(last)
-            if value.__class__ is not float:
-                last.mixed = True
-            names.append(name)
-            values.append(value)
-            self._count += 1
+        group, over = Group(Place(), math.inf), math.inf
+        for name, value, place, time in packed:
+            if (place is not group.place and place != group.place) or not group.time <= time < over:
+                group, over = Group(place, time), time + 0.001
+                self.groups.append(group)
+            if name.__class__ is list:
+                group.names += name
+                group.values += value
+            else:
+                group.names.append(name)  # type: ignore[arg-type]
+                group.values.append(value)
+        for group in self.groups:
+            group.kinds = set(map(type, group.values))
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> Records:
         """Any records, in groups."""
-        return records if isinstance(records, cls) else cls(records)
+        return records if isinstance(records, cls) else cls([record.packed() for record in records])
 
     @property
     def kinds(self) -> set[type]:
         """The types of the values."""
-        found: set[type] = set()
-        for group in self.groups:
-            found |= {value.__class__ for value in group.values} if group.mixed else {float}
-        return found
+        return set().union(*(group.kinds for group in self.groups))
 
     def __len__(self) -> int:
-        return self._count
+        return sum(len(group.names) for group in self.groups)
 
     def __iter__(self) -> Iterator[Record]:
         for group in self.groups:

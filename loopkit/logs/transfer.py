@@ -23,7 +23,7 @@ class Transfer:
         self._events: list[torch.cuda.Event] = []
         found: dict[tuple[torch.device, torch.dtype], list[tuple[Group, int]]] = {}
         for group in records.groups:
-            if group.mixed:
+            if any(issubclass(kind, Tensor) for kind in group.kinds):
                 for index, value in enumerate(group.values):
                     if isinstance(value, Tensor):
                         found.setdefault((value.device, value.dtype), []).append((group, index))
@@ -51,4 +51,6 @@ class Transfer:
         for places, values in self._sent:
             for (group, index), value in zip(places, values.tolist(), strict=True):
                 group.values[index] = value
+        for group in {id(group): group for places, _ in self._sent for group, _ in places}.values():
+            group.kinds = set(map(type, group.values))
         return self._records

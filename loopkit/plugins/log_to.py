@@ -28,14 +28,14 @@ from loopkit.plugins.log_hyperparameters import made_with
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner
-    from loopkit.logs.record import Record
+    from loopkit.logs.record import Packed, Record
     from loopkit.phases import Phase
     from loopkit.result import FitResult
 
 __all__ = ["LogTo"]
 
-MOST = 100_000
-"""Records that are kept until then."""
+MOST = 20_000
+"""Calls of ``learner.log`` and ``log_values`` that are kept until it is written."""
 ENDINGS: dict[str, Callable[[Path], Backend]] = {".jsonl": JsonLines, ".csv": Csv}
 
 
@@ -97,10 +97,8 @@ class LogTo:
                 number += 1
                 word = f"{plain}_{number}"
             self._sinks[word] = _Sink(word, backend)
-        self._packed: list[tuple[Any, ...]] = []
-        """What was logged last, as the fields of records."""
-        self._records = Records()
-        """What was logged before it and not written yet."""
+        self._packed: list[Packed] = []
+        """What was logged and is not written yet."""
         self._sent: Transfer | None = None
         """What is on its way from the device."""
         self._result: FitResult | None = None
@@ -134,7 +132,7 @@ class LogTo:
         (number, self._ended), self._loaded = self._loaded, (None, False)
         self._again = number is not None and learner.position is not None and number == learner.position.number
         if self._again or self._result is not learner.result:
-            self._forget()  # in the log already, or of an earlier fit that could not begin
+            self._packed.clear()  # in the log already, or of an earlier fit that could not begin
         known = made_with(learner)
         try:
             for sink in self._sinks.values():
@@ -169,9 +167,9 @@ class LogTo:
             logged = now.resumed and now.current is None and now.at_edge and not now.goes_on
         if not self._open and self._result is not learner.result:
             self._result = learner.result
-            self._forget()
+            self._packed.clear()
         if not (self._again and logged):
-            self._packed.append(record)
+            self._packed.append(record.packed())
 
     @hookimpl(reads=("*",))
     def step_end(self, learner: Learner, phase: Phase) -> None:
@@ -180,14 +178,13 @@ class LogTo:
             return
         if self._again:
             self._go_on(learner)
-        self._collect()
         if self._sent is not None:
             if self._sent.arrived:
                 self._write_sent()
         elif (
             (self._every is not None and phase.training and learner.progress.steps % self._every == 0)
             or time.monotonic() >= self._next_time
-            or len(self._records) >= MOST
+            or len(self._packed) >= MOST
         ):
             self._send()
             if self._sent is not None and self._sent.arrived:
@@ -219,21 +216,11 @@ class LogTo:
             self._again = False
             learner.pack_log(self, self._packed)
 
-    def _forget(self) -> None:
-        self._packed.clear()
-        self._records = Records()
-
-    def _collect(self) -> None:
-        """Put what a step has logged into columns, while it is in the processor's cache."""
-        if packed := self._packed[:]:
-            del self._packed[: len(packed)]  # a thread may have added more
-            self._records.add(packed)
-
     def _send(self) -> None:
         self._next_time = time.monotonic() + self._seconds
-        self._collect()
-        if self._records:
-            self._sent, self._records = Transfer(self._records), Records()
+        if packed := self._packed[:]:
+            del self._packed[: len(packed)]  # a thread may have added more
+            self._sent = Transfer(Records(packed))
 
     def _write_sent(self) -> None:
         if self._sent is not None:

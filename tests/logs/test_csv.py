@@ -49,6 +49,18 @@ def test_row_goes_on_in_the_next_write(tmp_path: Path) -> None:
     assert [row[5:] for row in rows] == [["a", "b"], ["1.0", "2.0"]]
 
 
+def test_names_beyond_the_most_columns_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loopkit.logs.csv_file.MOST_COLUMNS", 7)
+    with pytest.warns(UserWarning, match=r"has 7 columns and leaves out .* such as 'name 2': log it as JSON") as seen:
+        rows = written(tmp_path / "log.csv", *([at(i, f"name {i % 5}", float(i))] for i in range(8)))
+    assert len(seen) == 1
+    assert rows[0][5:] == ["name 0", "name 1"]
+    assert [row[2] for row in rows[1:]] == [str(i) for i in range(8)]
+    assert [row[5:] for row in rows[1:]] == [
+        [f"{i}.0" if i % 5 == place else "" for place in range(2)] for i in range(8)
+    ]
+
+
 def test_new_name_adds_a_column_to_all_rows(tmp_path: Path) -> None:
     rows = written(tmp_path / "log.csv", *([at(i, f"name {i}", float(i))] for i in range(3)))
     assert [row[5:] for row in rows] == [

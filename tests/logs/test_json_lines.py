@@ -49,11 +49,22 @@ def lines(directory: Path, *values: tuple[str, Any]) -> list[dict[str, Any]]:
     return made[1:-1]
 
 
-def test_line_of_a_scalar(tmp_path: Path) -> None:
-    (line,) = lines(tmp_path, ("train/loss", 0.1))
-    time = line.pop("time")
-    assert list(line.items()) == list({"name": "train/loss", "value": 0.1, **PLACE}.items())
-    assert time == round(time, 3)
+def test_line_of_numbers_that_were_logged_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loopkit.learner.now", lambda: 1_800_000_000.0625)
+    found = lines(tmp_path, ("train/loss", 0.1), ("lr", 2))
+    said = {**PLACE, "time": 1_800_000_000.062, "values": {"train/loss": 0.1, "lr": 2.0}}
+    assert [list(line.items()) for line in found] == [list(said.items())]
+    assert list(found[0]["values"]) == ["train/loss", "lr"]
+
+
+@pytest.mark.parametrize("odd", [0.5, math.nan])
+def test_number_of_the_same_name_has_another_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: float) -> None:
+    monkeypatch.setattr("loopkit.learner.now", lambda: 1_800_000_000.0)
+    given = [("a", 1.0), ("b", odd), ("b", 3.0), ("a", 4.0), ("text", Text("between")), ("c", 5.0), ("a", 6.0)]
+    found = [line.get("values", line.get("name")) for line in lines(tmp_path, *given)]
+    shown = odd if math.isfinite(odd) else "nan"
+    assert found == [{"a": 1.0, "b": shown}, {"b": 3.0, "a": 4.0}, "text", {"c": 5.0, "a": 6.0}]
+    assert [record.name for record in read_log(tmp_path).records] == [name for name, _ in given]
 
 
 @pytest.mark.parametrize(
@@ -61,14 +72,13 @@ def test_line_of_a_scalar(tmp_path: Path) -> None:
 )
 def test_scalar_reads_back_bit_for_bit(tmp_path: Path, value: float) -> None:
     (line,) = lines(tmp_path, ("x", value))
-    assert math.copysign(1, line["value"]) == math.copysign(1, value)
-    assert float(line["value"]).hex() == value.hex()
+    assert float(line["values"]["x"]).hex() == value.hex()
 
 
 @pytest.mark.parametrize(("value", "shown"), [(math.inf, "inf"), (-math.inf, "-inf"), (math.nan, "nan")])
 def test_scalar_that_is_not_finite_is_a_string(tmp_path: Path, value: float, shown: str) -> None:
     (line,) = lines(tmp_path, ("x", value))
-    assert line["value"] == shown
+    assert line["values"] == {"x": shown}
 
 
 @pytest.mark.parametrize(
@@ -145,7 +155,7 @@ def test_lines_of_other_kinds(tmp_path: Path) -> None:
         assert line.pop("time") > 0
     assert found == [
         {"name": "text", "kind": "text", "text": "a\nb"},
-        {"name": "value", "value": 2.0},
+        {"values": {"value": 2.0}},
         {"name": "histogram", "kind": "histogram", "counts": [1.0, 2.0], "edges": [0.0, 1.0, 2.0]},
         {"name": "table", "kind": "table", "columns": ["a", "b"], "rows": [[1, "x"], ["nan", None]]},
         {"name": "options", "kind": "hyperparameters", "values": {"lr": 0.1, "bound": "inf"}},
@@ -279,7 +289,7 @@ def test_a_record_can_be_appended_after_the_end(tmp_path: Path) -> None:
     learner.fit(batches(1), epochs=1)
     backend.append([late])
     said = [json.loads(line) for line in backend.path.read_text().splitlines()]
-    assert [each.get("kind", each.get("name")) for each in said] == ["run", "x", "end", "late"]
+    assert [each.get("kind", each.get("values")) for each in said] == ["run", {"x": 1.0}, "end", {"late": 2.0}]
     learner.fit(batches(1), epochs=1)
     log = read_log(tmp_path)
     assert (log.values("x"), log.values("late"), len(log.ends)) == ([1.0, 1.0], [2.0], 2)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers import batches, make_learner, on, raising
+from helpers import EVENTS, batches, make_learner, on, raising
 from torch import nn
 
-from loopkit import CancelEpoch, CancelFit, Learner, TrainingPhase, hookimpl
+from loopkit import CancelEpoch, CancelFit, CancelStep, Learner, TrainingPhase, hookimpl
 from loopkit.errors import LogError, PluginError
 from loopkit.logs import Backend, Histogram, JsonLines, Record, Text, Value
 
@@ -190,6 +191,52 @@ def test_record_of_a_pass_in_a_hook_has_its_phase_and_the_step_around_it() -> No
     ]
 
 
+@pytest.mark.parametrize("evaluates_at", [None, "step_begin", "update_end", "step_end", "phase_end"])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_place_of_a_record_is_that_of_its_moment(evaluates_at: str | None, accumulate: int) -> None:
+    """A place that was looked up before, in any hook, is never taken for one that is not the same any more."""
+    listener, seen = Listener(), set()
+
+    def look(learner: Learner, **given: Any) -> None:
+        learner.log("x", 1.0)
+        learner._logged_at = None
+        assert listener.records[-1][2:6] == learner._look()
+        seen.add(listener.records[-1][2:6])
+
+    def cancel(phase: Any, step: Any, **given: Any) -> None:
+        if phase.training and step.index == 2:
+            raise CancelStep("no")
+
+    def skip(step: Any, **given: Any) -> None:
+        if step.index == 5:
+            step.skip_update("no")
+
+    def evaluate(learner: Learner, phase: Any, **given: Any) -> None:
+        if phase.training:
+            learner.evaluate(batches(1))
+
+    plugins = [on(hook, look, f"looks_at_{hook}") for hook in EVENTS]
+    if evaluates_at is not None:
+        plugins.append(on(evaluates_at, evaluate, "z_evaluates"))
+    plugins += [on("step_begin", cancel, "cancels"), on("update_begin", skip, "skips")]
+    learner = make_learner(listener, *plugins, accumulate=accumulate)
+
+    def data() -> Iterator[Any]:
+        for batch in batches(7):
+            look(learner)
+            yield batch
+
+    learner.fit(data, batches(2), epochs=2)
+    look(learner)
+    learner.run("train", batches(1))
+    saved = learner.state_dict()
+    learner.run("train", batches(1))
+    look(learner)
+    learner.load_state_dict(saved)
+    look(learner)
+    assert len(seen) > 20
+
+
 def test_record_after_an_error_is_of_no_phase() -> None:
     listener = Listener()
     learner = make_learner(listener, raising("step_end", ValueError("no")))
@@ -302,7 +349,7 @@ def test_log_values_logs_each_as_log_does() -> None:
     assert len(found[0]) == 5 * (1 + 3 + 2)
 
 
-def test_log_values_keeps_those_before_one_that_is_refused() -> None:
+def test_log_values_logs_all_or_none() -> None:
     listener = Listener()
 
     def act(learner: Learner, **given: Any) -> None:
@@ -310,7 +357,7 @@ def test_log_values_keeps_those_before_one_that_is_refused() -> None:
             learner.log_values({"good": 1.0, "bad": object(), "late": 2.0})
 
     make_learner(listener, on("step_end", act)).fit(batches(1), epochs=1)
-    assert [record.name for record in listener.records] == ["good"]
+    assert listener.records == []
 
 
 @pytest.mark.parametrize("values", [None, "loss", [("a", 1.0)]])

@@ -9,17 +9,18 @@ import pytest
 from loopkit.errors import LogError
 from loopkit.logs import Record, read_log
 
-LINE = '{"name": "a", "value": 0.5, "phase": "train", "epoch": 0, "step": 1, "update": 1, "time": 2.5}\n'
+LINE = '{"phase": "train", "epoch": 0, "step": 1, "update": 1, "time": 2.5, "values": {"a": 0.5}}\n'
 
 
 def test_records_read_back(tmp_path: Path) -> None:
-    (tmp_path / "log.jsonl").write_text(LINE + LINE.replace("0.5", '"-inf"'))
+    (tmp_path / "log.jsonl").write_text(LINE + LINE.replace("0.5", '"-inf", "b": 2'))
     log = read_log(tmp_path)
     assert log.records == [
         Record("a", 0.5, "train", 0, 1, 1, 2.5),
         Record("a", float("-inf"), "train", 0, 1, 1, 2.5),
+        Record("b", 2.0, "train", 0, 1, 1, 2.5),
     ]
-    assert (log.names(), log.values("a")) == (["a"], [0.5, float("-inf")])
+    assert (log.names(), log.values("a")) == (["a", "b"], [0.5, float("-inf")])
 
 
 @pytest.mark.parametrize("kept", range(1, len(LINE)))
@@ -35,7 +36,7 @@ def test_empty_log_has_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["no json", "5", "[]", "{}", '{"name": "a"}', LINE.strip().replace("0.5", '"x"'), "[" * 10_000, "\x00", "null"],
+    ["no json", "5", "[]", "{}", '{"values": {}}', LINE.strip().replace("0.5", '"x"'), "[" * 10_000, "\x00", "null"],
 )
 def test_malformed_line_is_named(tmp_path: Path, line: str) -> None:
     (tmp_path / "log.jsonl").write_text(LINE + line + "\n" + LINE)

@@ -20,7 +20,7 @@ def records(*times: float, step: int = 1) -> list[Record]:
 def test_records_of_a_place_and_a_millisecond_are_a_group() -> None:
     (group,) = Records.of(records(0, 0.0002, 0.0009)).groups
     assert (group.names, group.values) == (["name 0", "name 1", "name 2"], [0.0, 1.0, 2.0])
-    assert (group.phase, group.epoch, group.step, group.update, group.time) == ("train", 0, 1, 1, BEGIN)
+    assert (group.place, group.time) == (("train", 0, 1, 1), BEGIN)
 
 
 @pytest.mark.parametrize("other", [{"phase": "val"}, {"epoch": 1}, {"step": 2}, {"update": 2}, {"time": BEGIN + 0.002}])
@@ -37,7 +37,7 @@ def test_records_are_a_sequence_in_their_order() -> None:
     assert made[1] == given[1]
     assert made[1:] == list(made)[1:]
     assert made.kinds == {float, Text}
-    assert [group.mixed for group in made.groups] == [False, True]
+    assert [group.kinds for group in made.groups] == [{float}, {Text}]
     assert Records.of(made) is made
 
 

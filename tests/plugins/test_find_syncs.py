@@ -241,6 +241,23 @@ def test_find_syncs_finds_nothing_in_the_standard_plugins_and_the_end_of_a_pass(
     assert str(find) == "nothing was seen that waits for the device inside a step"
 
 
+class LogsTensors:
+    """Logs what lies on the host."""
+
+    @hookimpl(phase=TrainingPhase, reads=("loss",))
+    def step_end(self, learner, step):
+        learner.log("loss", step.loss)
+        learner.log_values({"scale": nn.Parameter(step.loss.detach()), "count": torch.tensor(3)})
+
+
+def test_find_syncs_finds_nothing_in_what_is_logged():
+    find, read, seen = FindSyncs(show=False), Backend(), []
+    read.write = seen.extend
+    fit(find, LogTo(read), LogsTensors())
+    assert find.found == ()
+    assert [record.value for record in seen[1:3]] == [seen[0].value, 3.0]
+
+
 def test_explain_marks_the_hook():
     find = FindSyncs(show=False)
     learner = fit(find, Reads())

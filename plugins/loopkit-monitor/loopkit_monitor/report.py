@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import base64
 import csv
-import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loopkit_monitor import views
+from loopkit_monitor.lines import Values, parse_values
 from loopkit_monitor.page import embed
 from loopkit_monitor.store import Run, Store
 
@@ -119,7 +119,7 @@ def write_csv(store: Store, path: Path) -> int:
             for id in sorted(store.runs):
                 name = store.folder.root.name if id == "." else id
                 for said in _scalars(store, store.runs[id]):
-                    row = [_cell(name), *(_cell(said.get(column)) for column in COLUMNS[1:])]
+                    row = [_cell(each) for each in (name, *said)]
                     # A bare \r ends a row for most readers, and Python before 3.13 does not quote it.
                     (quoted if any("\r" in each for each in row if isinstance(each, str)) else table).writerow(row)
                     count += 1
@@ -224,19 +224,14 @@ def _file_name(text: str, taken: set[str]) -> str:
     return name
 
 
-def _scalars(store: Store, run: Run) -> Iterator[Mapping[str, Any]]:
-    """The lines with a number, each as the log has it."""
+def _scalars(store: Store, run: Run) -> Iterator[tuple[str | float, ...]]:
+    """All values with their places, in the order of the columns."""
     with os.fdopen(store.folder.open(run.path), "rb") as log:
         for line in log:
-            if not line.endswith(b"\n"):
-                return  # it is being written
-            try:
-                said = json.loads(line)
-                if isinstance(said, dict) and said.get("kind", "value") == "value" and isinstance(said["name"], str):
-                    float(said["value"])
-                    yield said
-            except (ValueError, TypeError, KeyError, RecursionError):
-                continue
+            said = parse_values(line) if line.endswith(b"\n") else None  # else it is being written
+            if isinstance(said, Values):
+                for name, value in said.values.items():
+                    yield name, value, said.phase, said.epoch, said.step, said.update, said.time
 
 
 def _cell(value: Any) -> Any:

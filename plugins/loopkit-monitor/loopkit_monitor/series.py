@@ -21,7 +21,7 @@ MOST = 10_000
 
 
 class Series:
-    """The scalars of one name, in the order of the log: 24 bytes each."""
+    """The values of one name, in the order of the log: 24 bytes each."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -75,7 +75,7 @@ class Series:
 
 @dataclass
 class References:
-    """Where in a log the lines of one name are that hold no scalar; the latest of very many."""
+    """Where in a log the lines of one name are that are no values; the latest of very many."""
 
     kind: str
     phase: str = ""

@@ -20,7 +20,7 @@ import numpy as np
 
 from loopkit_monitor import processes
 from loopkit_monitor.folder import Folder
-from loopkit_monitor.lines import Lines, Points, latest, parse, parse_line
+from loopkit_monitor.lines import Lines, Points, parse, parse_line
 from loopkit_monitor.series import FEWEST, References, Series
 
 __all__ = ["Change", "Run", "Store", "UnknownRun"]
@@ -31,7 +31,7 @@ LONGEST_LINE = 8 << 20
 """Bytes of a line, such as a large table; a longer one is left out."""
 LONGEST_SKIPPED = 256 << 20
 """Bytes of a line that is left out; what comes after a longer one, such as the hole of a sparse file, is not read."""
-GLANCE = 64 << 10
+GLANCE = 32 << 10
 """Bytes at the end of a log of which a run's state is told, until it is looked at more closely."""
 HEAD = ("run/throughput/steps_per_second", "run/throughput/samples_per_second", "run/time_left", "val/loss")
 """Metrics that the page shows of each run, however many there are."""
@@ -86,7 +86,7 @@ class Change:
 
     ``data`` has ``run`` (its id) and what the list of runs says of it: ``status``, ``step``, ``epoch``, ``updated``,
     ``metrics``. If the points of the run are kept, also ``series``, a list of ``[step, value, time]`` by name, and
-    ``kinds``, how many lines without a scalar there are now, by name, where that has changed.
+    ``kinds``, how many lines of other kinds there are now, by name, where that has changed.
 
     With ``cut``, what has a higher step is to be forgotten before ``series`` is added: the log was cut back by a fit
     that went on from a checkpoint. With ``reload``, all of the run is to be asked for again.
@@ -242,7 +242,7 @@ class Store:
         return run
 
     def record(self, run: Run, name: str, index: int = -1) -> dict[str, Any] | None:
-        """What a line without a scalar says, read from the log again; None if it is not there any more."""
+        """What a line of another kind says, read from the log again; None if it is not there any more."""
         found = run.references.get(name)
         if found is None or not -len(found.begin) <= index < len(found.begin):
             return None
@@ -482,8 +482,8 @@ class Store:
 
     def _take(self, run: Run, begin: int, data: bytes) -> Lines:
         """Add what whole lines say to a run."""
-        phases = {name: series.phase for name, series in run.series.items()}
-        lines = parse(data, MOST_NAMES, phases) if run.opened else latest(data)
+        phases = {name: series.phase for name, series in run.series.items()} if run.opened else None
+        lines = parse(data, phases, most_names=MOST_NAMES)
         if begin + len(data) > run.offset:
             run.check = ((run.check if begin == run.offset else b"") + data[-CHECKED:])[-CHECKED:]
             run.offset = begin + len(data)

@@ -38,16 +38,21 @@ class Writer:
         self.line(kind="end", **{"reason": "epochs", "error": None, "time": round(time.time(), 3), **about})
 
     def value(self, name, value, **about):
+        self.together({name: value}, **about)
+
+    def together(self, values, **about):
         place = {"phase": "train", "epoch": 0, "step": self.step, "update": self.step, "time": self.time}
-        self.line(name=name, value=value, **{**place, **about})
+        self.line(**{**place, **about}, values=values)
 
     def values(self, count, *names):
-        """So many steps."""
+        """So many steps; a name that comes again is in a line of its own."""
         for _ in range(count):
             self.step += 1
             self.time = round(self.time + 0.013, 3)
-            for name in names or ("train/loss", "lr"):
-                self.value(name, (self.step * 7919 % 1000) / 997)
+            left = list(names or ("train/loss", "lr"))
+            while left:
+                self.together(dict.fromkeys(left, (self.step * 7919 % 1000) / 997))
+                left = [name for place, name in enumerate(left) if name in left[:place]]
 
     def other(self, name, kind, **content):
         self.line(name=name, kind=kind, **content, phase="", epoch=0, step=self.step, update=self.step, time=self.time)
@@ -69,7 +74,7 @@ class Writer:
 
 
 def points(run):
-    """All scalars of a run of a store, by name."""
+    """All values of a run of a store, by name."""
     columns = {name: (each.step, each.value, each.time) for name, each in run.series.items()}
     return {
         name: [list(row) for row in zip(*(column.tolist() for column in each), strict=True)]
@@ -82,8 +87,9 @@ def read(path):
     found = {}
     for line in Path(path).read_bytes().split(b"\n")[:-1]:
         said = json.loads(line)
-        if said.get("kind", "value") == "value":
-            found.setdefault(said["name"], []).append([said["step"], float(said["value"]), said["time"]])
+        if "kind" not in said:
+            for name, value in said["values"].items():
+                found.setdefault(name, []).append([said["step"], float(value), said["time"]])
     return found
 
 

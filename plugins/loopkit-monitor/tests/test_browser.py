@@ -77,7 +77,7 @@ MARKUP = (
 )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # its event loop runs as long; other tests have their own
 def browser():
     with playwright.sync_playwright() as started:
         opened = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)

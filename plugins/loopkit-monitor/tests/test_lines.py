@@ -8,30 +8,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopkit_monitor import lines as lines_module
-from loopkit_monitor.lines import Points, latest, parse
+from loopkit_monitor.lines import Points, parse
 
 
-def scalar(name, value, phase="train", epoch=0, step=1, update=1, time=1763800000.123):
+def line(values, phase="train", epoch=0, step=1, update=1, time=1763800000.123):
     """A line as JsonLines writes it."""
-    shown = repr(value) if isinstance(value, float) and math.isfinite(value) else json.dumps(str(value))
-    return (
-        f'{{"name": {json.dumps(name)}, "value": {shown}, "phase": {json.dumps(phase)}, "epoch": {epoch}, '
-        f'"step": {step}, "update": {update}, "time": {time:.3f}}}\n'
-    )
+    shown = {name: value if math.isfinite(value) else str(value) for name, value in values.items()}
+    place = {"phase": phase, "epoch": epoch, "step": step, "update": update, "time": round(time, 3)}
+    return json.dumps({**place, "values": shown}) + "\n"
 
 
 def by_json(text):
     """What `json` reads, as `parse` gives it."""
     found = {}
-    for line in text.splitlines():
-        said = json.loads(line)
-        found.setdefault(said["name"], []).append((said["step"], float(said["value"]), said["time"]))
+    for each in text.splitlines():
+        said = json.loads(each)
+        for name, value in said["values"].items():
+            found.setdefault(name, []).append((said["step"], float(value), said["time"]))
     return found
 
 
 def rows(points: Points):
     return list(zip(points.step.tolist(), points.value.tolist(), points.time.tolist(), strict=True))
+
+
+def values(made):
+    return {name: each.value.tolist() for name, each in made.points.items()}
 
 
 def same(got, want):
@@ -40,146 +42,144 @@ def same(got, want):
         assert np.array_equal(np.array(rows(points)), np.array(want[name]), equal_nan=True), name
 
 
-def test_regular_lines_are_read_as_json_reads_them():
+def test_lines_of_values_are_read_as_json_reads_them():
     order = random.Random(0)
     lines = []
     for step in range(1, 3000):
-        lines.append(scalar("train/loss", order.gauss(0, 1), step=step, update=step // 2, time=1763800000 + step / 7))
-        lines.append(scalar("lr", 0.001 * step, step=step))
+        logged = {"train/loss": order.gauss(0, 1), "lr": 10.0 ** -order.randrange(20)}
+        if step % 10 == 0:
+            logged["odd"] = order.choice([math.nan, math.inf, -math.inf])
+        lines.append(line(logged, step=step, update=step // 2, time=1763800000 + step / 7))
         if step % 100 == 0:
-            lines.append(
-                scalar("val/loss", float(np.float32(order.random())), phase="val", epoch=step // 100, step=step)
-            )
+            lines.append(line({"val/loss": float(np.float32(order.random()))}, "val", epoch=step // 100, step=step))
     text = "".join(lines)
-    made = parse(text.encode())
+    made = parse(text.encode(), {})
     same(made.points, by_json(text))
     assert (made.foreign, made.others, made.step, made.epoch) == (0, [], 2999, 0)
-    assert made.points["val/loss"].phase == "val"
+    assert made.time == made.points["lr"].time[-1]
+    assert {name: each.phase for name, each in made.points.items()} == {
+        "train/loss": "train",
+        "lr": "train",
+        "odd": "train",
+        "val/loss": "val",
+    }
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.floats(), min_size=1, max_size=40))
-def test_values_are_the_same_to_the_last_bit(values):
-    text = "".join(scalar("x", value) for value in values)
-    got = parse(text.encode()).points["x"].value.tolist()
-    assert [struct.pack("d", v) for v in got if v == v] == [struct.pack("d", v) for v in values if v == v]
-    assert [math.isnan(v) for v in got] == [math.isnan(v) for v in values]
-
-
-def test_lines_of_the_usual_form_are_not_left_to_json(monkeypatch):
-    names = [f"layers.{index}.attention.weight/grad_norm" for index in range(10, 90)]
-    order = random.Random(0)
-    text = "".join(
-        scalar(name, order.uniform(-1, 1) * 10.0 ** -order.randrange(9), step=step, epoch=step // 10)
-        for step in range(1, 40)
-        for name in names
-    )
-    want = by_json(text)
-    monkeypatch.setattr(lines_module, "parse_line", pytest.fail)
-    same(parse(text.encode()).points, want)
-
-
-def test_values_with_a_power_are_read_as_json_reads_them():
-    order = random.Random(0)
-    values = [order.choice((1, -1)) * order.random() * 10.0 ** -order.randrange(4, 20) for _ in range(5000)]
-    values += [float(f"{order.randrange(1, 999)}e-{power:02d}") for power in range(5, 40)]
-    text = "".join(scalar("lr", value) for value in values)
-    assert parse(text.encode()).points["lr"].value.tolist() == values
-    odd = ["0e-05", "00e-05", "-e-05", "1.e-05", ".5e-05", "1.5e-0", "1.5e-x5", "1.5ee-05", "e-05", "1-e-05", "1 e-05"]
-    text = "".join(scalar("lr", 0.25).replace("0.25", said) for said in odd * 2)
-    made = parse(text.encode() + scalar("lr", 1.0).encode())
-    assert (made.points["lr"].value.tolist(), made.foreign) == ([0.0, 1.5, 0.0, 1.5, 1.0], 18)
-
-
-@pytest.mark.parametrize("gap", range(3))
-def test_lines_near_each_other_and_the_ends_are_found(gap):
-    text = "\n" * gap + "{}\n" * gap + scalar("x", 1.0) + "\n" * gap + scalar("lr", 2.0) + "1\n" * gap
-    made = parse(text.encode())
-    assert {name: each.value.tolist() for name, each in made.points.items()} == {"x": [1.0], "lr": [2.0]}
-    assert made.foreign == 2 * gap
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.floats(), min_size=1), min_size=1, max_size=40))
+def test_values_are_the_same_to_the_last_bit(logged):
+    got = values(parse("".join(map(line, logged)).encode()))
+    for name in got:
+        want = [each[name] for each in logged if name in each]
+        assert [struct.pack("d", v) for v in got[name] if v == v] == [struct.pack("d", v) for v in want if v == v]
+        assert [math.isnan(v) for v in got[name]] == [math.isnan(v) for v in want]
 
 
 def test_values_near_the_middle_of_two_floats_are_rounded_right():
     order = random.Random(0)
-    values = []
-    while len(values) < 50_000:
-        mantissa, power = order.randrange(10 ** order.randrange(14, 19)), order.randrange(0, 22)
+    shown = []
+    for _ in range(50_000):
+        mantissa, power = order.randrange(10 ** order.randrange(14, 25)), order.randrange(0, 22)
         text = f"{mantissa:0{power + 1}d}"
-        values.append(f"{text[: len(text) - power]}.{text[len(text) - power :]}" if power else text)
-    text = "".join(scalar("x", 0.5).replace("0.5", value, 1) for value in values)
-    assert parse(text.encode()).points["x"].value.tolist() == [float(value) for value in values]
+        shown.append(f"{text[: len(text) - power]}.{text[len(text) - power :]}" if power else str(mantissa))
+    text = "".join(line({"x": 0.5}).replace("0.5", value, 1) for value in shown)
+    assert values(parse(text.encode())) == {"x": [float(value) for value in shown]}
 
 
 @pytest.mark.parametrize(
     "value",
-    ["00.5", ".5", "5.", "-", "1_0", "1.2.3", "--1", "0x10", "1e", "+1", "", "NaN", "Infinity", '"no"', "true", "null"],
+    [
+        *("00.5", ".5", "5.", "-", "1_0", "1.2.3", "--1", "0x10", "1e", "+1", "", "NaN", "Infinity", "-Infinity"),
+        *('"no"', '"1"', "true", "null", "[1]", "{}", "1" + "0" * 400, "1" + "0" * 5000),
+    ],
 )
-def test_what_is_no_number_of_json_is_left_out(value):
-    made = parse(scalar("x", 0.25).replace("0.25", value).encode() + scalar("x", 2.0).encode())
-    assert made.points["x"].value.tolist() == [2.0]
+def test_a_line_with_what_is_no_number_is_left_out(value):
+    bad = line({"x": 0.25, "y": 1.0}).replace("0.25", value)
+    made = parse((bad + line({"x": 2.0})).encode())
+    assert values(made) == {"x": [2.0]}
     assert made.foreign == 1
 
 
-@pytest.mark.parametrize("field", ["epoch", "step", "update", "time"])
-@pytest.mark.parametrize("said", [":", "01", "-1", "1.5", '"1"', "", "1?", "9" * 23, "[1]"])
-def test_places_that_are_no_numbers_never_pass_for_others(field, said):
-    lines = [scalar("x", 1.0, epoch=1, step=11, update=11), scalar("x", 2.0, epoch=1, step=11, update=11)]
-    before = json.loads(lines[1])[field]
-    shown = f"{before:.3f}" if field == "time" else str(before)
-    lines[1] = lines[1].replace(f'"{field}": {shown}', f'"{field}": {said}')
-    got = parse("".join(lines).encode()).points["x"].value.tolist()
-    allowed = field == "update" or (field == "time" and said in ("1.5", "-1", "9" * 23))
-    try:
-        json.loads(lines[1])
-    except ValueError:
-        allowed = False
-    assert got == ([1.0, 2.0] if allowed else [1.0])
+@pytest.mark.parametrize("field", ["phase", "epoch", "step", "update", "time"])
+@pytest.mark.parametrize("said", [":", "01", "-1", "1.5", '"1"', "", "null", "9" * 23, "[1]", "9007199254740992"])
+def test_places_that_are_none_never_pass_for_others(field, said):
+    bad = json.loads(line({"x": 2.0}, epoch=1, step=11, update=11)) | {field: "HERE"}
+    made = parse((line({"x": 1.0}) + json.dumps(bad).replace('"HERE"', said) + "\n").encode())
+    allowed = {"phase": ['"1"'], "time": ["-1", "1.5", "9" * 23, "9007199254740992"]}.get(field, [])
+    assert values(made) == {"x": [1.0, 2.0] if said in allowed else [1.0]}
+    assert made.foreign == (said not in allowed)
+
+
+@pytest.mark.parametrize("field", ["phase", "epoch", "step", "update", "time", "values"])
+def test_a_line_without_all_of_its_place_is_left_out(field):
+    said = json.loads(line({"x": 1.0}))
+    del said[field]
+    made = parse(json.dumps(said).encode() + b"\n")
+    assert (made.points, made.foreign) == ({}, 1)
+
+
+def test_a_line_of_no_values_says_how_far_the_run_is():
+    made = parse(line({}, step=3).encode())
+    assert (made.points, made.foreign, made.step) == ({}, 0, 3)
+
+
+@pytest.mark.parametrize("gap", range(3))
+def test_lines_near_each_other_and_the_ends_are_found(gap):
+    text = "\n" * gap + "{}\n" * gap + line({"x": 1.0}) + "\n" * gap + line({"lr": 2.0}) + "1\n" * gap
+    made = parse(text.encode())
+    assert values(made) == {"x": [1.0], "lr": [2.0]}
+    assert made.foreign == 2 * gap
 
 
 def test_names_are_data():
-    names = ["é", "a\nb", 'q"', "x" * 10_000, ', "phase": "val', '", "value": 3, "x": "', "", "\ud800", "a/b c", "\\"]
-    text = "".join(scalar(name, float(index)) for index, name in enumerate(names) for _ in range(3))
+    names = ["é", "a\nb", 'q"', "x" * 10_000, ', "phase": "val', '": 3, "x', "", "a/b c", "\\", "\0", "values", "kind"]
+    logged = {name: float(index) for index, name in enumerate(names)}
+    assert values(parse((line(logged) * 3).encode())) == {name: [value] * 3 for name, value in logged.items()}
+
+
+def test_half_of_a_surrogate_pair_is_a_name_too():
+    text = line({"\ud800": 1.0, "x": math.nan}) + line({"x": 2.0}, phase="\udfff") + line({"\ud800": 3.0}, step=-1)
     made = parse(text.encode())
-    assert {name: each.value.tolist() for name, each in made.points.items()} == {
-        name: [float(index)] * 3 for index, name in enumerate(names)
-    }
+    assert (values(made)["\ud800"], made.points["x"].phase, made.foreign) == ([1.0], "\udfff", 1)
 
 
-def test_points_of_a_name_keep_their_order_whatever_their_form():
-    text = "".join(
-        scalar("x", float(i), step=i) if i % 3 else json.dumps({"step": i, "name": "x", "value": i, "time": 1}) + "\n"
-        for i in range(1, 200)
-    )
-    assert parse(text.encode()).points["x"].step.tolist() == list(range(1, 200))
+def test_of_a_name_that_comes_twice_in_a_line_the_last_value_is_kept():
+    made = parse(line({"x": 1.0, "y": 2.0}).replace('"y"', '"x"').encode())
+    assert values(made) == {"x": [2.0]}
+
+
+def test_bytes_that_are_no_text_are_counted():
+    made = parse(line({"x": 1.0}).encode().replace(b"x", b"\xff") + line({"x": 1.0}).encode())
+    assert (values(made), made.foreign) == ({"x": [1.0]}, 1)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_garbage_is_counted_and_hurts_nothing(seed):
     order = random.Random(seed)
-    lines = [scalar("x", 1.0 + i, step=i).encode() for i in range(300)]
+    lines = [line({"x": 1.0 + i, "y": 0.5}, step=i).encode() for i in range(300)]
     for _ in range(60):
         index = order.randrange(len(lines))
-        line = bytearray(lines[index][:-1])
+        torn = bytearray(lines[index][:-1])
         for _ in range(order.randrange(1, 4)):
-            line[order.randrange(len(line))] = order.choice([0, 34, 48, 58, 92, 123, 125, 255, order.randrange(256)])
-        lines[index] = bytes(line).replace(b"\n", b"") + b"\n"
-    want, first = [], {}
-    for line in lines:
-        try:
-            said = json.loads(line, parse_constant=lambda constant: 1 / 0)
-            kind = said.get("kind", "value")
-            ok = kind == "value" and type(said["value"]) in (int, float) and type(said.get("time", 0)) in (int, float)
-            ok = ok and all(type(said.get(key, 0)) is int and said.get(key, 0) >= 0 for key in ("step", "epoch"))
-            ok = ok and isinstance(said.get("phase", ""), str)
-            if ok:
-                name, phase = said["name"], said.get("phase", "")
-                curve = name if not phase or first.setdefault(name, phase) == phase else f"{phase}/{name}"
-                want.append((curve, said.get("step", 0), said["value"]))
-        except (ValueError, KeyError, AttributeError, ZeroDivisionError):
-            continue
+            torn[order.randrange(len(torn))] = order.choice([0, 34, 48, 58, 92, 123, 125, 255, order.randrange(256)])
+        lines[index] = bytes(torn).replace(b"\n", b"") + b"\n"
     made = parse(b"".join(lines))
+    want, foreign = [], 0
+    for each in lines:
+        try:
+            said = json.loads(each, parse_constant=lambda constant: 1 / 0)
+            numbers = [*said["values"].values(), said["time"]]
+            ok = all(type(number) in (int, float) for number in numbers) and isinstance(said["phase"], str)
+            counts = [said["step"], said["epoch"], said["update"]]
+            ok = ok and all(type(count) is int and 0 <= count < 2**53 for count in counts)
+        except (ValueError, KeyError, AttributeError, TypeError, ZeroDivisionError):
+            ok = False
+        if ok:
+            want += [(name, said["step"], value) for name, value in said["values"].items()]
+        foreign += not ok
     got = [(name, step, value) for name, each in made.points.items() for step, value, _ in rows(each)]
     assert sorted(got) == sorted(want)
+    assert made.foreign == foreign
 
 
 def test_other_kinds_say_where_they_are():
@@ -192,40 +192,46 @@ def test_other_kinds_say_where_they_are():
     assert made.foreign == 2
 
 
-def test_other_kinds_come_in_the_order_of_the_log():
+def test_other_kinds_come_in_the_order_of_the_log_and_their_values_are_no_curves():
     lines = []
     for step in range(40):
         phase = "val" if step % 3 else "train"
-        lines.append(scalar("loss", 0.5, step=step, phase=phase))
-        lines.append(
-            scalar("note", 0.5, step=step, phase=phase).replace('"value": 0.5', '"kind": "text", "text": "hi"')
-        )
+        lines.append(line({"loss": 0.5}, phase, step=step))
+        about = {"name": "run/hyperparameters", "kind": "hyperparameters", "values": {"lr": 0.1}, "step": step}
+        lines.append(json.dumps(about) + "\n")
     made = parse("".join(lines).encode())
     assert [said["step"] for _, _, said in made.others] == list(range(40))
+    assert list(made.points) == ["loss"]
 
 
 def test_what_is_nested_too_deeply_is_left_out():
-    made = parse(b'{"name": "t", "kind": "text", "text": ' + b"[" * 60 + b"]" * 60 + b"}\n" + b"[" * 100_000 + b"\n")
-    assert (made.others, made.foreign) == ([], 2)
+    made = parse(
+        b'{"name": "t", "kind": "text", "text": ' + b"[" * 60 + b"]" * 60 + b"}\n" + b"[" * 100_000 + b"\n"
+        b'{"values": ' + b'{"a": ' * 100_000 + b"\n"
+    )
+    assert (made.others, made.points, made.foreign) == ([], {}, 3)
 
 
 def test_more_names_than_are_kept_are_counted():
-    text = "".join(scalar(f"name {index}", 1.0) for index in range(30))
-    made = parse(text.encode(), most_names=10)
-    assert (len(made.points), made.foreign) == (10, 20)
+    logged = {f"name {index}": 1.0 for index in range(20)}
+    made = parse((line(logged) + line({"another": 1.0}) + line(logged)).encode(), most_names=15)
+    assert list(made.points) == list(logged)[:15]
+    assert {len(each.step) for each in made.points.values()} == {2}
+    assert made.foreign == 11
 
 
 def test_phases_that_log_one_name_have_a_curve_each():
     order = random.Random(0)
-    lines, want = [scalar("acc", 1.0)], {"acc": [1]}
+    lines, want = [line({"acc": 1.0})], {"acc": [1]}
     for step in range(2, 400):
         phase = order.choice(["train", "val", "", "odd\n"])
-        line = scalar("acc", float(step), step=step, phase=phase)
-        lines.append(line if step % 7 else line.replace('": ', '":'))
+        lines.append(line({"lr": 0.1, "acc": float(step)} if step % 7 else {"acc": float(step)}, phase, step=step))
         curve = "acc" if phase in ("train", "") else f"{phase}/acc"
         want.setdefault(curve, []).append(step)
-    made = parse("".join(lines).encode())
-    assert {name: each.value.tolist() for name, each in made.points.items()} == want
+    made = parse("".join(lines).encode(), {})
+    lr = made.points.pop("lr")
+    assert lr.step.tolist() == [step for step in range(2, 400) if step % 7]
+    assert values(made) == want
     assert {name: each.phase for name, each in made.points.items()} == {
         "acc": "train",
         "val/acc": "val",
@@ -235,47 +241,21 @@ def test_phases_that_log_one_name_have_a_curve_each():
 
 
 def test_the_phase_of_a_curve_is_that_of_the_lines_before():
-    data = "".join(scalar("acc", 0.5, phase=phase) for phase in ("val", "", "train")).encode()
-    assert list(parse(data).points) == ["acc", "train/acc"]
-    assert list(parse(data, phases={"acc": "train"}).points) == ["val/acc", "acc"]
-    outside = parse(scalar("acc", 0.5, phase="").encode(), phases={"acc": "train"})
+    data = "".join(line({"acc": 0.5}, phase) for phase in ("val", "", "train")).encode()
+    assert list(parse(data, {}).points) == ["acc", "train/acc"]
+    assert list(parse(data, {"acc": "train"}).points) == ["val/acc", "acc"]
+    outside = parse(line({"acc": 0.5}, phase="").encode(), {"acc": "train"})
     assert outside.points["acc"].phase == "train"
+
+
+def test_where_the_phases_of_curves_are_unknown_a_name_has_one():
+    data = "".join(line({"acc": 0.5}, phase, step=step) for step, phase in enumerate(("val", "", "train"))).encode()
+    assert {name: each.step.tolist() for name, each in parse(data).points.items()} == {"acc": [0, 1, 2]}
 
 
 @pytest.mark.parametrize(
     "name", ["train/loss", "val/loss", "odd/loss", "resources/cpu", "run/throughput/steps_per_second", "lr", "lr/0"]
 )
 def test_names_that_say_whose_they_are_stay(name):
-    data = "".join(scalar(name, 0.5, phase=phase) for phase in ("odd", "train", "")).encode()
-    assert {name: len(each.step) for name, each in parse(data).points.items()} == {name: 3}
-
-
-def test_latest_is_what_parse_says_last():
-    names = ["a", "é", 'q", "v', "a\\", "b/c", "", "x" * 300]
-    phases = {name: ("train", "val")[index % 2] for index, name in enumerate(names)}
-    order = random.Random(0)
-    lines = []
-    for step in range(400):
-        name = order.choice(names)
-        line = scalar(name, order.choice([1.5, 2e-7, math.inf]), step=step, phase=phases[name])
-        choice = order.randrange(10)
-        if choice == 0:
-            line = json.dumps({"name": name, "kind": "text", "text": "t", "step": step, "time": step}) + "\n"
-        elif choice == 1:
-            line = json.dumps({"phase": phases[name], "name": name, "value": step, "time": step}) + "\n"
-        elif choice == 2:
-            line = line[: order.randrange(len(line) - 1)] + "\n"
-        elif choice == 3:
-            line = json.dumps({"kind": order.choice(["run", "end"]), "time": step}) + "\n"
-        lines.append(line)
-    data = "".join(lines).encode()
-    whole, made = parse(data), latest(data)
-    assert {name: rows(each)[-1:] for name, each in whole.points.items()} == {
-        name: rows(each)[-1:] for name, each in made.points.items()
-    }
-    assert (made.step, made.epoch, made.time) == (whole.step, whole.epoch, whole.time)
-    fits = [[each for each in found.others if each[2]["kind"] in ("run", "end")] for found in (whole, made)]
-    assert fits[0] == fits[1]
-    assert {said.get("name"): said for _, _, said in whole.others} == {
-        said.get("name"): said for _, _, said in made.others
-    }
+    data = "".join(line({name: 0.5}, phase) for phase in ("odd", "train", "")).encode()
+    assert {name: len(each.step) for name, each in parse(data, {}).points.items()} == {name: 3}

@@ -320,7 +320,7 @@ def test_csv_has_every_scalar_as_it_is_in_the_log(tmp_path):
     writer.value("x", "nan")
     writer.value("x", "-inf")
     writer.other("text", "text", text="no scalar")
-    writer.raw(b'{"garbage\n[1]\n{"name": "torn", "value": 1')
+    writer.raw(b'{"garbage\n[1]\n{"values": {"torn": 1')
     second = Writer(tmp_path / "runs" / "b" / "log.jsonl")
     second.value("y", 1)
     assert report.write_csv(Store(tmp_path / "runs"), tmp_path / "out" / "all.csv") == 10
@@ -332,28 +332,31 @@ def test_csv_has_every_scalar_as_it_is_in_the_log(tmp_path):
         ["a", 'odd, "name"\n=1', "0.30000000000000004"],
         ["a", "x", "nan"],
         ["a", "x", "-inf"],
-        ["b", "y", "1"],
+        ["b", "y", "1.0"],
     ]
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1-cmd|' /C calc'!A0", "-2+3", "@SUM(1)", "\t=1", "\r=1", "=HYPERLINK()"])
 def test_csv_has_no_text_that_a_spreadsheet_runs(tmp_path, text):
     writer = Writer(tmp_path / "runs" / "=a" / "log.jsonl")
-    writer.value(text, -0.5, phase=text, epoch=text, time=text)
-    writer.value("-1", "-inf", epoch=-3)
-    writer.value(f"x\r{text}", 1)
+    writer.value(text, -0.5, phase=text)
+    writer.value("-1", "-inf")
+    writer.value(f"x\r{text}", 1.0)
+    writer.value("no place", 1.0, epoch=text)
     report.write_csv(Store(tmp_path / "runs"), tmp_path / "all.csv")
     with (tmp_path / "all.csv").open(newline="") as file:
         _, *rows = csv.reader(file)
-    assert rows[0] == ["'=a", f"'{text}", "-0.5", f"'{text}", f"'{text}", "0", "0", f"'{text}"]
-    assert rows[1][:5] == ["'=a", "-1", "-inf", "train", "-3"]
-    assert rows[2][:3] == ["'=a", f"x\r{text}", "1"]
+    assert rows == [
+        ["'=a", f"'{text}", "-0.5", f"'{text}", "0", "0", "0", "1763800000.0"],
+        ["'=a", "-1", "-inf", "train", "0", "0", "0", "1763800000.0"],
+        ["'=a", f"x\r{text}", "1.0", "train", "0", "0", "0", "1763800000.0"],
+    ]
 
 
 def test_csv_of_one_run_has_its_name(tmp_path):
     Writer(tmp_path / "runs" / "a" / "log.jsonl").value("y", 1)
     report.write_csv(Store(tmp_path / "runs" / "a"), tmp_path / "a.csv")
-    assert (tmp_path / "a.csv").read_text().splitlines()[1].startswith("a,y,1,")
+    assert (tmp_path / "a.csv").read_text().splitlines()[1].startswith("a,y,1.0,")
 
 
 def test_png_has_a_picture_for_each_chart(tmp_path):

@@ -165,9 +165,8 @@ def test_a_folder_that_vanishes_and_comes_back(serve, tmp_path, writer):
 def test_a_million_points_take_little_memory(serve, tmp_path, writer):
     with writer.path.open("w") as file:
         for step in range(500_000):
-            for name in ("lr", "train/loss"):
-                place = f'"phase": "train", "epoch": 0, "step": {step}, "update": {step}, "time": 1763800000.000'
-                file.write(f'{{"name": "{name}", "value": {step / 7!r}, {place}}}\n')
+            place = f'"phase": "train", "epoch": 0, "step": {step}, "update": {step}, "time": 1763800000.000'
+            file.write(f'{{{place}, "values": {{"lr": {step / 7!r}, "train/loss": {step / 9!r}}}}}\n')
     server = serve(tmp_path / "runs")
     said = server.get("/api/series", id="a", name=["lr", "train/loss"])["series"]
     assert said["lr"]["total"] == 500_000

@@ -44,11 +44,11 @@ def test_a_log_is_followed_as_it_grows(store, writer):
 
 def test_a_torn_line_waits_for_its_rest(store, writer):
     writer.values(2)
-    writer.raw('{"name": "lr", "value": 0.5, "phase"')
+    writer.raw('{"phase": "train", "epoch": 0, "step": 3, "update": 3, "time"')
     scan(store)
     assert len(store.get("a").series["lr"]) == 2
     assert store.poll() == []
-    writer.raw(': "train", "epoch": 0, "step": 3, "update": 3, "time": 1763800000.5}\n')
+    writer.raw(': 1763800000.5, "values": {"lr": 0.5}}\n')
     (change,) = store.poll()
     assert change.data["series"] == {"lr": [(3, 0.5, 1763800000.5)]}
 
@@ -270,9 +270,10 @@ def test_a_log_that_may_not_be_read_waits(store, writer):
 def test_a_log_that_becomes_a_link_is_not_followed(store, writer, tmp_path):
     writer.values(1)
     scan(store)
-    (tmp_path / "secret.jsonl").write_text('{"name": "secret", "value": 1.0}\n')
+    secret = Writer(tmp_path / "secret.jsonl")
+    secret.value("secret", 1.0)
     writer.path.unlink()
-    writer.path.symlink_to(tmp_path / "secret.jsonl")
+    writer.path.symlink_to(secret.path)
     changes = scan(store)
     assert "secret" not in json.dumps([change.data for change in changes])
     with pytest.raises(UnknownRun):
@@ -430,7 +431,7 @@ def test_clocks_that_jump_do_not_matter(store, writer):
     for seconds in (1e9, -1e9, 1e18, float("1e300")):
         writer.time = seconds
         writer.values(1)
-    writer.raw('{"name": "lr", "value": 1.0, "phase": "", "epoch": 0, "step": 9, "update": 9, "time": -5}\n')
+    writer.value("lr", 1.0, time=-5)
     os.utime(writer.path, (4e9, 4e9))
     assert status(store) == "live"
     assert len(store.get("a").series["lr"]) == 5

@@ -120,11 +120,12 @@ class TensorBoard(Backend):
         at, event = None, Event()
         scalars: list[bytes] = []
         for group in Records.of(records).groups:
-            if group.step != at:
-                at, event, scalars = group.step, Event(wall_time=group.time, step=group.step), []
+            if group.place.step != at:
+                at = group.place.step
+                event, scalars = Event(wall_time=group.time, step=at), []
                 events.append((event, scalars))
-            if not group.mixed:
-                scalars.append(self._scalars(group.phase, tuple(group.names))(group.values))
+            if group.kinds == {float}:
+                scalars.append(self._scalars(group.place.phase, tuple(group.names))(group.values))
                 continue
             for name, value, phase, *_, seconds in group:
                 if isinstance(value, float):
