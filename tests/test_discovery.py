@@ -270,6 +270,61 @@ def test_nothing_that_is_not_named_is_imported(tmp_path):
     assert "evil" in done.stdout
 
 
+def test_one_plugin_is_told_of_by_what_it_says_itself(counter, site, capsys):
+    install(site, "other", "[loopkit.plugins]\nother = bad_module_of_other:A\n", bad_module_of_other="1 / 0\n")
+    described = COUNTER.replace(
+        'provides = "counter"', '"""Count steps.\n\n    More.\n    """\n\n    provides = \'counter\''
+    )
+    described = "from __future__ import annotations\n" + described.replace("start=0, *", "start: int | None = 0, *")
+    (site / f"{counter}.py").write_text(described)
+    assert cli.main(["plugins", "a_counter"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"'a_counter' of the-counters 1.0: {counter}:Counter",
+        "Counter(start: int | None = 0, *, name='counter')",
+        "    Count steps.",
+        "provides: counter",
+        "hooks: step_end",
+    ]
+    assert counter in sys.modules
+    assert "bad_module_of_other" not in sys.modules
+
+
+def test_one_plugin_that_says_little_is_told_of(counter, site, capsys):
+    install(site, "silent", f"[loopkit.plugins]\nquiet = {counter}:counter\n")
+    assert cli.main(["plugins", "silent:quiet"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"'quiet' of silent 1.0: {counter}:counter",
+        "counter(start=0)",
+        "    (it has no docstring)",
+        "hooks: not declared",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a_conuter"], "no plugin called 'a_conuter' is installed (did you mean 'a_counter'?)"),
+        (["a_counter", "--declare", "loopkit.plugins"], "NAME and --declare are two commands: give one of them"),
+        (["grad_norm"], "plugin 'grad_norm' may not be loaded: LOOPKIT_PLUGINS allows a_counter."),
+    ],
+)
+def test_one_plugin_that_cannot_be_told_of_is_refused(words, message, counter, monkeypatch, capsys):
+    monkeypatch.setenv("LOOPKIT_PLUGINS", "a_counter")
+    assert cli.main(["plugins", *words]) == 2
+    assert message in capsys.readouterr().err
+    assert counter not in sys.modules
+
+
+def test_list_fits_a_terminal(counter, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main(["plugins"]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert max(len(line) for line in lines if not line.startswith("commands: ")) == 80
+    assert any(line.startswith("ddp  ") and line.endswith("...") for line in lines)
+    assert "`loopkit plugins NAME` says what one does, and its options" in [*lines, last]
+
+
 # ------------------------------------------------------------------------------------------------------------- loading
 
 

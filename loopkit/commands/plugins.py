@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import inspect
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from loopkit.cli import argument, command, plain, say, table
 from loopkit.commands.configs import reporting
+from loopkit.errors import LoopkitError
+
+if TYPE_CHECKING:
+    from loopkit.discovery import Plugin
 
 __all__ = ["list_plugins", "show_api"]
 
@@ -15,35 +23,49 @@ HEADINGS = ("name", "version", "distribution", "provides", "hooks")
 
 @command(
     "plugins",
+    argument("name", metavar="NAME", nargs="?", help="import this plugin, and print what it does and its options"),
     argument("--declare", metavar="MODULE", help="import MODULE and print the entry points for its plugins instead"),
 )
 def list_plugins(options: argparse.Namespace) -> int:
-    """List the plugins that are installed, and import none of them.
+    """List the plugins that are installed, and import none of them; or say what the one called NAME is.
 
     Each can be given to a Learner by its name, alone or with options, and is imported then:
 
         Learner(..., plugins=["grad_norm", {"clip_grad_norm": {"max_norm": 1.0}}])
 
+    On a terminal, what does not fit into a line ends with "...".
+
     With --declare, the output is for the pyproject.toml of a distribution that has plugins; MODULE is found in the
     working directory, too.
 
-    Exit code: 0, or 1 if the metadata of a distribution are broken.
+    Exit code: 0, or 1 if the metadata of a distribution are broken; 2 if no plugin is called NAME, or it may not be
+    loaded.
     """
     from loopkit import discovery
     from loopkit.installed import COMMANDS, installed
 
+    if options.declare is not None and options.name is not None:
+        raise LoopkitError("NAME and --declare are two commands: give one of them")
     if options.declare is not None:
         return reporting(lambda: _declared(discovery.declarations(options.declare)))
     found = installed()
     rows, problems = discovery.plugins(found)
+    if options.name is not None:
+        factory = discovery.load_plugin(options.name)
+        entry_point = discovery.find(options.name)
+        say("\n".join(_told(factory, next(row for row in rows if row.entry_point == entry_point))))
+        return 0
     cells = [HEADINGS]
     for row in rows:
         each, about = row.entry_point, row.about
         told = ("not declared", "") if about is None else (about.provides or "-", " ".join(about.hooks))
         mark = " *" if row.others else ""
         cells.append((each.name + mark, each.version, each.distribution, *told))
+    width = shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
     for line in table([[plain(cell, 300) for cell in row] for row in cells]):
-        say(line)
+        say(line if width is None or len(line) <= width else line[: max(width - 3, 0)] + "...")
+    if width is not None:
+        say("`loopkit plugins NAME` says what one does, and its options")
     for name in sorted({row.entry_point.name for row in rows if row.others}):
         names = [row.entry_point.full_name for row in rows if row.entry_point.name == name]
         say(f"* {plain(name)} is not one plugin: write {plain(' or '.join(names), 1000)}")
@@ -54,6 +76,39 @@ def list_plugins(options: argparse.Namespace) -> int:
     for problem in problems:
         say(f"broken: {plain(problem, 1000)}")
     return 1 if problems else 0
+
+
+def _told(factory: Callable[..., Any], row: Plugin) -> list[str]:
+    """What a plugin is, for people."""
+    about, entry_point = row.about, row.entry_point
+    doc = inspect.getdoc(factory) or "(it has no docstring)"
+    hooks = "not declared" if about is None else " ".join(about.hooks)
+    return [
+        plain(f"{entry_point}: {entry_point.value}"),
+        plain(f"{entry_point.value.rpartition(':')[2]}{_options(factory)}", 1000),
+        "    " + plain(doc.partition("\n")[0]),
+        *([f"provides: {about.provides}"] if about is not None and about.provides else []),
+        plain(f"hooks: {hooks}", 1000),
+    ]
+
+
+class _Written(str):
+    """An annotation that is shown as it is written, without quotes."""
+
+    __repr__ = str.__str__
+
+
+def _options(factory: Callable[..., Any]) -> str:
+    """What it takes, in brackets."""
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):
+        return "(...)"  # one in C
+    parameters = [
+        each.replace(annotation=_Written(each.annotation)) if isinstance(each.annotation, str) else each
+        for each in signature.parameters.values()
+    ]
+    return str(signature.replace(parameters=parameters, return_annotation=signature.empty))
 
 
 def _declared(groups: Mapping[str, Mapping[str, str]]) -> str:
