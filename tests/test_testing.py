@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import gc
 import itertools
+import locale
 import logging
+import multiprocessing
 import os
 import random
 import re
@@ -11,8 +13,10 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections import deque
 from contextlib import contextmanager
+from importlib import import_module
 
 import pytest
 import torch
@@ -121,10 +125,10 @@ class MeanLoss:
         self.history = list(state["history"])
 
 
-class Anomalies:
+class Tuned:
     @hookimpl
     def step_context(self):
-        return torch.autograd.set_detect_anomaly(True, check_nan=False)
+        return torch.backends.cudnn.flags(enabled=True, benchmark=True)
 
 
 class Best:
@@ -198,7 +202,7 @@ GOOD = {
     "counting": Counting,
     "clip": Clip,
     "mean_loss": MeanLoss,
-    "context": Anomalies,
+    "context": Tuned,
     "companion": lambda: (Best(), MeanLoss()),
     "schedule": Schedule,
     "shadow": Shadow,
@@ -207,7 +211,13 @@ GOOD = {
 }
 
 
-@pytest.mark.parametrize("name", GOOD)
+LIKE_SHIPPED = {"counting", "clip", "mean_loss", "schedule"}
+"""Plugins such as these pass it in plugins/."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in LIKE_SHIPPED else ()) for name in GOOD]
+)
 def test_check_plugin_passes_good_plugins(name):
     check_plugin(GOOD[name])
 
@@ -548,6 +558,49 @@ class Spawns:
         self.end.set()
 
 
+STARTED = []
+"""Processes that plugins of a test have started."""
+
+
+@pytest.fixture
+def started(monkeypatch):
+    monkeypatch.setattr("loopkit.testing.leftovers.SECONDS", 0.1)
+    yield STARTED
+    while STARTED:
+        process = STARTED.pop()
+        process.kill()
+        finish(process)
+
+
+def finish(process):
+    return process.wait(60) if isinstance(process, subprocess.Popen) else process.join(60)
+
+
+class Starts:
+    """Starts a process in each fit, and ends it if it is told to."""
+
+    ends = False
+
+    @hookimpl
+    def fit_begin(self):
+        STARTED.append(self.start())
+
+    @hookimpl
+    def fit_end(self):
+        if self.ends:
+            STARTED[-1].kill()  # it takes a moment
+
+    def start(self):
+        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+
+
+class Forks(Starts):
+    def start(self):
+        process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), name="forked")
+        process.start()
+        return process
+
+
 class Returns:
     """Takes itself out and comes back, and so gets two ends."""
 
@@ -581,9 +634,29 @@ def test_fit_twice_reports_what_is_left_behind_and_puts_it_back():
 
 
 def test_fit_twice_reports_threads_that_pile_up(monkeypatch):
-    monkeypatch.setattr("loopkit.testing.leftovers.THREAD_SECONDS", 0.1)
+    monkeypatch.setattr("loopkit.testing.leftovers.SECONDS", 0.1)
     (message,) = broken(Spawns, "fit_twice")
     assert message == "fit_twice: after the second fit a thread is left running: 'spawned'; end it in fit_end"
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="this system does not say which processes there are")
+def test_fit_twice_reports_a_process_that_is_left_and_kills_it(started):
+    (message,) = broken(Starts, "fit_twice")
+    command = f"{sys.executable} -c import time; time.sleep(60)"[:100]
+    assert message == f"fit_twice: after the second fit a process is left running: {command!r}; end it in fit_end"
+    assert finish(started[-1]) == -signal.SIGKILL
+
+
+def test_error_elsewhere_reports_a_process_of_multiprocessing(started):
+    (message,) = broken(Forks, "error_elsewhere")
+    assert "of another plugin, a process is left running: 'forked'; end it in fit_end" in message
+
+
+@pytest.mark.parametrize(("kind", "check"), [(Starts, "fit_twice"), (Forks, "error_elsewhere")])
+def test_processes_that_are_ended_in_fit_end_are_accepted(kind, check, started, monkeypatch):
+    monkeypatch.setattr("loopkit.testing.leftovers.SECONDS", 60.0)
+    check_plugin(type("Ends", (kind,), {"ends": True}), checks=[check])
+    assert len(started) > 2
 
 
 def test_fit_twice_reports_a_second_fit_end():
@@ -812,7 +885,7 @@ def test_error_elsewhere_expects_no_fit_end_of_a_fit_that_has_not_begun():
 
 
 def test_error_elsewhere_reports_a_thread(monkeypatch):
-    monkeypatch.setattr("loopkit.testing.leftovers.THREAD_SECONDS", 0.1)
+    monkeypatch.setattr("loopkit.testing.leftovers.SECONDS", 0.1)
     (message,) = broken(ThreadPerEpoch, "error_elsewhere")
     assert "of another plugin, a thread is left running: 'per epoch'; end it in fit_end" in message
 
@@ -951,6 +1024,11 @@ LEFTOVERS = {
     ),
     "the garbage collector": (gc.disable, gc.isenabled),
     "the working directory": (lambda: os.chdir("/"), os.getcwd),
+    "os.environ": (lambda: os.environ.update(LEFT_BEHIND="1"), lambda: dict(os.environ)),
+    "sys.path": (lambda: sys.path.append("/left_behind"), lambda: list(sys.path)),
+    "warnings.filters": (lambda: warnings.simplefilter("once", UserWarning), lambda: list(warnings.filters)),
+    "warnings.showwarning": (lambda: setattr(warnings, "showwarning", print), lambda: warnings.showwarning),
+    "the locale": (lambda: locale.setlocale(locale.LC_CTYPE, "C"), lambda: locale.setlocale(locale.LC_ALL)),
 }
 
 
@@ -961,6 +1039,66 @@ def test_fit_twice_names_what_is_left_behind_and_puts_it_back(name):
     messages = broken(plugin("fit_end", lambda self: leave() and None), "fit_twice")
     assert any(message.startswith(f"fit_twice: after the first fit {name} is ") for message in messages)
     assert read() == before
+
+
+@pytest.mark.parametrize(
+    "name", ["os.environ", "sys.path", "warnings.filters", "warnings.showwarning", "the locale", "sys.excepthook"]
+)
+def test_check_plugin_says_once_what_is_left_in_the_process(name):
+    leave, _ = LEFTOVERS[name]
+    with pytest.raises(ContractError) as caught:
+        check_plugin(plugin("fit_end", lambda self: leave() and None))
+    (message,) = caught.value.broken
+    assert message.startswith(f"fit_twice: after the first fit {name} is ")
+
+
+def change_variables():
+    os.environ.update(LEFT_BEHIND="1", CHANGED="after")
+    del os.environ["REMOVED"]
+
+
+@pytest.mark.parametrize(
+    ("leave", "told"),
+    [
+        (change_variables, "os.environ is {}'LEFT_BEHIND' added; 'REMOVED' removed; 'CHANGED' changed"),
+        (lambda: sys.path.append("/left_behind"), "sys.path is {}'/left_behind' added"),
+        (lambda: sys.path.remove("/found"), "sys.path is {}'/found' removed"),
+        (
+            LEFTOVERS["warnings.filters"][0],
+            "warnings.filters is {}('once', None, <class 'UserWarning'>, None, 0) added",
+        ),
+    ],
+    ids=["environment", "more paths", "fewer paths", "filters"],
+)
+def test_fit_twice_says_of_what_has_many_entries_which_differ(leave, told, monkeypatch):
+    monkeypatch.setenv("CHANGED", "before")
+    monkeypatch.setenv("REMOVED", "1")
+    monkeypatch.setattr(sys, "path", [*sys.path, "/found"])
+    before = dict(os.environ), list(sys.path), list(warnings.filters)
+    (message,) = broken(plugin("fit_end", lambda self: leave()), "fit_twice")
+    assert message == f"fit_twice: after the first fit {told.format('not as it was before the fit: ')}"
+    assert (dict(os.environ), sys.path, warnings.filters) == before
+
+
+def test_warnings_are_decided_by_the_filters_that_are_put_back():
+    def ignore(self):
+        warnings.simplefilter("ignore")
+        warnings.warn("a warning of a test", stacklevel=1)
+
+    broken(plugin("fit_end", ignore), "fit_twice")
+    with pytest.raises(UserWarning, match="a warning of a test"):
+        warnings.warn("a warning of a test", stacklevel=1)
+
+
+def test_what_an_import_does_is_not_taken_for_what_the_plugin_does(tmp_path, monkeypatch):
+    (tmp_path / "sets_a_variable.py").write_text("import os\nos.environ['SET_BY_AN_IMPORT'] = '1'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def fit_begin(self):
+        import_module("sets_a_variable")
+
+    check_plugin(plugin("fit_begin", fit_begin), checks=["fit_twice"])
+    assert sys.modules.pop("sets_a_variable")
 
 
 def test_checks_put_back_what_an_error_leaves_behind():

@@ -178,8 +178,9 @@ def _outcome(case: Case, names: Sequence[str]) -> tuple[list[str], BaseException
         raise PluginError(f"the factory returned {plugin!r} twice: it must make a fresh plugin at each call")
     broken: list[str] = []
     cause: BaseException | None = None
-    if len(names) > 1 and (cause := _no_fit(case)):
-        return [f"{names[0]}, and all others: the fit {described(cause)}"], cause
+    refused = _no_fit(case)  # it imports what it needs: what that does to the process is not taken for the plugin's
+    if refused and len(names) > 1:
+        return [f"{names[0]}, and all others: the fit {described(refused)}"], refused
     failed: set[str] = set()
     for name in names:
         if SAYS_MORE.get(name) in failed:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import builtins
 import gc
+import locale
 import logging
+import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +25,7 @@ from torch import Tensor, nn
 from loopkit.dispatch import plugin_name
 from loopkit.learner import Learner
 
-__all__ = ["Calls", "environment", "left_behind", "open_files", "put_back", "settings", "threads_left"]
+__all__ = ["Calls", "Running", "environment", "left_behind", "open_files", "put_back", "settings"]
 
 
 class Calls:
@@ -104,6 +108,21 @@ def _set_collector(enabled: bool) -> None:
     (gc.enable if enabled else gc.disable)()
 
 
+def _set_variables(variables: dict[str, str]) -> None:
+    for name in os.environ.keys() - variables.keys():
+        del os.environ[name]
+    os.environ.update(variables)
+
+
+def _set_filters(filters: list[Any]) -> None:
+    warnings.resetwarnings()  # says that they change: what was decided by the others is forgotten
+    warnings.filters[:] = filters  # type: ignore[index]
+
+
+def _set_path(path: list[str]) -> None:
+    sys.path[:] = path
+
+
 SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "grad mode": (torch.is_grad_enabled, torch.set_grad_enabled),
     "autocast on the CPU": (
@@ -130,6 +149,11 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "the root logger's level": (lambda: logging.getLogger().level, lambda level: logging.getLogger().setLevel(level)),
     "the garbage collector": (gc.isenabled, _set_collector),
     "the working directory": (os.getcwd, os.chdir),
+    "os.environ": (lambda: dict(os.environ), _set_variables),
+    "sys.path": (lambda: list(sys.path), _set_path),
+    "warnings.filters": (lambda: list(warnings.filters), _set_filters),
+    "warnings.showwarning": _attribute(warnings, "showwarning"),
+    "the locale": (partial(locale.setlocale, locale.LC_ALL), partial(locale.setlocale, locale.LC_ALL)),
 }
 """What belongs to the process: how it is read, and how it is put back."""
 
@@ -209,7 +233,7 @@ def _count_hooks(owner: Any) -> int:
     return sum(len(hooks) for kind, hooks in vars(owner).items() if kind.endswith("_hooks"))
 
 
-def left_behind(before: Environment, learner: Learner, threads: set[threading.Thread] | None) -> list[str]:
+def left_behind(before: Environment, learner: Learner, running: Running | None = None) -> list[str]:
     """One message for each kind of thing that is not as before; what belongs to the process is put back."""
     after = environment(learner)
     put_back({what: value for (what, of), value in before.items() if not of})
@@ -217,22 +241,74 @@ def left_behind(before: Environment, learner: Learner, threads: set[threading.Th
     for (what, of), value in before.items():
         now = after.get((what, of))
         if _changed(value, now):
-            whose = f" {of!r}" if of else ""
-            found.setdefault(what, []).append(f"{what}{whose} is {now!r}; it was {value!r} before the fit")
+            found.setdefault(what, []).append(_told(f"{what} {of!r}" if of else what, value, now))
     broken = [first + (f" (and so of {len(more)} more)" if more else "") for first, *more in found.values()]
-    return broken if threads is None else broken + threads_left(threads)
+    return broken if running is None else broken + running.more()
 
 
-THREAD_SECONDS = 5.0
+def _told(what: str, before: Any, now: Any) -> str:
+    """How it is not as before; of what has many entries only those that differ, and of a dict only their names."""
+    if isinstance(before, (dict, list)):
+        differing = {
+            "added": [each for each in now if each not in before],
+            "removed": [each for each in before if each not in now],
+            "changed": [key for key in before if key in now and now[key] != before[key]]
+            if isinstance(before, dict)
+            else [],
+        }
+        if told := [f"{', '.join(map(repr, each))} {how}" for how, each in differing.items() if each]:
+            return f"{what} is not as it was before the fit: {'; '.join(told)}"
+    return f"{what} is {now!r}; it was {before!r} before the fit"
 
 
-def threads_left(before: set[threading.Thread]) -> list[str]:
-    """A message for each thread that is there now and was not before, and does not end soon."""
-    until = time.monotonic() + THREAD_SECONDS
-    for thread in set(threading.enumerate()) - before:
-        thread.join(max(until - time.monotonic(), 0))
-    left = {thread.name for thread in set(threading.enumerate()) - before}
-    return [f"a thread is left running: {name!r}; end it in fit_end" for name in sorted(left)]
+# What runs beside the fit
+
+SECONDS = 5.0
+"""How long it may take to end."""
+
+
+class Running:
+    """The threads and the child processes that there are now."""
+
+    def __init__(self) -> None:
+        self.threads = set(threading.enumerate())
+        self.children = set(_children())
+
+    def more(self) -> list[str]:
+        """A message for each that is there now and was not before, and does not end soon; processes are killed."""
+        until = time.monotonic() + SECONDS
+        for thread in set(threading.enumerate()) - self.threads:
+            thread.join(max(until - time.monotonic(), 0))
+        while _children().keys() - self.children and time.monotonic() < until:
+            time.sleep(0.01)
+        threads = {thread.name for thread in set(threading.enumerate()) - self.threads}
+        children = {pid: name for pid, name in _children().items() if pid not in self.children}
+        for pid in children:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return [
+            f"{what} is left running: {name!r}; end it in fit_end"
+            for what, names in (("a thread", threads), ("a process", set(children.values())))
+            for name in sorted(names)
+        ]
+
+
+def _children() -> dict[int, str]:
+    """What the child processes that have not ended are called, by number.
+
+    Where the system does not tell, these are those of ``multiprocessing`` alone.
+    """
+    found, numbers = {}, []
+    for task in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):  # the thread has ended
+            numbers += task.read_text().split()
+    for number in numbers:
+        with suppress(OSError):  # the process has ended
+            process = Path("/proc", number)
+            if process.joinpath("stat").read_text(errors="replace").rpartition(")")[2].split()[0] != "Z":
+                command = process.joinpath("cmdline").read_text(errors="replace")
+                found[int(number)] = command.replace("\0", " ").strip()[:100]
+    return found | {child.pid: child.name for child in multiprocessing.active_children() if child.pid is not None}
 
 
 def open_files() -> dict[int, str]:

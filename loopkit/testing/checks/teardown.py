@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import gc
-import threading
 from contextlib import suppress
 
 from loopkit.errors import CancelEpoch, CancelFit, CancelStep
 from loopkit.testing.bits import difference, weights
 from loopkit.testing.case import Case, described
-from loopkit.testing.leftovers import Calls, environment, left_behind, open_files, threads_left
+from loopkit.testing.leftovers import Calls, Running, environment, left_behind, open_files
 from loopkit.testing.troubles import Deliberate, DeliberateExit, Trouble
 
 __all__ = ["cancelled_step", "error_elsewhere", "fit_twice"]
@@ -22,19 +21,19 @@ def fit_twice(case: Case) -> list[str]:
     calls = Calls(plugins[0])
     learner = case.bench(plugins, calls)
     before = environment(learner)
-    threads, files = set(threading.enumerate()), open_files().items()
+    running, files = Running(), open_files().items()
     between = files
     for count, which in enumerate(("first", "second"), 1):
         try:
             learner.train()
         except Exception as error:
             return [f"the {which} fit {described(error)}"]
-        if broken := [*left_behind(before, learner, None), *calls.unbalanced()]:
+        if broken := [*left_behind(before, learner), *calls.unbalanced()]:
             return [f"after the {which} fit {message}" for message in broken]
         if count == 1:
             # what serves all fits of the process may stay
-            threads, between = set(threading.enumerate()), open_files().items()
-    broken = threads_left(threads)
+            running, between = Running(), open_files().items()
+    broken = running.more()
     if open_files().items() - files:
         gc.collect()
         opened = open_files().items() - files
@@ -50,7 +49,7 @@ def cancelled_step(case: Case) -> list[str]:
     """After another plugin has cancelled a step, an epoch or the fit, everything goes on."""
     trouble = Trouble(last=False)
     learner = case.bench([*case.plugins(), trouble])
-    before, threads = environment(learner), set(threading.enumerate())
+    before, running = environment(learner), Running()
     cancels: list[tuple[str, type[Exception]]] = [
         (e.hook, CancelStep) for e in learner.events() if "step" in e.arguments
     ]
@@ -62,7 +61,7 @@ def cancelled_step(case: Case) -> list[str]:
             learner.train()
         except Exception as error:
             return [f"with {where}, the fit {described(error)}"]
-        if broken := left_behind(before, learner, threads):
+        if broken := left_behind(before, learner, running):
             return [f"after {where}, {message}" for message in broken]
     return []
 
@@ -71,14 +70,15 @@ def error_elsewhere(case: Case) -> list[str]:
     """After an error in any hook of another plugin ``fit_end`` has come once, all is put back, and a new ``fit`` works.
 
     Put back are: grad mode, autocast, global settings of torch, modes and hooks of modules, ``requires_grad``, signal
-    handlers, standard output and error, exception hooks, handlers of the root logger, the working directory, threads;
-    functions of torch and Python's own ones; and the parameters and buffers, after an error in a validation.
+    handlers, standard output and error, exception hooks, handlers of the root logger, the working directory,
+    environment variables, ``sys.path``, filters of warnings, the locale, threads, child processes; functions of torch
+    and Python's own ones; and the parameters and buffers, after an error in a validation.
     """
     for last in (False, True):
         trouble, plugins = Trouble(last), case.plugins()
         calls = Calls(plugins[0])
         learner = case.bench([*plugins, trouble], calls)
-        before, threads = environment(learner), set(threading.enumerate())
+        before, running = environment(learner), Running()
         hooks = ("fit_begin", *(event.hook for event in learner.events()), *trouble.others)
         for hook, error in (*((hook, Deliberate) for hook in hooks), ("step_end", DeliberateExit)):
             where = f"an error in {hook} of another plugin" if error is Deliberate else f"an exit in {hook}"
@@ -89,7 +89,7 @@ def error_elsewhere(case: Case) -> list[str]:
                 pass
             except Exception as error:
                 return [f"after {where}, the fit {described(error)}"]
-            if broken := [*left_behind(before, learner, threads), *calls.unbalanced()]:
+            if broken := [*left_behind(before, learner, running), *calls.unbalanced()]:
                 return [f"after {where}, {message}" for message in broken]
             trouble.disarm()
             try:
