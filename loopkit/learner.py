@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import signal
-import threading
 import time
 import warnings
 import weakref
+from _thread import get_ident
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
 from types import TracebackType
@@ -30,7 +30,6 @@ from loopkit.errors import (
     CancelFit,
     EmptyDataError,
     ExhaustedIteratorError,
-    LogError,
     PhaseError,
     PhaseInputError,
     PluginError,
@@ -208,6 +207,8 @@ class Learner:
         """The pass that is running, or has just ended if its ``phase_end`` is."""
         self._logged_at: Place | None = None
         """Where what is logged now is, if that was looked up since it has changed last."""
+        self._thread = 0
+        """The one that runs the passes, and changes that."""
         self._registry = Registry(self, order, instrument)
         if not isinstance(plugins, Iterable) or isinstance(plugins, str):
             raise PluginError(f"plugins is {plugins!r}: give a list, plugins=[...]")
@@ -665,11 +666,12 @@ class Learner:
         """
         if (packed := self._registry.packed) is None:
             return
-        try:
-            names, given = list(values.keys()), list(values.values())
-        except AttributeError:
-            raise LogError(f"learner.log_values: {describe(values)} is no mapping: give names and values") from None
-        packed.append((names, all_loggable(names, given), self._logged_at or self._look(), now()))
+        plain = values.__class__ is dict and {*map(type, values.values())} == {float}
+        if plain and {*map(type, values)} == {str} and "" not in values:
+            values = dict(values)
+        else:
+            values = all_loggable(values)
+        packed.append((None, values, self._logged_at or self._look(), now()))
 
     def _look(self) -> Place:
         """Where what is logged now is."""
@@ -679,8 +681,8 @@ class Learner:
             name, steps = here.name, steps + here.around
             if here.trains and (step := here.current) is not None and not step.ended:
                 steps += 1
-        made = Place(name, progress.epochs, steps, progress.updates)
-        if threading.current_thread() is threading.main_thread():  # the engine may have moved on from any other one
+        made = name, progress.epochs, steps, progress.updates
+        if get_ident() == self._thread:  # in another one, it may have changed by now
             self._logged_at = made
         return made
 
@@ -761,7 +763,7 @@ class Learner:
         self._logged_at = None
 
     def _move_to(self, place: Epoch | None) -> None:
-        self._place = place
+        self._place, self._thread = place, get_ident()
         self._logged_at = None
 
     def where(self, phase: Phase, step: Step | None) -> str:

@@ -12,11 +12,13 @@ import time
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
 from loopkit.errors import LogError
@@ -44,10 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["JsonLines"]
 
-END = "}}\n"
-"""Of a line of numbers."""
-MOST_TEMPLATES = 100
-"""How many are kept, so that a run that makes up new names all the time does not fill the memory."""
+ENCODER = msgspec.json.Encoder()
 
 
 class JsonLines(Backend):
@@ -78,8 +77,6 @@ class JsonLines(Backend):
         self._run: Run | None = None
         self._begun = False
         """The line of this run is written."""
-        self._templates: dict[tuple[str, ...], str] = {}
-        """By the names that are logged together."""
 
     def open(self, run: Run) -> None:
         """Open the file. A run that goes on says so with its first record, so that one without any leaves no trace."""
@@ -112,41 +109,33 @@ class JsonLines(Backend):
         }
         if run.config is not None:
             about["config"] = run.config
-        self._file.write(_encoded(about))
+        self._file.write(_line(about))
 
     def write(self, records: Sequence[Record]) -> None:
         """Append lines."""
         self._begin()
-        self._file.write("".join(map(self._lines, Records.of(records).groups)).encode("ascii"))
+        self._file.write(b"".join(map(self._lines, Records.of(records).groups)))
 
-    def _lines(self, group: Group) -> str:
-        """The lines of a group: most are of finite numbers alone, whose names come once, and are one line."""
-        phase, epoch, step, update = group.place
-        begin = f'{{"phase": {json.dumps(phase)}, "epoch": {epoch}, "step": {step}, "update": {update}, '
-        begin += f'"time": {group.time:.3f}, "values": {{'
-        names = tuple(group.names)
-        if group.kinds == {float} and isfinite(sum(group.values)):
-            if (template := self._templates.get(names)) is None and len(set(names)) == len(names):
-                template = self._template(names)
-            if template is not None:
-                return begin + template % tuple(group.values)
-        lines: list[str] = []
-        together: dict[str, str] = {}
+    def _lines(self, group: Group) -> bytes:
+        """The lines of a group: most are of finite numbers alone, and one line."""
+        if group.kinds == {float} and isfinite(sum(group.values.values())):
+            with suppress(UnicodeEncodeError):  # half of a surrogate pair in a name
+                return ENCODER.encode({**_place(group), "values": group.values}) + b"\n"
+        lines: list[bytes] = []
+        numbers: dict[str, float] = {}
 
         def end_line() -> None:
-            if together:
-                lines.append(begin + ", ".join(f"{json.dumps(name)}: {text}" for name, text in together.items()) + END)
-                together.clear()
+            if numbers:
+                lines.append(_line({**_place(group), "values": numbers}))
+                numbers.clear()
 
         for record in group:
             if isinstance(record.value, float):
-                if record.name in together:
-                    end_line()
-                together[record.name] = repr(record.value) if isfinite(record.value) else f'"{record.value}"'
+                numbers[record.name] = record.value
                 continue
             end_line()
             try:
-                lines.append(_line(self._content(record)))
+                lines.append(_line({**self._content(record), **_place(group)}))
             except Exception as error:  # the other lines are worth more than this one
                 warnings.warn(
                     f"log {str(self.path)!r} leaves out {record.name!r:.100}, which cannot be written, "
@@ -154,18 +143,10 @@ class JsonLines(Backend):
                     stacklevel=2,
                 )
         end_line()
-        return "".join(lines)
-
-    def _template(self, names: tuple[str, ...]) -> str:
-        """The end of a line of numbers of these names, to be filled with them."""
-        if len(self._templates) >= MOST_TEMPLATES:
-            self._templates.clear()
-        made = ", ".join(f"{json.dumps(name).replace('%', '%%')}: %r" for name in names) + END
-        self._templates[names] = made
-        return made
+        return b"".join(lines)
 
     def _content(self, record: Record) -> dict[str, Any]:
-        """The line of a record of another kind."""
+        """What the line of a record of another kind says, without its place."""
         value: Kind = record.value
         made: dict[str, Any] = {"name": record.name, "kind": value.kind}
         if isinstance(value, Text):
@@ -189,8 +170,7 @@ class JsonLines(Backend):
             made["modules"] = value.modules()
         else:
             raise LogError(f"{type(self).__name__} cannot write a {type(value).__name__}")
-        places = {"phase": record.phase, "epoch": record.epoch, "step": record.step, "update": record.update}
-        return {**made, **places, "time": _time(record.time)}
+        return made
 
     def _media(self, content: bytes, suffix: str) -> str:
         """Keep a file beside the log, once; returns its path from there."""
@@ -244,7 +224,7 @@ class JsonLines(Backend):
                     "traceback": "" if failure is None else "".join(traceback.format_tb(failure.__traceback__)),
                     "time": _time(time.time()),
                 }
-                self._file.write(_encoded(ended))
+                self._file.write(_line(ended))
                 self._file.flush()
         finally:
             self._run = None
@@ -259,12 +239,13 @@ class JsonLines(Backend):
         self._file.load_state_dict(state)
 
 
-def _line(content: Any) -> str:
-    return json.dumps(_finite(content), allow_nan=False) + "\n"
+def _place(group: Group) -> dict[str, Any]:
+    phase, epoch, step, update = group.place
+    return {"phase": phase, "epoch": epoch, "step": step, "update": update, "time": _time(group.time)}
 
 
-def _encoded(content: Any) -> bytes:
-    return _line(content).encode("ascii")
+def _line(content: Any) -> bytes:
+    return (json.dumps(_finite(content), allow_nan=False) + "\n").encode("ascii")
 
 
 def _time(seconds: float) -> float:

@@ -11,6 +11,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from numbers import Real
@@ -461,19 +462,23 @@ def loggable(name: str, value: Any) -> Any:
     return _scalar(f"learner.log({name!r:.100})", value)
 
 
-def all_loggable(names: list[str], values: list[Any]) -> list[Any]:
-    """`loggable` of each; faster where all are floats, or scalar tensors on the host."""
-    if set(map(type, names)) == {str} and all(names):
-        read, kinds = values, set(map(type, values))
-        if kinds == {Tensor} and all(map(_is_on_host, values)):
-            try:
-                read = list(map(Tensor.item, values))
-            except RuntimeError:
-                pass  # one is no scalar
-            kinds = set(map(type, read))
-        if kinds == {float}:
-            return read
-    return list(map(loggable, names, values))
+def all_loggable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`loggable` of each; faster where all are scalar tensors on the host.
+
+    Raises:
+        LogError: They are no mapping, or one cannot be logged.
+    """
+    try:
+        kinds = {*map(type, values.values())}
+    except AttributeError:
+        raise LogError(f"learner.log_values: {describe(values)} is no mapping: give names and values") from None
+    if kinds == {Tensor} and {*map(type, values)} == {str} and "" not in values:
+        if all(map(_is_on_host, values.values())):
+            with suppress(RuntimeError):  # one is no scalar
+                read = dict(zip(values, map(Tensor.item, values.values()), strict=True))
+                if {*map(type, read.values())} == {float}:
+                    return read
+    return {name: loggable(name, value) for name, value in values.items()}
 
 
 def _scalar(where: str, value: Any) -> Scalar:

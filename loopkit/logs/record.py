@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, overload
 
 __all__ = ["Group", "Packed", "Place", "Record", "Records", "unpacked"]
 
 
-class Place(NamedTuple):
-    """Where in a fit something is logged, as a `Record` has it."""
-
-    phase: str = ""
-    epoch: int = 0
-    step: int = 0
-    update: int = 0
+Place = tuple[str, int, int, int]
+"""Where in a fit something is logged: the phase, epoch, step and update of a `Record`."""
 
 
 class Record(NamedTuple):
@@ -37,44 +31,43 @@ class Record(NamedTuple):
 
     def packed(self) -> Packed:
         """In the form in which many are kept."""
-        return self.name, self.value, Place(*self[2:6]), self.time
+        return self.name, self.value, self[2:6], self.time
 
 
-Packed = tuple[str | list[str], Any, Place, float]
-"""What was logged by one call: a name or a list of names, a value or a list of as many, where, and when."""
+Packed = tuple[str | None, Any, Place, float]
+"""What was logged by one call: a name and a value, or None and several by their names; where; and when."""
 
 
 def unpacked(packed: Packed) -> Iterator[Record]:
     """The records of one call."""
     name, value, place, time = packed
-    names, values = (name, value) if isinstance(name, list) else ([name], [value])
-    for name, value in zip(names, values, strict=True):
-        yield Record(name, value, *place, time)
+    several = value if name is None else {name: value}
+    for each, number in several.items():
+        yield Record(each, number, *place, time)
 
 
 class Group:
-    """Records of one place and one millisecond, which is most of what a step logs, in columns.
+    """Records of one place and one millisecond, each of another name: most of what a step logs.
 
     Args:
         place: Of all of them.
         time: Of the first of them.
+        values: Of the first of them, by name.
     """
 
-    __slots__ = ("kinds", "names", "place", "time", "values")
+    __slots__ = ("kinds", "place", "time", "values")
 
-    def __init__(self, place: Place, time: float) -> None:
-        self.place, self.time = place, time
-        self.names: list[str] = []
-        self.values: list[Any] = []
+    def __init__(self, place: Place, time: float, values: dict[str, Any]) -> None:
+        self.place, self.time, self.values = place, time, values
         self.kinds: set[type] = set()
         """The types of the values."""
 
     def __iter__(self) -> Iterator[Record]:
-        return unpacked((self.names, self.values, self.place, self.time))
+        return unpacked((None, self.values, self.place, self.time))
 
 
 class Records(Sequence[Record]):
-    """Records in the order in which they were logged; ``groups`` has the same in columns, which is faster to read.
+    """Records in the order in which they were logged; ``groups`` has the same in groups, which are faster to read.
 
     Args:
         packed: What was logged.
@@ -82,19 +75,16 @@ class Records(Sequence[Record]):
 
     def __init__(self, packed: Iterable[Packed]) -> None:
         self.groups: list[Group] = []
-        group, over = Group(Place(), math.inf), math.inf
+        at, begun, over, values = None, 0.0, 0.0, {}
         for name, value, place, time in packed:
-            if (place is not group.place and place != group.place) or not group.time <= time < over:
-                group, over = Group(place, time), time + 0.001
-                self.groups.append(group)
-            if name.__class__ is list:
-                group.names += name
-                group.values += value
+            more = {name: value} if name is not None else value
+            if (place is at or place == at) and begun <= time < over and values.keys().isdisjoint(more):
+                values |= more
             else:
-                group.names.append(name)  # type: ignore[arg-type]
-                group.values.append(value)
+                at, begun, over, values = place, time, time + 0.001, dict(more)
+                self.groups.append(Group(place, time, values))
         for group in self.groups:
-            group.kinds = set(map(type, group.values))
+            group.kinds = set(map(type, group.values.values()))
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> Records:
@@ -107,7 +97,7 @@ class Records(Sequence[Record]):
         return set().union(*(group.kinds for group in self.groups))
 
     def __len__(self) -> int:
-        return sum(len(group.names) for group in self.groups)
+        return sum(len(group.values) for group in self.groups)
 
     def __iter__(self) -> Iterator[Record]:
         for group in self.groups:

@@ -19,16 +19,16 @@ class Transfer:
 
     def __init__(self, records: Records) -> None:
         self._records = records
-        self._sent: list[tuple[list[tuple[Group, int]], Tensor]] = []
+        self._sent: list[tuple[list[tuple[Group, str]], Tensor]] = []
         self._events: list[torch.cuda.Event] = []
-        found: dict[tuple[torch.device, torch.dtype], list[tuple[Group, int]]] = {}
+        found: dict[tuple[torch.device, torch.dtype], list[tuple[Group, str]]] = {}
         for group in records.groups:
             if any(issubclass(kind, Tensor) for kind in group.kinds):
-                for index, value in enumerate(group.values):
+                for name, value in group.values.items():
                     if isinstance(value, Tensor):
-                        found.setdefault((value.device, value.dtype), []).append((group, index))
+                        found.setdefault((value.device, value.dtype), []).append((group, name))
         for (device, _), places in found.items():
-            values = torch.stack([group.values[index].reshape(()) for group, index in places])
+            values = torch.stack([group.values[name].reshape(()) for group, name in places])
             values = values.to(torch.float32 if device.type == "mps" else torch.float64)
             if device.type == "cuda":
                 host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
@@ -49,8 +49,8 @@ class Transfer:
         for event in self._events:
             event.synchronize()  # host sync: the values are wanted now
         for places, values in self._sent:
-            for (group, index), value in zip(places, values.tolist(), strict=True):
-                group.values[index] = value
+            for (group, name), value in zip(places, values.tolist(), strict=True):
+                group.values[name] = value
         for group in {id(group): group for places, _ in self._sent for group, _ in places}.values():
-            group.kinds = set(map(type, group.values))
+            group.kinds = set(map(type, group.values.values()))
         return self._records

@@ -19,7 +19,7 @@ def records(*times: float, step: int = 1) -> list[Record]:
 
 def test_records_of_a_place_and_a_millisecond_are_a_group() -> None:
     (group,) = Records.of(records(0, 0.0002, 0.0009)).groups
-    assert (group.names, group.values) == (["name 0", "name 1", "name 2"], [0.0, 1.0, 2.0])
+    assert list(group.values.items()) == [("name 0", 0.0), ("name 1", 1.0), ("name 2", 2.0)]
     assert (group.place, group.time) == (("train", 0, 1, 1), BEGIN)
 
 
@@ -28,6 +28,21 @@ def test_record_of_another_place_or_time_is_in_another_group(other: dict[str, ob
     (first,) = records(0)
     given = [first, first._replace(**other), first]
     assert [list(group) for group in Records.of(given).groups] == [[each] for each in given]
+
+
+def test_name_that_comes_again_begins_a_group() -> None:
+    (first, second) = records(0, 0)
+    given = [first, second, second._replace(value=7.0), first, first]
+    made = Records.of(given)
+    assert [list(group) for group in made.groups] == [[given[0], given[1]], [given[2], given[3]], [given[4]]]
+    assert list(made) == given
+
+
+def test_groups_are_made_of_copies() -> None:
+    several = {"a": 1.0}
+    made = Records([(None, several, ("", 0, 0, 0), BEGIN), ("b", 2.0, ("", 0, 0, 0), BEGIN)])
+    assert made.groups[0].values == {"a": 1.0, "b": 2.0}
+    assert several == {"a": 1.0}
 
 
 def test_records_are_a_sequence_in_their_order() -> None:

@@ -59,7 +59,10 @@ def scores(*values, phase="val"):
 
 
 @pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize(
+    "background",
+    [pytest.param(False, marks=pytest.mark.slow), True],  # the thread does what is done without it
+)
 def test_checkpoint_keeps_the_contract(check, background, tmp_path):
     numbers = itertools.count()
     check_plugin(lambda: Checkpoint(tmp_path / str(next(numbers)), background=background), checks=[check])

@@ -213,10 +213,12 @@ def test_inductor_trains_as_without():
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own, as it compiles for inputs that require grad
 def test_compile_keeps_the_contract():
-    skip = ["no_graph_kept", "exact_resume"]  # the first would compile the check's forward hook too; the other is below
+    skip = ["no_graph_kept", "exact_resume", "unknown_phases"]  # the first would compile the check's hook too
     check_plugin(lambda: Compile(backend="eager"), skip=skip)
 
 
 @pytest.mark.slow
-def test_compiled_run_resumes_exactly():
-    check_plugin(lambda: Compile(backend="eager"), checks=["exact_resume"])
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize("check", ["exact_resume", "unknown_phases"])
+def test_compile_keeps_what_takes_many_compilations(check):
+    check_plugin(lambda: Compile(backend="eager"), checks=[check])

@@ -83,7 +83,7 @@ PLUGINS = {
     "Metrics(Accuracy(), F1(), hits)": lambda: Metrics(Accuracy(), F1("weighted"), hits),
     "Progress": lambda: Progress(file=io.StringIO()),
     "Progress(bar=True)": lambda: (Progress(bar=True, file=Terminal()), Metrics()),
-    "Profile": lambda: Profile(range(1, 3), None, show=False),
+    "Profile": lambda: Profile(range(1, 3), f"{tempfile.mkdtemp(dir=LOGS.name)}/trace.json", show=False),
     "SanityCheck": SanityCheck,
     "StopOnNonFinite": StopOnNonFinite,
     "StopOnNonFinite(gradients=True)": lambda: StopOnNonFinite(gradients=True),
@@ -103,6 +103,15 @@ PLUGINS = {
 ROWS = {"bounded_memory": "it keeps the loss of every step, until the pass ends"}
 REASONS = {"History(steps=True)": ROWS, "throttle(History(steps=True), seconds=0)": ROWS}
 """What some cannot promise, and why."""
+RARE = {
+    "DDP(overlap=False, weighted=True)",
+    "FSDP(nn.Linear)",
+    "LogTo(every=1)",
+    "StopOnNonFinite(gradients=True)",
+    "call_on(StepEnd)",
+    "throttle(History(steps=True), seconds=0)",
+}
+"""Those that differ from another one here in an option that the tests of their own modules are about."""
 SKIPPED = {"two_processes": "it is test_plugin_keeps_in_two_processes, which starts them faster"}
 ALONE = {
     "FSDP(nn.Linear)": "torch's batch norm on the CPU takes no bfloat16",
@@ -114,7 +123,8 @@ ALONE = {
 for _name, _factory in PLUGINS.items():
     _class = _name.split("(")[0]
     _entry = snake_case(_class) if isinstance(getattr(loopkit.plugins, _class), type) else None
-    globals()[f"test_{_name}"] = plugin_contract(_factory, name=_entry, skip={**SKIPPED, **REASONS.get(_name, {})})
+    _test = plugin_contract(_factory, name=_entry, skip={**SKIPPED, **REASONS.get(_name, {})})
+    globals()[f"test_{_name}"] = pytest.mark.slow(_test) if _name in RARE else _test
 
 
 TOGETHER = {

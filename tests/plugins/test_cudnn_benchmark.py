@@ -6,7 +6,7 @@ from helpers import on, raising
 
 from loopkit.errors import PluginError
 from loopkit.plugins.cudnn_benchmark import CudnnBenchmark
-from loopkit.testing import check_plugin, tiny_problem
+from loopkit.testing import tiny_problem
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,3 @@ def test_deterministic_algorithms_are_refused(ask):
     with pytest.raises(PluginError, match="deterministic"):
         fit()
     assert torch.backends.cudnn.benchmark is False
-
-
-def test_cudnn_benchmark_keeps_the_contract():
-    check_plugin(CudnnBenchmark)

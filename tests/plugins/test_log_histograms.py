@@ -18,7 +18,7 @@ from loopkit.testing import plugin_contract
 
 FORKED = {"two_processes": "it is in logs/test_log_plugins.py, which starts them faster"}
 test_contract = plugin_contract(lambda: LogHistograms(every=2), name="log_histograms", skip=FORKED)
-test_contract_with_gradients = plugin_contract(lambda: LogHistograms(every=1, gradients=True), skip=FORKED)
+test_contract_with_gradients = plugin_contract(lambda: LogHistograms(every=3, gradients=True), skip=FORKED)
 
 
 def run(*plugins: Any, steps: int = 6, model: Any = None) -> tuple[list[tuple[str, int]], dict[str, Histogram], Any]:

@@ -10,7 +10,7 @@ from helpers import on, raising
 from loopkit import CancelStep
 from loopkit.errors import PluginError
 from loopkit.plugins.profile import Profile, named_ranges
-from loopkit.testing import check_plugin, tiny_problem
+from loopkit.testing import tiny_problem
 
 
 @pytest.fixture(autouse=True)
@@ -189,10 +189,6 @@ def test_steps_that_do_not_follow_one_another_are_refused(steps):
 def test_directory_as_path_is_refused(tmp_path):
     with pytest.raises(PluginError, match="directory"):
         Profile(path=tmp_path)
-
-
-def test_profile_keeps_the_contract(path):
-    check_plugin(lambda: Profile(range(1, 3), path, show=False))
 
 
 @pytest.mark.parametrize("steps", [[], "ab", [0.0], [True], [-1], [1, 3]])

@@ -754,10 +754,10 @@ def test_option_out_of_range_is_refused(options):
         WeightAverage(**options)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.parametrize(  # with its defaults, and by epochs, it is in test_contract.py
     "options",
-    [{}, {"use_buffers": True}, {"decay": None, "every": 2}, {"every": "epoch"}, {"update_bn": tiny_problem().train}],
-    ids=["ema", "buffers", "swa", "epoch", "batch norm"],
+    [{"use_buffers": True}, {"decay": None, "every": 2}, {"update_bn": tiny_problem().train}],
+    ids=["buffers", "swa", "batch norm"],
 )
 def test_weight_average_keeps_the_contract(options):
     check_plugin(lambda: WeightAverage(**{"decay": 0.9, **options}))

@@ -120,12 +120,13 @@ class TensorBoard(Backend):
         at, event = None, Event()
         scalars: list[bytes] = []
         for group in Records.of(records).groups:
-            if group.place.step != at:
-                at = group.place.step
+            phase, _, step, _ = group.place
+            if step != at:
+                at = step
                 event, scalars = Event(wall_time=group.time, step=at), []
                 events.append((event, scalars))
             if group.kinds == {float}:
-                scalars.append(self._scalars(group.place.phase, tuple(group.names))(group.values))
+                scalars.append(self._scalars(phase, tuple(group.values))(group.values.values()))
                 continue
             for name, value, phase, *_, seconds in group:
                 if isinstance(value, float):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import singledispatch
 from typing import Any
 
@@ -42,7 +42,7 @@ class Scalars:
         self._pack = struct.Struct("<" + "".join(f"{len(begin)}sf" for begin in begins)).pack
         self._parts: list[Any] = [part for begin in begins for part in (begin, 0.0)]
 
-    def __call__(self, values: Sequence[float]) -> bytes:
+    def __call__(self, values: Collection[float]) -> bytes:
         """The messages; a number that is too large for 32 bits is infinite."""
         parts = self._parts[:]
         parts[1::2] = values
