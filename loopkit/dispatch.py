@@ -32,7 +32,7 @@ from loopkit.hooks import (
     specification,
 )
 from loopkit.logs.backend import Backend
-from loopkit.logs.record import Packed, Record, unpacked
+from loopkit.logs.record import Packed, unpacked
 from loopkit.metrics import MetricLike
 from loopkit.order import EVERYTHING, Entry, Placed, arrange, nearest, overlaps
 from loopkit.schedules import OfLength
@@ -48,7 +48,6 @@ Instrument = Callable[[str, str, "partial[Any]"], Any]
 """``fn(hook, plugin, call)``: must return ``call()``, a partial of the implementation and its arguments."""
 Fire = Callable[["Step | None"], None]
 LOG_VALUE = "log_value"
-"""The fields of a `Record`."""
 INSTRUMENT = "instrument_call"
 
 
@@ -599,20 +598,17 @@ class _Listeners:
         """Give them what one call has logged."""
         for pack in self._packs:
             pack.append(packed)
-        for record in unpacked(packed):
-            self._call(record)
-
-    def _call(self, record: Record) -> None:
         cancels: list[Cancel] = []
-        for call, plugin in self._calls:
-            try:
-                call(record)
-            except Cancel as cancel:  # the remaining plugins are called all the same
-                cancel.by = cancel.by or plugin
-                cancels.append(cancel)
-            except BaseException as error:
-                locate(error, f"in {LOG_VALUE} of plugin {plugin!r}, of {record.name!r:.100}")
-                raise
+        for record in unpacked(packed):
+            for call, plugin in self._calls:
+                try:
+                    call(record)
+                except Cancel as cancel:  # the remaining plugins are called all the same
+                    cancel.by = cancel.by or plugin
+                    cancels.append(cancel)
+                except BaseException as error:
+                    locate(error, f"in {LOG_VALUE} of plugin {plugin!r}, of {record.name!r:.100}")
+                    raise
         if cancels:
             try:
                 raise strongest(cancels)

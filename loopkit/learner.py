@@ -669,8 +669,8 @@ class Learner:
         plain = values.__class__ is dict and {*map(type, values.values())} == {float}
         if plain and {*map(type, values)} == {str} and "" not in values:
             values = dict(values)
-        else:
-            values = all_loggable(values)
+        elif not (values := all_loggable(values)):
+            return
         packed.append((None, values, self._logged_at or self._look(), now()))
 
     def _look(self) -> Place:
@@ -691,7 +691,8 @@ class Learner:
 
         Args:
             plugin: One of the plugins; its ``log_value`` is not called any more.
-            packed: The list, which the plugin has to empty in time; None: the plugin is called again.
+            packed: The list, which the plugin has to empty in time, of what each call has logged (`Packed`); None: the
+                plugin is called again.
         """
         self._registry.pack(plugin, packed)
 

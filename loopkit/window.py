@@ -24,7 +24,8 @@ class Window:
     ``size * w_0 / sum(w_i)`` unless that is exactly 1. So a full window of equal weights is bitwise
     ``(loss / size).backward()``. With ``mean=False`` the gradients are ``sum(g_i)`` and weights are ignored.
 
-    A weight that is a tensor may be 0: nobody asks for it on the host. The gradients of that step are multiplied by 0.
+    A weight that is a tensor may be 0: nobody asks for it on the host. The gradients of that step are multiplied by 0,
+    so its loss has to be finite.
     """
 
     def __init__(self, name: str, optimizer: torch.optim.Optimizer, size: int, mean: bool) -> None:

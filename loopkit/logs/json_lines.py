@@ -119,7 +119,7 @@ class JsonLines(Backend):
     def _lines(self, group: Group) -> bytes:
         """The lines of a group: most are of finite numbers alone, and one line."""
         if group.kinds == {float} and isfinite(sum(group.values.values())):
-            with suppress(UnicodeEncodeError):  # half of a surrogate pair in a name
+            with suppress(UnicodeEncodeError, TypeError):  # half of a surrogate pair, a kind of string of its own
                 return ENCODER.encode({**_place(group), "values": group.values}) + b"\n"
         lines: list[bytes] = []
         numbers: dict[str, float] = {}

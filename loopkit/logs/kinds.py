@@ -469,9 +469,10 @@ def all_loggable(values: Mapping[str, Any]) -> dict[str, Any]:
         LogError: They are no mapping, or one cannot be logged.
     """
     try:
-        kinds = {*map(type, values.values())}
+        values = dict(values.items())
     except AttributeError:
         raise LogError(f"learner.log_values: {describe(values)} is no mapping: give names and values") from None
+    kinds = {*map(type, values.values())}
     if kinds == {Tensor} and {*map(type, values)} == {str} and "" not in values:
         if all(map(_is_on_host, values.values())):
             with suppress(RuntimeError):  # one is no scalar

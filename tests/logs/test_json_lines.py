@@ -15,6 +15,7 @@ import torch
 from helpers import batches, make_learner, on
 from torch import nn
 
+from loopkit import TrainingPhase
 from loopkit.logs import (
     Audio,
     Figure,
@@ -88,6 +89,14 @@ def test_scalar_that_is_not_finite_is_a_string(tmp_path: Path, value: float, sho
 def test_name_reads_back(tmp_path: Path, name: str) -> None:
     lines(tmp_path, (name, 1.0))
     assert read_log(tmp_path).values(name) == [1.0]
+
+
+def test_phase_may_be_a_string_of_its_own_kind(tmp_path: Path) -> None:
+    phase = TrainingPhase()
+    phase.name = np.str_("train")
+    act = on("step_end", lambda learner, **given: learner.log("x", 1))
+    make_learner(LogTo(tmp_path), act, phases=[phase]).fit(batches(1), epochs=1)
+    assert [(record.name, record.phase) for record in read_log(tmp_path).records] == [("x", "train")]
 
 
 def test_line_of_the_run_has_no_passwords(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

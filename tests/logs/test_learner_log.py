@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterator
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,8 @@ from torch import nn
 
 from loopkit import CancelEpoch, CancelFit, CancelStep, Learner, TrainingPhase, hookimpl
 from loopkit.errors import LogError, PluginError
-from loopkit.logs import Backend, Histogram, JsonLines, Record, Text, Value
+from loopkit.logs import Backend, Histogram, JsonLines, Record, Text, Value, read_log
+from loopkit.plugins import LogTo
 
 
 class Listener:
@@ -349,6 +353,33 @@ def test_log_values_logs_each_as_log_does() -> None:
     assert len(found[0]) == 5 * (1 + 3 + 2)
 
 
+def test_all_listeners_get_all_values_although_one_cancels() -> None:
+    first, last = Listener("a"), Listener("z")
+
+    def cancel(record: Record, **given: Any) -> None:
+        if record.name == "x":
+            raise CancelFit("enough")
+
+    act = on("step_end", lambda learner, **given: learner.log_values({"x": 1.0, "y": 2.0}), "logs")
+    result = make_learner(first, on("log_value", cancel, "middle"), last, act).fit(batches(3), epochs=1)
+    assert (result.reason, result.steps, result.by) == ("cancel", 1, "middle")
+    assert [record.name for record in first.records] == [record.name for record in last.records] == ["x", "y"]
+
+
+def test_log_values_takes_what_has_items() -> None:
+    class Columns:
+        values = np.ones(2)
+
+        def items(self) -> Any:
+            return zip(["a", "b"], self.values, strict=True)
+
+    listener = Listener()
+    make_learner(listener, on("step_end", lambda learner, **given: learner.log_values(Columns()))).fit(
+        batches(1), epochs=1
+    )
+    assert [(record.name, record.value) for record in listener.records] == [("a", 1.0), ("b", 1.0)]
+
+
 def test_log_values_logs_all_or_none() -> None:
     listener = Listener()
 
@@ -360,7 +391,62 @@ def test_log_values_logs_all_or_none() -> None:
     assert listener.records == []
 
 
-@pytest.mark.parametrize("values", [None, "loss", [("a", 1.0)]])
+def test_log_values_of_none_logs_nothing(tmp_path: Path) -> None:
+    act = on("step_end", lambda learner, **given: learner.log_values({}))
+    make_learner(LogTo(tmp_path), act).fit(batches(1), epochs=1)
+    assert read_log(tmp_path).records == []
+
+
+@pytest.mark.parametrize("name", ["", 3, None])
+@pytest.mark.parametrize("value", [1.0, 2, torch.tensor(1.0)])
+def test_log_values_refuses_what_is_no_name(name: Any, value: Any) -> None:
+    learner = make_learner(Listener())
+    with pytest.raises(LogError, match=r"the name is .*: give a string"):
+        learner.log_values({"a": value, name: value})
+
+
+class Name(str):
+    """A name that a library gives."""
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"a": 1, "b": torch.tensor(2.5)},
+        {"a": torch.tensor(1), "b": torch.tensor(2.5)},
+        {"a": torch.tensor(1.0), "b": torch.tensor([2.5])},
+        {"a": torch.tensor(1.0, requires_grad=True), "b": nn.Parameter(torch.tensor(2.5))},
+        {Name("a"): 1.0, "b": 2.5},
+        OrderedDict(a=1.0, b=2.5),
+        MappingProxyType({"a": 1.0, "b": 2.5}),
+    ],
+)
+def test_log_values_takes_all_that_log_does(tmp_path: Path, values: Any) -> None:
+    make_learner(LogTo(tmp_path), on("step_end", lambda learner, **given: learner.log_values(values))).fit(
+        batches(1), epochs=1
+    )
+    assert [(record.name, record.value) for record in read_log(tmp_path).records] == [("a", 1.0), ("b", 2.5)]
+
+
+def test_log_values_keeps_the_values_that_it_was_given() -> None:
+    class Memory(Backend):
+        def write(self, records: Any) -> None:
+            seen.extend(records)
+
+    seen: list[Record] = []
+    floats, tensors = {"a": 1.0}, {"b": torch.ones(())}
+
+    def act(learner: Learner, **given: Any) -> None:
+        for values in (floats, tensors):
+            learner.log_values(values)
+        floats["a"], floats["late"] = 3.0, 4.0
+        tensors["b"].fill_(5.0)
+
+    make_learner(LogTo(Memory()), on("step_begin", act)).fit(batches(1), epochs=1)
+    assert [(record.name, record.value) for record in seen] == [("a", 1.0), ("b", 1.0)]
+
+
+@pytest.mark.parametrize("values", [None, "loss", [("a", 1.0)], torch.tensor(1.0), np.ones(2)])
 def test_log_values_refuses_what_is_no_mapping(values: Any) -> None:
     def act(learner: Learner, **given: Any) -> None:
         with pytest.raises(LogError, match="is no mapping: give names and values"):

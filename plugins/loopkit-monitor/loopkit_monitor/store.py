@@ -444,11 +444,10 @@ class Store:
             run.seen = about.st_ino, about.st_size, about.st_mtime_ns
             run.grown = _grown(about.st_mtime)
             end = about.st_size
-            begin = max(end - GLANCE, 0)
+            begin = _last_lines(file, end)
             if begin:
                 if not run.runs:
                     self._take(run, 0, _line_at(file, 0))
-                begin += os.pread(file, GLANCE, begin).find(b"\n") + 1
                 run.end, known = None, len(run.runs)
             for at, data in _pieces(file, begin, end):
                 self._take(run, at, data)
@@ -675,6 +674,18 @@ def _after_line(file: int, begin: int, end: int) -> int:
             return begin + found + 1
         begin += len(data)
     return end
+
+
+def _last_lines(file: int, end: int) -> int:
+    """Where those lines of a log begin that are whole in its last bytes; the last one, if it is longer."""
+    size = GLANCE
+    while (begin := end - size) > 0:
+        text = os.pread(file, size, begin)
+        first = text.find(b"\n")
+        if first < text.rfind(b"\n") or size >= LONGEST_LINE:
+            return begin + first + 1
+        size *= 2
+    return 0
 
 
 def _line_at(file: int, begin: int) -> bytes:

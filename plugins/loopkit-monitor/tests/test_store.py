@@ -346,6 +346,21 @@ def test_a_long_log_is_glanced_at_only_at_its_ends(store, writer, monkeypatch):
     assert points(store.get("a")) == read(writer.path)
 
 
+@pytest.mark.parametrize("torn", ["", '{"phase": "tr'])
+def test_lines_longer_than_a_glance_are_seen(store, writer, monkeypatch, torn):
+    monkeypatch.setattr(store_module, "GLANCE", 200)
+    writer.begin(seed=1)
+    for step in range(1, 20):
+        values = {f"norm/{i}": step / 8 for i in range(50)}
+        place = {"phase": "train", "epoch": 2, "step": step, "update": step, "time": 1763800000.5}
+        writer.raw(json.dumps({**place, "values": values}) + "\n")
+    writer.raw(torn)
+    scan(store)
+    run = store.runs["a"]
+    assert not run.opened
+    assert (run.step, run.epoch, len(run.last), run.last["norm/7"]) == (19, 2, 50, 19 / 8)
+
+
 def test_where_the_last_fits_began_is_looked_for_in_some_logs_at_a_time(tmp_path, writer, monkeypatch):
     monkeypatch.setattr(store_module, "GLANCE", 2000)
     monkeypatch.setattr(store_module, "SEARCHED_AT_ONCE", 1)
