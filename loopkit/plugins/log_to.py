@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LogTo"]
 
-MOST = 500
+MOST = 100
 """Calls of ``learner.log`` and ``log_values`` that are kept until it is written."""
 ENDINGS: dict[str, Callable[[Path], Backend]] = {".jsonl": JsonLines, ".csv": Csv}
 
@@ -43,7 +43,7 @@ class LogTo:
     """Write everything that is logged during a fit with ``learner.log``.
 
     What is logged is kept as it comes, read from the device late and in one transfer, and written between two steps: at
-    the end of each pass, every few seconds or 500 calls, and before each checkpoint. Training is bitwise the same as
+    the end of each pass, every few seconds or 100 calls, and before each checkpoint. Training is bitwise the same as
     without it. A backend that fails is disabled with one warning, and the fit goes on; what one cannot write is left
     out with one warning. A run that goes on from a checkpoint goes on with its logs, from where they were then.
 

@@ -21,6 +21,7 @@ def fit_twice(case: Case) -> list[str]:
     calls = Calls(plugins[0])
     learner = case.bench(plugins, calls)
     before = environment(learner)
+    gc.collect()  # else a file of an earlier fit could be closed in this one, and another have its number
     running, files = Running(), open_files().items()
     between = files
     for count, which in enumerate(("first", "second"), 1):
