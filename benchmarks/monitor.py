@@ -34,11 +34,12 @@ def write_log(path, points):
     order = random.Random(0)
     path.parent.mkdir(parents=True)
     with path.open("w") as file:
-        file.write('{"kind": "run", "step": 0, "time": 1763800000.0}\n')
+        file.write('{"kind":"run","step":0,"time":1763800000.0}\n')
         for step in range(1, points // len(NAMES) + 1):
             place = {"phase": "train", "epoch": step // 5000, "step": step, "update": step}
             values = {name: float(np.float32(order.random() * 2)) for name in NAMES}
-            file.write(json.dumps({**place, "time": round(1763800000 + step * 0.013, 3), "values": values}) + "\n")
+            said = {**place, "time": round(1763800000 + step * 0.013, 3), "values": values}
+            file.write(json.dumps(said, separators=(",", ":")) + "\n")
 
 
 class Server:

@@ -245,7 +245,8 @@ def _place(group: Group) -> dict[str, Any]:
 
 
 def _line(content: Any) -> bytes:
-    return (json.dumps(_finite(content), allow_nan=False) + "\n").encode("ascii")
+    text = json.dumps(_finite(content), allow_nan=False, separators=(",", ":"))  # as msgspec writes it
+    return f"{text}\n".encode("ascii")
 
 
 def _time(seconds: float) -> float:

@@ -317,10 +317,11 @@ class _Sink:
 
     def close(self, result: FitResult | None) -> None:
         if self._open:
-            self._call("flush", self.backend.flush)
+            self.save()
             self._call("close", self.backend.close, result)
             if self._open:
-                self._call("state_dict", self._remember)
+                with suppress(Exception):  # it may have let go of what it would have to ask
+                    self._remember()
             self._open = False
 
     def _call(self, what: str, function: Callable[..., Any], *arguments: Any) -> None:

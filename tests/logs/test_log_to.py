@@ -101,7 +101,7 @@ def test_log_to_writes_at_the_end_of_each_pass() -> None:
     memory = Memory()
     make_learner(LogTo(memory), log_index()).fit(batches(3), batches(2), epochs=1)
     assert values(memory) == [[0.0, 1.0, 2.0], [0.0, 1.0]]
-    assert memory.calls == ["open", "write", "write", "flush", "close", "state_dict"]
+    assert memory.calls == ["open", "write", "write", "flush", "state_dict", "close", "state_dict"]
 
 
 def test_log_to_writes_every_so_many_training_steps() -> None:
@@ -129,7 +129,7 @@ def test_log_to_never_writes_in_a_step() -> None:
     learner = make_learner(LogTo(memory, every=1), log_index(), log_index("first", "step_begin"))
     memory._call = lambda what: busy.append(learner.running is not None and not learner.running.at_edge)  # type: ignore[method-assign]
     learner.fit(batches(3), epochs=1)
-    assert len(busy) == 7
+    assert len(busy) == 8
     assert not any(busy)
 
 
@@ -140,7 +140,7 @@ def test_log_to_comes_after_all_that_log_at_the_end() -> None:
     ]
     make_learner(LogTo(memory), *late).fit(batches(1), epochs=1)
     assert values(memory) == [[1.0], [1.0]]
-    assert memory.calls[-3:] == ["flush", "close", "state_dict"]
+    assert memory.calls[-4:] == ["flush", "state_dict", "close", "state_dict"]
 
 
 def test_log_to_takes_what_is_logged_when_the_fit_begins() -> None:
@@ -328,7 +328,13 @@ def test_error_of_a_path_ends_the_fit_before_its_first_step(tmp_path: Path) -> N
     with pytest.raises(LogError, match="a part of the path is a file: choose another path"):
         learner.fit(batches(1), epochs=1)
     assert learner.progress.steps == 0
-    assert learner.plugins["log_to"]._sinks["memory"].backend.calls == ["open", "flush", "close", "state_dict"]
+    assert learner.plugins["log_to"]._sinks["memory"].backend.calls == [
+        "open",
+        "flush",
+        "state_dict",
+        "close",
+        "state_dict",
+    ]
 
 
 def test_kind_that_a_backend_cannot_write_is_said_once() -> None:
@@ -507,3 +513,20 @@ def test_resumed_log_has_no_gap(tmp_path: Path, logs: type) -> None:
         fit(tmp_path / "stopped", raising("step_begin", ZeroDivisionError(), at=7, name="stops"))
     assert fit(tmp_path / "stopped") == whole
     assert len(whole) == 8
+
+
+def test_backend_that_has_let_go_keeps_the_state_of_its_last_flush() -> None:
+    class Lets(Memory):
+        closed = False
+
+        def close(self, result: Any) -> None:
+            self.closed = True
+
+        def state_dict(self) -> dict[str, Any]:
+            if self.closed:
+                raise ValueError("I/O operation on closed file")
+            return {"written": sum(map(len, values(self)))}
+
+    log = LogTo(Lets())
+    make_learner(log, log_index()).fit(batches(3), epochs=1)
+    assert log.state_dict()["backends"]["lets"] == {"written": 3}

@@ -72,6 +72,8 @@ RING_POINTS = 50_000
 """Points in the changes that are kept for clients that come back; names count as well, and each change as one more."""
 MOST_FILES = 50_000
 """Files that are remembered of a run."""
+RUN = b'{"kind":"run",'
+"""With what a line begins with which a fit begins."""
 HOST = socket.gethostname()
 NOTHING = Series()
 
@@ -319,7 +321,7 @@ class Store:
         except OSError:
             return False
         try:
-            return os.pread(file, 16, 0) == b'{"kind": "run", '
+            return os.pread(file, len(RUN), 0) == RUN
         except OSError:
             return False
         finally:
@@ -698,7 +700,7 @@ def _line_at(file: int, begin: int) -> bytes:
 
 def _last_begin(file: int, end: int) -> int:
     """Where the last line before a place is that begins a fit; 0 if none is found."""
-    mark = b'\n{"kind": "run", '
+    mark = b"\n" + RUN
     lowest = max(end - SEARCHED, 0)
     while end > lowest:
         begin = max(end - PIECE, lowest)

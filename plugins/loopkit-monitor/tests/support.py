@@ -29,7 +29,7 @@ class Writer:
             file.write(data if isinstance(data, bytes) else data.encode())
 
     def line(self, **content):
-        self.raw(json.dumps(content) + "\n")
+        self.raw(json.dumps(content, separators=(",", ":")) + "\n")
 
     def begin(self, **about):
         self.line(kind="run", host=socket.gethostname(), pid=os.getpid(), time=round(time.time(), 3), **about)

@@ -239,7 +239,7 @@ def test_a_run_alone_can_be_the_root(store, writer):
 def test_other_files_of_json_are_no_runs_unless_they_begin_as_one(store, writer):
     writer.values(1)
     (writer.path.parent / "data.jsonl").write_text('{"text": "a"}\n')
-    (writer.path.parent / "mine.jsonl").write_text('{"kind": "run", "time": 1}\n')
+    (writer.path.parent / "mine.jsonl").write_text('{"kind":"run","time":1}\n')
     scan(store)
     assert sorted(store.runs) == ["a", "a/mine"]
 
