@@ -7,9 +7,9 @@ import signal
 import time
 import warnings
 import weakref
-from _thread import get_ident
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
+from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 

@@ -49,7 +49,7 @@ Scalar = float | Tensor
 CHANNELS = (1, 3, 4)
 COLOR_TYPES = {1: 0, 3: 2, 4: 6}
 """What PNG calls so many channels of a pixel."""
-_is_on_host = attrgetter("is_cpu")
+_is_cpu = attrgetter("is_cpu")
 _modes_are_on = torch._C._len_torch_function_stack
 
 
@@ -474,7 +474,7 @@ def all_loggable(values: Mapping[str, Any]) -> dict[str, Any]:
         raise LogError(f"learner.log_values: {describe(values)} is no mapping: give names and values") from None
     kinds = {*map(type, values.values())}
     if kinds == {Tensor} and {*map(type, values)} == {str} and "" not in values:
-        if all(map(_is_on_host, values.values())):
+        if all(map(_is_cpu, values.values())):
             with suppress(RuntimeError):  # one is no scalar
                 read = dict(zip(values, map(Tensor.item, values.values()), strict=True))
                 if {*map(type, read.values())} == {float}:

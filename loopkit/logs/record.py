@@ -62,12 +62,16 @@ class Group:
         self.kinds: set[type] = set()
         """The types of the values."""
 
+    def find_kinds(self) -> None:
+        """Look at the values, which have changed."""
+        self.kinds = set(map(type, self.values.values()))
+
     def __iter__(self) -> Iterator[Record]:
         return unpacked((None, self.values, self.place, self.time))
 
 
 class Records(Sequence[Record]):
-    """Records in the order in which they were logged; ``groups`` has the same in groups, which are faster to read.
+    """Records in the order in which they were logged; ``groups`` has them together, which is faster to read.
 
     Args:
         packed: What was logged.
@@ -84,7 +88,7 @@ class Records(Sequence[Record]):
                 at, begun, over, values = place, time, time + 0.001, dict(more)
                 self.groups.append(Group(place, time, values))
         for group in self.groups:
-            group.kinds = set(map(type, group.values.values()))
+            group.find_kinds()
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> Records:

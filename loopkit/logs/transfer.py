@@ -51,6 +51,7 @@ class Transfer:
         for places, values in self._sent:
             for (group, name), value in zip(places, values.tolist(), strict=True):
                 group.values[name] = value
-        for group in {id(group): group for places, _ in self._sent for group, _ in places}.values():
-            group.kinds = set(map(type, group.values.values()))
+        if self._sent:
+            for group in self._records.groups:
+                group.find_kinds()
         return self._records

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -239,6 +240,21 @@ def test_place_of_a_record_is_that_of_its_moment(evaluates_at: str | None, accum
     learner.load_state_dict(saved)
     look(learner)
     assert len(seen) > 20
+
+
+def test_place_that_another_thread_has_looked_up_is_not_kept() -> None:
+    """The engine may have moved on when it would be."""
+    listener, kept = Listener(), []
+
+    def act(learner: Learner, **given: Any) -> None:
+        thread = threading.Thread(target=learner.log, args=("x", 1.0))
+        thread.start()
+        thread.join(60)
+        kept.append(learner._logged_at)
+
+    make_learner(listener, on("step_begin", act)).fit(batches(2), epochs=1)
+    assert kept == [None, None]
+    assert [record.step for record in listener.records] == [1, 2]
 
 
 def test_record_after_an_error_is_of_no_phase() -> None:

@@ -30,6 +30,23 @@ def ids(loader):
     return [batch["input_ids"][:, 1].tolist() for batch in loader]
 
 
+def assert_goes_on_anywhere(make, expected):
+    """A loader whose state was saved after any batch goes on with the next one in another loader."""
+    for count in range(len(expected)):
+        loader, seen = make(), []
+        while len(seen) < count:
+            for batch in loader:
+                seen.append(batch)
+                if len(seen) == count:
+                    break
+        again = make()
+        again.load_state_dict(loader.state_dict())
+        rest = ids(again)
+        while len(rest) < len(expected) - count:
+            rest += ids(again)
+        assert rest == expected[count:]
+
+
 def test_the_samples_come_in_the_order_of_a_tensor_loader():
     loader = DatasetLoader(table(), batch_size=4, shuffle=True, seed=3)
     plain = TensorLoader(torch.arange(10), batch_size=4, shuffle=True, seed=3)
@@ -52,19 +69,7 @@ def test_each_position_is_gone_on_from(drop_last):
 
     whole = make()
     expected = ids(whole) + ids(whole)
-    for count in range(len(expected)):
-        loader, seen = make(), []
-        while len(seen) < count:
-            for batch in loader:
-                seen.append(batch)
-                if len(seen) == count:
-                    break
-        again = make()
-        again.load_state_dict(loader.state_dict())
-        rest = ids(again)
-        while len(rest) < len(expected) - count:
-            rest += ids(again)
-        assert rest == expected[count:]
+    assert_goes_on_anywhere(make, expected)
 
 
 @pytest.mark.parametrize("tail", ["uneven", "pad", "drop"])
@@ -115,19 +120,7 @@ def test_a_stream_goes_on_from_each_position(shuffled, replay):
     expected = ids(whole) + ids(whole)
     assert len(expected) == 8
     assert (expected[:4] == expected[4:]) is not shuffled
-    for count in range(len(expected)):
-        loader, seen = make(), []
-        while len(seen) < count:
-            for batch in loader:
-                seen.append(batch)
-                if len(seen) == count:
-                    break
-        again = make()
-        again.load_state_dict(loader.state_dict())
-        rest = ids(again)
-        while len(rest) < len(expected) - count:
-            rest += ids(again)
-        assert rest == expected[count:]
+    assert_goes_on_anywhere(make, expected)
 
 
 def test_a_stream_goes_on_where_a_pass_was_left():
