@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 
 import pytest
+import torch
 from helpers import batches, make_learner, on
 
 from loopkit.logs import Backend, Record, Records, Text
+from loopkit.logs.transfer import Transfer
 from loopkit.plugins import LogTo
 
 BEGIN = 1_700_000_000.0
@@ -28,6 +30,21 @@ def test_record_of_another_place_or_time_is_in_another_group(other: dict[str, ob
     (first,) = records(0)
     given = [first, first._replace(**other), first]
     assert [list(group) for group in Records.of(given).groups] == [[each] for each in given]
+
+
+@pytest.mark.parametrize("later", [0.002, -0.002])
+def test_record_of_another_name_and_time_is_in_another_group(later: float) -> None:
+    given = records(0, later)
+    assert [list(group) for group in Records.of(given).groups] == [[each] for each in given]
+
+
+def test_group_whose_tensors_have_arrived_has_floats_alone() -> None:
+    at = ("", 0, 0, 0)
+    made = Records([("a", torch.tensor(0.1), at, BEGIN), ("b", 2.0, at, BEGIN), ("c", torch.tensor(3), at, BEGIN)])
+    read = Transfer(made).records()
+    (group,) = read.groups
+    assert group.values == {"a": torch.tensor(0.1).item(), "b": 2.0, "c": 3.0}
+    assert group.kinds == read.kinds == {float}
 
 
 def test_name_that_comes_again_begins_a_group() -> None:
