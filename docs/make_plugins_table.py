@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from loopkit import plugins
-from loopkit.dispatch import plugin_name
+from loopkit.engine.refusals import plugin_name
 from loopkit.hooks import PROJECT, HookOptions, hooks
 from loopkit.schedules import constant
 

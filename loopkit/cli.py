@@ -121,7 +121,7 @@ def _unknown(word: str, own: Collection[str]) -> LoopkitError:
     from loopkit.discovery import SUBCOMMANDS
     from loopkit.installed import COMMANDS as GROUP
     from loopkit.installed import installed
-    from loopkit.order import nearest
+    from loopkit.words import nearest
 
     known = [*own, *SUBCOMMANDS, *(each.name for each in installed().of(GROUP))]
     return LoopkitError(f"there is no command {word!r:.80}{nearest(word, known)}: `loopkit --help` lists them")

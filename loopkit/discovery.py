@@ -97,8 +97,8 @@ def about_value(plugin: Any) -> str:
         >>> about_value(ClipGradNorm)
         'clip:update_begin'
     """
-    from loopkit.dispatch import provided
     from loopkit.hooks import implemented
+    from loopkit.plugin import provided
 
     hooks = implemented(plugin)
     if not hooks:
@@ -370,7 +370,7 @@ def _misspelt(word: str, entry_points: Sequence[EntryPoint]) -> str:
 
 def _nearest(name: str, entry_points: Iterable[EntryPoint]) -> str:
     from loopkit.events import snake_case
-    from loopkit.order import nearest
+    from loopkit.words import nearest
 
     words = [word for each in entry_points for word in (each.name, each.full_name)]
     distribution, colon, short = name.rpartition(":")
@@ -415,7 +415,7 @@ def _check_options(entry_point: EntryPoint, factory: Callable[..., Any], options
         signature = inspect.signature(factory)
     except (TypeError, ValueError):
         return  # one in C: it will say so itself
-    from loopkit.order import nearest
+    from loopkit.words import nearest
 
     kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
     by_name = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 __all__ = [
     "Cancel",
     "CancelEpoch",
@@ -29,6 +31,8 @@ __all__ = [
     "StepResultError",
     "StepStateError",
     "WorldError",
+    "rank",
+    "strongest",
 ]
 
 
@@ -145,3 +149,18 @@ class CancelEpoch(Cancel):
 
 class CancelFit(Cancel):
     """End the fit: ``step_cancelled``, ``epoch_end``, ``phase_end``, ``fit_end``; no error."""
+
+
+def rank(error: BaseException) -> int:
+    """What goes on where two meet: an interrupt or exit, else an error, else the stronger cancel."""
+    kinds = (CancelStep, CancelEpoch, CancelFit, Exception, BaseException)
+    return next(rank for rank, kind in enumerate(kinds) if isinstance(error, kind))
+
+
+def strongest(cancels: Sequence[Cancel]) -> Cancel:
+    """The cancel that ends the most; the first of its kind."""
+    for kind in (CancelFit, CancelEpoch):
+        for cancel in cancels:
+            if isinstance(cancel, kind):
+                return cancel
+    return cancels[0]

@@ -72,7 +72,7 @@ class Event:
 
     hook: ClassVar[str]
     """The hook's name, made from the class's."""
-    arguments: ClassVar[tuple[str, ...]] = ("learner", "phase", "step")
+    arguments: ClassVar[tuple[str, ...]] = ("learner", "phase", "epoch", "step")
     """What the hook's implementations can take, by name."""
     by_hook: ClassVar[dict[str, type[Event]]] = {}
     """Every event by its hook's name, in the order of definition."""
@@ -103,7 +103,7 @@ class FitBegin(Event):
 class EpochBegin(Event):
     """A pass of a phase over its data starts. The contexts of the epoch are entered, the mode is set."""
 
-    arguments = ("learner", "phase")
+    arguments = ("learner", "phase", "epoch")
 
 
 class StepBegin(Event):
@@ -149,13 +149,13 @@ class StepCancelled(Event):
 class EpochEnd(Event):
     """The pass is over, complete, stopped or cancelled (not after an error). Contexts are still entered."""
 
-    arguments = ("learner", "phase")
+    arguments = ("learner", "phase", "epoch")
 
 
 class PhaseEnd(Event):
     """All contexts are left: raw weights and modes are back, ``learner.metrics`` holds this pass's values."""
 
-    arguments = ("learner", "phase")
+    arguments = ("learner", "phase", "epoch")
 
 
 class SignalBegin(Event):

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from loopkit.order import nearest
+from loopkit.words import nearest
 
 __all__ = ["auto_fused", "covers", "matches", "named_modules", "named_parameters", "nothing_matches", "param_groups"]
 

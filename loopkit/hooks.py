@@ -21,10 +21,11 @@ from loopkit.errors import PluginError
 from loopkit.events import Event
 
 if TYPE_CHECKING:
+    from loopkit.engine.epoch import Epoch
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.logs.record import Record
     from loopkit.phases import Phase
-    from loopkit.step import Step
 
 __all__ = ["PROJECT", "PROVIDES", "STATES", "Declaration", "Hook", "Target", "hookimpl", "hooks", "implemented"]
 
@@ -48,6 +49,9 @@ STATES = {
     "metrics": "learner.metrics, as metrics.<phase>/<metric>",
     "progress": "learner.progress",
     "rng": "the random generators",
+    "data": "what the loaders yield next",
+    "trainable": "which parameters require grad; trainable.<pattern> are those that a pattern covers",
+    "weights": "what stands in the place of the models' own weights; weights.<phase> in the epochs of a phase",
 }
 """The names of state that ``reads``, ``updates``, ``writes`` and ``owns`` can hold; each covers all under it."""
 
@@ -90,13 +94,15 @@ class Target:
 class Hooks:
     """The contexts, verbs and transforms, and the event of no phase, as pluggy reads them."""
 
-    def epoch_context(self, learner: Learner, phase: Phase) -> AbstractContextManager[Any] | None:
+    def epoch_context(self, learner: Learner, phase: Phase, epoch: Epoch) -> AbstractContextManager[Any] | None:
         """A fresh context manager around one pass of a phase, entered before ``epoch_begin``, or None.
 
         It is left after ``epoch_end`` and before ``phase_end``, whatever was raised inside.
         """
 
-    def step_context(self, learner: Learner, phase: Phase, step: Step) -> AbstractContextManager[Any] | None:
+    def step_context(
+        self, learner: Learner, phase: Phase, epoch: Epoch, step: Step
+    ) -> AbstractContextManager[Any] | None:
         """A fresh context manager around the phase's ``step``, entered after ``step_begin``, or None.
 
         It is left before ``step_end``, whatever was raised inside.
@@ -106,6 +112,7 @@ class Hooks:
         self,
         learner: Learner,
         phase: Phase,
+        epoch: Epoch,
         step: Step,
         optimizer: torch.optim.Optimizer,
         closure: Callable[[], Any] | None,

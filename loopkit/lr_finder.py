@@ -20,13 +20,13 @@ from loopkit.data import Loader
 from loopkit.errors import NonFiniteError, PhaseError, PhaseInputError, ReentrancyError, WorldError
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
-from loopkit.order import nearest
+from loopkit.words import nearest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from loopkit.engine.step import Step
     from loopkit.phases import Phase
-    from loopkit.step import Step
 
 __all__ = ["LRFinder", "LRFinderResult"]
 
@@ -195,7 +195,7 @@ class LRFinder:
         loss_fn, phases, phase, plugins = copy.deepcopy(
             (learner.loss_fn, learner._given_phases, phase, list(kept.values())), memo
         )
-        chains = [[word for word in chain if word in known] for chain in learner._registry.chains]
+        chains = [[word for word in chain if word in known] for chain in learner._core.registry.chains]
         made = Learner(
             models if isinstance(learner.model, Mapping) else models["model"],
             loss_fn,

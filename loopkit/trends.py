@@ -19,7 +19,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from loopkit.criteria import Mode
-from loopkit.order import nearest
+from loopkit.words import nearest
 
 __all__ = ["all_of", "any_of", "converged", "improving", "series", "slope", "stalled"]
 

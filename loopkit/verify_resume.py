@@ -25,8 +25,8 @@ from loopkit.checkpoint.tensors import pack
 from loopkit.errors import LoopkitError
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
-from loopkit.order import nearest
 from loopkit.plugins.checkpoint import Checkpoint
+from loopkit.words import nearest
 
 if TYPE_CHECKING:
     from loopkit.phases import Phase

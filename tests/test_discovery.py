@@ -480,13 +480,13 @@ def test_learner_takes_names_and_mappings(counter):
 
 def test_learner_takes_one_mapping_of_all(counter):
     options = {"a_counter": {"start": 1}, "grad_norm": None}
-    learner = loopkit.Learner(loopkit.step.torch.nn.Linear(1, 1), plugins=options, standard=False)
+    learner = loopkit.Learner(loopkit.engine.step.torch.nn.Linear(1, 1), plugins=options, standard=False)
     assert list(learner.plugins) == ["counter", "grad_norm"]
 
 
 def test_learner_refuses_a_string_of_plugins():
     with pytest.raises(PluginError, match=r"plugins is 'grad_norm': give a list, plugins=\[\.\.\.\]"):
-        loopkit.Learner(loopkit.step.torch.nn.Linear(1, 1), plugins="grad_norm")
+        loopkit.Learner(loopkit.engine.step.torch.nn.Linear(1, 1), plugins="grad_norm")
 
 
 def test_plugins_are_added_all_or_none(counter):

@@ -24,7 +24,7 @@ from helpers import on
 
 from loopkit import Event, Learner
 from loopkit.hooks import PROVIDES, STATES, Hook, hooks
-from loopkit.step import Step
+from loopkit.engine.step import Step
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -13,7 +13,8 @@ from torch import nn
 
 from loopkit import Learner, hookimpl
 from loopkit.errors import OrderError
-from loopkit.order import Entry, arrange, nearest, overlaps
+from loopkit.engine.order import Entry, arrange, overlaps
+from loopkit.words import nearest
 
 
 def names(entries, chains=()):

@@ -22,9 +22,9 @@ from loopkit.checkpoint.encoding import decode, dumps, encode, loads
 from loopkit.checkpoint.storage import Manifest
 from loopkit.checkpoint.structure import Structure, plain, structure
 from loopkit.checkpoint.tensors import Buffer, check, pack, unpack
-from loopkit.dispatch import add_note
+from loopkit.engine.state import apply
 from loopkit.errors import CheckpointError, CorruptCheckpointError, LoopkitError, StateError
-from loopkit.state import apply
+from loopkit.notes import add_note
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner

@@ -29,7 +29,7 @@ from loopkit.checkpoint import strict_json
 from loopkit.checkpoint.processes import Process, identity
 from loopkit.checkpoint.structure import plain
 from loopkit.errors import CheckpointError, CorruptCheckpointError, FormatVersionError, StateError
-from loopkit.order import nearest
+from loopkit.words import nearest
 
 __all__ = [
     "FORMAT",

@@ -21,9 +21,9 @@ from torch.nn.parameter import is_lazy
 
 from loopkit.config.lines import Place
 from loopkit.discovery import bound
-from loopkit.dispatch import locate
 from loopkit.errors import ConfigError
-from loopkit.order import nearest
+from loopkit.notes import locate
+from loopkit.words import nearest
 
 __all__ = [
     "Caller",

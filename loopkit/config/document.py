@@ -19,12 +19,12 @@ from loopkit.config.calls import Caller, Report, article, dotted
 from loopkit.config.lines import Place, line_numbers
 from loopkit.config.record import SaveConfig
 from loopkit.config.schema import TABLES, check_structure
-from loopkit.dispatch import locate
 from loopkit.errors import ConfigError, PluginError
 from loopkit.learner import Learner
-from loopkit.order import nearest
+from loopkit.notes import locate
 from loopkit.reproducible import seed_everything
 from loopkit.result import FitResult
+from loopkit.words import nearest
 
 __all__ = ["Built", "Config", "dump", "load", "plain"]
 

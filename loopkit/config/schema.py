@@ -8,7 +8,7 @@ from typing import Any
 
 from loopkit.config.calls import Report, article
 from loopkit.config.lines import Place
-from loopkit.order import nearest
+from loopkit.words import nearest
 
 __all__ = ["FIT", "LEARNER", "TABLES", "check_structure"]
 

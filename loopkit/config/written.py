@@ -19,7 +19,7 @@ from loopkit.config.record import SaveConfig
 from loopkit.config.schema import LIMITS, PARTS, TABLES, check_structure
 from loopkit.errors import ConfigError
 from loopkit.learner import Learner, _no_loss_fn
-from loopkit.order import nearest
+from loopkit.words import nearest
 
 __all__ = ["tables_of"]
 
@@ -47,7 +47,6 @@ def tables_of(
         "phases": learner._given_phases and "phases of your own",
         "model": isinstance(learner.model, Mapping) and "several models",
         "optimizer": isinstance(learner.optimizer, Mapping) and "several optimizers",
-        "instrument": learner._registry.instrument and "an instrument",
     }.items():
         if problem:
             writer.problems.append(f"{name}: a configuration has no place for {problem}: keep the script")
@@ -83,7 +82,7 @@ def _error(problems: list[str]) -> ConfigError:
 
 
 def _settings(learner: Learner, seed: int | None) -> dict[str, Any]:
-    chains = [list(chain) for chain in learner._registry.chains]
+    chains = [list(chain) for chain in learner._core.registry.chains]
     left_out = [plugin.name for plugin in learner._standard if plugin.name not in learner.plugins]
     settings: dict[str, tuple[Any, Any]] = {
         "seed": (None, seed),

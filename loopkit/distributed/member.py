@@ -22,10 +22,10 @@ from loopkit.errors import PeerError, PluginError, WorldError
 from loopkit.hooks import hookimpl
 
 if TYPE_CHECKING:
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
-    from loopkit.step import Step
 
 __all__ = ["Member"]
 
@@ -106,11 +106,9 @@ class Member:
         """Take this process's part of the data."""
         epoch = learner.progress.epochs
         if self.world.size == 1 or not self._shard:
-            set_epoch(data, epoch)
             return data
         tail = "uneven" if self._tail == "drop" and not phase.training else self._tail  # no sample goes unevaluated
         part, said = shard(data, self.world.rank, self.world.size, tail, seed=self._seed, epoch=epoch)
-        set_epoch(part, epoch)
         if said and said not in self._said and self.world.rank == 0:
             print(f"loopkit: phase {phase.name!r}: {said}", file=sys.stderr)
         self._said.add(said)
@@ -138,13 +136,14 @@ class Member:
     @contextmanager
     def epoch_context(self, learner: Learner, phase: Phase) -> Iterator[None]:
         """Say which process failed, where this one only sees that nothing comes from it."""
+        if (running := learner.running) is not None and running.data is not None:
+            set_epoch(running.data, learner.progress.epochs)
         if self.world.size == 1:
             yield
             return
         alone = self._watch is None
         watch = self._watch or self._start_watch(learner)
         outer = self._counters()
-        running = learner.running
         self._counted = 0 if running is None else running.steps
         self._left = self._every = self._paces.get(phase.name, FEWEST)
         self._since = time.monotonic()

@@ -18,8 +18,8 @@ from loopkit.eject.parts import write
 from loopkit.errors import LoopkitError
 from loopkit.events import UpdateBegin
 from loopkit.learner import Learner, _check_limits, _no_loss_fn
-from loopkit.order import nearest
 from loopkit.phases import Phase, PredictionPhase, TrainingPhase, ValidationPhase
+from loopkit.words import nearest
 
 __all__ = ["EjectError", "eject", "eject_config"]
 
@@ -167,7 +167,7 @@ def drafted(learner: Learner, fit: Mapping[str, Any], val: bool | None) -> Draft
     _look_at(draft)
     if draft.problems and not _is_standard(draft):
         return draft
-    places = learner._registry.plan(learner.phases["train"]).order[UpdateBegin.hook]
+    places = learner._core.registry.plan(learner.phases["train"]).order[UpdateBegin.hook]
     order = [placed.entry.plugin for placed in places]
     names = [*order, *(name for name in learner.plugins if name not in order)]  # gradients are changed in this order
     for name in names:

@@ -15,12 +15,12 @@ from torch.nn.modules.batchnorm import _NormBase
 from loopkit import criteria
 from loopkit import metrics as own_metrics
 from loopkit.config.record import SaveConfig
-from loopkit.dispatch import declared, unwrapped
 from loopkit.eject.code import NoWrittenForm, call_of, identifier, literal, name_of, number, quoted
 from loopkit.eject.draft import TAB, Accumulator, Draft
 from loopkit.eject.formulas import formula
 from loopkit.groups import covers, named_modules
 from loopkit.hooks import implemented
+from loopkit.plugin import declared, unwrapped
 from loopkit.plugins import (
     ChannelsLast,
     Checkpoint,

@@ -9,7 +9,7 @@ from typing import Any
 
 from loopkit.errors import LogError
 from loopkit.logs.record import Record
-from loopkit.order import nearest
+from loopkit.words import nearest
 
 __all__ = ["Log", "read_log"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from loopkit.dispatch import plugin_name
+from loopkit.engine.refusals import plugin_name
 from loopkit.plugins.average_parameters import AverageParameters
 from loopkit.plugins.call_on import call_on
 from loopkit.plugins.channels_last import ChannelsLast

@@ -24,10 +24,10 @@ from loopkit.errors import PluginError, WorldError
 from loopkit.hooks import hookimpl
 
 if TYPE_CHECKING:
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
-    from loopkit.step import Step
 
 __all__ = ["AverageParameters", "Collective", "ThroughHost"]
 

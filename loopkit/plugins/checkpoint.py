@@ -31,7 +31,7 @@ from loopkit.errors import (
     StateError,
 )
 from loopkit.hooks import hookimpl
-from loopkit.order import nearest
+from loopkit.words import nearest
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner

@@ -17,9 +17,9 @@ from loopkit.hooks import hookimpl
 from loopkit.phases import TrainingPhase
 
 if TYPE_CHECKING:
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-    from loopkit.step import Step
 
 __all__ = ["DDP"]
 
@@ -240,7 +240,10 @@ class DDP(Member):
         assert learner.running is not None
         for window in learner.running.windows:
             weight = window.total + step.weight if window.weighted and window.count else step.weight
-            window.settle(step, self._share(weight, step.loss.device) if self.weighted else 1.0)
+            share = self._share(weight, step.loss.device) if self.weighted else 1.0
+            factor = window.settle(step, step.weight, share)
+            if isinstance(factor, Tensor) or factor != 1.0:
+                step.seed = step.seed * factor
 
     @hookimpl
     def backward_end(self, learner: Learner, phase: Phase, step: Step) -> None:
@@ -299,7 +302,8 @@ class DDP(Member):
                 grads.append(p.grad)
         if self.weighted and grads:
             assert learner.running is not None
-            share = self._share(learner.running.window(step.optimizer_name).weight, grads[0].device)
+            window = learner.running.window(step.optimizer_name)
+            share = self._share(window.total if window.weighted else window.last.weight, grads[0].device)
             torch._foreach_mul_(grads, share.to(grads[0].dtype))
         average(grads[::-1], self.world.size, bucket_bytes=self._bucket_bytes, dtype=COMPRESSION[self._compression])
 

@@ -13,7 +13,7 @@ from loopkit.criteria import Criterion, Mode, NumberSinceBest, is_better
 from loopkit.distributed import sharded
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
-from loopkit.order import nearest
+from loopkit.words import nearest
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner

@@ -15,9 +15,9 @@ from loopkit.hooks import hookimpl
 from loopkit.plugins.late import read
 
 if TYPE_CHECKING:
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-    from loopkit.step import Step
 
 __all__ = ["ClipGradNorm", "ClipGradValue", "GradNoise", "GradNorm"]
 

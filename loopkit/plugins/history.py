@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from loopkit.hooks import hookimpl
-from loopkit.order import nearest
 from loopkit.plugins.late import read
+from loopkit.words import nearest
 
 if TYPE_CHECKING:
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
-    from loopkit.step import Step
 
 __all__ = ["History"]
 

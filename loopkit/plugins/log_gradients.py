@@ -14,8 +14,8 @@ from loopkit.hooks import hookimpl
 from loopkit.plugins.gradients import alike, total_norm
 
 if TYPE_CHECKING:
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
-    from loopkit.step import Step
 
 __all__ = ["LogGradients"]
 

@@ -19,14 +19,14 @@ from loopkit.batches import describe, first_tensor
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 from loopkit.logs.kinds import CHANNELS, Image, Table
-from loopkit.order import nearest
 from loopkit.plugins.log_gradients import check_count
+from loopkit.words import nearest
 
 if TYPE_CHECKING:
-    from loopkit.epoch import Epoch
+    from loopkit.engine.epoch import Epoch
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-    from loopkit.step import Step
 
 __all__ = ["LogPredictions"]
 

@@ -23,8 +23,8 @@ from loopkit.logs.kinds import Value
 from loopkit.logs.masking import masked_config
 from loopkit.logs.record import Records
 from loopkit.logs.transfer import Transfer
-from loopkit.order import nearest
 from loopkit.plugins.log_hyperparameters import made_with
+from loopkit.words import nearest
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner

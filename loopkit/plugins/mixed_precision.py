@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from loopkit.errors import PhaseError, PluginError
 from loopkit.hooks import hookimpl
-from loopkit.order import nearest
+from loopkit.words import nearest
 
 if TYPE_CHECKING:
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-    from loopkit.step import Step
 
 __all__ = ["MixedPrecision"]
 

@@ -20,14 +20,14 @@ from loopkit import schedules
 from loopkit.errors import PluginError
 from loopkit.groups import matches, named_modules, nothing_matches
 from loopkit.hooks import hookimpl
-from loopkit.order import nearest
 from loopkit.schedules import OfLength, resolve
+from loopkit.words import nearest
 
 if TYPE_CHECKING:
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
-    from loopkit.step import Step
 
 __all__ = ["Plateau", "Schedule", "TorchSchedule"]
 

@@ -18,15 +18,14 @@ from loopkit.distributed import sharded
 from loopkit.distributed.votes import must_agree
 from loopkit.errors import CancelStep, NonFiniteError, PluginError
 from loopkit.hooks import hookimpl
-from loopkit.order import nearest
 from loopkit.plugins.buffers import Buffers, cells
 from loopkit.plugins.late import LateValues
-from loopkit.state import raw_weights
+from loopkit.words import nearest
 
 if TYPE_CHECKING:
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-    from loopkit.step import Step
 
 __all__ = ["StopOnNonFinite"]
 
@@ -400,7 +399,7 @@ def _first_bad(learner: Learner, gradients: bool = True) -> tuple[str, float]:
 
 
 def _take_snapshot(learner: Learner) -> dict[str, Any]:
-    with raw_weights(learner):  # and sharded, where they are whole for the time of a step
+    with learner.weights.own():  # and sharded, where they are whole for the time of a step
         return {
             "at": learner.progress.updates,
             "params": [p.detach().clone() for model in learner.models.values() for p in model.parameters()],
@@ -413,7 +412,7 @@ def _take_snapshot(learner: Learner) -> dict[str, Any]:
 
 
 def _put_back(learner: Learner, snapshot: dict[str, Any]) -> None:
-    with raw_weights(learner):
+    with learner.weights.own():
         params = [p for model in learner.models.values() for p in model.parameters()]
         for p, saved in zip(params, snapshot["params"], strict=True):
             p.detach().copy_(sharded.like(saved, p))

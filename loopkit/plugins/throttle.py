@@ -8,9 +8,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from loopkit.dispatch import plugin_name, unwrapped
+from loopkit.engine.refusals import plugin_name
 from loopkit.errors import PluginError
 from loopkit.hooks import PROJECT, hooks
+from loopkit.plugin import unwrapped
 
 __all__ = ["throttle"]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
-from loopkit.order import nearest
+from loopkit.words import nearest
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner

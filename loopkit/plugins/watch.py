@@ -15,17 +15,17 @@ from loopkit.batches import describe, first_tensor
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 from loopkit.metrics import Mean
-from loopkit.order import nearest
 from loopkit.plugins.late import read
 from loopkit.plugins.merging import packed, to_host, unpacked
+from loopkit.words import nearest
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from loopkit.epoch import Epoch
+    from loopkit.engine.epoch import Epoch
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-    from loopkit.step import Step
 
 __all__ = ["Watch"]
 

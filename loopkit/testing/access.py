@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from loopkit.engine.order import EVERYTHING, Entry
+from loopkit.engine.step import Step
 from loopkit.learner import Learner
-from loopkit.order import EVERYTHING, Entry
-from loopkit.step import Step
 from loopkit.testing.bits import Bits, tensors_in
 
 __all__ = ["AccessWatch"]
@@ -71,7 +71,7 @@ class AccessWatch:
     @contextmanager
     def entered(self, hook: str) -> Iterator[None]:
         """Charge to this hook what happens inside."""
-        entries = [impl.entry for impl in self.learner._registry.implementations(hook)]
+        entries = [impl.entry for impl in self.learner._core.registry.implementations(hook)]
         self._hooks.append(hook)
         self._calls.append(next(entry for entry in entries if entry.plugin == self.plugin))
         try:

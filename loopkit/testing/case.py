@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from loopkit.dispatch import Instrument
+from loopkit.engine.registry import Instrument
 from loopkit.events import Event, StepCancelled, UpdateSkipped
 from loopkit.learner import Learner
 from loopkit.phases import Phase, PredictionPhase

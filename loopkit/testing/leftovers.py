@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from loopkit.dispatch import plugin_name
+from loopkit.engine.refusals import plugin_name
 from loopkit.learner import Learner
 
 __all__ = ["Calls", "Running", "environment", "left_behind", "open_files", "put_back", "settings"]

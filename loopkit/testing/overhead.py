@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from loopkit.dispatch import plugin_name
+from loopkit.engine.refusals import plugin_name
 from loopkit.testing.case import Case, alone
 from loopkit.testing.problems import Problem, tiny_problem
 

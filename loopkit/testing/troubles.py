@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from loopkit.engine.step import Step
 from loopkit.errors import CancelStep
 from loopkit.events import BackwardBegin, BackwardEnd, Event, UpdateBegin, UpdateEnd, UpdateSkipped
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
 from loopkit.phases import Phase
-from loopkit.step import Step
 
 __all__ = [
     "Adversarial",

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from loopkit.engine.step import Step
 from loopkit.hooks import hookimpl
 from loopkit.phases import Phase
-from loopkit.step import Step
 from loopkit.testing.case import Case, seed_all
 
 __all__ = ["bounded_memory", "learner_freed", "no_graph_kept"]

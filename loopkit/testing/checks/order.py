@@ -9,10 +9,11 @@ from itertools import zip_longest
 
 from torch import nn
 
-from loopkit.dispatch import declared, plugin_name, provided
+from loopkit.engine.refusals import plugin_name
 from loopkit.errors import StepStateError
 from loopkit.hooks import STATES, hooks
 from loopkit.learner import Learner
+from loopkit.plugin import declared, provided
 from loopkit.testing.access import AccessWatch
 from loopkit.testing.bits import difference, plain, weights
 from loopkit.testing.case import Case, seed_all
@@ -91,7 +92,7 @@ def no_undeclared_effect(case: Case) -> list[str]:
     plugins = case.plugins()
     name, log = plugin_name(plugins[0]), EventLog("~log")
     learner = case.bench([*plugins, log])
-    entries = [(hook, impl.entry) for hook in hooks() for impl in learner._registry.implementations(hook)]
+    entries = [(hook, impl.entry) for hook in hooks() for impl in learner._core.registry.implementations(hook)]
     changed = [s for _, e in entries if e.plugin == name for s in (*e.updates, *e.writes)]
     changed += declared(plugins[0], "owns", getattr(plugins[0], "owns", ()))
     if any(state.split(".")[0] in EFFECTS for state in changed) or any(

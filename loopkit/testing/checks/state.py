@@ -12,7 +12,7 @@ from typing import Any
 
 from loopkit.checkpoint import bundle
 from loopkit.checkpoint.diff import differences
-from loopkit.dispatch import plugin_name
+from loopkit.engine.refusals import plugin_name
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
 from loopkit.phases import Phase

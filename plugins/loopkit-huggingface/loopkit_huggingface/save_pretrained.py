@@ -18,7 +18,7 @@ from loopkit.batches import describe
 from loopkit.criteria import is_better
 from loopkit.distributed import sharded
 from loopkit.errors import PluginError
-from loopkit.order import nearest
+from loopkit.words import nearest
 
 __all__ = ["SavePretrained"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from loopkit.errors import PluginError
 from loopkit.events import snake_case
 from loopkit.hooks import hookimpl
-from loopkit.order import nearest
+from loopkit.words import nearest
 from loopkit.phases import PredictionPhase
 from loopkit_lightning.common import LIMITS, load, made, plain
 from loopkit_lightning.trainer import Module, Now, Trainer
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
-    from loopkit.step import Step
+    from loopkit.engine.step import Step
 
 __all__ = ["REFUSED", "SUPPORTED", "LightningCallback"]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from loopkit.errors import PluginError
 from loopkit.events import snake_case
 from loopkit.hooks import hookimpl
-from loopkit.order import nearest
+from loopkit.words import nearest
 from loopkit.progress import Progress
 from loopkit_lightning.common import LIMITS, Metrics, load, made, plain
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
-    from loopkit.step import Step
+    from loopkit.engine.step import Step
     from loopkit_lightning.engine import Groups, PhaseEngine
 
 __all__ = ["REFUSED", "SUPPORTED", "IgniteHandler"]

@@ -28,7 +28,7 @@ from loopkit_monitor.background import Background, running
 if TYPE_CHECKING:
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-    from loopkit.step import Step
+    from loopkit.engine.step import Step
 
 __all__ = ["Monitor", "Report"]
 

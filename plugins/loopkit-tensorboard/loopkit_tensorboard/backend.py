@@ -15,7 +15,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.graph_pb2 import GraphDef
 from tensorboardX.proto.summary_pb2 import Summary
 
-from loopkit.dispatch import shown
+from loopkit.notes import shown
 from loopkit.errors import LogError
 from loopkit.logs import (
     Audio,

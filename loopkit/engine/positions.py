@@ -28,8 +28,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from loopkit import generators
 from loopkit.data import Loader, LoaderError, ResumableBatchSampler, ResumableSampler, Shares
+from loopkit.engine import generators
+from loopkit.engine.sources import length_of
 from loopkit.errors import StateError
 from loopkit.kinds import ANY, COUNT, FLAG, MAPPING, Kind, is_plain, wrong
 
@@ -107,10 +108,10 @@ def facts(data: Any) -> dict[str, Any]:
     ``kind`` and ``class`` (names), ``length`` (batches), ``batch_size``, ``samples`` (of the dataset), ``workers``,
     ``processes`` (if they share the samples).
     """
-    found: dict[str, Any] = {"kind": _kind(data), "class": type(data).__name__, "length": _length(data)}
+    found: dict[str, Any] = {"kind": _kind(data), "class": type(data).__name__, "length": length_of(data)}
     if isinstance(data, DataLoader):
         found["batch_size"] = _batch_size(data)
-        found["samples"] = _length(data.dataset)
+        found["samples"] = length_of(data.dataset)
         found["workers"] = data.num_workers
         found["in_order"] = data.num_workers == 0 or getattr(data, "in_order", True)
     elif isinstance(data, Loader):
@@ -273,7 +274,7 @@ def pass_length(data: Any, saved: Mapping[str, Any]) -> int | None:
         if sampler is not None or data.position == saved["steps"]:
             return int(saved["steps"]) + shares.steps(used)
     if not saved["running"] or _kind(data) != SAMPLER or sampler is None:
-        return _length(data)
+        return length_of(data)
     left, size = sampler.samples - int(saved["state"]["position"]), _batch_size(data) or 1
     drops = bool(getattr(data.batch_sampler, "drop_last", False))
     return int(saved["steps"]) + (left // size if drops else -(-left // size))
@@ -311,13 +312,6 @@ def _kind(data: Any) -> str:
 
 def _name(data: Any) -> str:
     return type(data).__name__
-
-
-def _length(data: Any) -> int | None:
-    try:
-        return len(data)
-    except (TypeError, NotImplementedError):
-        return None
 
 
 def _sampler(data: Any) -> ResumableSampler | None:

@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from itertools import pairwise
 
 from loopkit.errors import OrderError
 from loopkit.hooks import STATES
 
-__all__ = ["Entry", "Placed", "arrange", "nearest", "overlaps"]
+__all__ = ["Entry", "Placed", "arrange", "overlaps"]
 
 EVERYTHING = "*"
 SAVER = "checkpoint"
@@ -80,12 +79,6 @@ def _both_match(one: str, other: str) -> bool:
         return False
     starts = a[0].startswith(b[0]) or b[0].startswith(a[0])
     return starts and (a[-1].endswith(b[-1]) or b[-1].endswith(a[-1]))
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` for a close spelling among ``known``, else an empty string."""
-    close = get_close_matches(word, sorted(set(known)), n=1, cutoff=0.75)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def arrange(entries: Sequence[Entry], chains: Sequence[Sequence[str]] = (), event: str = "event") -> list[Placed]:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from loopkit.errors import PhaseError, StateError
-
-if TYPE_CHECKING:
-    from loopkit.step import Step
 
 __all__ = ["Window"]
 
@@ -35,8 +32,8 @@ class Window:
         self.weighted = mean and size > 1
         self.count = 0
         """Steps in the window so far; 0 is closed."""
-        self.step: Step | None = None
-        """The last of these steps, until the window is closed."""
+        self.last: Any = None
+        """The last of these steps, until the window is closed; to the window it is any object."""
         self._even = True
         """Whether the weights so far are equal numbers, so that nothing is rescaled if the window gets full."""
         self.first: float | Tensor = 1.0
@@ -44,7 +41,7 @@ class Window:
         self._weight: float | Tensor = 1.0
         self._settled = False
         """Whether the gradients are those of the window as it will be, before its last backward."""
-        self._settling: tuple[Step, float | Tensor] | None = None
+        self._settling: tuple[Any, float | Tensor] | None = None
         """The step whose backward is the last one, and what the gradients before it are multiplied by."""
         self._clears_itself = type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
         self._sizes: list[int] = []
@@ -62,27 +59,26 @@ class Window:
         self._sizes = [len(group["params"]) for group in groups]
         self.params = [p for group in groups for p in group["params"]]
 
-    def seed(self, step: Step) -> float | Tensor:
-        """What backward of this step starts from."""
+    def seed(self, step: object, weight: float | Tensor) -> float | Tensor:
+        """What backward of a step of this weight starts from."""
         if not self.weighted:
             return 1.0
-        weight = step.weight
         if not isinstance(weight, Tensor) and not 0 < weight < math.inf:
-            raise PhaseError(f"step.weight is {weight!r} at step {step.index}: a weight is a positive, finite number")
+            raise PhaseError(f"step.weight is {weight!r}: a weight is a positive, finite number")
         if self.count == 0:
             return weight.ne(0).to(weight) / self.size if isinstance(weight, Tensor) else 1.0 / self.size
-        if self.step is step:
+        if self.last is step:
             weight = self._weight
         return weight / _divisor(self.first) / self.size
 
-    def enter(self, step: Step) -> None:
+    def enter(self, step: object, weight: float | Tensor) -> None:
         """Count a step, once however often it calls backward; the first one clears the gradients."""
         if self.count == 0:
             if [len(group["params"]) for group in self.optimizer.param_groups] != self._sizes:
                 self.refresh()
             self.clear()
-            self.first, self.total, self._even = step.weight, 0.0, True
-        elif self.step is step:
+            self.first, self.total, self._even = weight, 0.0, True
+        elif self.last is step:
             return
         if self._settling is not None and self._settling[0] is step:  # else that one was cancelled
             factor = self._settling[1]
@@ -90,38 +86,34 @@ class Window:
                 self._multiply(factor)
             self._settled, self._settling = True, None
         self.count += 1
-        self.step = step
-        step.had_backward = True
+        self.last = step
         if self.weighted:
-            self._weight = step.weight
-            self.total = self.total + step.weight
-            self._even = self._even and not isinstance(step.weight, Tensor) and step.weight == self.first
+            self._weight = weight
+            self.total = self.total + weight
+            self._even = self._even and not isinstance(weight, Tensor) and weight == self.first
 
-    @property
-    def weight(self) -> float | Tensor:
-        """The sum of the weights of its steps; of a window of one step, that step's."""
-        assert self.step is not None
-        return self.total if self.weighted else self.step.weight
-
-    def settle(self, step: Step, share: float | Tensor = 1.0) -> None:
+    def settle(self, step: object, weight: float | Tensor, share: float | Tensor = 1.0) -> float | Tensor:
         """Make the gradients those of the window before its last backward, the one of ``step``, which is about to run.
 
         For plugins whose sync is a part of that backward.
 
         Args:
-            step: Its ``seed`` is multiplied.
+            step: The step.
+            weight: Its weight.
             share: Multiplies the gradients, too.
+
+        Returns:
+            What the step's seed has to be multiplied by.
         """
         factor = share
         if self.weighted:
-            first = self.first if self.count else step.weight
-            even = not self.count or (self._even and not isinstance(step.weight, Tensor) and step.weight == first)
+            first = self.first if self.count else weight
+            even = not self.count or (self._even and not isinstance(weight, Tensor) and weight == first)
             if not even or self.count + 1 != self.size:
-                total = self.total + step.weight if self.count else step.weight
+                total = self.total + weight if self.count else weight
                 factor = factor * (self.size * _divisor(first) / _divisor(total))
         self._settling = step, factor
-        if isinstance(factor, Tensor) or factor != 1.0:
-            step.seed = step.seed * factor
+        return factor
 
     def rescale(self) -> None:
         """Make the gradients those of the window as it is."""
@@ -156,7 +148,7 @@ class Window:
             "grads": [p.grad for p in self.params],
         }
 
-    def reopen(self, step: Step, state: Mapping[str, Any]) -> None:
+    def reopen(self, step: object, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` returned, with ``step`` as the last of the window's steps.
 
         Raises:
@@ -171,14 +163,14 @@ class Window:
         self.clear()
         for p, grad in zip(self.params, state["grads"], strict=True):
             p.grad = None if grad is None else grad.to(p.device)
-        self.count, self.step = state["count"], step
+        self.count, self.last = state["count"], step
         self.first, self.total = state["first"], state["total"]
         self._weight, self._even = state["weight"], state["even"]
 
     def drop(self) -> None:
         """Close the window and clear its gradients."""
         self.count = 0
-        self.step = None
+        self.last = None
         self._settled = False
         self.clear()
 

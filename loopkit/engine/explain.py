@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from loopkit.engine.order import Entry, Placed, arrange
 from loopkit.hooks import hooks
-from loopkit.order import Entry, Placed, arrange
 
 if TYPE_CHECKING:
-    from loopkit.dispatch import Registry
+    from loopkit.engine.registry import Registry
     from loopkit.phases import Phase
 
 __all__ = ["Explanation", "Row"]

@@ -1,4 +1,4 @@
-"""Step: the state of one batch on its way through a phase, and the verbs that a phase calls on it."""
+"""Step: the state of one batch on its way through a phase, and what a phase calls on it; Frame: what it needs for it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ from loopkit.errors import EventError, LossError, PhaseError, StepStateError
 from loopkit.events import BackwardBegin, BackwardEnd, Event, UpdateBegin, UpdateEnd, UpdateSkipped
 
 if TYPE_CHECKING:
-    from loopkit.epoch import Epoch
-    from loopkit.window import Window
+    from loopkit.engine.epoch import Epoch
+    from loopkit.engine.logbook import Logbook
+    from loopkit.engine.plan import Fire
+    from loopkit.engine.window import Window
+    from loopkit.phases import Phase
+    from loopkit.progress import Progress
 
-__all__ = ["Step"]
+__all__ = ["Frame", "Step"]
 
 autocast_is_on = torch._C._is_any_autocast_enabled  # one call for all device types
 ones_like = torch.ones_like
@@ -26,6 +30,39 @@ run_backward = torch.autograd.Variable._execution_engine.run_backward
 """What ``Tensor.backward`` comes to: ``(tensors, gradients, keep_graph, create_graph, inputs, allow_unreachable,
 accumulate_grad)``. Its checks, made here once and more cheaply, are a tenth of a small step's time."""
 SET_BEFORE = {"inputs": "LossBegin", "targets": "LossBegin", "outputs": "LossBegin", "loss": "BackwardBegin"}
+
+
+class Frame:
+    """What the steps of an epoch need of it."""
+
+    epoch: Epoch
+    phase: Phase
+    fire: dict[type[Event], Fire | None]
+    """What calls the plugins, for every event that may come."""
+    optimizer_step: Callable[..., Any] | None
+    """What a plugin puts in the place of the optimizer's step."""
+    windows: tuple[Window, ...]
+    plain_backward: Window | None
+    """The only window, if nobody listens to a backward, and it is no more than clearing gradients and calling torch."""
+    plain_update: Window | None
+    """The same of an update."""
+    last_index: int
+    """Of the last step, where the length of the data is known; else -1."""
+    progress: Progress
+    logbook: Logbook
+
+    def window(self, name: str) -> Window:
+        """The window of an optimizer."""
+        for window in self.windows:
+            if window.name == name:
+                return window
+        names = ", ".join(repr(window.name) for window in self.windows)
+        raise PhaseError(f"no optimizer is called {name!r}; there are: {names or 'none'}")
+
+    def count_update(self) -> None:
+        """The parameters were updated."""
+        self.progress.updates += 1
+        self.logbook.place = None
 
 
 class Step:
@@ -61,8 +98,8 @@ class Step:
     skip_reason: str | None = None
     """Why the last update of this step was skipped; None if it was applied."""
 
-    def __init__(self, epoch: Epoch, index: int, batch: Any, samples: int) -> None:
-        self._epoch = epoch
+    def __init__(self, frame: Frame, index: int, batch: Any, samples: int) -> None:
+        self._frame = frame
         self.index = index
         self.batch = batch
         self.samples = self.weight = samples
@@ -72,7 +109,7 @@ class Step:
         def __getattr__(self, name: str) -> Any:
             if name.startswith("__"):
                 raise AttributeError(name)
-            phase = self._epoch.phase
+            phase = self._frame.phase
             if name in SET_BEFORE:
                 when = f"the phase sets it in its step, before {SET_BEFORE[name]}; listen to that event or a later one"
             elif name == "seed":
@@ -84,14 +121,24 @@ class Step:
             raise StepStateError(f"step.{name} is not set: {when} (phase {phase.name!r}, step {self.index})")
 
     @property
+    def epoch(self) -> Epoch:
+        """The epoch that it is a step of."""
+        return self._frame.epoch
+
+    @property
+    def store(self) -> dict[str, Any]:
+        """What the phase keeps for this epoch: saved with it, and handed back when it goes on."""
+        return self._frame.epoch.store(self._frame.phase)
+
+    @property
     def last(self) -> bool:
         """Whether ``len(data)`` says that this is the epoch's last step."""
-        return self.index == self._epoch.last_index
+        return self.index == self._frame.last_index
 
     @property
     def update_overdue(self) -> bool:
         """Whether a window is full although the phase had its chance to call `update`."""
-        return any(window.count >= window.size for window in self._epoch.windows)
+        return any(window.count >= window.size for window in self._frame.windows)
 
     def emit(self, event: type[Event]) -> None:
         """Fire an event: call the plugins that listen to it.
@@ -100,13 +147,13 @@ class Step:
             EventError: The phase does not list the event in ``emits``.
         """
         try:
-            fire = self._epoch.fire[event]
+            fire = self._frame.fire[event]
         except KeyError:
-            again = [known for known in self._epoch.fire if known.hook == event.hook]
+            again = [known for known in self._frame.fire if known.hook == event.hook]
             if again:  # the class was defined again, as by a notebook's cell that is run twice
                 self.emit(again[0])
                 return
-            phase = type(self._epoch.phase).__name__
+            phase = type(self._frame.phase).__name__
             raise EventError(
                 f"{phase}.step emits {event.__name__}, which {phase}.emits does not list: add it there, so that "
                 f"plugins which wait for it can be told whether it comes"
@@ -126,11 +173,12 @@ class Step:
         Raises:
             LossError: The loss is no tensor, no scalar, or does not require grad.
         """
-        window = self._epoch.plain_backward
+        window = self._frame.plain_backward
         if window is None or name is not None or not is_plain_scalar(loss) or autocast_is_on():
             self._backward(loss, name)
             return
-        window.enter(self)
+        window.enter(self, self.weight)
+        self.had_backward = True
         try:
             run_backward((loss,), (ones_like(loss),), False, False, (), True, True)
         except RuntimeError:
@@ -147,12 +195,12 @@ class Step:
             self._backward_from(loss, name)
 
     def _backward_from(self, loss: Tensor, name: str | None) -> None:
-        epoch = self._epoch
-        begin, end = epoch.fire[BackwardBegin], epoch.fire[BackwardEnd]
-        windows = epoch.windows if name is None else (epoch.window(name),)
+        frame = self._frame
+        begin, end = frame.fire[BackwardBegin], frame.fire[BackwardEnd]
+        windows = frame.windows if name is None else (frame.window(name),)
         if windows[0].weighted and isinstance(self.weight, Tensor):  # counts of tokens, say: as exact as the loss
             self.weight = self.weight.to(torch.promote_types(loss.dtype, torch.float32))
-        seed = self.seed = windows[0].seed(self)
+        seed = self.seed = windows[0].seed(self, self.weight)
         if len(windows) > 1 and windows[0].size > 1:
             self._check_shared_seed(windows)
         own = vars(self).get("loss")
@@ -161,7 +209,8 @@ class Step:
             begin(self)
             seed = self.seed
         for window in windows:
-            window.enter(self)
+            window.enter(self, self.weight)
+        self.had_backward = True
         gradient = seed.to(loss).reshape(loss.shape) if isinstance(seed, Tensor) else torch.full_like(loss, seed)
         inputs = () if name is None else tuple(p for p in windows[0].params if p.requires_grad)
         if is_plain_scalar(loss) and (inputs or name is None):
@@ -181,11 +230,11 @@ class Step:
             raise PhaseError("step.backward(loss) would add to windows that are out of step: give it a name")
 
     def _check_loss(self, loss: Any) -> None:
-        phase = self._epoch.phase
+        phase = self._frame.phase
         where = f"phase {phase.name!r}, step {self.index}"
         if not phase.training:
             raise PhaseError(f"step.backward in {where}: only a phase with training = True has it")
-        if not self._epoch.windows:
+        if not self._frame.windows:
             raise PhaseError(f"step.backward in {where}: the learner has no optimizer; give Learner(optimizer=...)")
         if not isinstance(loss, Tensor):
             raise LossError(f"the loss is {describe(loss)} {str(loss)[:40]} ({where}); it must be a scalar tensor")
@@ -208,15 +257,15 @@ class Step:
         Raises:
             PhaseError: There was no ``step.backward`` for this optimizer, or a closure meets accumulation.
         """
-        epoch = self._epoch
-        window = epoch.plain_update
+        frame = self._frame
+        window = frame.plain_update
         if closure is not None or autocast_is_on():
             self._update_without_autocast(name, closure)
         elif window is None or name is not None or not window.count:
             self._update_due(name)
         else:
             window.optimizer.step()
-            epoch.learner.count_update()
+            frame.count_update()
             window.drop()
 
     def _update_without_autocast(self, name: str | None, closure: Callable[[], Any] | None) -> None:
@@ -230,27 +279,26 @@ class Step:
             torch.clear_autocast_cache()  # else the next forward of this step would see the old weights
 
     def _update_due(self, name: str | None) -> None:
-        epoch = self._epoch
-        windows: Sequence[Window] = epoch.windows if name is None else (epoch.window(name),)
+        frame = self._frame
+        windows: Sequence[Window] = frame.windows if name is None else (frame.window(name),)
         opened = False
         for window in windows:
             if window.count:
                 opened = True
-                if window.count >= window.size or self.index == epoch.last_index:
+                if window.count >= window.size or self.index == frame.last_index:
                     self.apply(window)
         if not opened:
-            if not epoch.phase.training:
-                raise PhaseError(f"step.update in phase {epoch.phase.name!r}: only a phase with training = True has it")
+            if not frame.phase.training:
+                raise PhaseError(f"step.update in phase {frame.phase.name!r}: only a phase with training = True has it")
             raise PhaseError(
-                f"step.update before step.backward in phase {epoch.phase.name!r}, step {self.index}: "
+                f"step.update before step.backward in phase {frame.phase.name!r}, step {self.index}: "
                 f"call step.backward(loss), which takes the place of loss.backward(), first"
             )
 
     def apply(self, window: Window, closure: Callable[[], Any] | None = None) -> None:
         """Update the parameters of a window now (the engine's part of `update`)."""
-        epoch = self._epoch
-        plan, optimizer = epoch.plan, window.optimizer
-        begin, end, skipped = plan.fire[UpdateBegin], plan.fire[UpdateEnd], plan.fire[UpdateSkipped]
+        frame, optimizer = self._frame, window.optimizer
+        begin, end, skipped = frame.fire[UpdateBegin], frame.fire[UpdateEnd], frame.fire[UpdateSkipped]
         self.optimizer_name, self.optimizer, self.params = window.name, optimizer, window.params
         self.skip_reason = None
         if closure is not None:
@@ -261,12 +309,12 @@ class Step:
                 begin(self)
         if self.skip_reason is None:
             default = optimizer.step if closure is None else partial(optimizer.step, closure)
-            if plan.optimizer_step is None:
+            if frame.optimizer_step is None:
                 default()
             else:
-                plan.optimizer_step(self, optimizer, closure, default)
+                frame.optimizer_step(self, optimizer, closure, default)
         if self.skip_reason is None:
-            epoch.learner.count_update()
+            frame.count_update()
             if end is not None:
                 end(self)
         elif skipped is not None:
@@ -278,11 +326,12 @@ class Step:
     def _update_with(
         self, name: str | None, closure: Callable[[], Any], ambient: Sequence[tuple[str, torch.dtype]]
     ) -> None:
-        windows: Sequence[Window] = self._epoch.windows if name is None else (self._epoch.window(name),)
+        frame = self._frame
+        windows: Sequence[Window] = frame.windows if name is None else (frame.window(name),)
         if len(windows) != 1 or windows[0].size != 1:
             raise PhaseError("step.update(closure=...): in a training phase, name one optimizer, and do not accumulate")
         window = windows[0]
-        fire = self._epoch.plan.fire[UpdateBegin]
+        fire = frame.fire[UpdateBegin]
 
         def evaluate() -> Any:
             window.drop()

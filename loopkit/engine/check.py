@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from loopkit.engine.positions import malformed
+from loopkit.engine.resume import Position
 from loopkit.errors import StateError
 from loopkit.kinds import (
     ANY,
@@ -29,17 +31,20 @@ from loopkit.kinds import (
     shown,
     wrong,
 )
-from loopkit.order import nearest
-from loopkit.positions import malformed
 from loopkit.progress import Progress
+from loopkit.words import nearest
 
 if TYPE_CHECKING:
-    from loopkit.learner import Learner
+    from loopkit.engine.core import Core
 
-__all__ = ["check", "stateful", "unsaved_buffers"]
+__all__ = ["VERSIONS", "check", "stateful", "unsaved_buffers"]
+
+PARTS = "models", "optimizers", "progress", "metrics", "plugins", "phases", "epochs", "data", "fit", "generators"
+VERSIONS = dict.fromkeys(PARTS, 1)
+"""The form of each part of a state. What reads a part knows all its forms up to this one."""
 
 
-def check(learner: Learner, state: Mapping[str, Any], allow: Collection[str]) -> None:
+def check(core: Core, state: Mapping[str, Any], allow: Collection[str]) -> None:
     """Refuse a state that is malformed, or does not fit.
 
     Raises:
@@ -50,18 +55,18 @@ def check(learner: Learner, state: Mapping[str, Any], allow: Collection[str]) ->
             f"the state is malformed, and nothing was loaded: {'; '.join(_few(problems))}. Take another copy of it"
         )
     problems = [
-        *_models(learner, state),
-        *_optimizers(learner, state),
-        *_windows(learner, state),
-        *_plugins(learner, state, allow),
+        *_models(core.models.by_name, state),
+        *_optimizers(core.models.optimizers, state),
+        *_windows(core.models.optimizers, state),
+        *_plugins(core.registry.plugins, state, allow),
     ]
     if problems:
         raise StateError("the state does not fit this learner, and nothing was loaded: " + "; ".join(problems))
 
 
-def stateful(learner: Learner) -> dict[str, Any]:
+def stateful(plugins: Mapping[str, Any]) -> dict[str, Any]:
     """The plugins that have a state."""
-    return {name: plugin for name, plugin in learner.plugins.items() if callable(getattr(plugin, "state_dict", None))}
+    return {name: plugin for name, plugin in plugins.items() if callable(getattr(plugin, "state_dict", None))}
 
 
 def unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
@@ -79,34 +84,43 @@ def _malformed(state: Mapping[str, Any]) -> list[str]:
         "progress": MAPPING,
         "metrics": NUMBERS,
         "plugins": MAPPING,
-        "passes": LIST,
+        "phases": MAPPING,
+        "epochs": LIST,
         "data": MAPPING,
+        "nested": MAPPING,
         "generators": MAPPING,
         **({"ranks": LIST} if "ranks" in state else {}),
     }
-    if problems := wrong("", state, parts):
+    optional = {"phases": {}, "nested": {}}  # parts that older states lack
+    if problems := wrong("", {**optional, **state}, parts):
         return problems
+    newer = [part for part, version in state.get("versions", {}).items() if not version <= VERSIONS.get(part, 0)]
+    if newer:
+        return [f"{', '.join(newer)} were saved by a newer loopkit, in a form that this one does not know"]
     problems = wrong("progress", state["progress"], {counter.name: COUNT for counter in fields(Progress)}, more=False)
     if set(state["buffers"]) != set(state["models"]):
         problems.append(f"buffers are those of {list(state['buffers'])}, models are {list(state['models'])}")
     for name, saved in state["optimizers"].items():
         problems += _malformed_optimizer(f"optimizers.{name}", saved)
-    for index, saved in enumerate(state["passes"]):
-        where = f"passes[{index}]"
-        problems += wrong(where, saved, {"phase": TEXT, "steps": COUNT, "data": ANY, "windows": NAMED})
+    for index, saved in enumerate(state["epochs"]):
+        where = f"epochs[{index}]"
+        kinds = {"phase": TEXT, "steps": COUNT, "data": ANY, "windows": NAMED, "stores": NAMED}
+        problems += wrong(where, {"stores": {}, **saved} if isinstance(saved, Mapping) else saved, kinds)
         if isinstance(saved, Mapping):
             problems += [] if saved.get("data") is None else malformed(f"{where}.data", saved["data"])
             if NAMED[1](saved.get("windows")):
                 for name, window in saved["windows"].items():
                     problems += wrong(f"{where}.windows.{name}", window, WINDOW)
-    for phase, saved in state["data"].items():
-        problems += malformed(f"data.{phase}", saved)
+    for part in ("data", "nested"):
+        for key, saved in state.get(part, {}).items():
+            problems += malformed(f"{part}.{key}", saved)
     for rank, saved in enumerate(state.get("ranks", ())):
-        problems += wrong(f"ranks[{rank}]", saved, {"generators": MAPPING, "plugins": MAPPING}, more=False)
+        problems += wrong(f"ranks[{rank}]", saved, {"generators": MAPPING, "plugins": MAPPING, "phases": MAPPING, "stores": LIST}, more=False)
     if "fit" not in state:
         problems.append("fit is missing")
     elif state["fit"] is not None:
-        problems += wrong("fit", state["fit"], POSITION, more=False)
+        defaults = asdict(Position(Progress()))
+        problems += wrong("fit", {**defaults, **state["fit"]} if isinstance(state["fit"], Mapping) else state["fit"], POSITION)
     return problems
 
 
@@ -129,9 +143,9 @@ def _malformed_optimizer(where: str, saved: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def _models(learner: Learner, state: Mapping[str, Any]) -> list[str]:
-    problems = _names("models", state["models"], learner.models)
-    for name, model in learner.models.items():
+def _models(models: Mapping[str, nn.Module], state: Mapping[str, Any]) -> list[str]:
+    problems = _names("models", state["models"], models)
+    for name, model in models.items():
         saved = {**state["models"].get(name, {}), **state["buffers"].get(name, {})}
         own = {**model.state_dict(), **unsaved_buffers(model)}
         if name in state["models"]:
@@ -147,9 +161,9 @@ def _models(learner: Learner, state: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def _optimizers(learner: Learner, state: Mapping[str, Any]) -> list[str]:
-    problems = _names("optimizers", state["optimizers"], learner.optimizers)
-    for name, optimizer in learner.optimizers.items():
+def _optimizers(optimizers: Mapping[str, torch.optim.Optimizer], state: Mapping[str, Any]) -> list[str]:
+    problems = _names("optimizers", state["optimizers"], optimizers)
+    for name, optimizer in optimizers.items():
         saved = state["optimizers"].get(name)
         if saved is None:
             continue
@@ -186,13 +200,13 @@ def _entries(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> list
     return problems
 
 
-def _windows(learner: Learner, state: Mapping[str, Any]) -> list[str]:
-    windows = [(name, window) for saved in state["passes"] for name, window in saved["windows"].items()]
+def _windows(optimizers: Mapping[str, torch.optim.Optimizer], state: Mapping[str, Any]) -> list[str]:
+    windows = [(name, window) for saved in state["epochs"] for name, window in saved["windows"].items()]
     problems: list[str] = []
     for name, window in windows:
-        optimizer = learner.optimizers.get(name)
+        optimizer = optimizers.get(name)
         if optimizer is None:
-            problems += _names("windows of optimizers", [name], learner.optimizers)
+            problems += _names("windows of optimizers", [name], optimizers)
             continue
         params = [p for group in optimizer.param_groups for p in group["params"]]
         grads = window["grads"]
@@ -203,9 +217,9 @@ def _windows(learner: Learner, state: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def _plugins(learner: Learner, state: Mapping[str, Any], allow: Collection[str]) -> list[str]:
+def _plugins(plugins: Mapping[str, Any], state: Mapping[str, Any], allow: Collection[str]) -> list[str]:
     saved = [name for name in state["plugins"] if name not in allow]
-    own = [name for name in stateful(learner) if name not in allow]
+    own = [name for name in stateful(plugins) if name not in allow]
     problems = _names("plugins", saved, own)
     names = ", ".join(repr(name) for name in sorted({*saved} ^ {*own}))
     hint = [f"to load without, give Checkpoint or load_state_dict allow=({names},): what the state lacks begins anew"]
@@ -252,9 +266,12 @@ POSITION: dict[str, Kind] = {
     "number": SIZE,
     "by_fit": FLAG,
     "epochs": COUNT,
+    "done": COUNT,
     "validate": FLAG,
     "validating": FLAG,
     "validated": COUNT,
+    "ended": TEXT,
+    "limits": MAPPING,
     "seconds": ("a duration", lambda v: is_number(v) and 0 <= v < math.inf),
     "stop": (
         "a reason and its author",
