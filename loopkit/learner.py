@@ -533,7 +533,9 @@ class Learner:
             state["ranks"] = shares(core, state)
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = (), replay: bool = True) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Any], *, allow: Collection[str] = (), replay: bool = True, own: bool = False
+    ) -> None:
         """Go on from what `state_dict` returned: the next ``fit`` is the one that was saved, where it was.
 
         Everything is checked before anything is changed. A loop of your own goes on with the epoch that was open, at the
@@ -544,12 +546,13 @@ class Learner:
             allow: Plugins that may be missing, in the state (they begin anew) or here.
             replay: Let data that has no position of its own be passed over up to where it was, with the generators of
                 that time; otherwise it is refused.
+            own: Its tensors may be taken over instead of copied.
 
         Raises:
             StateError: The state does not fit; says what differs.
             ReentrancyError: An epoch is running.
         """
-        apply(self._core, state, allow=allow, replay=replay)
+        apply(self._core, state, allow=allow, replay=replay, own=own)
 
     def forget(self) -> None:
         """Forget where a fit was interrupted, or a loaded state was: the next fit is a new one."""

@@ -257,7 +257,7 @@ def child(argument: str) -> None:
     if run.epochs is not None:
         fit = {**fit, "epochs": run.epochs}
     if run.signal == "TERM":
-        fit = {**fit, "on_signal": "raise"}
+        fit = {**fit, "on_interrupt": "raise"}
     for name in [name for name, plugin in learner.plugins.items() if getattr(plugin, "provides", "") == "checkpoint"]:
         learner.remove(name)
     if run.checkpoints:

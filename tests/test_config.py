@@ -418,7 +418,7 @@ tests = {}
 val = 3
 [fit]
 epochs = 0
-on_signal = "rise"
+on_interrupt = "rise"
 [learner]
 deterministic = true
 order = [1]
@@ -439,7 +439,7 @@ checkpoint = {}
         "run.toml:10: [data] has no table 'tests'; there are train, val",
         "run.toml:11: data.val is a number, 3: it is a table, [data.val]",
         "run.toml:13: epochs is 0: it counts from 1, or is inf",
-        "run.toml:14: on_signal is 'rise': it is 'raise' or 'return'",
+        "run.toml:14: on_interrupt is 'rise': it is 'raise' or 'return'",
         "run.toml:16: deterministic = true needs a seed",
         'run.toml:17: order is [1]: it is an array of names of plugins, ["a", "b"], or of several such arrays',
         "run.toml:19: 'max_norm' of ClipGradNorm is '1.0': it takes float",

@@ -22,7 +22,6 @@ from loopkit.checkpoint.encoding import decode, dumps, encode, loads
 from loopkit.checkpoint.storage import Manifest
 from loopkit.checkpoint.structure import Structure, plain, structure
 from loopkit.checkpoint.tensors import Buffer, check, pack, unpack
-from loopkit.engine.state import apply
 from loopkit.errors import CheckpointError, CorruptCheckpointError, LoopkitError, StateError
 from loopkit.notes import add_note
 
@@ -248,7 +247,7 @@ def restore(
             stacklevel=2,
         )
     try:
-        apply(learner, state, allow=allow, replay=replay, own=True)
+        learner.load_state_dict(state, allow=allow, replay=replay, own=True)
     except LoopkitError as error:
         add_note(error, f"the state is that of {manifest.path}")
         raise

@@ -211,7 +211,7 @@ def test_without_a_best_checkpoint_there_is_a_warning(make_learner, batches, bac
 
 def test_a_run_that_a_signal_ends_says_so(make_learner, batches, backend, mlflow_server, experiment):
     stop = At(3, lambda _: os.kill(os.getpid(), signal.SIGTERM))
-    result = make_learner(LogLoss(), stop, LogTo(backend())).fit(batches, epochs=1, on_signal="return")
+    result = make_learner(LogLoss(), stop, LogTo(backend())).fit(batches, epochs=1, on_interrupt="return")
     assert result.reason == "signal"
     assert mlflow_server.run(experiment)["info"]["status"] == "KILLED"
 
