@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from loopkit.step import Step
     from loopkit.summary import Summary
 
-__all__ = ["Learner"]
+__all__ = ["Learner", "check_limits", "no_loss_fn"]
 
 now = time.time
 Factory = Callable[[Any], torch.optim.Optimizer]
@@ -149,7 +149,7 @@ class Learner:
             )
         if not isinstance(phases, Iterable) or isinstance(phases, str):
             raise PhaseError(f"phases is {phases!r:.80}: give a list, phases=[...]")
-        self.loss_fn: Callable[..., Any] = loss_fn if loss_fn is not None else _no_loss_fn
+        self.loss_fn: Callable[..., Any] = loss_fn if loss_fn is not None else no_loss_fn
         self.accumulate = accumulate
         self.accumulate_reduction = accumulate_reduction
         self.progress = Progress()
@@ -217,13 +217,13 @@ class Learner:
         self.block = checked_block(block)
         """Names of plugins that are refused."""
         plugins = self._made(plugins)
-        self._standard: list[Any] = []
-        """The plugins that the user did not list."""
+        self.standard: list[Any] = []
+        """The standard plugins that it added to the list itself; also those that were taken out since."""
         if standard:
             from loopkit.plugins import standard_set
 
-            self._standard = [plugin for plugin in standard_set(plugins) if plugin.name not in self.block]
-            plugins += self._standard
+            self.standard = [plugin for plugin in standard_set(plugins) if plugin.name not in self.block]
+            plugins += self.standard
         self._registry.change(add=plugins)
         self._setup_models(self._registry.plugins)
         self._set_optimizers(optimizer)
@@ -244,6 +244,11 @@ class Learner:
     def plugins(self) -> dict[str, Any]:
         """The plugins by name."""
         return self._registry.plugins
+
+    @property
+    def order(self) -> list[list[str]]:
+        """The orders of plugins that it was given, a list of names for each."""
+        return [list(chain) for chain in self._registry.chains]
 
     def plugin_versions(self) -> dict[str, dict[str, str]]:
         """The ``"distribution"`` and ``"version"`` that each plugin's class comes from, by the plugin's name.
@@ -384,7 +389,7 @@ class Learner:
         """
         limits = {"epochs": epochs, "max_steps": max_steps, "max_updates": max_updates}
         every = {"validate_every": validate_every, "validate_every_updates": validate_every_updates}
-        _check_limits({**limits, **every, "overfit_batches": overfit_batches})
+        check_limits({**limits, **every, "overfit_batches": overfit_batches})
         if all(limit is None for limit in limits.values()):
             raise ValueError(
                 "fit has no end: give epochs=, max_steps= or max_updates= (epochs=math.inf if you mean it)"
@@ -1155,7 +1160,8 @@ class Fitting:
             raise KeyboardInterrupt if ending == signal.SIGINT else SystemExit(128 + ending)
 
 
-def _no_loss_fn(*args: Any) -> Any:
+def no_loss_fn(*args: Any) -> Any:
+    """Is ``learner.loss_fn`` where none was given."""
     raise PhaseError(
         "the phase uses learner.loss_fn, but the learner has none: give Learner(loss_fn=...), or [loss] in a file"
     )
@@ -1172,7 +1178,12 @@ def _phases(given: list[Phase]) -> dict[str, Phase]:
     return phases
 
 
-def _check_limits(limits: Mapping[str, int | float | None]) -> None:
+def check_limits(limits: Mapping[str, int | float | None]) -> None:
+    """Refuse counts of a fit that are out of range.
+
+    Raises:
+        ValueError: One does not count from 1; names it.
+    """
     for name, value in limits.items():
         whole = isinstance(value, int) or (name == "epochs" and value == math.inf)
         if value is not None and (isinstance(value, bool) or not whole or value < 1):

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from loopkit import Learner, hookimpl, metrics, plugins, schedules
-from loopkit.config import Config, ConfigError, dump, load, make
-from loopkit.config.calls import Caller
-from loopkit.config.lines import line_numbers
-from loopkit.config.overrides import OverrideError, parse
-from loopkit.config.record import SaveConfig, differences
-from loopkit.config.schema import FIT, LEARNER, TABLES
 from loopkit.data import TensorLoader
+from loopkit_files import Config, ConfigError, dump, load, make
+from loopkit_files.calls import Caller
+from loopkit_files.lines import line_numbers
+from loopkit_files.overrides import OverrideError, parse
+from loopkit_files.record import SaveConfig, differences
+from loopkit_files.schema import FIT, LEARNER, TABLES
 
 PARTS = """
 import torch
@@ -903,7 +903,7 @@ def test_config_of_names_what_cannot_be_written(tmp_path):
         "plugins.checkpoint", "plugins.metrics", "plugins.mine", "plugins.schedule",
     ]  # fmt: skip
     assert found["model"] == (
-        'Linear was made by hand, and it does not tell its options: make it by loopkit.config.make("torch.nn:Linear", '
+        'Linear was made by hand, and it does not tell its options: make it by loopkit_files.make("torch.nn:Linear", '
         '...), or give Config.of(..., given={"model": {"call": ...}})'
     )
     assert found["loss"] == "a lambda, which no module has by name: define it by def in a module that can be imported"

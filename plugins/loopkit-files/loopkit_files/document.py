@@ -14,17 +14,18 @@ from typing import Any
 from torch import nn
 
 from loopkit import discovery
-from loopkit.config import overrides as override
-from loopkit.config.calls import Caller, Report, article, dotted
-from loopkit.config.lines import Place, line_numbers
-from loopkit.config.record import SaveConfig
-from loopkit.config.schema import TABLES, check_structure
 from loopkit.dispatch import locate
-from loopkit.errors import ConfigError, PluginError
+from loopkit.errors import PluginError
 from loopkit.learner import Learner
 from loopkit.order import nearest
 from loopkit.reproducible import seed_everything
 from loopkit.result import FitResult
+from loopkit_files import overrides as override
+from loopkit_files.calls import Caller, Report, article, dotted
+from loopkit_files.errors import ConfigError
+from loopkit_files.lines import Place, line_numbers
+from loopkit_files.record import SaveConfig
+from loopkit_files.schema import TABLES, check_structure
 
 __all__ = ["Built", "Config", "dump", "load", "plain"]
 
@@ -125,7 +126,7 @@ class Config:
         Raises:
             ConfigError: Says for each part that cannot be written what to do.
         """
-        from loopkit.config.written import tables_of
+        from loopkit_files.written import tables_of
 
         return cls(tables_of(learner, train, val, fit, seed, given or {}))
 
@@ -270,7 +271,7 @@ def load(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> Config:
 
     Example::
 
-        learner = loopkit.config.load("run.toml").build().learner
+        learner = loopkit_files.load("run.toml").build().learner
     """
     if isinstance(overrides, str):
         raise ConfigError(f"overrides is {overrides!r:.60}: give a list of such texts")

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from loopkit.config.calls import Report, article
-from loopkit.config.lines import Place
 from loopkit.order import nearest
+from loopkit_files.calls import Report, article
+from loopkit_files.lines import Place
 
 __all__ = ["FIT", "LEARNER", "TABLES", "check_structure"]
 

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loopkit.config.calls import dotted
-from loopkit.config.lines import Place
 from loopkit.hooks import hookimpl
+from loopkit_files.calls import dotted
+from loopkit_files.lines import Place
 
 if TYPE_CHECKING:
-    from loopkit.config.document import Config
     from loopkit.learner import Learner
     from loopkit.phases import Phase
+    from loopkit_files.document import Config
 
 __all__ = ["SaveConfig", "differences"]
 
@@ -73,7 +73,7 @@ class SaveConfig:
             learner.remove(self.name)
 
     def _write(self) -> None:
-        from loopkit.config.document import dump
+        from loopkit_files.document import dump
 
         text = f"{HEADER}\n\n{dump(self.config)}"
         try:
