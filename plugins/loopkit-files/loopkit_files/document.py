@@ -197,10 +197,8 @@ class Config:
                 f"targets"
             )
         plugins = [caller.made(("plugins", name), table) for name, table in sorted(values.get("plugins", {}).items())]
-        plugins += [
-            SaveConfig(self, plugin.directory, name=f"save_config_{i}" if i else "save_config")
-            for i, plugin in enumerate(p for p in plugins if _saves(p))
-        ]
+        if directories := [plugin.directory for plugin in plugins if _saves(plugin)]:
+            plugins.append(SaveConfig(self, directories))
         options = {k: v for k, v in values.get("learner", {}).items() if k not in ("seed", "deterministic")}
         try:
             learner = Learner(
