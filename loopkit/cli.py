@@ -2,7 +2,7 @@
 
 A subcommand is a function in `loopkit.commands`, registered by `command`; its docstring is its help. It imports what it
 needs itself, so that ``loopkit --help`` waits for none of it, and returns the exit code. Other distributions add theirs
-by entry points (`loopkit.discovery.load_command`); `added` makes one of such a function.
+by entry points (`loopkit.discovery.load_command`); `standalone` makes one of such a function.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 from loopkit.errors import CheckpointError, LoopkitError
 
-__all__ = ["Argument", "added", "argument", "command", "existing", "main", "plain", "reporting", "say", "table"]
+__all__ = ["Argument", "argument", "command", "existing", "main", "plain", "reporting", "say", "standalone", "table"]
 
 GROUPS = {"checkpoint": "Look at saved checkpoints."}
 """First words of subcommands of two words, and what they are for."""
@@ -68,8 +68,10 @@ def command(words: str, *arguments: Argument) -> Callable[[Function], Function]:
     return register
 
 
-def added(name: str, *arguments: Argument) -> Callable[[Function], Callable[[Sequence[str]], int]]:
-    """Make a function the subcommand of another distribution: what its entry point names, called with a list of words.
+def standalone(name: str, *arguments: Argument) -> Callable[[Function], Callable[[Sequence[str]], int]]:
+    """Make a function the subcommand of another distribution, which is called with a list of words.
+
+    Its docstring is its help. The entry point of the distribution names it.
 
     Args:
         name: Its name, that of the entry point.

@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from loopkit.cli import added, argument, say
+from loopkit.cli import argument, say, standalone
 from loopkit_eject import EjectError, eject_config
 from loopkit_files import load
 from loopkit_files.commands import CONFIG, SET, reporting
@@ -14,7 +14,7 @@ from loopkit_files.commands import CONFIG, SET, reporting
 __all__ = ["eject"]
 
 
-@added(
+@standalone(
     "eject",
     CONFIG,
     argument("-o", "--output", metavar="SCRIPT.py", type=Path, help="where to write (default: standard output)"),

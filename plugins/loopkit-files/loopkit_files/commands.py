@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from loopkit import cli
-from loopkit.cli import added, argument, say
+from loopkit.cli import argument, say, standalone
 from loopkit_files.document import load
 from loopkit_files.errors import ConfigError
 
@@ -25,7 +25,7 @@ SET = argument(
 )
 
 
-@added("run", CONFIG, SET)
+@standalone("run", CONFIG, SET)
 def run(options: argparse.Namespace) -> int:
     """Train what a configuration describes, and print the result.
 
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     return reporting(train)
 
 
-@added("explain", CONFIG, argument("--phase", metavar="NAME", help="of one phase alone, such as train"), SET)
+@standalone("explain", CONFIG, argument("--phase", metavar="NAME", help="of one phase alone, such as train"), SET)
 def explain(options: argparse.Namespace) -> int:
     """Print which plugin does what when in the run that a configuration describes, and why in this order.
 
