@@ -47,9 +47,12 @@ __all__ = [
 ALLOW = "LOOPKIT_PLUGINS"
 """The environment variable with the names that may be loaded, separated by commas; unset, all may."""
 SUBCOMMANDS = {
+    "eject": "loopkit-eject",
+    "explain": "loopkit-files",
     "mlflow": "loopkit-mlflow",
     "monitor": "loopkit-monitor",
     "report": "loopkit-monitor",
+    "run": "loopkit-files",
     "watch": "loopkit-monitor",
 }
 """Subcommands that the project's distributions add, and which one to install for each."""
@@ -295,7 +298,7 @@ def load_command(name: str) -> Callable[[Sequence[str]], int | None] | None:
             raise PluginError(f"command {entry_point}: {entry_point.value} is {function!r:.80}, which cannot be called")
         return function
     if name in SUBCOMMANDS:
-        raise PluginError(f"the command {name!r} is in another distribution: pip install {SUBCOMMANDS[name]}")
+        raise PluginError(f"loopkit {name} is in the distribution {SUBCOMMANDS[name]}: pip install {SUBCOMMANDS[name]}")
     return None
 
 

@@ -10,7 +10,6 @@ __all__ = [
     "CancelFit",
     "CancelStep",
     "CheckpointError",
-    "ConfigError",
     "CorruptCheckpointError",
     "EmptyDataError",
     "EventError",
@@ -94,15 +93,6 @@ class ReentrancyError(LoopkitError, RuntimeError):
 
 class StateError(LoopkitError, ValueError):
     """A part of the state cannot be saved, or a saved one does not fit here."""
-
-
-class ConfigError(LoopkitError, ValueError):
-    """A configuration cannot be read, says what cannot be done, or cannot be written."""
-
-    def __init__(self, what: str, problems: tuple[str, ...] = ()) -> None:
-        super().__init__("\n  ".join((what, *problems)))
-        self.problems = problems or (what,)
-        """One line for each, as ``"run.toml:12: ..."``."""
 
 
 class CheckpointError(LoopkitError, OSError):

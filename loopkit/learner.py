@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from loopkit.engine.step import Step
     from loopkit.summary import Summary
 
-__all__ = ["Learner"]
+__all__ = ["Learner", "no_loss_fn"]
 
 now = time.time
 
@@ -103,7 +103,7 @@ class Learner:
         _check_loss_fn(loss_fn)
         if not isinstance(phases, Iterable) or isinstance(phases, str):
             raise PhaseError(f"phases is {phases!r:.80}: give a list, phases=[...]")
-        self.loss_fn: Callable[..., Any] = loss_fn if loss_fn is not None else _no_loss_fn
+        self.loss_fn: Callable[..., Any] = loss_fn if loss_fn is not None else no_loss_fn
         self.accumulate_reduction = accumulate_reduction
         self.config: str | None = None
         """The configuration that it was made from, as TOML; None for a learner by hand."""
@@ -121,13 +121,13 @@ class Learner:
         self.block = checked_block(block)
         """Names of plugins that are refused."""
         plugins = self._made(plugins)
-        self._standard: list[Any] = []
-        """The plugins that the user did not list."""
+        self.standard: list[Any] = []
+        """The standard plugins that it added to the list itself; also those that were taken out since."""
         if standard:
             from loopkit.plugins import standard_set
 
-            self._standard = [plugin for plugin in standard_set(plugins) if plugin.name not in self.block]
-            plugins += self._standard
+            self.standard = [plugin for plugin in standard_set(plugins) if plugin.name not in self.block]
+            plugins += self.standard
         self._core.registry.change(add=plugins)
         models.set_up(self._core.registry, self._core.registry.plugins)
         models.set_optimizers(optimizer)
@@ -204,6 +204,11 @@ class Learner:
     def plugins(self) -> dict[str, Any]:
         """The plugins by name."""
         return self._core.registry.plugins
+
+    @property
+    def order(self) -> list[list[str]]:
+        """The orders of plugins that it was given, a list of names for each."""
+        return [list(chain) for chain in self._core.registry.chains]
 
     def plugin_versions(self) -> dict[str, dict[str, str]]:
         """The ``"distribution"`` and ``"version"`` that each plugin's class comes from, by the plugin's name.
@@ -775,7 +780,12 @@ def _check_loss_fn(loss_fn: Any) -> None:
         )
 
 
-def _no_loss_fn(*args: Any) -> Any:
+def no_loss_fn(*args: Any) -> Any:
+    """Stands in the place of a loss function that was not given.
+
+    Raises:
+        PhaseError: Always.
+    """
     raise PhaseError(
         "the phase uses learner.loss_fn, but the learner has none: give Learner(loss_fn=...), or [loss] in a file"
     )

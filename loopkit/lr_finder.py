@@ -195,7 +195,7 @@ class LRFinder:
         loss_fn, phases, phase, plugins = copy.deepcopy(
             (learner.loss_fn, learner._given_phases, phase, list(kept.values())), memo
         )
-        chains = [[word for word in chain if word in known] for chain in learner._core.registry.chains]
+        chains = [[word for word in chain if word in known] for chain in learner.order]
         made = Learner(
             models if isinstance(learner.model, Mapping) else models["model"],
             loss_fn,

@@ -23,11 +23,12 @@ import torch
 from helpers import on
 
 from loopkit import Event, Learner
-from loopkit.hooks import PROVIDES, STATES, Hook, hooks
 from loopkit.engine.step import Step
+from loopkit.hooks import PROVIDES, STATES, Hook, hooks
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+READMES = sorted((ROOT / "plugins").glob("*/README.md"))
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 LONG = {
     *("autoencoder.py", "char_gpt.py", "contrastive.py", "distill.py", "gan.py", "residual_net.py", "rnn_tbptt.py"),
@@ -144,7 +145,7 @@ def test_page_code_runs_and_prints_what_the_page_shows(page: Path, isolated: Pat
     run_page(page)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *READMES], ids=lambda page: f"{page.parent.name}/{page.name}")
 def test_page_links_lead_to_files_and_headings(page: Path) -> None:
     text = re.sub(r"(?ms)^```.*?^```$", "", page.read_text())
     dead = []

@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 from loopkit import Event, Learner, Phase, TrainingPhase, hookimpl
 from loopkit.errors import PhaseError, PhaseInputError, PluginError
 from loopkit.events import BackwardEnd, StepEnd
-from loopkit.plugins import call_on
+from loopkit.plugins import History, call_on
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
 
@@ -235,3 +235,12 @@ def test_loss_fn_that_is_no_function_is_refused_when_the_learner_is_built(loss_f
     with pytest.raises(PhaseError) as caught:
         Learner(nn.Linear(3, 2), loss_fn, SGD)
     assert str(caught.value) == message
+
+
+def test_order_and_the_standard_set_are_told():
+    assert make(order=["noise", "clip"]).order == [["noise", "clip"]]
+    assert make(order=[["a", "b"], ["b", "c"]]).order == [["a", "b"], ["b", "c"]]
+    assert (make().order, make().standard) == ([], [])
+    learner = Learner(nn.Linear(3, 2), nn.MSELoss(), SGD, plugins=[History()], block=["progress"])
+    learner.remove("metrics")
+    assert [plugin.name for plugin in learner.standard] == ["metrics", "sanity_check", "stop_on_non_finite"]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from loopkit import Learner, hookimpl
-from loopkit.errors import OrderError
 from loopkit.engine.order import Entry, arrange, overlaps
+from loopkit.errors import OrderError
 from loopkit.words import nearest
 
 

@@ -26,9 +26,9 @@ from loopkit.plugins.log_metrics import learning_rates
 from loopkit_monitor.background import Background, running
 
 if TYPE_CHECKING:
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-    from loopkit.engine.step import Step
 
 __all__ = ["Monitor", "Report"]
 

@@ -14,10 +14,6 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from loopkit import criteria
 from loopkit import metrics as own_metrics
-from loopkit.config.record import SaveConfig
-from loopkit.eject.code import NoWrittenForm, call_of, identifier, literal, name_of, number, quoted
-from loopkit.eject.draft import TAB, Accumulator, Draft
-from loopkit.eject.formulas import formula
 from loopkit.groups import covers, named_modules
 from loopkit.hooks import implemented
 from loopkit.plugin import declared, unwrapped
@@ -57,6 +53,9 @@ from loopkit.plugins import (
     Watch,
     WeightAverage,
 )
+from loopkit_eject.code import NoWrittenForm, call_of, identifier, literal, name_of, number, quoted
+from loopkit_eject.draft import TAB, Accumulator, Draft
+from loopkit_eject.formulas import formula
 
 __all__ = ["write"]
 
@@ -81,7 +80,6 @@ NO_PART_CLASSES = (
     Progress,
     ReplayBundle,
     SanityCheck,
-    SaveConfig,
     Watch,
 )
 """Exactly these: a subclass may do more."""

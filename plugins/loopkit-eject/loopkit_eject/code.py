@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from loopkit import schedules
-from loopkit.config.calls import parameters_of, public_name
+from loopkit_files.calls import parameters_of, public_name
 
 __all__ = [
     "WIDTH",

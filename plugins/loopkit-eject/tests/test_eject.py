@@ -12,15 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from running import compare, lint, loaders, network, run, same, sgd
 from torch import nn
 
-from eject.running import compare, lint, loaders, network, run, same, sgd
 from loopkit import Learner, TrainingPhase, hookimpl, schedules
 from loopkit.cli import main
-from loopkit.config import Config, load
-from loopkit.eject import EjectError, eject, eject_config
-from loopkit.eject.code import expression, quoted, wrapped
-from loopkit.eject.formulas import formula
 from loopkit.metrics import Accuracy
 from loopkit.plugins import (
     Checkpoint,
@@ -59,6 +55,10 @@ from loopkit.schedules import (
     step,
     warmup,
 )
+from loopkit_eject import EjectError, eject, eject_config
+from loopkit_eject.code import expression, quoted, wrapped
+from loopkit_eject.formulas import formula
+from loopkit_files import Config, load
 
 EPOCHS = {"epochs": 2}
 
@@ -254,6 +254,13 @@ def test_a_plugin_made_from_one_that_only_logs_is_no_such_plugin(
 def test_a_subclass_of_one_that_only_logs_can_say_that_it_does_so_too(tmp_path: Path) -> None:
     source = eject(learner(LogsMore(tmp_path / "run", name="logs_more")), EPOCHS)
     assert "logs_more" in source.partition("Left out, since")[2].partition(".")[0]
+
+
+def test_plugins_of_the_monitor_are_left_out(tmp_path: Path) -> None:
+    monitor = pytest.importorskip("loopkit_monitor")
+    source = eject(learner(monitor.Monitor(tmp_path / "run"), monitor.Report(tmp_path / "report.html")), EPOCHS)
+    left_out = source.partition("Left out, since they change nothing of what is trained: ")[2].partition(".")[0]
+    assert {"monitor", "report"} <= set(left_out.replace(",", " ").split())
 
 
 def test_a_bad_loss_ends_the_script_before_its_backward() -> None:
@@ -511,6 +518,11 @@ def test_program_without_a_model_or_loss_is_not_written_in_part_either(
         eject_config(load("config.toml"), partial=True)
     assert part in str(caught.value)
     assert str(caught.value).endswith("To write a script, leave it out")
+
+
+def test_help_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eject", "--help"]) == 0
+    assert "Exit code: 0 if a script was written, 2 if not." in capsys.readouterr().out
 
 
 def test_command_writes_to_standard_output(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

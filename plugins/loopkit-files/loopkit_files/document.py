@@ -14,17 +14,18 @@ from typing import Any
 from torch import nn
 
 from loopkit import discovery
-from loopkit.config import overrides as override
-from loopkit.config.calls import Caller, Report, article, dotted
-from loopkit.config.lines import Place, line_numbers
-from loopkit.config.record import SaveConfig
-from loopkit.config.schema import TABLES, check_structure
-from loopkit.errors import ConfigError, PluginError
+from loopkit.errors import PluginError
 from loopkit.learner import Learner
 from loopkit.notes import locate
 from loopkit.reproducible import seed_everything
 from loopkit.result import FitResult
 from loopkit.words import nearest
+from loopkit_files import overrides as override
+from loopkit_files.calls import Caller, Report, article, dotted
+from loopkit_files.errors import ConfigError
+from loopkit_files.lines import Place, line_numbers
+from loopkit_files.record import SaveConfig
+from loopkit_files.schema import TABLES, check_structure
 
 __all__ = ["Built", "Config", "dump", "load", "plain"]
 
@@ -125,7 +126,7 @@ class Config:
         Raises:
             ConfigError: Says for each part that cannot be written what to do.
         """
-        from loopkit.config.written import tables_of
+        from loopkit_files.written import tables_of
 
         return cls(tables_of(learner, train, val, fit, seed, given or {}))
 
@@ -196,10 +197,8 @@ class Config:
                 f"targets"
             )
         plugins = [caller.made(("plugins", name), table) for name, table in sorted(values.get("plugins", {}).items())]
-        plugins += [
-            SaveConfig(self, plugin.directory, name=f"save_config_{i}" if i else "save_config")
-            for i, plugin in enumerate(p for p in plugins if _saves(p))
-        ]
+        if directories := [plugin.directory for plugin in plugins if _saves(plugin)]:
+            plugins.append(SaveConfig(self, directories))
         options = {k: v for k, v in values.get("learner", {}).items() if k not in ("seed", "deterministic")}
         try:
             learner = Learner(
@@ -270,7 +269,7 @@ def load(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> Config:
 
     Example::
 
-        learner = loopkit.config.load("run.toml").build().learner
+        learner = loopkit_files.load("run.toml").build().learner
     """
     if isinstance(overrides, str):
         raise ConfigError(f"overrides is {overrides!r:.60}: give a list of such texts")

@@ -1,16 +1,16 @@
-"""Subcommands for runs in files: train one, or look at its plan."""
+"""What the distribution adds to the command ``loopkit``: train a run in a file, or look at its plan."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from loopkit.cli import argument, command, say
-from loopkit.errors import ConfigError, LoopkitError
+from loopkit import cli
+from loopkit.cli import argument, say, standalone
+from loopkit_files.document import load
+from loopkit_files.errors import ConfigError
 
 __all__ = ["CONFIG", "SET", "explain", "reporting", "run"]
 
@@ -25,7 +25,7 @@ SET = argument(
 )
 
 
-@command("run", CONFIG, SET)
+@standalone("run", CONFIG, SET)
 def run(options: argparse.Namespace) -> int:
     """Train what a configuration describes, and print the result.
 
@@ -34,17 +34,16 @@ def run(options: argparse.Namespace) -> int:
 
     Exit code: 0; 2 after an error; 143 after SIGTERM and 130 after Ctrl-C, between two steps.
     """
-    from loopkit import config
 
     def train() -> str:
-        built = config.load(options.config, options.overrides).build()
+        built = load(options.config, options.overrides).build()
         result = built.run()
         return str(result) if built.learner.rank == 0 else ""
 
     return reporting(train)
 
 
-@command("explain", CONFIG, argument("--phase", metavar="NAME", help="of one phase alone, such as train"), SET)
+@standalone("explain", CONFIG, argument("--phase", metavar="NAME", help="of one phase alone, such as train"), SET)
 def explain(options: argparse.Namespace) -> int:
     """Print which plugin does what when in the run that a configuration describes, and why in this order.
 
@@ -52,36 +51,16 @@ def explain(options: argparse.Namespace) -> int:
 
     Exit code: 0; 2 after an error.
     """
-    from loopkit import config
-
-    return reporting(lambda: str(config.load(options.config, options.overrides).learner().explain(options.phase)))
+    return reporting(lambda: str(load(options.config, options.overrides).learner().explain(options.phase)))
 
 
 def reporting(make: Callable[[], str], put: Callable[[str], object] = say) -> int:
-    """Make a text, with the working directory in the path of modules; problems of the file are written a line each.
-
-    Args:
-        make: Runs code of the user.
-        put: Gets the text, if it is not empty.
-
-    Returns:
-        The exit code: 0, or 2 after an error. An error of the user's code is written with its traceback.
-    """
-    if os.getcwd() not in map(os.path.abspath, sys.path):
-        sys.path.insert(0, os.getcwd())
+    """`loopkit.cli.reporting`; problems of the file are written a line each."""
     try:
-        text = make()
+        return cli.reporting(make, put)
     except ConfigError as error:
         lines = str(error).splitlines()
         say(f"loopkit: error: {lines[0]}", sys.stderr)
         for line in (*lines[1:], *getattr(error, "__notes__", ())):
             say(line.strip(), sys.stderr)
         return 2
-    except LoopkitError:
-        raise
-    except Exception as error:
-        say("".join(traceback.format_exception(error)), sys.stderr, end="")
-        return 2
-    if text:
-        put(text)
-    return 0

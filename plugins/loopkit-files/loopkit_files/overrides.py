@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterator
 from typing import Any
 
-from loopkit.config.lines import Place
+from loopkit_files.lines import Place
 
 __all__ = ["Override", "OverrideError", "apply", "parse"]
 

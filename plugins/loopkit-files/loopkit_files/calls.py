@@ -19,11 +19,11 @@ from typing import Any, Literal
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from loopkit.config.lines import Place
 from loopkit.discovery import bound
-from loopkit.errors import ConfigError
 from loopkit.notes import locate
 from loopkit.words import nearest
+from loopkit_files.errors import ConfigError
+from loopkit_files.lines import Place
 
 __all__ = [
     "Caller",
@@ -68,7 +68,7 @@ def make(call: str, /, **options: Any) -> Any:
     Linear(in_features=3, out_features=1, bias=True)
     """
     problems: list[str] = []
-    caller = Caller(lambda place: "loopkit.config.make")
+    caller = Caller(lambda place: "loopkit_files.make")
     table = {"call": call, **options}
     caller.check((), table, lambda place, text: problems.append(text))
     if problems:

@@ -12,14 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from running import compare, lint, loaders, network, sgd
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
-from eject.running import compare, lint, loaders, network, sgd
 from loopkit import Learner, ValidationPhase, metrics, schedules
 from loopkit.criteria import Patience, Threshold
-from loopkit.eject import eject
-from loopkit.eject.code import is_taken
 from loopkit.plugins import (
     ChannelsLast,
     ClipGradNorm,
@@ -41,6 +39,8 @@ from loopkit.plugins import (
     WeightAverage,
 )
 from loopkit.schedules import cosine, linear, warmup
+from loopkit_eject import eject
+from loopkit_eject.code import is_taken
 
 
 @pytest.fixture(autouse=True)

@@ -13,18 +13,20 @@ from torch import Tensor
 
 from loopkit import discovery
 from loopkit.batches import describe
-from loopkit.config.calls import dotted, is_changed, parameters_of, public_name, remembered
-from loopkit.config.lines import Place
-from loopkit.config.record import SaveConfig
-from loopkit.config.schema import LIMITS, PARTS, TABLES, check_structure
-from loopkit.errors import ConfigError
-from loopkit.learner import Learner, _no_loss_fn
+from loopkit.learner import Learner, no_loss_fn
+from loopkit.phases import Phase, PredictionPhase, TrainingPhase, ValidationPhase
 from loopkit.words import nearest
+from loopkit_files.calls import dotted, is_changed, parameters_of, public_name, remembered
+from loopkit_files.errors import ConfigError
+from loopkit_files.lines import Place
+from loopkit_files.record import SaveConfig
+from loopkit_files.schema import LIMITS, PARTS, TABLES, check_structure
 
 __all__ = ["tables_of"]
 
 REPEATABLE = ("loopkit.", "torch.nn.modules.loss")
 """Modules whose objects may be made a second time, to see whether the options that were found are all."""
+STANDARD = (TrainingPhase, ValidationPhase, PredictionPhase)
 DEEP = 6
 """How far into an object a comparison goes."""
 
@@ -44,7 +46,7 @@ def tables_of(
             f"before the fit"
         )
     for name, problem in {
-        "phases": learner._given_phases and "phases of your own",
+        "phases": any(map(_is_own, learner.phases.values())) and "phases of your own",
         "model": isinstance(learner.model, Mapping) and "several models",
         "optimizer": isinstance(learner.optimizer, Mapping) and "several optimizers",
     }.items():
@@ -54,7 +56,7 @@ def tables_of(
     if writer.problems:
         raise _error(writer.problems)
     tables: dict[str, Any] = {"model": writer.model(learner)}
-    if learner.loss_fn is not _no_loss_fn:
+    if learner.loss_fn is not no_loss_fn:
         tables["loss"] = writer.part(("loss",), learner.loss_fn)
     tables["optimizer"] = writer.optimizer(learner)
     tables["data"] = {
@@ -67,7 +69,7 @@ def tables_of(
     tables["plugins"] = {
         name: writer.plugin(name, plugin)
         for name, plugin in learner.plugins.items()
-        if not isinstance(plugin, SaveConfig) and not any(plugin is each for each in learner._standard)
+        if not isinstance(plugin, SaveConfig) and not any(plugin is each for each in learner.standard)
     }
     found = {name: table for name, table in tables.items() if table or name == "fit"}
     if not writer.problems:
@@ -81,17 +83,21 @@ def _error(problems: list[str]) -> ConfigError:
     return ConfigError("this learner cannot be written as it is:", tuple(problems))
 
 
+def _is_own(phase: Phase) -> bool:
+    """Whether a phase is another one than a learner has by itself."""
+    return type(phase) not in STANDARD or vars(phase) != vars(type(phase)())
+
+
 def _settings(learner: Learner, seed: int | None) -> dict[str, Any]:
-    chains = [list(chain) for chain in learner._core.registry.chains]
-    left_out = [plugin.name for plugin in learner._standard if plugin.name not in learner.plugins]
+    left_out = [plugin.name for plugin in learner.standard if plugin.name not in learner.plugins]
     settings: dict[str, tuple[Any, Any]] = {
         "seed": (None, seed),
         "deterministic": (False, seed is not None and torch.are_deterministic_algorithms_enabled()),
         "accumulate": (1, learner.accumulate),
         "accumulate_reduction": ("mean", learner.accumulate_reduction),
-        "standard": (True, bool(learner._standard)),
+        "standard": (True, bool(learner.standard)),
         "block": ([], sorted({*learner.block, *left_out})),
-        "order": ([], chains[0] if len(chains) == 1 else chains),
+        "order": ([], learner.order[0] if len(learner.order) == 1 else learner.order),
     }
     return {name: value for name, (default, value) in settings.items() if value != default}
 
@@ -225,7 +231,7 @@ class _Writer:
         inside = "".join(f'{{"{key}": ' for key in place) + '{"call": ...}' + "}" * len(place)
         self.problems.append(
             f"{dotted(place)}: {describe(value, 0)} {why}: make it by "
-            f'loopkit.config.make("{name}", ...), or give Config.of(..., given={inside})'
+            f'loopkit_files.make("{name}", ...), or give Config.of(..., given={inside})'
         )
 
 

@@ -11,20 +11,21 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from loopkit.config import Config
-from loopkit.eject.code import WIDTH, NoWrittenForm, expression, literal, sorted_imports, wrapped
-from loopkit.eject.draft import TAB, Draft, Limits, loop
-from loopkit.eject.parts import write
+from loopkit.engine.fit import check_count
 from loopkit.errors import LoopkitError
 from loopkit.events import UpdateBegin
-from loopkit.learner import Learner, _check_limits, _no_loss_fn
+from loopkit.learner import Learner, no_loss_fn
 from loopkit.phases import Phase, PredictionPhase, TrainingPhase, ValidationPhase
 from loopkit.words import nearest
+from loopkit_eject.code import WIDTH, NoWrittenForm, expression, literal, sorted_imports, wrapped
+from loopkit_eject.draft import TAB, Draft, Limits, loop
+from loopkit_eject.parts import write
+from loopkit_files import Config
 
 __all__ = ["EjectError", "eject", "eject_config"]
 
 STANDARD = (TrainingPhase, ValidationPhase, PredictionPhase)
-WITHOUT_PART = ("on_interrupt", "loader_timeout", "train", "val")
+WITHOUT_PART = ("on_signal", "loader_timeout", "train", "val")
 """Arguments of ``fit`` that a script can do without, or that are arguments of the function."""
 PHASES = ("phase", "val_phase")
 NO_LOSS = "no loss_fn"
@@ -79,7 +80,7 @@ def eject_config(config: Config, *, partial: bool = False, save: str | None = No
     the metrics of each epoch. The model and the optimizer are made to learn of them; no data is.
 
     Args:
-        config: As `loopkit.config.load` reads it.
+        config: As `loopkit_files.load` reads it.
         partial: Write what can be written, and list the rest in comments at the top.
         save: Where the program saves the weights at its end; by default nowhere.
 
@@ -92,7 +93,7 @@ def eject_config(config: Config, *, partial: bool = False, save: str | None = No
 
     Example::
 
-        Path("train.py").write_text(eject_config(loopkit.config.load("config.toml")))
+        Path("train.py").write_text(eject_config(loopkit_files.load("config.toml")))
     """
     values = config.values
     draft = drafted(config.learner(), values["fit"], "val" in values["data"])
@@ -159,7 +160,8 @@ def drafted(learner: Learner, fit: Mapping[str, Any], val: bool | None) -> Draft
     limits = Limits(**{name: value for name, value in fit.items() if name in known})
     if limits.epochs is None and limits.max_steps is None and limits.max_updates is None:
         raise EjectError('the fit has no end: give epochs, max_steps or max_updates, as in {"epochs": 3}')
-    _check_limits(vars(limits))
+    for name, count in vars(limits).items():
+        check_count(name, count, endless=name == "epochs")
     draft = Draft(learner, limits, val if val is not None else fit.get("val", True) is not None)
     for name in PHASES:
         if fit.get(name) is not None:
@@ -167,8 +169,8 @@ def drafted(learner: Learner, fit: Mapping[str, Any], val: bool | None) -> Draft
     _look_at(draft)
     if draft.problems and not _is_standard(draft):
         return draft
-    places = learner._core.registry.plan(learner.phases["train"]).order[UpdateBegin.hook]
-    order = [placed.entry.plugin for placed in places]
+    rows = learner.explain("train").rows
+    order = [row.plugin for row in rows if row.phase and row.hook == UpdateBegin.hook]
     names = [*order, *(name for name in learner.plugins if name not in order)]  # gradients are changed in this order
     for name in names:
         write(name, learner.plugins[name], draft)
@@ -191,7 +193,7 @@ def _look_at(draft: Draft) -> None:
     if list(learner.optimizers) != ["optimizer"]:
         found = ", ".join(learner.optimizers)
         problems[f"the optimizers {found}" if found else "no optimizer"] = "a script trains with one"
-    if learner.loss_fn is _no_loss_fn:
+    if learner.loss_fn is no_loss_fn:
         problems[NO_LOSS] = "the standard phases need one"
     for phase in learner.phases.values():
         if type(phase) not in STANDARD:

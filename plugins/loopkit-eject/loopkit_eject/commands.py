@@ -1,4 +1,4 @@
-"""The subcommand that writes a configuration out: ``loopkit eject``."""
+"""What the distribution adds to the command ``loopkit``: write the run of a configuration out."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import argparse
 import os
 from pathlib import Path
 
-from loopkit.cli import argument, command, say
-from loopkit.commands.configs import CONFIG, SET, reporting
+from loopkit.cli import argument, say, standalone
+from loopkit_eject import EjectError, eject_config
+from loopkit_files import load
+from loopkit_files.commands import CONFIG, SET, reporting
 
 __all__ = ["eject"]
 
 
-@command(
+@standalone(
     "eject",
     CONFIG,
     argument("-o", "--output", metavar="SCRIPT.py", type=Path, help="where to write (default: standard output)"),
@@ -32,9 +34,6 @@ def eject(options: argparse.Namespace) -> int:
 
     Exit code: 0 if a script was written, 2 if not.
     """
-    from loopkit.config import load
-    from loopkit.eject import EjectError, eject_config
-
     output = options.output
     if output is not None and os.path.lexists(output) and not options.force:
         raise EjectError(f"{output} is there already: give another name, or --force to write over it")

@@ -6,6 +6,7 @@ import inspect
 import math
 import sys
 import tomllib
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from loopkit import Learner, hookimpl, metrics, plugins, schedules
-from loopkit.config import Config, ConfigError, dump, load, make
-from loopkit.config.calls import Caller
-from loopkit.config.lines import line_numbers
-from loopkit.config.overrides import OverrideError, parse
-from loopkit.config.record import SaveConfig, differences
-from loopkit.config.schema import FIT, LEARNER, TABLES
 from loopkit.data import TensorLoader
+from loopkit_files import Config, ConfigError, dump, load, make
+from loopkit_files.calls import Caller
+from loopkit_files.lines import line_numbers
+from loopkit_files.overrides import OverrideError, parse
+from loopkit_files.record import SaveConfig, differences
+from loopkit_files.schema import FIT, LEARNER, TABLES
 
 PARTS = """
 import torch
@@ -903,7 +904,7 @@ def test_config_of_names_what_cannot_be_written(tmp_path):
         "plugins.checkpoint", "plugins.metrics", "plugins.mine", "plugins.schedule",
     ]  # fmt: skip
     assert found["model"] == (
-        'Linear was made by hand, and it does not tell its options: make it by loopkit.config.make("torch.nn:Linear", '
+        'Linear was made by hand, and it does not tell its options: make it by loopkit_files.make("torch.nn:Linear", '
         '...), or give Config.of(..., given={"model": {"call": ...}})'
     )
     assert found["loss"] == "a lambda, which no module has by name: define it by def in a module that can be imported"
@@ -998,11 +999,44 @@ def test_config_is_saved_beside_checkpoints_of_another_plugin_that_has_a_directo
     assert Path("runs/late/config.toml").exists() == saved
 
 
+def test_config_is_saved_beside_the_checkpoints_of_each_plugin(parts):
+    Path("helpless.py").write_text(SAVERS)
+    load(parts(SAVED + '[plugins.saver]\ncall = "helpless:Late"\n')).build().run()
+    assert Path("runs/a/config.toml").read_text() == Path("runs/late/config.toml").read_text()
+
+
 def test_config_that_cannot_be_written_ends_no_run(parts):
     Path("runs/a/config.toml").mkdir(parents=True)
     with pytest.warns(UserWarning, match=r"config\.toml cannot be written: .* The run goes on without it") as caught:
         result = load(parts(SAVED)).build().run()
     assert (result.reason, len(caught)) == ("epochs", 1)
+
+
+OFTEN = {
+    "checkpoint": {"directory": "runs/a"},
+    "clip_grad_norm": {"max_norm": 1.0},
+    "early_stopping": {},
+    "history": {"steps": True},
+    "log_metrics": {"every": 1},
+    "log_to": {"backends": ["runs/log"]},
+    "metrics": {"metrics": [{"call": "loopkit.metrics:BinaryAccuracy", "from_logits": True}]},
+    "mixed_precision": {"dtype": "bfloat16"},
+    "monitor": {"directory": "runs/monitor"},
+    "schedule": {"schedule": {"call": "loopkit.schedules:cosine"}},
+    "weight_average": {"decay": 0.9},
+}
+
+
+@pytest.mark.parametrize("pair", list(combinations(OFTEN, 2)), ids="+".join)
+def test_plugins_that_are_often_used_go_together(pair, parts):
+    if "monitor" in pair:
+        pytest.importorskip("loopkit_monitor")
+    data = {"train": {"call": "parts:train"}, "val": {"call": "parts:val"}}
+    values = {**tomllib.loads(RUN), "data": data, "plugins": {name: OFTEN[name] for name in pair}}
+    built = load(parts(dump(Config(values)))).build()
+    assert set(pair) <= set(built.learner.plugins)
+    assert built.run().epochs == 2
+    assert Path("runs/a/config.toml").exists() == ("checkpoint" in pair)
 
 
 def test_differences_name_places():
@@ -1019,7 +1053,7 @@ def test_differences_name_places():
 def test_save_config_keeps_the_contract(tmp_path):
     from loopkit.testing import check_plugin
 
-    check_plugin(lambda: SaveConfig(Config({"fit": {"epochs": 1}}), tmp_path))
+    check_plugin(lambda: SaveConfig(Config({"fit": {"epochs": 1}}), [tmp_path]))
 
 
 def test_data_made_by_a_file_are_those_of_the_module(parts):

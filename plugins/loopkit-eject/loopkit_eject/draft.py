@@ -11,8 +11,8 @@ from typing import Literal
 
 import torch
 
-from loopkit.eject.code import number
 from loopkit.learner import Learner
+from loopkit_eject.code import number
 
 __all__ = ["TAB", "Accumulator", "Draft", "Limits", "Place", "loop"]
 

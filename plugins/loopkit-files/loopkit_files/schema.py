@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from loopkit.config.calls import Report, article
-from loopkit.config.lines import Place
 from loopkit.words import nearest
+from loopkit_files.calls import Report, article
+from loopkit_files.lines import Place
 
 __all__ = ["FIT", "LEARNER", "TABLES", "check_structure"]
 
@@ -65,7 +65,7 @@ FIT: dict[str, Check] = {
     "validate_every": _count,
     "validate_every_updates": _count,
     "overfit_batches": _count,
-    "on_interrupt": _one_of("raise", "return"),
+    "on_signal": _one_of("raise", "return"),
     "loader_timeout": _seconds,
 }
 """The keys of ``[fit]``: the arguments of ``Learner.fit``."""
