@@ -42,10 +42,8 @@ if TYPE_CHECKING:
     from loopkit.phases import Phase
     from loopkit.step import Step
 
-__all__ = ["Implementation", "Instrument", "Plan", "Registry"]
+__all__ = ["Implementation", "Plan", "Registry"]
 
-Instrument = Callable[[str, str, "partial[Any]"], Any]
-"""``fn(hook, plugin, call)``: must return ``call()``, a partial of the implementation and its arguments."""
 Fire = Callable[["Step | None"], None]
 LOG_VALUE = "log_value"
 INSTRUMENT = "instrument_call"
@@ -79,10 +77,9 @@ class Plan:
 class Registry:
     """The plugins of one learner, and the plans compiled from them."""
 
-    def __init__(self, learner: Learner, order: Sequence[Any], instrument: Instrument | None) -> None:
+    def __init__(self, learner: Learner, order: Sequence[Any]) -> None:
         self.learner = learner
         self.chains = _chains(order)
-        self.instrument = instrument
         self.version = 0
         """Changes whenever a plugin comes or goes."""
         self._manager = pluggy.PluginManager(PROJECT)
@@ -246,13 +243,9 @@ class Registry:
 
     def call(self, impl: Implementation, **given: Any) -> Any:
         """Call an implementation that belongs to no phase."""
-        call: Callable[[], Any] = partial(impl.function, *(given[name] for name in impl.arguments))
         try:
-            if impl.hook.name != INSTRUMENT:
-                call = self._instrumented(impl, given.get("phase"), call)
-            if self.instrument is None:
-                return call()
-            return self.instrument(impl.hook.name, impl.entry.plugin, partial(call))
+            call = impl.function if impl.hook.name == INSTRUMENT else self._instrumented(impl, given.get("phase"))
+            return call(*(given[name] for name in impl.arguments))
         except Cancel:
             raise
         except BaseException as error:
@@ -361,7 +354,7 @@ class Registry:
     def pack(self, plugin: Any, packed: list[Packed] | None) -> None:
         """What `Learner.pack_log` does."""
         self._packs = [each for each in self._packs if each[0] is not plugin]
-        if packed is not None and self.instrument is None:
+        if packed is not None:
             self._packs.append((plugin, packed))
         self._bind_log()
 
@@ -427,34 +420,8 @@ class Registry:
 
     def _call(self, impl: Implementation, dynamic: tuple[str, ...], phase: Phase | None) -> Callable[..., Any]:
         """A callable that takes the ``dynamic`` arguments by position and passes on those that are wanted."""
-        return self._instrumented(impl, phase, self._adapted(impl, dynamic, phase))
-
-    def _instrumented(self, impl: Implementation, phase: Phase | None, call: Callable[..., Any]) -> Callable[..., Any]:
-        """What other plugins' ``instrument_call`` puts in the place of a call."""
-        for each in self.ordered(INSTRUMENT):
-            if each.plugin is not impl.plugin:
-                name = "" if phase is None else phase.name
-                target = Target(name, impl.hook.name, impl.entry.plugin, impl.function)
-                call = self.call(each, learner=self.learner, target=target, call=call)
-                if not callable(call):
-                    raise PluginError(
-                        f"plugin {each.entry.plugin!r}: instrument_call returned {describe(call)}, not what to call in "
-                        f"the place of {target.plugin}.{target.hook}: return call, or a function that calls it"
-                    )
-        return call
-
-    def _adapted(self, impl: Implementation, dynamic: tuple[str, ...], phase: Phase | None) -> Callable[..., Any]:
         fixed = {"learner": self.learner, "phase": phase}
-        wanted = impl.arguments
-        function, instrument = impl.function, self.instrument
-        if instrument is not None:
-            hook, plugin = impl.hook.name, impl.entry.plugin
-
-            def measured(*values: Any) -> Any:
-                given = {**fixed, **dict(zip(dynamic, values, strict=False))}
-                return instrument(hook, plugin, partial(function, *(given[name] for name in wanted)))
-
-            return measured
+        function, wanted = self._instrumented(impl, phase), impl.arguments
         leading = wanted[: len(wanted) - len(dynamic)]
         if wanted == leading + dynamic and all(name in fixed for name in leading):
             return partial(function, *(fixed[name] for name in leading)) if leading else function
@@ -467,6 +434,21 @@ class Registry:
             bound = partial(function, *(fixed[name] for name in wanted))
             return lambda *values: bound()
         return adapted
+
+    def _instrumented(self, impl: Implementation, phase: Phase | None) -> Callable[..., Any]:
+        """The implementation, or what other plugins' ``instrument_call`` puts in its place."""
+        call = impl.function
+        for each in self.ordered(INSTRUMENT):
+            if each.plugin is not impl.plugin:
+                name = "" if phase is None else phase.name
+                target = Target(name, impl.hook.name, impl.entry.plugin, impl.function, impl.arguments)
+                call = self.call(each, learner=self.learner, target=target, call=call)
+                if not callable(call):
+                    raise PluginError(
+                        f"plugin {each.entry.plugin!r}: instrument_call returned {describe(call)}, not what to call in "
+                        f"the place of {target.plugin}.{target.hook}: return call, or a function that calls it"
+                    )
+        return call
 
 
 class _Context:

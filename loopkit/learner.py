@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, IterableDataset
 from loopkit import generators
 from loopkit.batches import describe
 from loopkit.discovery import checked_block, make_plugin, origin
-from loopkit.dispatch import Implementation, Instrument, Registry, add_note, locate, plugin_name, shown, unwrapped
+from loopkit.dispatch import Implementation, Registry, add_note, locate, plugin_name, shown, unwrapped
 from loopkit.distributed.agreement import Agreement, compare
 from loopkit.distributed.sharded import is_sharded
 from loopkit.distributed.world import World
@@ -97,7 +97,6 @@ class Learner:
         block: Names of plugins that this learner never takes: one that is given is refused, before it is imported if it
             is given by name, and a standard one is left out.
         order: Plugin names (or what they provide) that run in this order wherever they meet; or several such lists.
-        instrument: ``fn(hook, plugin, call)`` through which every call of a plugin goes; it must return ``call()``.
 
     Raises:
         PluginError: A plugin is malformed, or two do not go together.
@@ -124,7 +123,6 @@ class Learner:
         standard: bool = True,
         block: Iterable[str] = (),
         order: Sequence[Any] = (),
-        instrument: Instrument | None = None,
     ) -> None:
         if accumulate < 1:
             raise PhaseError(f"accumulate is {accumulate}: it counts the steps of an update, from 1")
@@ -209,7 +207,7 @@ class Learner:
         """Where what is logged now is, if that was looked up since it has changed last."""
         self._thread = 0
         """The one that runs the passes, and changes that."""
-        self._registry = Registry(self, order, instrument)
+        self._registry = Registry(self, order)
         if not isinstance(plugins, Iterable) or isinstance(plugins, str):
             raise PluginError(f"plugins is {plugins!r}: give a list, plugins=[...]")
         if isinstance(plugins, Mapping):

@@ -47,7 +47,6 @@ def tables_of(
         "phases": learner._given_phases and "phases of your own",
         "model": isinstance(learner.model, Mapping) and "several models",
         "optimizer": isinstance(learner.optimizer, Mapping) and "several optimizers",
-        "instrument": learner._registry.instrument and "an instrument",
     }.items():
         if problem:
             writer.problems.append(f"{name}: a configuration has no place for {problem}: keep the script")
