@@ -89,6 +89,8 @@ class Target:
     plugin: str
     function: Callable[..., Any]
     """The implementation itself, which says where its code is."""
+    arguments: tuple[str, ...]
+    """Those of the hook's arguments that the implementation takes, in its order."""
 
 
 class Hooks:
@@ -148,7 +150,7 @@ class Hooks:
         """Transform: return what is called in the place of another plugin's hook, such as one that measures it.
 
         Called for each hook of each other plugin when the plan is made: it costs nothing in a step but what it returns.
-        That is given the same arguments, by position, must return what ``call`` returns, and let pass what it raises.
+        That is given ``target.arguments`` by position, must return what ``call`` returns, and let pass what it raises.
         """
         return call
 

@@ -34,7 +34,6 @@ __all__ = [
     "TensorInfo",
     "check",
     "pack",
-    "packed_size",
     "peek",
     "read_header",
     "refusal",
@@ -223,16 +222,6 @@ def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = Non
     """
     header, plan = _plan(tensors, metadata)
     return _stream(header, plan)
-
-
-def packed_size(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> int:
-    """How many bytes :func:`pack` gives in all.
-
-    Raises:
-        StateError: As :func:`pack`.
-    """
-    header, plan = _plan(tensors, metadata)
-    return len(header) + sum(_nbytes(tensor) for tensor in plan)
 
 
 def peek(source: Source) -> dict[str, TensorInfo]:

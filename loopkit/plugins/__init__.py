@@ -13,7 +13,6 @@ from loopkit.plugins.checkpoint import Checkpoint
 from loopkit.plugins.compile import Compile
 from loopkit.plugins.cost import Cost
 from loopkit.plugins.cuda_graph import CudaGraph
-from loopkit.plugins.cudnn_benchmark import CudnnBenchmark
 from loopkit.plugins.ddp import DDP
 from loopkit.plugins.early_stopping import EarlyStopping
 from loopkit.plugins.find_syncs import FindSyncs
@@ -54,7 +53,6 @@ __all__ = [
     "Compile",
     "Cost",
     "CudaGraph",
-    "CudnnBenchmark",
     "EarlyStopping",
     "EvalMode",
     "FindSyncs",

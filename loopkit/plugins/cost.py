@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopkit.hooks import hookimpl, hooks
+from loopkit.hooks import hookimpl
 from loopkit.logs.kinds import Table
-from loopkit.plugins.around import around
+from loopkit.plugins.around import around, with_default
 from loopkit.tabular import aligned
 
 if TYPE_CHECKING:
@@ -113,12 +113,8 @@ class Cost:
     def instrument_call(self, target: Target, call: Call) -> Call:
         """Measure the call."""
         cell = self._cell(target.phase, target.hook, target.plugin)
-        if target.hook == "optimizer_step":
-            return self._timed_verb(cell, self._cell(target.phase, STEP), call)
-        of_step = target.phase and (
-            hooks()[target.hook].kind == "event" or target.hook in ("step_context", "move_batch")
-        )
-        timed = self._timed_one(cell, call) if of_step else self._timed(cell, call)
+        step = self._cell(target.phase, STEP)
+        timed = self._timed(cell, with_default(target, call, lambda default: self._timed(step, default, 0)))
         return self._timed_context(cell, timed) if target.hook.endswith("_context") else timed
 
     @hookimpl
@@ -222,30 +218,8 @@ class Cost:
 
         return timed
 
-    def _timed_one(self, cell: _Cell, call: Call) -> Call:
-        """`_timed` of what takes one argument: what a step calls, where each microsecond counts."""
-        spent = self._all
-
-        def timed(value: Any) -> Any:
-            before, begun = spent.seconds, clock()
-            try:
-                return call(value)
-            finally:
-                whole = clock() - begun
-                cell.calls += 1
-                cell.seconds += whole - spent.seconds + before
-                spent.seconds = before + whole
-
-        return timed
-
     def _timed_context(self, cell: _Cell, make: Call) -> Call:
         return lambda *values: around(make(*values), lambda call: self._timed(cell, call, 0))
-
-    def _timed_verb(self, cell: _Cell, step: _Cell, call: Call) -> Call:
-        def without_default(given: Any, optimizer: Any, closure: Any, default: Call) -> Any:
-            return call(given, optimizer, closure, self._timed(step, default, 0))
-
-        return self._timed(cell, without_default)
 
 
 class _Cell:

@@ -19,7 +19,7 @@ import torch
 
 from loopkit.hooks import hookimpl, hooks
 from loopkit.logs.kinds import Table
-from loopkit.plugins.around import around
+from loopkit.plugins.around import around, with_default
 from loopkit.syncs import TensorReads, caller, tensors
 from loopkit.tabular import aligned
 
@@ -124,9 +124,9 @@ class FindSyncs:
             return call
         owner = _Owner(target.phase, target.hook, target.plugin, _file(target.function))
 
+        call = with_default(target, call, partial(self._of, _Owner(target.phase, "step", "", "")))
+
         def watched(*values: Any) -> Any:
-            if target.hook == "optimizer_step":
-                values = (*values[:-1], self._of(_Owner(target.phase, "step", "", ""), values[-1]))
             with self._watching(owner):
                 made = call(*values)
             return around(made, partial(self._of, owner)) if hook.kind == "context" else made

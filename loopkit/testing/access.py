@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from loopkit.engine.order import EVERYTHING, Entry
 from loopkit.engine.step import Step
+from loopkit.hooks import Target, hookimpl
 from loopkit.learner import Learner
 from loopkit.testing.bits import Bits, tensors_in
 
@@ -25,7 +25,9 @@ __all__ = ["AccessWatch"]
 
 
 class AccessWatch:
-    """An instrument that hands guarded views to one plugin, and compares before and after its calls."""
+    """Hands guarded views to one plugin, and compares before and after its calls."""
+
+    name = "~access_watch"
 
     def __init__(self, plugin: str) -> None:
         self.plugin = plugin
@@ -35,24 +37,26 @@ class AccessWatch:
         self._hooks: list[str] = []
         self._learner_view: _LearnerView | None = None
 
-    def attach(self, learner: Learner) -> None:
-        """Watch this learner."""
-        self.learner = learner
+    @hookimpl
+    def instrument_call(self, learner: Learner, target: Target, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Watch the call, if it is the plugin's, and give it views."""
+        self.learner, hook = learner, target.hook
+        if target.plugin != self.plugin:
+            return call
 
-    def __call__(self, hook: str, plugin: str, call: partial[Any]) -> Any:
-        """Make the call; if it is the plugin's, with views."""
-        if plugin != self.plugin:
-            return call()
-        step = next((value for value in call.args if isinstance(value, Step)), None)
-        batch = [value for value in call.args if value is not self.learner] if hook == "move_batch" else []
-        with self.during(hook, step, batch):
-            result = call.func(*(self.view(value) for value in call.args))
-        if result is not None and hook in ("step_context", "epoch_context"):
-            return self._context(hook, step, result)
-        if hook in ("setup_model", "move_batch") and not any(result is value for value in call.args):
-            with self.entered(hook):
-                self.change("model" if hook == "setup_model" else "batch")
-        return result
+        def watched(*values: Any) -> Any:
+            step = next((value for value in values if isinstance(value, Step)), None)
+            batch = [value for value in values if value is not learner] if hook == "move_batch" else []
+            with self.during(hook, step, batch):
+                result = call(*map(self.view, values))
+            if result is not None and hook in ("step_context", "epoch_context"):
+                return self._context(hook, step, result)
+            if hook in ("setup_model", "move_batch") and not any(result is value for value in values):
+                with self.entered(hook):
+                    self.change("model" if hook == "setup_model" else "batch")
+            return result
+
+        return watched
 
     @contextmanager
     def _context(self, hook: str, step: Step | None, context: Any) -> Iterator[None]:

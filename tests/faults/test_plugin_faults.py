@@ -362,7 +362,7 @@ def test_fault_matrix_samples_every_site_kind_and_place():
 def test_fault_matrix_holds_every_hook():
     own = {name for name, hook in hooks().items() if hook.kind != "event" or own_event(name)}
     others = {"signal_begin", "setup_data"}  # one comes by a signal alone, the other also before the fit: see below
-    others |= {"log_value", "instrument_call"}  # in tests/logs and tests/plugins/test_cost.py
+    others |= {"log_value", "instrument_call"}  # in tests/logs and tests/test_dispatch.py
     assert own - {site.hook for site in SITES} <= others
 
 
@@ -466,19 +466,21 @@ def test_fault_outside_plugins_passes_through_and_leaves_nothing_behind(place, k
 def test_fault_of_the_instrument_has_a_note_and_ends_the_fit_for_all():
     error = Fault("meter")
 
-    def instrument(hook, plugin, call):
-        if hook == "loss_begin":
-            raise error
-        return call()
+    class Meter:
+        @hookimpl
+        def instrument_call(self, target, call):
+            def fails(*values):
+                raise error
+
+            return fails if target.hook == "loss_begin" else call
 
     three, _, plugins = members(Site("none"), 0, 0, None)
     learner = Learner(
         nn.Linear(3, 1),
         nn.MSELoss(),
         sgd,
-        plugins=plugins,
+        plugins=[*plugins, Meter()],
         standard=False,
-        instrument=instrument,
         order=["surround", "a", "b", "c"],
     )
     with pytest.raises(Fault) as caught:

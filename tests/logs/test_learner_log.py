@@ -324,12 +324,15 @@ def test_listeners_come_and_go_during_a_fit() -> None:
 def test_instrument_sees_listeners() -> None:
     seen = []
 
-    def instrument(hook: str, plugin: str, call: Any) -> Any:
-        seen.append((hook, plugin))
-        return call()
+    class Spy:
+        @hookimpl
+        def instrument_call(self, target: Any, call: Any) -> Any:
+            return lambda record: (seen.append((target.hook, target.plugin)), call(record))[1]
 
-    make_learner(Listener(), instrument=instrument).log("x", 1.0)
+    listener = Listener()
+    make_learner(listener, Spy()).log("x", 1.0)
     assert seen == [("log_value", "listener")]
+    assert listener.records[0].value == 1.0
 
 
 def test_log_value_of_no_phase_takes_no_phase() -> None:

@@ -19,7 +19,6 @@ from loopkit.plugins import (
     AverageParameters,
     ChannelsLast,
     Cost,
-    CudnnBenchmark,
     FindSyncs,
     History,
     LogMetrics,
@@ -68,7 +67,6 @@ class Terminal(io.StringIO):
 PLUGINS = {
     "AverageParameters": AverageParameters,
     "ChannelsLast": ChannelsLast,
-    "CudnnBenchmark": CudnnBenchmark,
     "DDP": DDP,
     "DDP(overlap=False, weighted=True)": lambda: DDP(overlap=False, weighted=True),
     "FSDP": FSDP,

@@ -1,4 +1,4 @@
-"""Where the time goes: `Cost`, and the hook ``instrument_call`` that it is built on."""
+"""Where the time goes: `Cost`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from helpers import batches, on, raising
 from torch import nn
 
-from loopkit import CancelStep, Learner, LoopkitError, PredictionPhase, hookimpl
+from loopkit import CancelStep, Learner, PredictionPhase, hookimpl
 from loopkit.logs import Backend, Table
 from loopkit.plugins import ClipGradNorm, Cost, FindSyncs, LogTo, Metrics, MixedPrecision, ModuleProfile
 from loopkit.testing import plugin_contract, tiny_problem
@@ -269,9 +269,10 @@ def test_cost_goes_with_the_other_tools():
 
 def calls(learner):
     """The names of the functions in the plan of training."""
-    fires = learner._registry.plan(learner.phases["train"]).fire.values()
+    fires = learner._core.registry.plan(learner.phases["train"]).fire.values()
     cells = [cell.cell_contents for fire in fires if fire is not None for cell in fire.__closure__]
-    return {call.__name__ for cell in cells if isinstance(cell, list) for call in cell if hasattr(call, "__name__")}
+    functions = [getattr(call, "func", call) for cell in cells if isinstance(cell, list) for call in cell]
+    return {function.__name__ for function in functions if hasattr(function, "__name__")}
 
 
 def test_plan_without_cost_is_as_before():
@@ -282,94 +283,6 @@ def test_plan_without_cost_is_as_before():
     assert str(learner.explain()) == str(bare.explain())
     assert calls(learner) == calls(bare)
     assert "timed" not in calls(bare)
-
-
-# The hook
-
-
-class Spy:
-    """Notes the targets, and each call."""
-
-    def __init__(self, name="spy"):
-        self.name = name
-        self.targets, self.calls = [], []
-
-    @hookimpl
-    def instrument_call(self, target, call):
-        key = (target.phase, target.hook, target.plugin)
-        self.targets.append(key)
-
-        def noted(*values):
-            self.calls.append(key)
-            return call(*values)
-
-        return noted
-
-
-def test_instrument_sees_the_hooks_of_other_plugins_alone():
-    spy, other = Spy(), on("step_end", lambda **_: None, name="other")
-    fit(spy, other, epochs=1)
-    assert {key[2] for key in spy.targets} == {"other"}
-    assert spy.calls == [("train", "step_end", "other")] * 4 + [("val", "step_end", "other")] * 2
-
-
-def test_instruments_wrap_each_other_in_the_order_of_the_plan():
-    one, two = Spy("one"), Spy("two")
-    fit(two, one, on("fit_begin", lambda **_: None, name="other"), epochs=1)
-    assert one.calls == two.calls == [("", "fit_begin", "other")]
-
-
-def test_instrument_sees_hooks_of_no_phase_and_transforms():
-    class Others:
-        @hookimpl
-        def setup_model(self, model):
-            return model
-
-        @hookimpl
-        def setup_data(self, data):
-            return data
-
-        @hookimpl
-        def move_batch(self, batch):
-            return batch
-
-        @hookimpl
-        def log_value(self, record):
-            self.value = record.value
-
-    spy, others = Spy(), Others()
-    learner = fit(spy, others, epochs=1)
-    learner.log("x", 1.0)
-    assert others.value == 1.0
-    assert {hook for _, hook, _ in spy.calls} == {"setup_model", "setup_data", "move_batch", "log_value"}
-    assert ("train", "setup_data", "others") in spy.calls
-
-
-def test_instrument_that_returns_nothing_to_call_is_refused():
-    class Forgets:
-        @hookimpl
-        def instrument_call(self, call):
-            pass
-
-    with pytest.raises(LoopkitError, match="plugin 'forgets': instrument_call returned NoneType, not what to call"):
-        fit(Forgets(), Metrics())
-
-
-def test_instrument_that_raises_is_named():
-    class Broken:
-        @hookimpl
-        def instrument_call(self, call):
-            raise ValueError("broken")
-
-    with pytest.raises(ValueError, match="broken") as caught:
-        fit(Broken(), Metrics())
-    assert any("instrument_call of plugin 'broken'" in note for note in caught.value.__notes__)
-
-
-def test_error_in_a_hook_that_is_measured_names_the_plugin():
-    with pytest.raises(ValueError, match="no") as caught:
-        fit(Cost(show=False), raising("step_end", ValueError("no"), name="bad"))
-    assert any("step_end of plugin 'bad'" in note for note in caught.value.__notes__)
 
 
 @pytest.mark.gpu

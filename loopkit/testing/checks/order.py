@@ -63,7 +63,7 @@ def declared_access(case: Case) -> list[str]:
     """
     plugins = case.plugins()
     watch = AccessWatch(plugin_name(plugins[0]))
-    learner = case.bench([*plugins, Disturbance()], watch)
+    learner = case.bench([*plugins, Disturbance(), watch])
     try:
         learner.train()
         if isinstance(learner.model, nn.Module) and not case.phases:

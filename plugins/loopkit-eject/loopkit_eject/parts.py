@@ -23,7 +23,6 @@ from loopkit.plugins import (
     ClipGradNorm,
     ClipGradValue,
     Cost,
-    CudnnBenchmark,
     EarlyStopping,
     EvalMode,
     FindSyncs,
@@ -166,11 +165,6 @@ def _channels_last(plugin: ChannelsLast, draft: Draft) -> None:
     )
     draft.add("model", "model.to(memory_format=torch.channels_last)")
     draft.add("batch", "inputs = channels_last(inputs)", "targets = channels_last(targets)")
-
-
-@writes(CudnnBenchmark)
-def _cudnn_benchmark(plugin: CudnnBenchmark, draft: Draft) -> None:
-    draft.add("setup", "torch.backends.cudnn.benchmark = True")
 
 
 @writes(Freeze)

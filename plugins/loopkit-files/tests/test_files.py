@@ -598,7 +598,7 @@ def test_keys_of_learner_and_fit_are_the_arguments():
     fit = inspect.signature(Learner.fit).parameters
     assert list(FIT) == [name for name in fit if name not in ("self", "train", "val", "phase", "val_phase")]
     learner = set(inspect.signature(Learner).parameters)
-    assert set(LEARNER) == learner - {"model", "loss_fn", "optimizer", "plugins", "phases", "instrument"}
+    assert set(LEARNER) == learner - {"model", "loss_fn", "optimizer", "plugins", "phases"}
 
 
 # --------------------------------------------------------------------------------------------------------- what is made
