@@ -119,7 +119,7 @@ def by_loopkit(batches: Batches, *, clip: bool = False, metrics: bool = False, d
     plugins += [ClipGradNorm(1.0)] if clip else []
     plugins += [Metrics(Accuracy())] if metrics else []
     learner = Learner(model, loss_fn, optimizer, plugins=plugins, standard=False)
-    with learner.fitting():
+    with learner.rounds():
         yield lambda: learner.run("train", batches)
 
 
@@ -226,7 +226,7 @@ def unequal(rounds: int) -> dict[str, Any]:
         other, its_optimizer, _ = problem()
         alone = Learner(other, loss_fn, its_optimizer, plugins=[pace], standard=False)
         seconds, ideals, shares = [], [], []
-        with learner.fitting():
+        with learner.rounds():
             learner.run("train", loader)  # calibrates
             for _ in range(rounds):
                 batches = data(rank)[:40]

@@ -164,6 +164,10 @@ class Learner:
         """Steps per update."""
         return self._core.accumulate
 
+    @accumulate.setter
+    def accumulate(self, steps: int) -> None:
+        self._core.accumulate = steps
+
     @property
     def progress(self) -> Progress:
         """Counters of the training phases, over all fits."""

@@ -90,7 +90,7 @@ def fails(learner, error, act, *parts):
     text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
     for part in parts:
         assert re.search(part, text), f"{part!r} is not in:\n{text}"
-    assert learner._epochs == []
+    assert learner.running is None
     assert not learner.model.training
     assert torch.is_grad_enabled()
     log = learner.plugins["fit_log"]
@@ -526,7 +526,7 @@ def test_learner_has_no_optimizer():
     learner = Learner(nn.Linear(4, 3), nn.CrossEntropyLoss(), standard=False)
     with pytest.raises(PhaseError, match=r"the learner has no optimizer; give Learner\(optimizer=\.\.\.\)"):
         learner.fit(batches(), epochs=1)
-    assert learner._epochs == []
+    assert learner.running is None
 
 
 def test_optimizer_gets_no_parameters():
@@ -727,7 +727,7 @@ def test_hook_argument_is_misspelt():
         def step_begin(self, stpe):
             pass
 
-    adding(make(), PluginError, [Typo()], r"'stpe' \(did you mean 'step'\?\); it can take learner, phase, step")
+    adding(make(), PluginError, [Typo()], r"'stpe' \(did you mean 'step'\?\); it can take learner, phase, epoch, step")
 
 
 def test_plugin_is_a_class():
@@ -767,7 +767,7 @@ def test_plugins_implement_one_verb():
         default()
 
     plugins = [type(label, (), {"optimizer_step": hookimpl(verb)})() for label in ("One", "Other")]
-    adding(make(), PluginConflict, plugins, "'one' and 'other' both implement the verb optimizer_step in phase 'train'")
+    adding(make(), PluginConflict, plugins, "'one' and 'other' both implement optimizer_step in phase 'train'")
 
 
 def test_plugins_stand_in_a_cycle():
@@ -839,7 +839,7 @@ def test_fit_is_called_inside_fitting():
     learner = make()
 
     def act():
-        with learner.fitting():
+        with learner.rounds():
             learner.fit(batches(), epochs=1)
 
     fails(learner, ReentrancyError, act, "a fit is running")

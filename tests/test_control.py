@@ -285,7 +285,8 @@ def test_result_counts_its_own_fit_and_progress_counts_all():
 
 def test_result_of_fitting_is_end():
     learner = make_learner()
-    with learner.fitting() as result:
+    with learner.rounds() as rounds:
+        result = rounds.result
         assert result.reason == "running"
         learner.run("train", batches(2))
     assert (result.reason, result.epochs, result.steps) == ("end", 1, 2)

@@ -91,7 +91,7 @@ def test_plugin_with_a_misspelt_argument_is_refused_with_the_nearest_spelling():
     refused(
         Plugin(),
         message=r"step_begin: no argument is called 'lerner' \(did you mean 'learner'\?\); "
-        r"it can take learner, phase, step$",
+        r"it can take learner, phase, epoch, step$",
     )
 
 
@@ -108,7 +108,7 @@ def test_plugin_that_wants_a_step_from_an_epoch_event_is_refused():
 def test_plugin_with_arguments_that_are_not_plain_is_refused(kind):
     scope = {"hookimpl": hookimpl}
     exec(f"class Plugin:\n    @hookimpl\n    def step_begin(self, {kind}): pass", scope)
-    refused(scope["Plugin"](), message="no argument is called .*; it can take learner, phase, step")
+    refused(scope["Plugin"](), message="no argument is called .*; it can take learner, phase, epoch, step")
 
 
 def test_plugin_with_an_argument_with_a_default_is_refused():
@@ -344,7 +344,7 @@ class Verb:
 
 
 def test_plugins_with_the_same_verb_are_refused():
-    message = "'a' and 'b' both implement the verb optimizer_step in phase 'train': keep one"
+    message = "'a' and 'b' both implement optimizer_step in phase 'train': keep one"
     refused(Verb("a"), Verb("b"), message=message, error=PluginConflict)
 
 
@@ -405,7 +405,7 @@ def test_learner_refuses_an_event_that_no_known_phase_emits_before_the_first_ste
     with pytest.raises(PluginError, match=r"plugin 'umbrella', rain_begin: no known phase emits .*phases=\[\.\.\.\]"):
         learner.fit(batches(), epochs=1)
     assert listener.steps == []
-    assert learner._epochs == []
+    assert learner.running is None
     learner.remove("umbrella")
     learner.fit(batches(), epochs=1)
     assert listener.steps == [0, 1]
@@ -579,7 +579,7 @@ class FitLog:
 def test_replace_in_a_fit_ends_each_plugin_that_began_once_even_if_the_new_one_failed():
     log = []
     learner = make(FitLog(log, "old"))
-    with learner.fitting():
+    with learner.rounds():
         with pytest.raises(RuntimeError, match="broken"):
             learner.replace("fit_log", FitLog(log, "failing", fails=True))
         learner.replace("fit_log", FitLog(log, "new"))

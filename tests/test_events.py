@@ -117,7 +117,7 @@ def test_evaluate_has_no_fit_events():
 def test_fitting_brackets_a_loop_of_your_own():
     log = EventLog()
     learner = make_learner(log)
-    with learner.fitting():
+    with learner.rounds():
         with learner.epoch("train", length=1) as epoch:
             epoch.step(batches(1)[0])
         learner.run("val", batches(1))

@@ -172,7 +172,7 @@ def test_explain_shows_fit_begin_in_the_order_in_which_it_runs():
 
     ran = []
     learner = make(plugins=[Named("a"), Named("b"), Between()])
-    with learner.fitting():
+    with learner.rounds():
         pass
     assert [row.plugin for row in learner.explain().rows if row.hook == "fit_begin"] == ran == ["b", "a"]
 

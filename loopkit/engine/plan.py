@@ -89,11 +89,9 @@ class Compiler:
 
     def call(self, impl: Implementation, **given: Any) -> Any:
         """Call an implementation that belongs to no epoch."""
-        call: Callable[[], Any] = partial(impl.function, *(given[name] for name in impl.arguments))
         try:
-            if impl.hook.name != INSTRUMENT:
-                call = self._instrumented(impl, given.get("phase"), call)
-            return call()
+            call = impl.function if impl.hook.name == INSTRUMENT else self._instrumented(impl, given.get("phase"))
+            return call(*({"learner": self._learner, **given}[name] for name in impl.arguments))
         except Cancel:
             raise
         except BaseException as error:
@@ -102,7 +100,28 @@ class Compiler:
 
     def bound(self, impl: Implementation, dynamic: tuple[str, ...], phase: Phase | None) -> Callable[..., Any]:
         """A callable that takes the ``dynamic`` arguments by position and passes on those that are wanted."""
-        return self._instrumented(impl, phase, self._adapted(impl, dynamic, phase))
+        fixed = {"learner": self._learner, "phase": phase}
+        function, wanted = self._instrumented(impl, phase), impl.arguments
+        leading = tuple(name for name in wanted if name in fixed)
+        later = wanted[len(leading) :]
+        if wanted[: len(leading)] == leading:  # in the order in which hooks list them
+            first = partial(function, *(fixed[name] for name in leading)) if leading else function
+            if later == dynamic:
+                return first
+            if not later:
+                return lambda *values: first()
+            if dynamic == ("step",) and later == ("epoch", "step"):
+                return lambda step: first(step.epoch, step)
+            if dynamic == ("step",) and later == ("epoch",):
+                return lambda step: first(step.epoch)
+
+        def adapted(*values: Any) -> Any:
+            given = {**fixed, **dict(zip(dynamic, values, strict=False))}
+            if "step" in given:
+                given["epoch"] = given["step"].epoch
+            return function(*(given[name] for name in wanted))
+
+        return adapted
 
     def _event(self, event: type[Event], impls: list[Implementation], phase: Phase) -> Fire | None:
         if not impls:
@@ -187,43 +206,20 @@ class Compiler:
 
         return move
 
-    def _instrumented(self, impl: Implementation, phase: Phase | None, call: Callable[..., Any]) -> Callable[..., Any]:
-        """What other plugins' ``instrument_call`` puts in the place of a call."""
+    def _instrumented(self, impl: Implementation, phase: Phase | None) -> Callable[..., Any]:
+        """The implementation, or what other plugins' ``instrument_call`` puts in its place."""
+        call = impl.function
         for each in self._instruments:
             if each.plugin is not impl.plugin:
                 name = "" if phase is None else phase.name
-                target = Target(name, impl.hook.name, impl.entry.plugin, impl.function)
-                call = self.call(each, learner=self._learner, target=target, call=call)
+                target = Target(name, impl.hook.name, impl.entry.plugin, impl.function, impl.arguments)
+                call = self.call(each, target=target, call=call)
                 if not callable(call):
                     raise PluginError(
                         f"plugin {each.entry.plugin!r}: instrument_call returned {describe(call)}, not what to call in "
                         f"the place of {target.plugin}.{target.hook}: return call, or a function that calls it"
                     )
         return call
-
-    def _adapted(self, impl: Implementation, dynamic: tuple[str, ...], phase: Phase | None) -> Callable[..., Any]:
-        fixed = {"learner": self._learner, "phase": phase}
-        function, wanted = impl.function, impl.arguments
-        leading = tuple(name for name in wanted if name in fixed)
-        later = wanted[len(leading) :]
-        if wanted[: len(leading)] == leading:  # in the order in which hooks list them
-            first = partial(function, *(fixed[name] for name in leading)) if leading else function
-            if later == dynamic:
-                return first
-            if not later:
-                return lambda *values: first()
-            if dynamic == ("step",) and later == ("epoch", "step"):
-                return lambda step: first(step.epoch, step)
-            if dynamic == ("step",) and later == ("epoch",):
-                return lambda step: first(step.epoch)
-
-        def adapted(*values: Any) -> Any:
-            given = {**fixed, **dict(zip(dynamic, values, strict=False))}
-            if "step" in given:
-                given["epoch"] = given["step"].epoch
-            return function(*(given[name] for name in wanted))
-
-        return adapted
 
 
 class _Context:

@@ -181,7 +181,7 @@ class Registry:
 
     def call(self, impl: Implementation, **given: Any) -> Any:
         """Call an implementation that belongs to no epoch."""
-        return self._compiler().call(impl, learner=self._learner, **given)
+        return self._compiler().call(impl, **given)
 
     def check_phase(self, phase: Phase) -> None:
         """What only shows when a phase is run: events that never come, state that nobody makes."""

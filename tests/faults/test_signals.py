@@ -224,7 +224,7 @@ def test_signal_in_a_loop_of_ones_own_leaves_fitting(tmp_path):
     learner = make_learner(sending("step_end", at=5), Checkpoint(tmp_path, every_updates=100))
 
     def loop():
-        with learner.fitting():
+        with learner.rounds():
             for epoch in range(3):
                 learner.run("train", batches(4))
                 reached.append(epoch)
@@ -239,7 +239,7 @@ def test_signal_between_two_passes_of_ones_own_is_answered_before_the_next(tmp_p
     learner = make_learner(Checkpoint(tmp_path))
 
     def loop():
-        with learner.fitting():
+        with learner.rounds():
             for _ in range(3):
                 learner.run("train", batches(4))
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -271,7 +271,7 @@ def test_signal_while_a_loop_over_steps_fetches_a_batch_is_answered_after_its_st
     learner = make_learner(Checkpoint(tmp_path))
 
     def loop():
-        with learner.fitting():
+        with learner.rounds():
             for _ in range(2):
                 with learner.epoch("train", data=Interrupting(5, at)) as epoch:
                     for batch in epoch.batches():

@@ -110,7 +110,7 @@ class Training(RuleBasedStateMachine):
             bundle.load(self.learner, load)
         self.generator = torch.get_rng_state()
         self.stack = ExitStack()
-        self.stack.enter_context(self.learner.fitting(on_interrupt=None))
+        self.stack.enter_context(self.learner.rounds(on_interrupt=None))
         self.epoch: Epoch | None = None
         self.data = make_data()
 

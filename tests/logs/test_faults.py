@@ -71,7 +71,7 @@ def test_missing_directories_are_made(tmp_path: Path) -> None:
 def test_two_runs_in_one_log_are_refused(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"log{ending}"
     first, second = logging_learner(path), logging_learner(path)
-    with first.fitting(on_interrupt=None):
+    with first.rounds(on_interrupt=None):
         first.run("train", batches(2))
         with pytest.raises(LogError, match="is being written by another run: stop that one, or give this one"):
             second.fit(batches(1), epochs=1)

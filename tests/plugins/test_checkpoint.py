@@ -142,7 +142,7 @@ def test_epochs_without_validation_are_complete_at_their_own_end(tmp_path):
 
 def test_own_loop_saves_after_each_training_pass(tmp_path):
     def loop(learner):
-        with learner.fitting():
+        with learner.rounds():
             for _ in range(2):
                 learner.run("train", batches(2))
 
@@ -157,7 +157,7 @@ def test_evaluate_outside_of_a_fit_saves_nothing(tmp_path):
 
 def test_nothing_trained_saves_nothing_at_the_end(tmp_path):
     learner = make_learner(Checkpoint(tmp_path))
-    with learner.fitting():
+    with learner.rounds():
         pass
     assert found(tmp_path) == []
 

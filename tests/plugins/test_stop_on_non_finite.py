@@ -551,7 +551,8 @@ def test_state_goes_on_exactly(policy):
     other = Learner(normed(1), torch.nn.MSELoss(), adam, plugins=[second], standard=False)
     other.model.load_state_dict(half.model.state_dict())
     other.optimizer.load_state_dict(half.optimizer.state_dict())
-    other.progress = copy.copy(half.progress)
+    for counter in fields(half.progress):
+        setattr(other.progress, counter.name, getattr(half.progress, counter.name))
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     with pytest.warns(UserWarning, match="skipped|back to"):
         other.fit(data[5:], epochs=1)

@@ -137,7 +137,7 @@ def _more_than_looks_on(plugin: Any) -> str:
         ours = any(vars(kind).get(hook) is getattr(method, "__func__", method) for kind in NO_PART_CLASSES)
         for label in ("updates", "writes"):
             own = () if ours else getattr(method.loopkit_options, label)  # of ours, they are there for the order
-            if names := declared(plugin, label, own or getattr(plugin, label, ())):
+            if names := declared(plugin, name, label, own or getattr(plugin, label, ())):
                 return f"it says that it only looks on, but its {hook} declares {label}={names!r}"
     return ""
 

@@ -238,7 +238,7 @@ def test_one_of_several_models_is_named(tmp_path):
     def fit(**options):
         plugin = SavePretrained(tmp_path, None, **options)
         used = Learner(models, None, dict.fromkeys(models, sgd), plugins=[plugin], standard=False)
-        with used.fitting():
+        with used.rounds():
             pass
 
     with pytest.raises(PluginError, match=r"say which model to save, model=\.\.\.: teacher, student"):

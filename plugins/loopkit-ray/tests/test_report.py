@@ -140,7 +140,7 @@ def test_a_phase_that_does_not_exist_is_refused(batches, reports):
 def test_a_loop_of_ones_own_needs_a_phase(batches, reports):
     def train(plugin):
         learner = make_learner(plugin)
-        with learner.fitting():
+        with learner.rounds():
             for _ in range(2):
                 learner.run("train", batches)
                 learner.run("val", batches[:1])
