@@ -101,7 +101,7 @@ def test_plugin_that_wants_a_step_from_an_epoch_event_is_refused():
         def epoch_end(self, step):
             pass
 
-    refused(Plugin(), message=r"epoch_end: no argument is called 'step'; it can take learner, phase$")
+    refused(Plugin(), message=r"epoch_end: no argument is called 'step'; it can take learner, phase, epoch$")
 
 
 @pytest.mark.parametrize("kind", ["*args", "**kwargs", "*, step"])
@@ -793,7 +793,7 @@ def test_plan_has_the_events_that_the_phase_can_fire_alone():
 
 def test_plan_is_kept_while_the_plugins_stay():
     learner = make(Listener())
-    assert learner._core.registry.plan(learner.phases["train"]) is learner._registry.plan(learner.phases["train"])
+    assert learner._core.registry.plan(learner.phases["train"]) is learner._core.registry.plan(learner.phases["train"])
 
 
 def test_plan_is_rebuilt_when_a_plugin_is_added():
@@ -948,11 +948,9 @@ def test_instrument_sees_every_call():
     assert {plugin for _, _, plugin in spy.calls} == {"everything"}
     assert [hook for _, hook, _ in spy.calls] == [
         "setup_model",
-        *("setup_data", "setup_data"),  # the lengths of both are asked for
+        *("setup_data", "setup_data"),  # once for each, when their lengths are asked for
         "fit_begin",
-        "setup_data",
         *("epoch_context", "epoch_begin", *TRAIN_STEP, *TRAIN_STEP, "epoch_end", "phase_end"),
-        "setup_data",
         *("epoch_context", "epoch_begin", "move_batch", "step_begin", "step_context", "loss_begin", "step_end"),
         *("epoch_end", "phase_end", "fit_end"),
     ]

@@ -1,6 +1,7 @@
 """A learner's state: what it holds, what it refuses, and that a run goes on from it bit for bit."""
 
 import copy
+import inspect
 import os
 import random
 import signal
@@ -95,14 +96,17 @@ def test_state_names_everything_that_decides_how_training_goes_on():
     learner.fit(batches(3), epochs=1)
     state = learner.state_dict()
     assert list(state) == [
+        "versions",
         "models",
         "buffers",
         "optimizers",
         "progress",
         "metrics",
         "plugins",
-        "passes",
+        "phases",
+        "epochs",
         "data",
+        "nested",
         "fit",
         "generators",
     ]
@@ -549,7 +553,7 @@ def test_pass_of_another_phase_than_the_saved_one_is_refused():
     make_learner(saver, phases=[TrainingPhase(name="fine")]).fit(batches(2), epochs=1, phase="fine")
     learner = make_learner()
     learner.load_state_dict(saver.states["fine 1 step 0"])
-    with pytest.raises(StateError, match="saved in a pass of phase 'fine', and this is a pass of 'train'"):
+    with pytest.raises(StateError, match="saved in an epoch of phase 'fine', and this is one of 'train'"):
         learner.fit(batches(2), epochs=1)
 
 
@@ -672,19 +676,19 @@ def test_request_for_a_stop_survives(hook):
     assert results[0][:3] == ("stop", "enough", "acting")
 
 
-def test_fit_that_was_stopped_goes_on_if_it_is_asked_to():
-    """The end of a job's time ends a fit, and the next job goes on."""
+def test_fit_that_was_paused_goes_on():
+    """The end of a job's time pauses a fit, and the next job goes on."""
     final = {}
 
     def stop(learner, **given):
         if learner.progress.steps == 2:
-            learner.stop("time is up")
+            learner.pause("time is up")
 
     def save(learner, **given):
         final.update(copy.deepcopy(learner.state_dict()))
 
-    first = make_learner(on("step_end", stop), on("fit_end", save, "saver", reads=("*",)))
-    assert first.fit(batches(4), epochs=2).reason == "stop"
+    first = make_learner(on("step_end", stop), on("signal_begin", save, "saver", reads=("*",)))
+    assert first.fit(batches(4), epochs=2, on_interrupt="return").reason == "pause"
     second = make_learner()
     second.load_state_dict(final)
     assert second.fit(batches(4), epochs=2).reason == "epochs"
@@ -756,11 +760,10 @@ def test_loop_over_steps_killed_in_mid_pass_goes_on(tmp_path):
     def run(directory, at=None):
         loader = TensorLoader(*tensors(32), batch_size=4, shuffle=True)
         learner = dropping(directory, *dying("step_begin", lambda learner, **_: learner.progress.steps == at), every=3)
-        with learner.rounds():
-            while learner.progress.epochs < 2 or learner.resuming:
-                with learner.epoch("train", data=loader) as epoch:
-                    for batch in epoch.batches():
-                        epoch.step(batch)
+        for _ in learner.rounds(epochs=2):
+            with learner.epoch("train", data=loader) as epoch:
+                for batch in epoch.batches():
+                    epoch.step(batch)
         return learner
 
     straight = run(tmp_path / "straight")
@@ -777,8 +780,11 @@ def tensors(count):
 def dying(hook, when, **options):
     """A plugin, in a list, that ends the process at once, with code 9."""
 
+    taken = inspect.signature(when).parameters
+    everything = any(each.kind is each.VAR_KEYWORD for each in taken.values())
+
     def die(**given):
-        if when(**given):
+        if when(**{name: value for name, value in given.items() if everything or name in taken}):
             os._exit(9)
 
     return [on(hook, die, "dying", **options)]
@@ -797,10 +803,9 @@ def train_and_validate(directory, *plugins):
     train = TensorLoader(*tensors(24), batch_size=8, shuffle=True)
     val = TensorLoader(*tensors(24), batch_size=8)
     learner = dropping(directory, Plateau("val/loss", patience=1, threshold=1.0), *plugins)
-    with learner.rounds():
-        while learner.progress.epochs < 6 or learner.resuming:
-            learner.run("train", train)
-            learner.run("val", val)
+    for _ in learner.rounds(epochs=6):
+        learner.run("train", train)
+        learner.run("val", val)
     return learner
 
 
@@ -894,9 +899,8 @@ def test_loaders_that_take_turns_in_one_phase_are_refused(tmp_path):
 
 def test_fresh_loader_in_every_epoch_is_saved(tmp_path):
     learner = make_learner(Checkpoint(tmp_path, keep_last=9), on("step_end", lambda learner, **_: learner.state_dict()))
-    with learner.rounds():
-        for seed in range(4):
-            learner.run("train", TensorLoader(*tensors(8), batch_size=4, shuffle=True, seed=seed))
+    for seed in learner.rounds(epochs=4):
+        learner.run("train", TensorLoader(*tensors(8), batch_size=4, shuffle=True, seed=seed))
     assert [m.about["progress"]["epochs"] for m in storage.listing(tmp_path)] == [4, 3, 2, 1]
 
 
@@ -968,8 +972,7 @@ def test_gan_in_a_loop_of_its_own_goes_on():
 
     def run(learner, load):
         load(learner)
-        with learner.rounds():
-            while learner.progress.epochs < 2:
-                learner.run("train", batches(3))
+        for _ in learner.rounds(epochs=2):
+            learner.run("train", batches(3))
 
     assert_goes_on(make, run)

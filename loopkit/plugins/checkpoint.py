@@ -183,7 +183,7 @@ class Checkpoint:
             self._tried = self._tried or 1  # its loader is not where it was yet
         elif not self._tried:
             self._try(learner)
-        elif phase.training and not at.by_fit and len(learner.open_passes) == 1:
+        elif not at.by_fit and at.epochs and not at.done and len(learner.open_passes) == 1:
             if learner.world.share(self._is_epoch_due(learner)):
                 self._save(learner, "epoch")  # only now is it known that the round of an own loop is complete
 

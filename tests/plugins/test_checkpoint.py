@@ -142,9 +142,8 @@ def test_epochs_without_validation_are_complete_at_their_own_end(tmp_path):
 
 def test_own_loop_saves_after_each_training_pass(tmp_path):
     def loop(learner):
-        with learner.rounds():
-            for _ in range(2):
-                learner.run("train", batches(2))
+        for _ in learner.rounds(epochs=2):
+            learner.run("train", batches(2))
 
     assert saves(tmp_path, loop) == [(1, 2), (2, 4)]
 
@@ -264,7 +263,7 @@ def test_monitored_phase_that_ran_before_the_fit_was_resumed_is_no_reason_to_war
 
 def test_monitored_phase_of_a_fit_that_was_stopped_is_no_reason_to_warn(tmp_path):
     stop = on("step_end", lambda learner, **_: learner.stop("enough"))
-    learner = make_learner(Checkpoint(tmp_path, monitor="val/score", keep_best=1), scores(), stop)
+    learner = make_learner(Checkpoint(tmp_path, monitor="val/score", keep_best=1), scores(1.0), stop)
     assert learner.fit(batches(1), batches(1), epochs=2).reason == "stop"
 
 

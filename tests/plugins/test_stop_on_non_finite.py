@@ -3,6 +3,7 @@
 import copy
 import functools
 import math
+from dataclasses import fields
 
 import pytest
 import torch

@@ -636,7 +636,7 @@ def test_parameters_can_be_read_in_a_validation_pass():
     expected = copy.deepcopy(learner.model.state_dict())
 
     def read(learner, **given):
-        with plugin.averaged(learner, False):
+        with learner.weights.own():
             states.append(copy.deepcopy(learner.model.state_dict()))
 
     learner.add(on("step_end", read))
