@@ -22,6 +22,7 @@ from loopkit.checkpoint.encoding import decode, dumps, encode, loads
 from loopkit.checkpoint.storage import Manifest
 from loopkit.checkpoint.structure import Structure, plain, structure
 from loopkit.checkpoint.tensors import Buffer, check, pack, unpack
+from loopkit.checkpoint.upgrade import upgrade
 from loopkit.errors import CheckpointError, CorruptCheckpointError, LoopkitError, StateError
 from loopkit.notes import add_note
 
@@ -129,9 +130,9 @@ def read_state(manifest: Manifest) -> dict[str, Any]:
         state: dict[str, Any] = decode(loads(storage.read_file(manifest, STATE)), read[TENSORS])
         for name, rest in state["models"].items():
             rest.update(read[weights_file(name, len(state["models"]))])
+        return upgrade(state)
     except (StateError, KeyError, TypeError, AttributeError) as error:
         raise CorruptCheckpointError(f"{manifest.path / STATE} holds no state of a learner: {error}") from error
-    return state
 
 
 def read_structures(manifest: Manifest) -> dict[str, Structure]:

@@ -115,12 +115,19 @@ def _malformed(state: Mapping[str, Any]) -> list[str]:
         for key, saved in state.get(part, {}).items():
             problems += malformed(f"{part}.{key}", saved)
     for rank, saved in enumerate(state.get("ranks", ())):
-        problems += wrong(f"ranks[{rank}]", saved, {"generators": MAPPING, "plugins": MAPPING, "phases": MAPPING, "stores": LIST}, more=False)
+        problems += wrong(
+            f"ranks[{rank}]",
+            saved,
+            {"generators": MAPPING, "plugins": MAPPING, "phases": MAPPING, "stores": LIST},
+            more=False,
+        )
     if "fit" not in state:
         problems.append("fit is missing")
     elif state["fit"] is not None:
         defaults = asdict(Position(Progress()))
-        problems += wrong("fit", {**defaults, **state["fit"]} if isinstance(state["fit"], Mapping) else state["fit"], POSITION)
+        problems += wrong(
+            "fit", {**defaults, **state["fit"]} if isinstance(state["fit"], Mapping) else state["fit"], POSITION
+        )
     return problems
 
 

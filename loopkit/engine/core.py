@@ -98,4 +98,3 @@ class Core:
         if self._hooks:
             return self._hooks == 1 and all(epoch.between for epoch in epochs)
         return all(epoch.between for epoch in epochs[:-1]) and all(epoch.at_edge for epoch in epochs[-1:])
-

@@ -251,9 +251,7 @@ class Loop(Frame):
     def agree(self, *numbers: float) -> list[float]:
         """Let all processes act on what any of them asks for; returns the highest of each number."""
         wanted, self._wanted = self._wanted, None
-        agreed, highest = self._core.requests.agree(
-            self._core.world.rank, self._core.progress.updates, wanted, numbers
-        )
+        agreed, highest = self._core.requests.agree(self._core.world.rank, self._core.progress.updates, wanted, numbers)
         self._agreed = agreed or self._agreed
         return highest
 

@@ -72,9 +72,7 @@ def check_owners(plugins: Mapping[str, Any]) -> None:
             owners.append((name, state))
 
 
-def check_run(
-    plugins: Mapping[str, Any], implementations: Sequence[Implementation], phases: Sequence[Phase]
-) -> None:
+def check_run(plugins: Mapping[str, Any], implementations: Sequence[Implementation], phases: Sequence[Phase]) -> None:
     """Refuse what can never work with these phases: events that none emits, state that nobody makes."""
     emitted = {event.hook for phase in phases for event in phase.events()}
     emitted |= {FitBegin.hook, SignalBegin.hook, FitEnd.hook, LOG_VALUE}

@@ -309,9 +309,7 @@ def _record(core: Core, epoch: Epoch) -> dict[str, Any]:
     return {
         "phase": epoch.phase.name,
         "steps": epoch.steps,
-        "data": save_position(
-            epoch.data, epoch.steps, running=True, begun=epoch.begun, earlier_passes=earlier
-        ),
+        "data": save_position(epoch.data, epoch.steps, running=True, begun=epoch.begun, earlier_passes=earlier),
         "windows": {window.name: window.state_dict() for window in epoch.windows if window.count},
         "stores": epoch.saved_stores(),
     }
