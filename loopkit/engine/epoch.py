@@ -179,12 +179,9 @@ class Epoch:
             self.saved = core.resume.take(phase)
         core.registry.check_phase(phase)
         core.phase_states.use(phase)
-        windows: tuple[Window, ...] = ()
-        if phase.training:
-            if any(window.count for outer in core.epochs for window in outer.windows):
-                raise ReentrancyError(f"phase {phase.name!r} trains inside an open accumulation window")
-            windows = core.models.windows(core.accumulate, not core.sums)
-        loop.open(windows, 0 if self.saved is None else self.saved["steps"], in_hook)
+        if phase.training and any(outer.window_open for outer in core.epochs):
+            raise ReentrancyError(f"phase {phase.name!r} trains inside an open accumulation window")
+        loop.open(0 if self.saved is None else self.saved["steps"], in_hook)
         loop.count_stops_from(None if self.resumed else core.requests.stopped)
         if self.saved is not None:
             restore_windows(self, self.saved["windows"])

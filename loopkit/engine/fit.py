@@ -254,7 +254,7 @@ class Fit:
     def run(self, train: Source, validation: Validation | None) -> None:
         """Train, and validate, until it is over."""
         core, at = self._core, self.position
-        at.by_fit = True
+        at.run_by_fit()
         sources = [train] if validation is None else [validation.source, train]
         for source in sources:
             core.resume.expect(source.phase.name, source.ready)
@@ -269,7 +269,7 @@ class Fit:
                 if validation is None or not self._is_unvalidated():
                     self.result.reason = reason  # type: ignore[assignment]
                     return
-                at.validate = True
+                at.want_validation()
             else:
                 self._train(train, validation)
 
@@ -296,24 +296,22 @@ class Fit:
         before = core.progress.steps
         epoch = Epoch(core, source.phase, source)
         cancel = self._run(epoch, validation, first=at.epochs == 0)
-        at.epochs += 1
-        over = self.reason_to_end() != ""
-        every = None if validation is None or validation.updates else validation.epochs
-        at.validate = every is not None and (at.epochs % every == 0 or over) and self._is_unvalidated_or_due(every)
+        at.count_epoch(validate=False)
+        if validation is not None and not validation.updates:
+            due = at.epochs % validation.epochs == 0
+            if due or (self.reason_to_end() and self._is_unvalidated()):
+                at.want_validation()
         self._check_progress(source.phase, before)
         epoch.finish(cancel)
-
-    def _is_unvalidated_or_due(self, every: int) -> bool:
-        return self.position.epochs % every == 0 or self._is_unvalidated()
 
     def _validate(self, validation: Validation) -> None:
         core, at = self._core, self.position
         epoch = Epoch(core, validation.source.phase, validation.source)
         if not core.resume.waiting:
-            at.validated = core.progress.updates
+            at.begin_validation(core.progress.updates)
         first = at.epochs <= validation.epochs
         cancel = self._run(epoch, None, first=first)
-        at.validate = at.validating = False
+        at.end_validation()
         epoch.finish(cancel)
 
     def _run(self, epoch: Epoch, validation: Validation | None, first: bool) -> Cancel | None:
@@ -369,7 +367,7 @@ class Fit:
         with epoch.resting():
             if validation is not None and validation.updates:
                 if core.progress.updates - at.validated >= validation.updates:
-                    at.validating, at.validated = True, core.progress.updates
+                    at.want_validation(core.progress.updates)
                 if at.validating:
                     self._validate(validation)
         return self.reason_to_end() in ("max_steps", "max_updates") or epoch.stopped
@@ -400,7 +398,8 @@ class Fit:
 
     def end_round(self) -> None:
         """A round is complete."""
-        self.position.epochs, self.position.done, self._turn = self.position.epochs + 1, 0, 0
+        self.position.end_round()
+        self._turn = 0
 
     def turn(self, phase: Phase, source: Source | None, length: int | None) -> Epoch:
         """The next epoch of the user's loop."""
@@ -415,7 +414,7 @@ class Fit:
 
     def count_turn(self) -> None:
         """An epoch of the user's loop is over."""
-        self.position.done = self._turn
+        self.position.end_turn(self._turn)
 
     def cancel(self, cancel: CancelFit) -> None:
         """End it before its next epoch."""

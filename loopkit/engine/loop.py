@@ -90,10 +90,13 @@ class Loop(Frame):
             raise PhaseError(f"{phase!r}: grad_mode is {phase.grad_mode!r}; it is one of {', '.join(GRAD_MODES)}")
         self._grad_mode = GRAD_MODES[phase.grad_mode]
 
-    def open(self, windows: tuple[Window, ...], taken: int, in_hook: bool) -> None:
+    def open(self, taken: int, in_hook: bool) -> None:
         """The epoch begins, after so many steps of it were taken before."""
-        self.windows, self._taken, self.in_hook = windows, taken, in_hook
+        self._taken, self.in_hook = taken, in_hook
         if self.phase.training:
+            size, mean = self._core.accumulate, not self._core.sums
+            optimizers = self._core.models.optimizers.items()
+            self.windows = tuple([Window(name, optimizer, size, mean) for name, optimizer in optimizers])
             self._grad_mode = None if torch.is_grad_enabled() else torch.enable_grad
 
     def count_stops_from(self, stop: Stop | None) -> None:

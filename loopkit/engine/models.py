@@ -11,7 +11,6 @@ from torch import nn
 
 from loopkit.batches import describe
 from loopkit.engine.routing import Route
-from loopkit.engine.window import Window
 from loopkit.errors import PhaseError, PluginError
 from loopkit.notes import locate
 from loopkit.words import nearest
@@ -60,10 +59,6 @@ class Models:
     def device(self) -> str:
         """Where the first parameter is, in words."""
         return next((str(p.device) for model in self.by_name.values() for p in model.parameters()), "no parameters")
-
-    def windows(self, size: int, mean: bool) -> tuple[Window, ...]:
-        """A closed window for each optimizer."""
-        return tuple(Window(name, optimizer, size, mean) for name, optimizer in self.optimizers.items())
 
     # Plugins around the modules
 

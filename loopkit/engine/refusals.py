@@ -68,8 +68,17 @@ def check_owners(plugins: Mapping[str, Any]) -> None:
                     raise PluginError(f"plugin {name!r}: owns {state!r}, but no state is called so{hint}")
             for other, theirs in owners:
                 if other != name and overlaps(state, theirs):
-                    raise PluginConflict(f'{other!r} and {name!r} both own "{state}": keep one of them')
+                    raise PluginConflict(f'{other!r} and {name!r} both own "{state}": {_way_out(state)}')
             owners.append((name, state))
+
+
+def _way_out(state: str) -> str:
+    """How two owners of a state can live together."""
+    if overlaps(state, "weights"):
+        return (
+            "give one of them phases=(), and evaluate with it by learner.evaluate(data, weights=...), or keep one of them"
+        )
+    return "keep one of them"
 
 
 def check_run(plugins: Mapping[str, Any], implementations: Sequence[Implementation], phases: Sequence[Phase]) -> None:

@@ -7,6 +7,7 @@ together, it takes effect in all of them, at the place where they next agree (`R
 from __future__ import annotations
 
 import signal
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loopkit.distributed.world import World
@@ -46,23 +47,22 @@ class Interrupted(BaseException):
         self.ending = ending
 
 
+@dataclass(frozen=True)
 class Wishes:
     """What one process asks for, or all have agreed on."""
 
-    def __init__(self) -> None:
-        self.stop: Stop | None = None
-        self.save = False
-        self.ending: Ending | None = None
+    stop: Stop | None = None
+    save: bool = False
+    ending: Ending | None = None
 
     @property
     def any(self) -> bool:
         """Whether anything is asked for."""
         return self.save or self.stop is not None or self.ending is not None
 
-    def join(self, later: Wishes) -> None:
-        """Add what later ones ask for."""
-        self.stop, self.ending = self.stop or later.stop, self.ending or later.ending
-        self.save = self.save or later.save
+    def __or__(self, later: Wishes) -> Wishes:
+        """These, and what later ones add."""
+        return Wishes(self.stop or later.stop, self.save or later.save, self.ending or later.ending)
 
 
 class Requests:
@@ -114,7 +114,7 @@ class Requests:
     def stop(self, reason: str, by: str) -> None:
         """Ask for the end of the run."""
         if self.together:
-            self._asked.stop = self._asked.stop or Stop(reason, by)
+            self._asked |= Wishes(stop=Stop(reason, by))
         elif self.stopped is None:
             self.stopped = Stop(reason, by)
             self.change()
@@ -128,18 +128,12 @@ class Requests:
         self._ask(None)
 
     def _ask(self, ending: Ending | None) -> None:
-        wishes = Wishes()
-        wishes.save, wishes.ending = True, ending
+        wishes = Wishes(save=True, ending=ending)
         if self.together:
-            self._asked.join(wishes)
+            self._asked |= wishes
         else:
-            self._due = wishes if self._due is None else self._joined(wishes)
+            self._due = wishes if self._due is None else self._due | wishes
             self.change()
-
-    def _joined(self, later: Wishes) -> Wishes:
-        due = self._due or Wishes()
-        due.join(later)
-        return due
 
     @property
     def waits(self) -> bool:
@@ -175,12 +169,17 @@ class Requests:
         self.signal = None
         if wishes.ending is not None and wishes.ending.signal:
             self.signal = signal.Signals(wishes.ending.signal)
-        signals = self._signals
-        if signals is not None and signals.caught is not None and not self.together:
-            wishes.save, self.signal, signals.caught = True, signals.caught, None
-            if signals.ending is not None:
-                wishes.ending = wishes.ending or Ending(signals.ending, signals.ending.name)
+        if not self.together and (caught := self._caught()) is not None:
+            wishes, self.signal = wishes | caught[1], caught[0]
         return wishes
+
+    def _caught(self) -> tuple[signal.Signals, Wishes] | None:
+        """The signal that was caught and what it asks for, once."""
+        signals = self._signals
+        if signals is None or (caught := signals.take()) is None:
+            return None
+        ending = None if signals.ending is None else Ending(signals.ending, signals.ending.name)
+        return caught, Wishes(save=True, ending=ending)
 
     def agree(
         self, rank: int, updates: int, cancel: Cancel | None, numbers: tuple[float, ...]
@@ -196,11 +195,10 @@ class Requests:
         Returns:
             The cancel that is agreed on, and the highest of each number. The lowest rank's reasons count.
         """
-        world, asked, signals = self._world, self._asked, self._signals
-        if signals is not None and signals.caught is not None:
-            asked.save, signals.caught = True, None
-            if signals.ending is not None:
-                asked.ending = asked.ending or Ending(signals.ending, signals.ending.name)
+        world = self._world
+        if (caught := self._caught()) is not None:
+            self._asked |= caught[1]
+        asked = self._asked
         wanted = float(asked.any or cancel is not None)
         wanted, most, least, *highest = world.highest(wanted, float(updates), -float(updates), *numbers)
         agreed = None
@@ -208,14 +206,13 @@ class Requests:
             own = cancel and (type(cancel).__name__, cancel.reason, cancel.by)
             said = world.gather((asked.stop, own, asked.save, asked.ending))
             stops, cancels, saves, endings = zip(*said, strict=True)
-            self._asked, due = Wishes(), Wishes()
-            due.save, due.ending = any(saves), _first(endings)
-            due.ending = None if due.ending is None else Ending(*due.ending)
-            stop = _first(stops)
+            self._asked = Wishes()
+            ending, stop = _first(endings), _first(stops)
             self.stopped = self.stopped or (None if stop is None else Stop(*stop))
             agreed = _strongest([each for each in cancels if each is not None])
+            due = Wishes(save=any(saves), ending=None if ending is None else Ending(*ending))
             if due.any:
-                self._due = self._joined(due)
+                self._due = due if self._due is None else self._due | due
             self.change()
         if world.in_step and most != -least:
             raise WorldError(

@@ -60,6 +60,37 @@ class Position:
     limits: dict[str, int | None] = field(default_factory=dict)
     """``epochs``, ``max_steps`` and ``max_updates``, as the fit was given them."""
 
+    def run_by_fit(self) -> None:
+        """``fit`` runs the loop."""
+        self.by_fit = True
+
+    def count_epoch(self, validate: bool) -> None:
+        """A training epoch is over; a validation follows, or not."""
+        self.epochs, self.validate = self.epochs + 1, validate
+
+    def want_validation(self, updates: int | None = None) -> None:
+        """A validation is due: before the next training epoch, or now, in the middle of one, after these updates."""
+        if updates is None:
+            self.validate = True
+        else:
+            self.validating, self.validated = True, updates
+
+    def begin_validation(self, updates: int) -> None:
+        """A validation begins, after these updates."""
+        self.validated = updates
+
+    def end_validation(self) -> None:
+        """A validation is over."""
+        self.validate = self.validating = False
+
+    def end_round(self) -> None:
+        """A round of the user's loop is complete."""
+        self.epochs, self.done = self.epochs + 1, 0
+
+    def end_turn(self, turn: int) -> None:
+        """So many epochs of a round of the user's loop are over."""
+        self.done = turn
+
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> Position:
         """The position that `saved` was made of; what it lacks has its default."""

@@ -40,6 +40,11 @@ class Signals:
         self._before: dict[int, Any] = {}
         self._installed: dict[int, Callable[[int, FrameType | None], None]] = {}
 
+    def take(self) -> signal.Signals | None:
+        """The last signal that nobody has acted upon, which from now on somebody has."""
+        caught, self.caught = self.caught, None
+        return caught
+
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
             for number in (*ENDING, SAVING):

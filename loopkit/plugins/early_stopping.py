@@ -122,13 +122,9 @@ class EarlyStopping:
 
     @hookimpl(before=("average",), after=("checkpoint",))  # and so, turned round, in fit_end
     def fit_begin(self, learner: Learner) -> None:
-        """Start the clock; start from nothing if it ended the last fit, and end this one if that was interrupted."""
-        at = learner.position
-        goes_on = at is not None and at.start != learner.progress  # with a fit that was saved, be it at its end
-        if self.reason and self._ended and not goes_on:
+        """Start the clock; start from nothing if it ended a fit, and this one is not over."""
+        if self.reason and not learner.stop_requested:  # that fit is over, or goes on because a limit was raised
             self._start()
-        elif self.reason:
-            learner.stop(self.reason, by=self.name)
         self.criterion.start()
 
     @hookimpl(reads=lambda plugin: ("params", "buffers") if plugin.restore_best else ())

@@ -138,6 +138,8 @@ class WeightAverage:
 
     def changed(self) -> tuple[str, ...]:
         """What it exchanges for a pass."""
+        if self.phases == ():
+            return ()
         return ("params",) if self.update_bn is None and not self.use_buffers else ("params", "buffers")
 
     def read(self) -> tuple[str, ...]:
