@@ -16,7 +16,6 @@ from loopkit.data import TensorLoader
 from loopkit.distributed import World
 from loopkit.errors import NonFiniteError, PluginError, WorldError
 from loopkit.lr_finder import LRFinder
-from loopkit.metrics import Accuracy
 from loopkit.plugins import (
     DDP,
     FSDP,
@@ -26,13 +25,11 @@ from loopkit.plugins import (
     EvalMode,
     Freeze,
     GradNoise,
-    Metrics,
     MixedPrecision,
     ReplayBundle,
     Schedule,
     SkipSpikes,
     StopOnNonFinite,
-    Watch,
     WeightAverage,
     throttle,
 )
@@ -382,64 +379,7 @@ def test_gradients_are_looked_at_when_they_are_averaged():
     assert one == other == sorted(one)
 
 
-# Watch, and what monitors see
-
-
-def watched(rank, size):
-    make = lambda rank: [Watch({"encoder.0": "mean"}), Metrics(Accuracy())]  # noqa: E731
-    learner, _ = make_learner(rank, *make(rank), lr=0.0)
-    learner.model.encoder[3].p = 0.0
-    return learner.run("train", TensorLoader(*samples(), batch_size=size))
-
-
-def test_watched_outputs_are_those_of_all_processes():
-    one, other = run(watched, 2, SIZE)
-    alone = watched(0, 2 * SIZE)
-    assert one == other
-    assert one.keys() == alone.keys()
-    assert one["train/encoder.0"] == pytest.approx(alone["train/encoder.0"], rel=1e-5)  # sums in another order
-
-
-class Both(nn.Module):
-    """Calls a part in rank 1 alone."""
-
-    def __init__(self, rank):
-        super().__init__()
-        self.part, self.linear, self.rank = nn.Identity(), nn.Linear(6, 3), rank
-
-    def forward(self, inputs):
-        return self.linear(self.part(inputs) if self.rank else inputs)
-
-
-def test_module_that_one_process_calls_has_a_metric_in_all():
-    def each(rank):
-        learner, _ = make_learner(rank, Watch({"part": "max"}), model=Both(rank))
-        return learner.run("train", TensorLoader(*samples(), batch_size=SIZE))
-
-    one, other = run(each, 2)
-    assert one == other
-    assert list(one) == ["train/part"]
-
-
-def test_watch_is_resumed_with_another_number_of_processes():
-    states = []
-    for inputs in ([1.0, 2.0], [4.0]):
-        watch = Watch({"part": "mean"})
-        mean = watch._phases.setdefault("train", {"part": watch_mean()})["part"]
-        for value in inputs:
-            mean.add(torch.tensor(value), 2)
-        states.append(watch.state_dict())
-    watch = Watch({"part": "mean"})
-    assert watch.reshard(states, 1, 2) is states[1]
-    one, two, three = (watch.reshard(states, rank, 3)["train"]["part"] for rank in range(3))
-    assert (float(one["total"]), float(one["weight"])) == (14.0, 6.0)
-    assert two == three == {"total": None, "weight": 0.0}
-
-
-def watch_mean():
-    from loopkit.metrics import Mean
-
-    return Mean("part")
+# What monitors see
 
 
 class Local:
