@@ -48,6 +48,7 @@ __all__ = [
 ALLOW = "LOOPKIT_PLUGINS"
 """The environment variable with the names that may be loaded, separated by commas; unset, all may."""
 ELSEWHERE = {
+    "average_parameters": "loopkit-local",
     "cost": "loopkit-insight",
     "find_syncs": "loopkit-insight",
     "ignite_handler": "loopkit-lightning",

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from loopkit.dispatch import plugin_name
-from loopkit.plugins.average_parameters import AverageParameters
 from loopkit.plugins.call_on import call_on
 from loopkit.plugins.channels_last import ChannelsLast
 from loopkit.plugins.checkpoint import Checkpoint
@@ -41,7 +40,6 @@ from loopkit.plugins.weight_average import WeightAverage
 __all__ = [
     "DDP",
     "FSDP",
-    "AverageParameters",
     "ChannelsLast",
     "Checkpoint",
     "ClipGradNorm",

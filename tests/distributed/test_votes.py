@@ -19,7 +19,6 @@ from loopkit.lr_finder import LRFinder
 from loopkit.plugins import (
     DDP,
     FSDP,
-    AverageParameters,
     ClipGradNorm,
     EarlyStopping,
     EvalMode,
@@ -178,12 +177,6 @@ def test_parameters_thawed_in_the_middle_stay_bitwise_equal():
     check_equal(one[0], other[0])
 
 
-@pytest.mark.parametrize("name", ["noise", "spikes", "skip", "scaling"])
-def test_averaged_parameters_are_equal_at_the_end_with(name):
-    one, other = run(lambda rank: train(rank, KINDS[name], sync=AverageParameters), 2)
-    check_equal(one[0], other[0])
-
-
 @pytest.mark.parametrize("name", ["noise", "spikes", "clip", "scaling"])
 def test_sharded_parameters_train_with(name):
     one, other = run(lambda rank: train(rank, KINDS[name], sync=FSDP), 2)
@@ -229,17 +222,6 @@ def test_skipped_step_leaves_no_trace_in_what_is_accumulated():
     assert one[1].cancelled == other[1].cancelled == [3]
     check_equal(one[0], other[0])
     check_equal(one[0], without[0])
-
-
-def alone_spike(rank):
-    make = lambda rank: [SkipSpikes(8.0, warmup=3)]  # noqa: E731
-    return train(rank, make, [(1, 5, 1000.0)], sync=AverageParameters, model=linear(), lr=1e-4)
-
-
-def test_process_that_trains_by_itself_decides_by_itself():
-    one, other = run(alone_spike, 2)
-    assert (one[1].cancelled, other[1].cancelled) == ([], [5])
-    check_equal(one[0], other[0])
 
 
 def test_loss_that_is_not_finite_in_one_process_counts_in_none():
@@ -442,7 +424,7 @@ def test_only_what_syncs_may_set_the_world():
         check_plugin(Joins, checks=["declared_access"])
 
 
-@pytest.mark.parametrize("sync", [DDP, FSDP, AverageParameters])
+@pytest.mark.parametrize("sync", [DDP, FSDP])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_one_process_alone_trains_bitwise_as_without(sync, accumulate):
     learners = [make_learner(0, accumulate=accumulate, sync=each)[0] for each in (sync, Nothing)]

@@ -16,7 +16,6 @@ from loopkit.metrics import F1, Accuracy
 from loopkit.plugins import (
     DDP,
     FSDP,
-    AverageParameters,
     ChannelsLast,
     History,
     LogMetrics,
@@ -62,7 +61,6 @@ class Terminal(io.StringIO):
 
 
 PLUGINS = {
-    "AverageParameters": AverageParameters,
     "ChannelsLast": ChannelsLast,
     "DDP": DDP,
     "DDP(overlap=False, weighted=True)": lambda: DDP(overlap=False, weighted=True),
