@@ -28,7 +28,6 @@ GIVEN: dict[str, tuple[Any, ...]] = {
     "ReplayBundle": ("runs/replay",),
     "Schedule": (constant(),),
     "TorchSchedule": (torch.optim.lr_scheduler.ConstantLR,),
-    "Watch": ({"encoder": "norm"},),
 }
 """Arguments by the name of the class, where those above do not do."""
 

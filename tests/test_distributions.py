@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from loopkit.discovery import ELSEWHERE, SUBCOMMANDS
+from loopkit.installed import COMMANDS, PLUGINS
+
 ROOT = Path(__file__).parent.parent
 DISTRIBUTIONS = sorted(path.parent for path in (ROOT / "plugins").glob("*/pyproject.toml"))
 PACKAGES = {path.name.replace("-", "_") for path in DISTRIBUTIONS}
@@ -31,6 +34,15 @@ def imports(path: Path) -> set[str]:
 
 def test_there_are_distributions() -> None:
     assert {"loopkit_mlflow", "loopkit_optuna", "loopkit_tensorboard"} <= PACKAGES
+
+
+@pytest.mark.parametrize(("group", "table"), [(PLUGINS, ELSEWHERE), (COMMANDS, SUBCOMMANDS)])
+def test_errors_know_which_distribution_has_what(group: str, table: dict[str, str]) -> None:
+    made = {}
+    for folder in DISTRIBUTIONS:
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        made |= dict.fromkeys(project.get("entry-points", {}).get(group, {}), project["name"])
+    assert table == made
 
 
 def test_nothing_of_the_core_imports_a_distribution() -> None:

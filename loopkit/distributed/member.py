@@ -36,7 +36,7 @@ FEWEST, MOST = 2, 1000
 
 
 class Member:
-    """The base of `DDP`, `FSDP` and `AverageParameters`: one of the processes that train one model together.
+    """The base of what syncs, such as `DDP` and `FSDP`: one of the processes that train one model together.
 
     It joins the others, gives each its part of the data, refuses processes that differ, lets all act together on stops,
     cancels, saves and signals, and names the one that failed where another one only sees that nothing comes any more.

@@ -61,7 +61,7 @@ def check_owners(plugins: Mapping[str, Any]) -> None:
     """Refuse two owners of one thing."""
     owners: list[tuple[str, str]] = []
     for name, plugin in plugins.items():
-        for state in declared(plugin, name, "owns", getattr(plugin, "owns", ())):
+        for state in declared(plugin, "owns", getattr(plugin, "owns", ())):
             root = state.split(".")[0]
             if root.isidentifier() and root not in {*STATES, *PROVIDES, *plugins}:
                 if hint := nearest(root, STATES):
@@ -75,9 +75,7 @@ def check_owners(plugins: Mapping[str, Any]) -> None:
 def _way_out(state: str) -> str:
     """How two owners of a state can live together."""
     if overlaps(state, "weights"):
-        return (
-            "give one of them phases=(), and evaluate with it by learner.evaluate(data, weights=...), or keep one of them"
-        )
+        return "give one of them phases=(), and evaluate with it by learner.evaluate(data, weights=...), or keep one of them"
     return "keep one of them"
 
 

@@ -234,7 +234,7 @@ def _implementation(impl: pluggy.HookImpl, hook: Hook) -> Implementation:
     plugin = impl.plugin
 
     def names(label: str) -> tuple[str, ...]:
-        return declared(plugin, impl.plugin_name, label, getattr(options, label) or getattr(plugin, label, ()))
+        return declared(plugin, label, getattr(options, label) or getattr(plugin, label, ()))
 
     labels = ("reads", "updates", "writes", "before", "after")
     entry = Entry(impl.plugin_name, provided(plugin), **{label: names(label) for label in labels})

@@ -16,15 +16,11 @@ from loopkit.metrics import F1, Accuracy
 from loopkit.plugins import (
     DDP,
     FSDP,
-    AverageParameters,
     ChannelsLast,
-    Cost,
-    FindSyncs,
     History,
     LogMetrics,
     LogTo,
     Metrics,
-    ModuleProfile,
     Profile,
     Progress,
     SanityCheck,
@@ -65,7 +61,6 @@ class Terminal(io.StringIO):
 
 
 PLUGINS = {
-    "AverageParameters": AverageParameters,
     "ChannelsLast": ChannelsLast,
     "DDP": DDP,
     "DDP(overlap=False, weighted=True)": lambda: DDP(overlap=False, weighted=True),
@@ -125,18 +120,9 @@ for _name, _factory in PLUGINS.items():
     globals()[f"test_{_name}"] = pytest.mark.slow(_test) if _name in RARE else _test
 
 
-TOGETHER = {
-    **{name: factory for name, factory in PLUGINS.items() if name not in ALONE},
-    "Cost": lambda: Cost(show=False),
-    "FindSyncs": lambda: FindSyncs(show=False),
-    "ModuleProfile": lambda: ModuleProfile(every=2, show=False),
-}
-"""Those for two processes, with some whose other promises are in the tests of their own modules."""
-
-
-@pytest.mark.parametrize("name", TOGETHER)
+@pytest.mark.parametrize("name", [name for name in PLUGINS if name not in ALONE])
 def test_plugin_keeps_in_two_processes(name):
-    assert compared(run(lambda rank: train_together(Case(TOGETHER[name])), 2, timeout=60)) == []
+    assert compared(run(lambda rank: train_together(Case(PLUGINS[name])), 2, timeout=60)) == []
 
 
 def test_every_exported_plugin_is_checked():

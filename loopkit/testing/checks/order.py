@@ -94,7 +94,7 @@ def no_undeclared_effect(case: Case) -> list[str]:
     learner = case.bench([*plugins, log])
     entries = [(hook, impl.entry) for hook in hooks() for impl in learner._core.registry.implementations(hook)]
     changed = [s for _, e in entries if e.plugin == name for s in (*e.updates, *e.writes)]
-    changed += declared(plugins[0], plugin_name(plugins[0]), "owns", getattr(plugins[0], "owns", ()))
+    changed += declared(plugins[0], "owns", getattr(plugins[0], "owns", ()))
     if any(state.split(".")[0] in EFFECTS for state in changed) or any(
         hook == "optimizer_step" and e.plugin == name for hook, e in entries
     ):

@@ -22,10 +22,8 @@ from loopkit.plugins import (
     Checkpoint,
     ClipGradNorm,
     ClipGradValue,
-    Cost,
     EarlyStopping,
     EvalMode,
-    FindSyncs,
     Freeze,
     GradNoise,
     GradNorm,
@@ -39,7 +37,6 @@ from loopkit.plugins import (
     LogTo,
     Metrics,
     MixedPrecision,
-    ModuleProfile,
     Plateau,
     Profile,
     Progress,
@@ -49,7 +46,6 @@ from loopkit.plugins import (
     StopOnNonFinite,
     ToDevice,
     TorchSchedule,
-    Watch,
     WeightAverage,
 )
 from loopkit_eject.code import NoWrittenForm, call_of, identifier, literal, name_of, number, quoted
@@ -64,8 +60,6 @@ NO_PART = {"checkpoint", "history", "log", "progress", "sanity_check"}
 """What plugins provide that change nothing of what is trained."""
 NO_PART_CLASSES = (
     Checkpoint,
-    Cost,
-    FindSyncs,
     History,
     LogGradients,
     LogHistograms,
@@ -74,12 +68,10 @@ NO_PART_CLASSES = (
     LogPredictions,
     LogResources,
     LogTo,
-    ModuleProfile,
     Profile,
     Progress,
     ReplayBundle,
     SanityCheck,
-    Watch,
 )
 """Exactly these: a subclass may do more."""
 REASONS = {
@@ -111,7 +103,7 @@ def write(name: str, plugin: Any, draft: Draft) -> None:
     writer = WRITERS.get(type(plugin))
     if writer is None:
         own = unwrapped(plugin)
-        reason = "" if type(own) in NO_PART_CLASSES else _more_than_looks_on(own)
+        reason = "" if type(own) in NO_PART_CLASSES else _more_than_looks_on(own, draft)
         if reason:
             draft.problems[f"plugin {name!r} ({type(own).__name__})"] = reason
         else:
@@ -127,9 +119,10 @@ def write(name: str, plugin: Any, draft: Draft) -> None:
         draft.written.append(name)
 
 
-def _more_than_looks_on(plugin: Any) -> str:
+def _more_than_looks_on(plugin: Any, draft: Draft) -> str:
     """Why a script may not leave a plugin out; empty if its own class, not one above it, says that it only looks on."""
     said = vars(type(plugin))
+    monitored = [f"metrics.{monitor}" for p in draft.learner.plugins.values() if (monitor := getattr(p, "monitor", ""))]
     if said.get("observes") is not True and said.get("provides") not in NO_PART:
         return REASONS.get(type(plugin).__name__, OWN_CODE)
     for hook in implemented(plugin):
@@ -137,7 +130,13 @@ def _more_than_looks_on(plugin: Any) -> str:
         ours = any(vars(kind).get(hook) is getattr(method, "__func__", method) for kind in NO_PART_CLASSES)
         for label in ("updates", "writes"):
             own = () if ours else getattr(method.loopkit_options, label)  # of ours, they are there for the order
-            if names := declared(plugin, name, label, own or getattr(plugin, label, ())):
+            names = declared(plugin, label, own or getattr(plugin, label, ()))
+            changed = [
+                name  # a metric that no plugin monitors decides nothing
+                for name in names
+                if not name.startswith("metrics.") or any(fnmatchcase(each, name) for each in monitored)
+            ]
+            if changed:
                 return f"it says that it only looks on, but its {hook} declares {label}={names!r}"
     return ""
 

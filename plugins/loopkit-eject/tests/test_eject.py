@@ -216,7 +216,7 @@ class LooksAndScales(Looks):
 
 class MakesMetrics:
     provides = "log"
-    writes = ("metrics.train/x",)
+    writes = ("metrics.*/x",)
 
     @hookimpl
     def step_end(self, step: Any) -> None: ...
@@ -238,7 +238,6 @@ class InheritsLog(LogTo): ...
         (lambda: throttle(Scales(), every=2), "its own code"),
         (ScalesAndDenies, "its update_begin declares updates=('grads',)"),
         (LooksAndScales, "its own code"),
-        (MakesMetrics, "its step_end declares writes=('metrics.train/x',)"),
         (InheritsLog, "its own code"),
     ],
 )
@@ -249,6 +248,15 @@ def test_a_plugin_made_from_one_that_only_logs_is_no_such_plugin(
     with pytest.raises(EjectError) as caught:
         eject(learner(made()), EPOCHS)
     assert [reason in why for why in caught.value.problems.values()] == [True]
+
+
+def test_a_plugin_that_only_makes_metrics_is_left_out_unless_one_decides_by_them() -> None:
+    source = eject(learner(MakesMetrics()), EPOCHS)
+    assert "makes_metrics" in source.partition("Left out, since")[2].partition(".")[0]
+    with pytest.raises(EjectError) as caught:
+        eject(learner(MakesMetrics(), EarlyStopping("train/x")), EPOCHS)
+    (why,) = caught.value.problems.values()
+    assert why == "it says that it only looks on, but its step_end declares writes=('metrics.*/x',)"
 
 
 def test_a_subclass_of_one_that_only_logs_can_say_that_it_does_so_too(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from itertools import islice
 from typing import Any
 
 from loopkit.data import Loader, LoaderError
-from loopkit.distributed.cadence import Controller
 from loopkit.errors import EmptyDataError
+from loopkit_local.cadence import Controller
 
 __all__ = ["Rounds"]
 
@@ -18,7 +18,7 @@ class Rounds:
 
     A round is a run of consecutive batches in the epoch's order: first those of rank 0, then those of rank 1, and so
     on, as many as the controller says when the round begins. All processes compute the same plan, since their
-    controllers were told the same. How many steps a process will make in a pass is not known, so this has no length.
+    controllers were told the same. How many steps a process will make in an epoch is not known, so this has no length.
 
     A state is that of the whole, not of one process: saved between two rounds it goes on with any number of processes.
     In the middle of a round each process is at a place of its own, and must go on from its own state.
@@ -38,7 +38,7 @@ class Rounds:
 
         >>> import torch
         >>> from loopkit.data import TensorLoader
-        >>> from loopkit.distributed.cadence import Cadence
+        >>> from loopkit_local import Cadence, Controller, Rounds
         >>> loader = TensorLoader(torch.arange(10), batch_size=1)
         >>> parts = [Rounds(loader, Controller(Cadence(anchor=2), 2), rank, 2) for rank in (0, 1)]
         >>> [[int(batch) for batch in part] for part in parts]
@@ -102,7 +102,7 @@ class Rounds:
         self.leave()
 
     def leave(self) -> None:
-        """End the pass, be it that it was not complete: the next one is the next epoch."""
+        """End the epoch, be it that it was not complete: the next iteration is of the next one."""
         if self._begun:
             self._epoch, self._begun = self._epoch + 1, False
             self._start, self._counts, self._done = 0, None, 0
@@ -118,7 +118,7 @@ class Rounds:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next pass go on where `state_dict` was called.
+        """Let the next epoch go on where `state_dict` was called.
 
         Raises:
             LoaderError: The state is of other data, or of the middle of a round of another process.
@@ -133,7 +133,7 @@ class Rounds:
             raise LoaderError(
                 f"the state was saved by rank {middle['rank']} of {len(middle['counts'])} in the middle of a round, "
                 f"where each process has parameters and a place of its own; this is rank {self._rank} of {self._size}. "
-                f"Save at the end of a round or of a pass, or load in each process what it saved itself"
+                f"Save at the end of a round or of an epoch, or load in each process what it saved itself"
             )
         self._epoch, self._start, self._begun = state["epoch"], state["position"], False
         self._counts, self._done = (None, 0) if middle is None else (list(middle["counts"]), middle["done"])

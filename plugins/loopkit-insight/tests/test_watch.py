@@ -6,12 +6,16 @@ import weakref
 
 import pytest
 import torch
+from distributed.processes import run
 from torch import nn
 
 from loopkit import CancelStep, Learner, Phase, hookimpl
+from loopkit.data import TensorLoader
 from loopkit.errors import PluginError
-from loopkit.plugins.watch import Watch
-from loopkit.testing import CHECKS, check_plugin, tiny_problem
+from loopkit.metrics import Mean
+from loopkit.plugins import DDP
+from loopkit.testing import tiny_problem
+from loopkit_insight import Watch
 
 SIZES = (4, 4, 3)  # the last batch is smaller
 
@@ -391,16 +395,64 @@ def test_two_watches_of_one_path_are_refused():
         make_learner(Watch({"encoder": "norm"}), Watch({"encoder": "max"}, name="other"))
 
 
-# The contract of plugins
+# Several processes
 
 
-@pytest.mark.parametrize("check", [name for name in CHECKS if name != "unknown_phases"])
-def test_plugin_keeps(check):
-    check_plugin(lambda: Watch({"0": "norm", "1": "mean"}), checks=[check])
+def data():
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(32, 3, generator=generator), torch.randn(32, 1, generator=generator)
+
+
+def evaluated(size, watch, **options):
+    """What is watched in this process, together with the others if there are any."""
+    return make_learner(watch, DDP(), **options).evaluate(TensorLoader(*data(), batch_size=size))
+
+
+def test_watched_outputs_are_those_of_all_processes():
+    one, other = run(lambda rank: evaluated(4, Watch({"encoder": "mean"})), 2)
+    alone = evaluated(8, Watch({"encoder": "mean"}))
+    assert one == other
+    assert list(one) == list(alone) == ["val/encoder"]
+    assert one["val/encoder"] == pytest.approx(alone["val/encoder"], rel=1e-5)  # sums in another order
+
+
+class Both(nn.Module):
+    """Calls a part in rank 1 alone."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.part, self.linear, self.rank = nn.Identity(), nn.Linear(3, 1), rank
+
+    def forward(self, inputs):
+        return self.linear(self.part(inputs) if self.rank else inputs)
+
+
+def test_module_that_one_process_calls_has_a_metric_in_all():
+    one, other = run(lambda rank: evaluated(4, Watch({"part": "max"}), model=Both(rank)), 2)
+    assert one == other
+    assert list(one) == ["val/part"]
+
+
+def test_state_goes_on_with_another_number_of_processes():
+    states = []
+    for inputs in ([1.0, 2.0], [4.0]):
+        watch = Watch({"part": "mean"})
+        mean = watch._phases.setdefault("train", {"part": Mean("part")})["part"]
+        for value in inputs:
+            mean.add(torch.tensor(value), 2)
+        states.append(watch.state_dict())
+    watch = Watch({"part": "mean"})
+    assert watch.reshard(states, 1, 2) is states[1]
+    one, two, three = (watch.reshard(states, rank, 3)["train"]["part"] for rank in range(3))
+    assert (float(one["total"]), float(one["weight"])) == (14.0, 6.0)
+    assert two == three == {"total": None, "weight": 0.0}
+
+
+# Other phases
 
 
 def test_plugin_works_under_unknown_phases():
-    # the check builds models of its own, so paths cannot suit all of them: here is one that does
+    # the contract builds models of its own, so paths cannot suit all of them: here is one that does
     class Bare(Phase):
         name = "bare"
 

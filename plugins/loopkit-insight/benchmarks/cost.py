@@ -1,6 +1,6 @@
 """What `Cost` adds to a training step with the standard stack.
 
-    python benchmarks/cost.py [--rounds 40] [--runs 5] [--json FILE]
+    PYTHONPATH=benchmarks python plugins/loopkit-insight/benchmarks/cost.py [--rounds 40] [--runs 5] [--json FILE]
 
 The sides take turns in one process, in blocks of an epoch; what is compared is the processor time of its only thread,
 which other processes disturb least, as the median of the rounds' ratios. The work: digits in batches of 32 that are cut
@@ -23,8 +23,9 @@ from torch import nn
 
 from loopkit import Learner
 from loopkit.metrics import Accuracy
-from loopkit.plugins import ClipGradNorm, Cost, Metrics, Progress, Schedule
+from loopkit.plugins import ClipGradNorm, Metrics, Progress, Schedule
 from loopkit.schedules import cosine
+from loopkit_insight import Cost
 
 BOUNDS = {"with Cost": 1.03, "absent": 1.01}
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopkit.hooks import hookimpl
-from loopkit.logs.kinds import Table
-from loopkit.plugins.around import around, with_default
+from loopkit import hookimpl
+from loopkit.logs import Table
 from loopkit.tabular import aligned
+from loopkit_insight.calls import around, with_default
 
 if TYPE_CHECKING:
     from loopkit.hooks import Target
@@ -48,8 +48,8 @@ class Cost:
         show: Print the table when a fit ends.
         name: The plugin's name.
 
-    At the end of each pass of a fit the table is logged as ``"run/cost"``. Figures are of the last fit, and of what
-    came between it and the fit before. Not measured are hooks of this plugin, and data and steps of a pass that was
+    At the end of each epoch of a fit the table is logged as ``"run/cost"``. Figures are of the last fit, and of what
+    came between it and the fit before. Not measured are hooks of this plugin, and data and steps of an epoch that was
     running when it was added.
 
     Example::
@@ -59,6 +59,7 @@ class Cost:
         print(cost.table())
     """
 
+    observes = True
     volatile = ("run/cost",)
 
     def __init__(self, *, show: bool = True, name: str = "cost") -> None:
@@ -69,7 +70,7 @@ class Cost:
         """What the cells held when the last fit ended."""
         self._all = _Cell()
         """The seconds that are in any cell by now."""
-        self._passes: list[_Pass] = []
+        self._epochs: list[_Epoch] = []
         self._device: _DeviceTimes | None = None
         self._over = False
 
@@ -128,57 +129,57 @@ class Cost:
 
     @hookimpl
     def epoch_context(self, learner: Learner, phase: Phase) -> AbstractContextManager[None]:
-        """Count for this pass."""
-        return self._pass(learner, phase)
+        """Count for this epoch."""
+        return self._measured(learner, phase)
 
     @contextmanager
-    def _pass(self, learner: Learner, phase: Phase) -> Iterator[None]:
+    def _measured(self, learner: Learner, phase: Phase) -> Iterator[None]:
         if self._device is None and any(p.is_cuda for model in learner.models.values() for p in model.parameters()):
             self._device = _DeviceTimes()
         data, step, device = (self._cell(phase.name, what) for what in (DATA, STEP, DEVICE))
         updates = phase.training and learner.accumulate > 1 and learner.open_passes[-1].length is None
-        self._passes.append(_Pass(clock(), self._all.seconds, data, step, device, step if updates else data))
+        self._epochs.append(_Epoch(clock(), self._all.seconds, data, step, device, step if updates else data))
         try:
             yield
         finally:
-            self._passes.pop()
+            self._epochs.pop()
 
     @hookimpl
     def step_begin(self) -> None:
         """What came before was the wait for data."""
-        if self._passes:  # none if it was added in the middle of one
-            now = self._passes[-1]
-            self._close(now, now.data)
+        if self._epochs:  # none if it was added in the middle of one
+            epoch = self._epochs[-1]
+            self._close(epoch, epoch.data)
             if self._device is not None:
-                now.begun = self._device.mark()
+                epoch.begun = self._device.mark()
 
     @hookimpl
     def step_end(self) -> None:
         """What came before was the step."""
-        if self._passes:
-            now = self._passes[-1]
-            self._close(now, now.step)
+        if self._epochs:
+            epoch = self._epochs[-1]
+            self._close(epoch, epoch.step)
             if self._device is not None:
-                self._device.measure(now.begun, now.device)
+                self._device.measure(epoch.begun, epoch.device)
 
     @hookimpl
     def step_cancelled(self) -> None:
         """What came before was a step, as far as it came."""
-        if self._passes:
-            now = self._passes[-1]
-            self._close(now, now.step)
+        if self._epochs:
+            epoch = self._epochs[-1]
+            self._close(epoch, epoch.step)
 
     @hookimpl
     def epoch_end(self) -> None:
         """What came before was the end of the data, or the update of a window that the engine closed."""
-        if self._passes:
-            now = self._passes[-1]
-            self._close(now, now.last, 0)
+        if self._epochs:
+            epoch = self._epochs[-1]
+            self._close(epoch, epoch.last, 0)
 
     @hookimpl
     def phase_end(self, learner: Learner) -> None:
         """Log the table."""
-        if learner.fitting_now and not self._passes:
+        if learner.fitting_now and not self._epochs:
             learner.log("run/cost", self._table())
 
     @hookimpl
@@ -194,14 +195,14 @@ class Cost:
     def _cell(self, phase: str, hook: str, plugin: str = "") -> _Cell:
         return self._cells.setdefault((phase, hook, plugin), _Cell())
 
-    def _close(self, now: _Pass, cell: _Cell, calls: int = 1) -> None:
-        """Give the time since the last edge, but for what is in other cells by now, to a cell."""
-        spent, edge = self._all, clock()
-        whole = edge - now.edge
+    def _close(self, epoch: _Epoch, cell: _Cell, calls: int = 1) -> None:
+        """Give the time since the last such call, but for what is in other cells by now, to a cell."""
+        spent, now = self._all, clock()
+        whole = now - epoch.since
         cell.calls += calls
-        cell.seconds += whole - spent.seconds + now.spent
-        spent.seconds = now.spent = now.spent + whole
-        now.edge = edge
+        cell.seconds += whole - spent.seconds + epoch.spent
+        spent.seconds = epoch.spent = epoch.spent + whole
+        epoch.since = now
 
     def _timed(self, cell: _Cell, call: Call, calls: int = 1) -> Call:
         spent = self._all
@@ -231,13 +232,13 @@ class _Cell:
         self.calls, self.seconds = 0, 0.0
 
 
-class _Pass:
-    """One pass that is running."""
+class _Epoch:
+    """One epoch that is running."""
 
-    __slots__ = ("begun", "data", "device", "edge", "last", "spent", "step")
+    __slots__ = ("begun", "data", "device", "last", "since", "spent", "step")
 
-    def __init__(self, edge: float, spent: float, data: _Cell, step: _Cell, device: _Cell, last: _Cell) -> None:
-        self.edge, self.spent = edge, spent
+    def __init__(self, since: float, spent: float, data: _Cell, step: _Cell, device: _Cell, last: _Cell) -> None:
+        self.since, self.spent = since, spent
         self.data, self.step, self.device, self.last = data, step, device, last
         self.begun: Any = None
 

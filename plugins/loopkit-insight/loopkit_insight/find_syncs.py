@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopkit.hooks import hookimpl, hooks
-from loopkit.logs.kinds import Table
-from loopkit.plugins.around import around, with_default
+from loopkit import hookimpl
+from loopkit.hooks import hooks
+from loopkit.logs import Table
 from loopkit.syncs import TensorReads, caller, tensors
 from loopkit.tabular import aligned
+from loopkit_insight.calls import around, with_default
 
 if TYPE_CHECKING:
     from loopkit.hooks import Target
@@ -69,7 +70,7 @@ class FindSyncs:
         show: Print the table when a fit ends.
         name: The plugin's name.
 
-    The table is logged as ``"run/syncs"`` at the end of a pass in which there was something new. Afterwards
+    The table is logged as ``"run/syncs"`` at the end of an epoch in which there was something new. Afterwards
     ``learner.explain()`` says it beside the hooks.
 
     Example::
@@ -80,6 +81,7 @@ class FindSyncs:
             print(sync.plugin, sync.line)
     """
 
+    observes = True
     volatile = ("run/syncs",)
 
     def __init__(self, *, show: bool = True, name: str = "find_syncs") -> None:

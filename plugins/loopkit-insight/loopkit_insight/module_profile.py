@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
+from loopkit import hookimpl
 from loopkit.errors import PluginError
-from loopkit.hooks import hookimpl
-from loopkit.logs.kinds import Table
+from loopkit.logs import Table
 from loopkit.tabular import aligned, count_of_bytes
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ class ModuleProfile:
         print(profile)
     """
 
+    observes = True
     syncs = ("step_end",)
     volatile = ("run/module_profile",)
 

@@ -11,13 +11,10 @@ from torch import nn
 
 from loopkit import Learner, TrainingPhase, hookimpl
 from loopkit.logs import Backend, Table
-from loopkit.plugins import ClipGradNorm, FindSyncs, GradNorm, LogTo, Metrics, Schedule
-from loopkit.plugins.find_syncs import Sync
+from loopkit.plugins import ClipGradNorm, GradNorm, LogTo, Metrics, Schedule
 from loopkit.schedules import cosine
-from loopkit.testing import plugin_contract, tiny_problem
-
-FORKED = {"two_processes": "it is in test_contract.py, which starts them faster"}
-test_contract = plugin_contract(lambda: FindSyncs(show=False), name="find_syncs", skip=FORKED)
+from loopkit.testing import tiny_problem
+from loopkit_insight import FindSyncs, Sync
 
 
 def fit(*plugins, epochs=1, phases=(), **options):

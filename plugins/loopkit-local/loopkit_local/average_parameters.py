@@ -14,14 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from loopkit import hookimpl
 from loopkit.data import Loader
-from loopkit.distributed.averaging import Average, Parts
 from loopkit.distributed.buckets import copy_state
-from loopkit.distributed.cadence import Cadence, Controller, EverySteps, Free
 from loopkit.distributed.member import Member
-from loopkit.distributed.rounds import Rounds
 from loopkit.errors import PluginError, WorldError
-from loopkit.hooks import hookimpl
+from loopkit_local.averaging import Average, Parts
+from loopkit_local.cadence import Cadence, Controller, EverySteps, Free
+from loopkit_local.rounds import Rounds
 
 if TYPE_CHECKING:
     from loopkit.engine.step import Step
@@ -75,8 +75,8 @@ class AverageParameters(Member):
 
     Averaged are the parameters that an optimizer has, each process weighted by the samples of its steps since the last
     average, and so are floating buffers; of other buffers rank 0's are taken. It takes place after the step of an
-    update, and at the end of each training pass, so that all processes validate and save the same model; in the middle
-    of a pass each has its own. The first training pass of a fit begins with rank 0's parameters and buffers.
+    update, and at the end of each training epoch, so that all processes validate and save the same model; in the
+    middle of an epoch each has its own. The first training epoch of a fit begins with rank 0's parameters and buffers.
 
     What one process asks for (a stop, a save, a signal) happens in all of them at the next average, where, unless it is
     under way while training goes on, the state of one is that of all: see `synced`.
@@ -85,7 +85,7 @@ class AverageParameters(Member):
     become ``local + (average - snapshot)``. Buffers and moments are then taken as they were averaged.
 
     The data: with `EverySteps` the ordinary equal parts; with `Cadence` and `Free` a `Rounds` over a loader of
-    `loopkit.data`, which gives each process as many batches as it is fast, and each batch to one process. Its pass has
+    `loopkit.data`, which gives each process as many batches as it is fast, and each batch to one process. Its epoch has
     no known length, and updates are counted in each process: a schedule over updates goes at each one's own pace.
     `Cadence` and `Free` wait for the device at each average, to measure.
 
@@ -173,7 +173,7 @@ class AverageParameters(Member):
         self._samples = 0
         self._rounds: dict[int, Rounds] = {}
         self._round: Rounds | None = None
-        """What the training pass that runs takes its batches from."""
+        """What the training epoch that runs takes its batches from."""
         self._mark: float | None = None
         """When the time that counts for this process's speed began."""
         self._wall = self._held = self._exchange = 0.0
@@ -232,9 +232,9 @@ class AverageParameters(Member):
         """Begin with rank 0's parameters."""
         if not phase.training and self._round is not None:
             raise WorldError(
-                f"phase {phase.name!r} begins in the middle of a training pass, which the processes reach at different "
-                f"times with {type(self.when).__name__}(...): validate between passes (validate_every=1), or use "
-                f"EverySteps(...)"
+                f"phase {phase.name!r} begins in the middle of a training epoch, which the processes reach at "
+                f"different times with {type(self.when).__name__}(...): validate between epochs (validate_every=1), or "
+                f"use EverySteps(...)"
             )
         if self.world.size == 1 or not phase.training:
             return
@@ -273,7 +273,7 @@ class AverageParameters(Member):
 
     @hookimpl(updates=("params", "buffers", "optimizer.state"))
     def epoch_end(self, learner: Learner, phase: Phase) -> None:
-        """Average at the end of a training pass, so that all processes go on with the same parameters."""
+        """Average at the end of a training epoch, so that all processes go on with the same parameters."""
         if self.world.size == 1 or not phase.training:
             return
         self._take_time(learner)
@@ -500,7 +500,7 @@ class AverageParameters(Member):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned, when the next training pass begins."""
+        """Go on from what `state_dict` returned, when the next training epoch begins."""
         self._loaded = copy.deepcopy(dict(state))
         self._steps, self._samples = state["steps"], state["samples"]
         self._outer, self._pending = None, None

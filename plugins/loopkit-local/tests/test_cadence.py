@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopkit.distributed.cadence import Cadence, Controller, EverySteps, Free, divide
 from loopkit.errors import PluginError
+from loopkit_local import Cadence, Controller, EverySteps, Free
+from loopkit_local.cadence import divide
 
 
 def test_cadence_starts_with_equal_counts():

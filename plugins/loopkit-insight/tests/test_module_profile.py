@@ -15,13 +15,11 @@ from torch.utils.checkpoint import checkpoint
 from loopkit import CancelStep, Learner
 from loopkit.errors import PluginError
 from loopkit.logs import Backend, Table
-from loopkit.plugins import ClipGradNorm, LogTo, Metrics, ModuleProfile
-from loopkit.testing import plugin_contract, tiny_problem
+from loopkit.plugins import ClipGradNorm, LogTo, Metrics
+from loopkit.testing import tiny_problem
+from loopkit_insight import ModuleProfile
 
 TIMES = ("forward", "forward own", "backward", "backward own")
-
-FORKED = {"two_processes": "it is in test_contract.py, which starts them faster"}
-test_contract = plugin_contract(lambda: ModuleProfile(every=2, show=False), name="module_profile", skip=FORKED)
 
 
 def data(steps=4):

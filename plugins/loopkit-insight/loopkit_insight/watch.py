@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from loopkit import hookimpl
 from loopkit.batches import describe, first_tensor
 from loopkit.errors import PluginError
-from loopkit.hooks import hookimpl
 from loopkit.metrics import Mean
 from loopkit.plugins.late import read
 from loopkit.plugins.merging import packed, to_host, unpacked
@@ -72,15 +72,15 @@ class Watch:
             ``"min"`` or ``"norm"`` (the 2-norm), in float32, or float64 for float64 outputs.
         name: The plugin's name.
 
-    The metric is the mean of these numbers over the pass, weighted by the samples of their steps; a module that is
+    The metric is the mean of these numbers over the epoch, weighted by the samples of their steps; a module that is
     called several times in a step counts each time. Of an output that is no tensor, the first tensor in it counts,
-    looked for in order and depth first. Numbers stay on the device until the pass ends, no graph is kept, and
-    training is bitwise the same as without it. A module that is never called in a pass has no metric in it, and a
-    cancelled step does not count. Several processes merge theirs at the end of the pass, in one exchange, so that all
+    looked for in order and depth first. Numbers stay on the device until the epoch ends, no graph is kept, and
+    training is bitwise the same as without it. A module that is never called in an epoch has no metric in it, and a
+    cancelled step does not count. Several processes merge theirs at the end of the epoch, in one exchange, so that all
     have the same values.
 
-    Outputs are seen through forward hooks, which are on the modules for the duration of a pass. In a model compiled as
-    a whole such hooks may not be called.
+    Outputs are seen through forward hooks, which are on the modules while an epoch runs. In a model compiled as a whole
+    such hooks may not be called.
 
     Raises:
         PluginError: A reduction is unknown; when the learner is built, no module has a path.
@@ -89,6 +89,8 @@ class Watch:
 
         Watch({"encoder": "norm", "encoder.hidden": "max"})
     """
+
+    observes = True
 
     def __init__(self, reductions: Mapping[str, Reduction], name: str = "watch") -> None:
         self.name = name
@@ -121,7 +123,7 @@ class Watch:
 
     @hookimpl(reads=("model",))
     def epoch_context(self, learner: Learner, phase: Phase) -> AbstractContextManager[None]:
-        """Listen to the modules during the pass."""
+        """Listen to the modules during the epoch."""
         return self._listening(learner, phase.name)
 
     @contextmanager
@@ -155,7 +157,7 @@ class Watch:
 
     @hookimpl
     def epoch_begin(self, learner: Learner, phase: Phase) -> None:
-        """Start from nothing, unless a saved pass goes on."""
+        """Start from nothing, unless a saved epoch goes on."""
         resumed = learner.running is not None and learner.running.resumed
         if not resumed or phase.name not in self._phases:
             self._phases[phase.name] = {path: Mean(path) for path in self.reductions}
@@ -174,7 +176,7 @@ class Watch:
 
     @hookimpl(writes=lambda plugin: plugin.names())
     def epoch_end(self, learner: Learner, phase: Phase) -> None:
-        """Read the values of this pass."""
+        """Read the values of this epoch."""
         self._seen.pop(phase.name, None)
         means = self._phases.pop(phase.name)
         if learner.world.size > 1:
@@ -204,7 +206,7 @@ class Watch:
         return {path: known[path] for path in self.reductions}
 
     def state_dict(self) -> dict[str, Any]:
-        """What the passes that are running have accumulated, by phase and path."""
+        """What the epochs that are running have accumulated, by phase and path."""
         return {
             phase: {path: mean.state_dict() for path, mean in means.items()} for phase, means in self._phases.items()
         }

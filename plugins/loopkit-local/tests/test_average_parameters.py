@@ -9,54 +9,30 @@ import pytest
 import torch
 import torch._dynamo  # what optimizers import: once here, not in every child
 import torch.distributed as dist
+from distributed.processes import run
 from helpers import on
+from small import learner_of, make_data, make_model, same, sgd, values
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from distributed.processes import run
 from loopkit import CancelEpoch, CancelStep, Learner, TrainingPhase, hookimpl
 from loopkit.data import TensorLoader
-from loopkit.distributed import averaging
-from loopkit.distributed.averaging import Average, Parts, distance, weighted_mean
-from loopkit.distributed.cadence import Cadence, Controller, EverySteps, Free
-from loopkit.distributed.rounds import Rounds
-from loopkit.distributed.world import join
+from loopkit.distributed import join
 from loopkit.errors import EmptyDataError, PeerError, PluginConflict, PluginError, WorldError
-from loopkit.plugins import AverageParameters, WeightAverage, average_parameters
-from loopkit.plugins.average_parameters import Collective, ThroughHost
-from loopkit.testing import check_plugin
-
-torch.set_num_threads(1)
-
-
-def make_data(samples=48, batch_size=4, **options):
-    generator = torch.Generator().manual_seed(3)
-    x, y = (torch.randn(samples, width, generator=generator) for width in (3, 2))
-    return TensorLoader(x, y, batch_size=batch_size, **options)
-
-
-def make_model(seed=1, norm=False):
-    torch.manual_seed(seed)
-    layers = [nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)]
-    return nn.Sequential(*[layer for layer in layers if norm or not isinstance(layer, nn.BatchNorm1d)])
-
-
-def sgd(params):
-    return torch.optim.SGD(params, lr=0.1)
-
-
-def values(model):
-    return [p.detach().clone() for p in model.parameters()]
-
-
-def same(one, other):
-    return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-def learner_of(plugin, *plugins, optimizer=sgd, model=None, **options):
-    model = make_model() if model is None else model
-    return Learner(model, mse_loss, optimizer, plugins=[plugin, *plugins], standard=False, **options)
-
+from loopkit.plugins import WeightAverage
+from loopkit_local import (
+    AverageParameters,
+    Cadence,
+    Collective,
+    Controller,
+    EverySteps,
+    Free,
+    Rounds,
+    ThroughHost,
+    average_parameters,
+    averaging,
+)
+from loopkit_local.averaging import Average, Parts, distance, weighted_mean
 
 # The average itself
 
@@ -246,15 +222,15 @@ def test_rounds_refuse_too_few_batches_and_parts():
 # The plugin
 
 
-def test_alone_nothing_happens():
-    bare, averaged = Learner(make_model(), mse_loss, sgd, standard=False), learner_of(AverageParameters())
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_alone_nothing_happens(accumulate):
+    bare = Learner(make_model(), mse_loss, sgd, standard=False, accumulate=accumulate)
+    averaged = learner_of(AverageParameters(), accumulate=accumulate)
     for learner in (bare, averaged):
-        learner.fit(make_data(shuffle=True), epochs=2)
+        learner.fit(make_data(shuffle=True), make_data(), epochs=2)
     assert same(values(bare.model), values(averaged.model))
-
-
-def test_average_parameters_keeps_the_contract():
-    check_plugin(lambda: AverageParameters(EverySteps(2)))
+    assert averaged.world_size == 1
+    assert averaged.progress == bare.progress
 
 
 def _fit(rank, options, fit_options=None, seed=False, norm=False, optimizer=sgd, accumulate=1, sleep=0.0):
@@ -786,12 +762,22 @@ def _refused(rank, what):
     [
         ("data", "which list cannot give"),
         ("overfit", "not overfit_batches"),
-        ("middle", "in the middle of a training pass"),
+        ("middle", "in the middle of a training epoch"),
         ("different", "rank 1 averages in another way than rank 0"),
     ],
 )
 def test_what_cannot_work_is_refused_in_all_processes(what, words):
     assert all(words in said for said in run(_refused, 2, what))
+
+
+def _different_at_once(rank):
+    with pytest.raises(WorldError, match="model 'model' of rank 1 is not that of rank 0") as caught:
+        learner_of(AverageParameters(), model=nn.Linear(6, 3 + rank))
+    return str(caught.value)
+
+
+def test_different_models_are_refused_before_anything_is_sent():
+    assert all("(4, 6)" in text and "(3, 6)" in text for text in run(_different_at_once, 2))
 
 
 def _failing(rank, options):

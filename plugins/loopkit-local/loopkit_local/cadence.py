@@ -82,7 +82,7 @@ class Free(Cadence):
 
     A process may be one round ahead of the others, and the numbers of a round follow from what was measured two rounds
     before. It is the choice where speeds fluctuate; the parameters of the processes are never all equal but at the end
-    of a pass.
+    of an epoch.
     """
 
 
@@ -161,10 +161,10 @@ class Controller:
         return list(self.counts)
 
     def plan(self, left: int) -> list[int]:
-        """The counts of the next round, if the pass has so many updates left for all processes together.
+        """The counts of the next round, if the epoch has so many updates left for all processes together.
 
-        The last two rounds of a pass are about equal, so that it ends for all at the same time. Their sum is never more
-        than what is left; each process has one at least, if there are enough.
+        The last two rounds of an epoch are about equal, so that it ends for all at the same time. Their sum is never
+        more than what is left; each process has one at least, if there are enough.
         """
         full = sum(self.counts)
         if left > 2 * full:
