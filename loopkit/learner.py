@@ -356,7 +356,6 @@ class Learner:
                 "fit has no end: give epochs=, max_steps= or max_updates= (epochs=math.inf if you mean it)"
             )
         train_phase = self._role(phase, lambda p: p.training, "train", "phase")
-        valid_phase = self._role(val_phase, _validates, "val", "val_phase")
         source = self._source(train_phase, train)
         if overfit_batches is not None:
             batches = source.epoch()[0]
@@ -365,6 +364,7 @@ class Learner:
             )
         validation = None
         if val is not None:
+            valid_phase = self._role(val_phase, _validates, "val", "val_phase")
             validation = Validation(self._source(valid_phase, val), validate_every, validate_every_updates)
             _ = validation.source.length
         planned = limits.planned(source.length, self.accumulate)
@@ -547,8 +547,8 @@ class Learner:
     ) -> None:
         """Go on from what `state_dict` returned: the next ``fit`` is the one that was saved, where it was.
 
-        Everything is checked before anything is changed. A loop of your own goes on with the epoch that was open, at the
-        step where it was (``epoch.steps``), if its data is given to `run`.
+        Everything is checked before anything is changed. A loop of your own goes on with the epoch that was open, at
+        the step where it was (``epoch.steps``), if its data is given to `run`.
 
         Args:
             state: It is not kept or changed.

@@ -91,7 +91,7 @@ def _malformed(state: Mapping[str, Any]) -> list[str]:
         "generators": MAPPING,
         **({"ranks": LIST} if "ranks" in state else {}),
     }
-    optional = {"phases": {}, "nested": {}}  # parts that older states lack
+    optional: dict[str, Any] = {"phases": {}, "nested": {}}  # parts that older states lack
     if problems := wrong("", {**optional, **state}, parts):
         return problems
     newer = [part for part, version in state.get("versions", {}).items() if not version <= VERSIONS.get(part, 0)]

@@ -173,13 +173,13 @@ class Epoch:
         fitting, in_hook = core.fit is not None, core.in_hook
         if not core.epochs and not fitting and not in_hook:
             core.requests.forget_stop()
-        nested = in_hook or not all(epoch.between for epoch in core.open_epochs)
+        nested = in_hook or (bool(core.epochs) and not all(epoch.between for epoch in core.open_epochs))
         self.alone = nested or not (phase.training or fitting)
         if not self.alone:
             self.saved = core.resume.take(phase)
         core.registry.check_phase(phase)
         core.phase_states.use(phase)
-        if phase.training and any(outer.window_open for outer in core.epochs):
+        if phase.training and core.epochs and any(outer.window_open for outer in core.epochs):
             raise ReentrancyError(f"phase {phase.name!r} trains inside an open accumulation window")
         loop.open(0 if self.saved is None else self.saved["steps"], in_hook)
         loop.count_stops_from(None if self.resumed else core.requests.stopped)
@@ -204,8 +204,7 @@ class Epoch:
                 self._contexts.enter_context(core.models.weights.own())
             self._modes = core.models.set_modes(self.trains)
             self._contexts.callback(self.restore_modes)
-            for name in [name for name in core.metrics if name.startswith(f"{self.name}/")]:
-                del core.metrics[name]
+            core.forget_metrics(f"{self.name}/")
             for make in self.plan.epoch_contexts:
                 if (context := make(self)) is not None:
                     self._contexts.enter_context(context)

@@ -26,7 +26,6 @@ from loopkit.events import (
     UpdateSkipped,
 )
 from loopkit.notes import locate, shown
-from loopkit.phases import TRAINING_EVENTS
 
 if TYPE_CHECKING:
     from loopkit.engine.core import Core
@@ -140,10 +139,10 @@ class Loop(Frame):
         plan = self.plan = self._core.registry.plan(self.phase)
         self.fire, self.optimizer_step = plan.fire, plan.optimizer_step
         only = self.windows[0] if len(self.windows) == 1 and self.windows[0].is_plain else None
-        heard = [event for event in TRAINING_EVENTS if plan.fire.get(event) is not None]
+        heard = plan.heard
         self.plain_backward = None if BackwardBegin in heard or BackwardEnd in heard else only
-        updates = (UpdateBegin, UpdateEnd, UpdateSkipped)
-        self.plain_update = None if plan.optimizer_step or any(event in heard for event in updates) else only
+        quiet = heard.isdisjoint((UpdateBegin, UpdateEnd, UpdateSkipped)) and plan.optimizer_step is None
+        self.plain_update = only if quiet else None
 
     def refresh(self) -> None:
         """Take over the plan if it has changed."""
@@ -235,7 +234,8 @@ class Loop(Frame):
                 with self.resting():
                     requests.answer(core)
                 if self._agreed is not None:
-                    raise self._take_agreed()
+                    agreed, self._agreed = self._agreed, None
+                    raise agreed
                 if self.stopped:
                     return False
             if until is not None and until.reached(core.progress.steps, core.progress.updates):
@@ -262,9 +262,6 @@ class Loop(Frame):
         """What all processes end the epoch, or the fit, by, if this one wants to do so by ``cancel``."""
         self._wanted = stronger(cancel, self._wanted)
         self.agree()
-        return self._take_agreed()
-
-    def _take_agreed(self) -> Any:
         agreed, self._agreed = self._agreed, None
         return agreed
 

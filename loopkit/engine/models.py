@@ -162,7 +162,10 @@ class Weights:
     @property
     def by(self) -> str:
         """The plugin whose weights stand in the place of the models' own; empty if they are in place themselves."""
-        return next((each.by for each in reversed(self._stack) if each.by), "")
+        for each in reversed(self._stack):
+            if each.by:
+                return each.by
+        return ""
 
     @contextmanager
     def replaced(self, put: Callable[[], None], away: Callable[[], None], by: str = "") -> Iterator[None]:

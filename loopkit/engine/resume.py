@@ -153,6 +153,11 @@ class Resume:
         """The phases whose epoch was open in a loaded state and has not begun again yet, the outermost first."""
         return [saved["phase"] for saved in self._epochs]
 
+    @property
+    def waits(self) -> bool:
+        """Whether any such epoch has not begun again yet."""
+        return bool(self._epochs)
+
     def load(self, state: Mapping[str, Any], position: Position | None, replay: bool) -> None:
         """Take over what a state left open."""
         self._epochs, self._data, self._nested = list(state["epochs"]), dict(state["data"]), dict(state["nested"])
@@ -217,7 +222,7 @@ class Resume:
         """Put the loader of a phase where it was; it may be saved before its first epoch."""
         if hasattr(data, "__iter__"):
             self._loaders[phase] = data
-            if phase not in self.waiting:
+            if phase in self._data and phase not in self.waiting:
                 self._place(phase, data)
 
     def _place(self, phase: str, data: Any) -> None:
@@ -228,7 +233,7 @@ class Resume:
     def batches(self, epoch: Epoch) -> Any:
         """Put the data of an epoch that is about to begin where it was; returns what to iterate over."""
         data = epoch.data
-        if epoch.saved is None and not epoch.alone:
+        if epoch.saved is None and not epoch.alone and self._data:
             self._place(epoch.phase.name, data)
         saved = None if epoch.saved is None else epoch.saved["data"]
         if saved is None:

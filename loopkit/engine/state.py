@@ -150,8 +150,7 @@ def _load(core: Core, state: Mapping[str, Any], undo: list[tuple[str, Callable[[
             except Exception as error:
                 locate(error, f"in load_state_dict of plugin {name!r}, whose saved state may be of another version")
                 raise
-    for phase in core.phases.values():
-        undo.append((f"phase {phase.name!r}", _undo_attributes(phase)))
+    undo += [(f"phase {phase.name!r}", _undo_attributes(phase)) for phase in core.phases.values()]
     core.phase_states.load(state["phases"])
     for name, optimizer in core.models.optimizers.items():
         undo.append((f"optimizer {name!r}", _undo_attributes(optimizer)))
