@@ -144,7 +144,7 @@ class Progress:
         now.bar.refresh()
         for plugin in learner.plugins.values():
             if getattr(plugin, "provides", "") == "metrics" and hasattr(plugin, "peek"):
-                now.late.send(plugin.peek(phase.name))
+                now.late.send(plugin.peek(learner.running))
 
     def _write_row(self, learner: Learner) -> None:
         if not self._epoch or learner.rank != 0:
