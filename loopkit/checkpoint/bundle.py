@@ -94,9 +94,10 @@ def weights_file(model: str, models: int) -> str:
 
 
 def describe(
-    learner: Learner, contents: Contents, reason: str, metrics: Mapping[str, float], **more: Any
+    learner: Learner, contents: Contents, reason: str, metrics: Mapping[str, float] | None = None, **more: Any
 ) -> dict[str, Any]:
-    """What a checkpoint's manifest says of the run, whose state holds these metrics."""
+    """What a checkpoint's manifest says of the run, whose state holds these metrics, by default the latest."""
+    metrics = learner.metrics if metrics is None else metrics
     return {
         "reason": reason,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -212,7 +213,7 @@ def save(learner: Learner, directory: str | Path, reason: str = "asked for") -> 
         StateError: Something cannot be saved, or a step is under way.
     """
     contents = Contents.of(learner, learner.state_dict())
-    about, label = describe(learner, contents, reason, learner.metrics), f"step-{learner.progress.steps}"
+    about, label = describe(learner, contents, reason), f"step-{learner.progress.steps}"
     return storage.write(Path(directory).absolute(), contents.files(), about, label=label)
 
 

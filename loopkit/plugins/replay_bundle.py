@@ -156,7 +156,7 @@ class ReplayBundle:
                 "updates": updates,
             }
             contents = Contents.of(learner, state)
-            about = describe_run(learner, contents, "error", learner.metrics, error=f"{type(error).__name__}: {error}")
+            about = describe_run(learner, contents, "error", error=f"{type(error).__name__}: {error}")
             label = "replay" if learner.world.size == 1 else f"replay-rank{learner.rank}"  # no two of one name
             return storage.write(self.directory, contents.files(), about, label=label).path
         finally:
