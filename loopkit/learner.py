@@ -723,6 +723,11 @@ class Learner:
         return None if self._core.fit is None else self._core.fit.failure
 
     @property
+    def missing_states(self) -> dict[str, str]:
+        """By phase: what of it has changed since the fit began and is in no state, in words."""
+        return self._core.phase_states.missing()
+
+    @property
     def resuming(self) -> str:
         """The phase whose epoch was open in a state that was loaded, until it goes on; else an empty string."""
         waiting = self._core.resume.waiting
