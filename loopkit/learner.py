@@ -526,7 +526,15 @@ class Learner:
         core = self._core
         if not positions:
             return collect(core, positions=False)
-        if not core.can_save and (at is None or not all(epoch.between for epoch in core.open_epochs[:-1])):
+        if at is not None:
+            epochs = core.open_epochs
+            runs = epochs[-1:] == [at.epoch] and all(epoch.between for epoch in epochs[:-1])
+            if not runs or core.progress != at.progress:
+                raise StateError(
+                    "state_dict(at=mark): there is no way back to the mark, since its epoch is not the one that is "
+                    "running, or steps were trained in it. Mark the epoch that is running, in its epoch_context"
+                )
+        elif not core.can_save:
             raise StateError(
                 "state_dict in the middle of a step, or of an epoch that a hook runs: there is no way to go on from "
                 "there. Call it at step_end or phase_end, when learner.at_edge says so"
@@ -713,6 +721,11 @@ class Learner:
     def failure(self) -> BaseException | None:
         """What the fit failed with, during ``fit_end``."""
         return None if self._core.fit is None else self._core.fit.failure
+
+    @property
+    def missing_states(self) -> dict[str, str]:
+        """By phase: what of it has changed since the fit began and is in no state, in words."""
+        return self._core.phase_states.missing()
 
     @property
     def resuming(self) -> str:

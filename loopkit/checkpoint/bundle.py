@@ -93,13 +93,16 @@ def weights_file(model: str, models: int) -> str:
     )
 
 
-def describe(learner: Learner, contents: Contents, reason: str, **more: Any) -> dict[str, Any]:
-    """What a checkpoint's manifest says of the run."""
+def describe(
+    learner: Learner, contents: Contents, reason: str, metrics: Mapping[str, float] | None = None, **more: Any
+) -> dict[str, Any]:
+    """What a checkpoint's manifest says of the run, whose state holds these metrics, by default the latest."""
+    metrics = learner.metrics if metrics is None else metrics
     return {
         "reason": reason,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "progress": asdict(learner.progress),
-        "metrics": {name: repr(value) for name, value in learner.metrics.items()},  # JSON has no nan
+        "metrics": {name: repr(value) for name, value in metrics.items()},  # JSON has no nan
         "versions": {
             "loopkit": importlib.metadata.version("loopkit"),
             "torch": torch.__version__,
@@ -210,8 +213,8 @@ def save(learner: Learner, directory: str | Path, reason: str = "asked for") -> 
         StateError: Something cannot be saved, or a step is under way.
     """
     contents = Contents.of(learner, learner.state_dict())
-    label = f"step-{learner.progress.steps}"
-    return storage.write(Path(directory).absolute(), contents.files(), describe(learner, contents, reason), label=label)
+    about, label = describe(learner, contents, reason), f"step-{learner.progress.steps}"
+    return storage.write(Path(directory).absolute(), contents.files(), about, label=label)
 
 
 def load(learner: Learner, path: str | Path, *, allow: Collection[str] = (), replay: bool = True) -> Manifest:

@@ -12,7 +12,7 @@ from loopkit.engine.plan import Plan
 from loopkit.engine.positions import leave
 from loopkit.engine.resume import Mark, restore_windows
 from loopkit.engine.sources import Source
-from loopkit.engine.state import PHASE
+from loopkit.engine.state import PHASE, mark
 from loopkit.engine.step import Step
 from loopkit.engine.timeout import bounded_wait
 from loopkit.engine.window import Window
@@ -272,10 +272,14 @@ class Epoch:
         self.begun = begun
 
     def mark(self) -> Mark | None:
-        """What a state as of its begin needs, if one can be made: for who saves when a step of it fails."""
-        if self.alone or self.trains or self.data is None:
+        """What a state as of its begin needs, for a saver when a step of it fails: for ``learner.state_dict(at=...)``.
+
+        Call it when the epoch begins, in ``epoch_context``. None if no such state can be made: the epoch trains, or a
+        hook runs it, or it goes on from a saved state, which stands.
+        """
+        if self.alone or self.trains or self.resumed or self.data is None:
             return None
-        return self._core.resume.mark(self._core, self)
+        return mark(self._core, self)
 
     def go_on_at(self, steps: int) -> None:
         """Count on from so many steps."""

@@ -29,6 +29,8 @@ class PhaseStates:
         """Loaded, of phases that were not run yet."""
         self._begun: dict[str, dict[str, Any] | None] = {}
         """How the attributes of the phases were when each was first run in this fit; None of those with a state."""
+        self._warned: set[str] = set()
+        """The phases of which this fit has warned."""
 
     def use(self, phase: Phase) -> None:
         """A phase is run.
@@ -55,6 +57,7 @@ class PhaseStates:
     def begin(self) -> None:
         """A fit begins: from here on changes of phases without a state count."""
         self._begun.clear()
+        self._warned.clear()
 
     def collect(self) -> dict[str, Any]:
         """The states by name; warns, once, of phases that have changed and have none."""
@@ -86,21 +89,28 @@ class PhaseStates:
             raise
 
     def _warn(self) -> None:
+        for name, message in self.missing().items():
+            if name not in self._warned:
+                self._warned.add(name)
+                warnings.warn(message, stacklevel=3)
+
+    def missing(self) -> dict[str, str]:
+        """Of phases without a state: which of their attributes have changed since the fit began, in words."""
+        messages = {}
         for name, before in self._begun.items():
             if before is None:
                 continue
             now = _looks(self._phases[name])
             changed = [key for key, value in now.items() if key not in before or not _alike(before[key], value)]
             if changed:
-                self._begun[name] = None
                 listed = ", ".join(f"{key!r}" for key in changed)
                 kind = type(self._phases[name]).__name__
-                warnings.warn(
+                messages[name] = (
                     f"phase {name!r} ({kind}) has changed its {listed} since the fit began, and no checkpoint holds "
                     f"that: a run that is resumed goes on without. Give the class saved = ({listed},), or state_dict "
-                    f"and load_state_dict; for a cache, volatile = ({listed},)",
-                    stacklevel=3,
+                    f"and load_state_dict; for a cache, volatile = ({listed},)"
                 )
+        return messages
 
 
 def _looks(phase: Phase) -> dict[str, tuple[Any, int]]:

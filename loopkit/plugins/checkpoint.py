@@ -34,6 +34,8 @@ from loopkit.hooks import hookimpl
 from loopkit.words import nearest
 
 if TYPE_CHECKING:
+    from loopkit.engine.epoch import Epoch
+    from loopkit.engine.resume import Mark
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
@@ -47,8 +49,9 @@ class Checkpoint:
     Each checkpoint is a directory of its own below ``directory``, written whole or not at all: weights as
     ``model.safetensors``, all else as JSON and safetensors, and a manifest with the digest of every file. A save is due
     at the end of an epoch (after its validation, if there is one) or between two steps; what a signal, or an error
-    between two steps, interrupts is saved where it is. An error inside a step leaves nothing that could go on exactly:
-    the checkpoint before it stands.
+    between two steps, interrupts is saved where it is. After an error inside a validation, the state as of the
+    validation's begin is saved (of one process alone). An error inside a training step leaves nothing that could go on
+    exactly: the checkpoint before it stands.
 
     Args:
         directory: Where the checkpoints of this fit are, and of no other. A relative one is resolved now.
@@ -59,7 +62,7 @@ class Checkpoint:
         keep_best: How many of the best to keep, too. One is saved whenever ``monitor`` is among the best.
         monitor: The metric that says which are the best, such as ``"val/loss"``. Nan is never best.
         mode: ``"min"`` or ``"max"``.
-        on_error: Save when an error, such as one of the loader, comes between two steps.
+        on_error: Save when an error, such as one of the loader, comes between two steps or in a validation.
         at_end: Save at the end of the fit what was trained since the last save.
         resume: ``"auto"``: go on from the newest valid checkpoint, or begin if there is none; True: there must be one;
             a path: from that checkpoint. By default the directory must not hold any.
@@ -169,9 +172,9 @@ class Checkpoint:
         self._plan_next(learner)
 
     @hookimpl(reads=("*",))
-    def epoch_context(self, learner: Learner) -> Any:
-        """Save what an error between two steps interrupts."""
-        return self._guard(learner)
+    def epoch_context(self, learner: Learner, epoch: Epoch) -> Any:
+        """Save what an error between two steps, or in a validation, interrupts."""
+        return self._guard(learner, epoch)
 
     @hookimpl(reads=("*",))
     def epoch_begin(self, learner: Learner, phase: Phase) -> None:
@@ -271,18 +274,19 @@ class Checkpoint:
                 _say(f"{error}. The next run takes the lock over")
 
     @contextmanager
-    def _guard(self, learner: Learner) -> Iterator[None]:
+    def _guard(self, learner: Learner, epoch: Epoch) -> Iterator[None]:
+        saves = self._on_error and learner.fitting_now and learner.world_size == 1  # else the others had to take part
+        mark = epoch.mark() if saves and self._tried else None
         try:
             yield
         except Exception as error:
-            if self._on_error and error is not self._failure and learner.fitting_now:
-                self._failure = error
-                alone = learner.world_size == 1  # else the others would have to take part
-                if alone and learner.at_edge and self._tried and self._saved_at != self._here(learner):
-                    try:
-                        self._save(learner, "error", now=True)
-                    except Exception as second:
-                        error.add_note(f"plugin {self.name!r}: nothing was saved at this error: {second}")
+            new, self._failure = error is not self._failure, error
+            here = new and learner.at_edge and (epoch.steps > 0 or mark is None)
+            if saves and self._tried and (here or mark is not None) and self._saved_at != self._here(learner):
+                try:
+                    self._save(learner, "error", now=True, at=None if here else mark)
+                except Exception as second:
+                    error.add_note(f"plugin {self.name!r}: nothing was saved at this error: {second}")
             raise
 
     def _start(self, learner: Learner) -> None:
@@ -393,7 +397,9 @@ class Checkpoint:
         Contents.of(learner, learner.state_dict()).files()
         self._tried += 1
 
-    def _save(self, learner: Learner, reason: str, value: float | None = None, now: bool = False) -> None:
+    def _save(
+        self, learner: Learner, reason: str, value: float | None = None, now: bool = False, at: Mark | None = None
+    ) -> None:
         self._writer.join()
         if not now:
             self._writer.check()
@@ -401,12 +407,13 @@ class Checkpoint:
             if (settle := getattr(plugin, "settle", None)) is not None:
                 settle(learner)
         _check_finite(learner)
-        contents = Contents.of(learner, learner.state_dict())
+        state = learner.state_dict(at)
+        contents = Contents.of(learner, state)
         if learner.rank > 0:
             self._saved_at = self._here(learner)
             self._plan_next(learner)
             return
-        about = describe(learner, contents, reason, monitored=self._monitored(value))
+        about = describe(learner, contents, reason, state["metrics"], monitored=self._monitored(value))
         write = partial(self._write, contents, about, self._here(learner))
         if self._snapshot is None or now:
             write()

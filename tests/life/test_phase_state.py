@@ -315,7 +315,6 @@ def make():
 """
 
 
-@todo("verify-resume suspects plugins alone")
 def test_verify_resume_points_at_a_phase_that_keeps_unsaved_state(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
