@@ -143,6 +143,8 @@ class Checkpoint:
         self._next_updates, self._next_time = math.inf, math.inf
         """When the next save is due."""
         self._saved_at: tuple[Any, ...] | None = None
+        self._measured = False
+        """The monitored phase has run, and its value was not looked at yet."""
         self._source: Path | None = None
         """The checkpoint that ``resume`` named."""
         self._damaged: set[Path] = set()
@@ -215,12 +217,14 @@ class Checkpoint:
     @hookimpl(reads=lambda plugin: ("*",) if plugin.monitor is None else ("*", f"metrics.{plugin.monitor}"))
     def phase_end(self, learner: Learner, phase: Phase) -> None:
         """Save if an epoch is complete, or the metric is among the best."""
-        if not learner.fitting_now or not learner.at_edge:
+        if not learner.fitting_now:
+            return
+        if self.monitor is not None and phase.name == self.monitor.partition("/")[0]:
+            self._measured = True
+        if not learner.at_edge:  # the epoch of a hook: what it measured counts when that hook is over
             return
         self._writer.check()
-        value = (
-            self._value(learner) if self.monitor is not None and phase.name == self.monitor.partition("/")[0] else None
-        )
+        value, self._measured = self._value(learner) if self._measured else None, False
         at = learner.position
         complete = not learner.open_passes and at is not None and at.by_fit and not at.validate
         due = complete and self._is_epoch_due(learner)
