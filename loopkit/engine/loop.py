@@ -79,7 +79,7 @@ class Loop(Frame):
         self.plan: Plan
         self._core = core
         self._taken = 0
-        self._version = LOOK_AGAIN
+        self._seen = LOOK_AGAIN
         self._stop_before: Stop | None = None
         self._wanted: Cancel | None = None
         """What this process wants to end the epoch, or the fit, by, where all have to agree."""
@@ -135,7 +135,7 @@ class Loop(Frame):
         """Take over the plan of the plugins as they are now."""
         requests = self._core.requests
         version = requests.version  # read first: a handler may run between any two lines
-        self._version = LOOK_AGAIN if requests.waits else version
+        self._seen = LOOK_AGAIN if requests.waits else version
         plan = self.plan = self._core.registry.plan(self.phase)
         self.fire, self.optimizer_step = plan.fire, plan.optimizer_step
         only = self.windows[0] if len(self.windows) == 1 and self.windows[0].is_plain else None
@@ -146,7 +146,7 @@ class Loop(Frame):
 
     def refresh(self) -> None:
         """Take over the plan if it has changed."""
-        if self._version != self._core.requests.version:
+        if self._seen != self._core.requests.version:
             self.replan()
 
     def run(self, batches: Iterable[Any], until: Until | None = None) -> bool:
@@ -186,8 +186,8 @@ class Loop(Frame):
         index = self.steps
         version: int | None = None
         for batch in batches:
-            if version != self._version:
-                version, plan = self._version, self.plan
+            if version != self._seen:
+                version, plan = self._seen, self.plan
                 begin, end = plan.fire[StepBegin], plan.fire[StepEnd]
                 contexts, move = plan.step_contexts, plan.move_batch
             if move is not None and batch is not None:

@@ -42,16 +42,16 @@ class Source:
         """Whether a function makes the data of each epoch."""
         self._registry = registry
         self._ready: Any = given
-        self._version = -1
+        self._seen = -1
         self._length: int | None = None
 
     @property
     def ready(self) -> Any:
         """The data as the plugins have set it up; a function that makes data as it is."""
-        if not self.made and self._version != self._registry.version:  # the first time, or a plugin came or went
+        if not self.made and self._seen != self._registry.version:  # the first time, or a plugin came or went
             self._ready = self._set_up(self.given)
             self._length = length_of(self._ready)
-            self._version = self._registry.version
+            self._seen = self._registry.version
         return self._ready
 
     @property
