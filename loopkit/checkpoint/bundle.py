@@ -211,7 +211,9 @@ def save(learner: Learner, directory: str | Path, reason: str = "asked for") -> 
     """
     contents = Contents.of(learner, learner.state_dict())
     label = f"step-{learner.progress.steps}"
-    return storage.write(Path(directory).absolute(), contents.files(), describe(learner, contents, reason), label=label)
+    return storage.write(
+        storage.resolved(directory), contents.files(), describe(learner, contents, reason), label=label
+    )
 
 
 def load(learner: Learner, path: str | Path, *, allow: Collection[str] = (), replay: bool = True) -> Manifest:

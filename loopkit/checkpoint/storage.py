@@ -51,6 +51,7 @@ __all__ = [
     "read_manifest",
     "refused",
     "remove",
+    "resolved",
     "verify",
     "write",
     "write_plain",
@@ -395,7 +396,7 @@ def write(
     writers left (see `clean`). A missing ``directory`` is made.
 
     Args:
-        directory: where the checkpoints are; absolute.
+        directory: where the checkpoints are; `resolved`.
         files: the content of each file by its name, in chunks of any size; a chunk may be reused once the next is
             asked for.
         about: plain JSON to put into the manifest; other values must have been encoded.
@@ -1007,13 +1008,18 @@ os.register_at_fork(after_in_child=_in_flight.clear)
 # ------------------------------------------------------------------------------------------------- before the start
 
 
+def resolved(directory: Path | str) -> Path:
+    """A directory's path, absolute and without links, which writing does not follow."""
+    return Path(os.path.realpath(directory))
+
+
 def probe(directory: Path | str) -> Path:
-    """See that checkpoints can be written below ``directory``, which is made if missing; return it, absolute.
+    """See that checkpoints can be written below ``directory``, which is made if missing; return it, `resolved`.
 
     Raises:
         CheckpointError: they cannot: it is a file, permission is missing, the file system is read-only or full.
     """
-    path = Path(directory).absolute()
+    path = resolved(directory)
     _make_directory(path)
     trial = path / f".tmp-{identity().token}-{secrets.token_hex(4)}"
     renamed = trial.with_name(f"{trial.name}0")

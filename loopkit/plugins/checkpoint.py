@@ -51,7 +51,7 @@ class Checkpoint:
     the checkpoint before it stands.
 
     Args:
-        directory: Where the checkpoints of this fit are, and of no other. A relative one is resolved now.
+        directory: Where the checkpoints of this fit are, and of no other. Links and a relative path are resolved now.
         every_epochs: Save after every so many epochs; 1 if nothing else says when.
         every_updates: Save after every so many updates.
         every_minutes: Save after so many minutes.
@@ -119,8 +119,11 @@ class Checkpoint:
                 f"{monitor!r} and {mode!r}"
             )
         self.name = name
-        self.directory = Path(directory).absolute()
-        self.resume = Path(resume).absolute() if isinstance(resume, (str, Path)) and resume != "auto" else resume
+        self.directory = storage.resolved(directory)
+        self.resume = resume
+        if isinstance(resume, (str, Path)) and resume != "auto":
+            path = Path(resume).absolute()
+            self.resume = storage.resolved(path.parent) / path.name  # a link to a checkpoint is not followed
         self.monitor = monitor
         self._mode = mode
         self._every_epochs = 1 if all(value is None for value in numbers.values()) else every_epochs

@@ -492,6 +492,33 @@ def test_relative_directory_is_resolved_when_the_plugin_is_made(tmp_path, monkey
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
+def test_link_to_a_directory_is_resolved_when_the_plugin_is_made(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    learner = make_learner(Checkpoint(tmp_path / "link"))
+    (tmp_path / "link").unlink()
+    learner.fit(batches(1), epochs=1)
+    assert found(tmp_path / "disk") == [(1, 1, "epoch")]
+    assert not (tmp_path / "link").exists()
+
+
+def test_run_goes_on_through_a_link_to_its_directory(tmp_path):
+    make_learner(Checkpoint(tmp_path / "disk")).fit(batches(1), epochs=1)
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    path = tmp_path / "link" / storage.listing(tmp_path / "disk")[0].path.name
+    for epochs, resume in ((2, path), (3, "auto")):
+        learner = make_learner(Checkpoint(tmp_path / "link", resume=resume))
+        assert learner.fit(batches(1), epochs=epochs).epochs == epochs
+    loopkit.checkpoint.save(learner, tmp_path / "link")
+    assert found(tmp_path / "disk")[-1] == (3, 3, "asked for")
+
+
+def test_link_and_its_directory_are_one_directory(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    with pytest.raises(PluginConflict, match=r"both own"):
+        make_learner(Checkpoint(tmp_path / "disk"), Checkpoint(tmp_path / "link", name="second"))
+
+
 def test_file_in_the_place_of_the_directory_is_refused_before_the_first_step(tmp_path):
     (tmp_path / "runs").write_text("no directory")
     learner = make_learner(Checkpoint(tmp_path / "runs"))
