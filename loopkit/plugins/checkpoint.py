@@ -143,6 +143,8 @@ class Checkpoint:
         self._next_updates, self._next_time = math.inf, math.inf
         """When the next save is due."""
         self._saved_at: tuple[Any, ...] | None = None
+        self._newest_own: Manifest | None = None
+        """The checkpoint in the directory that was written or read last."""
         self._source: Path | None = None
         """The checkpoint that ``resume`` named."""
         self._damaged: set[Path] = set()
@@ -265,6 +267,31 @@ class Checkpoint:
             _say(self._lock.took_over)
         storage.clean(self.directory, everything=True)
 
+    def _keep_directory(self) -> None:
+        """Take the directory anew if it, or the lock in it, was removed, moved or replaced under the run."""
+        was, lock = self.directory, self._lock
+        self.directory = storage.resolved(was)  # a link may have been left in its place
+        if lock is None or (self.directory == was and lock.in_place):
+            return
+        self._release()
+        try:
+            self._take_directory()
+            found, own = storage.listing(self.directory), self._newest_own
+            if not any(
+                own is not None and each.path.name == own.path.name and each.files == own.files for each in found
+            ):
+                self._refuse_others(found)
+        except BaseException:
+            self._release()
+            self._lock = lock
+            raise
+        where = "" if self.directory == was else f" to {self.directory}"
+        warnings.warn(
+            f"{was}, or the lock in it, was removed or moved{where} while the run saved there: it is locked again, and "
+            f"checkpoints go on in {self.directory}",
+            stacklevel=2,
+        )
+
     def _release(self) -> None:
         """Let the directory go; a lock that cannot be removed is no reason for a run to fail, or to hide why it did."""
         if self._lock is not None:
@@ -307,6 +334,7 @@ class Checkpoint:
             own = self.resume if isinstance(self.resume, Path) else Path(path)  # each may have a disk of its own
             manifest, state = chosen or self._read(own)
             self._load(learner, manifest, state)
+            self._newest_own = manifest
 
     def _choose(self, learner: Learner) -> tuple[Manifest, dict[str, Any]] | None:
         found = storage.listing(self.directory)
@@ -424,7 +452,9 @@ class Checkpoint:
         """Write and rotate; in a thread of its own if ``background``."""
         if self._snapshot is not None:
             self._snapshot.wait()
-        storage.write(self.directory, contents.files(), about, label=f"step-{about['progress']['steps']}")
+        self._keep_directory()
+        label = f"step-{about['progress']['steps']}"
+        self._newest_own = storage.write(self.directory, contents.files(), about, label=label)
         self._saved_at = here
         found = self._found()
         protected = {manifest.path for _, manifest in self._ranked(found)[: self._keep_best]}

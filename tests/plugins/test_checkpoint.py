@@ -19,6 +19,7 @@ from torch import nn
 import loopkit
 from loopkit import Learner, hookimpl
 from loopkit.checkpoint import storage
+from loopkit.checkpoint.lock import Lock
 from loopkit.discovery import origin
 from loopkit.errors import (
     CheckpointError,
@@ -540,6 +541,122 @@ def test_two_runs_in_one_directory_are_refused(tmp_path):
     make_learner(plugin, on("step_begin", second)).fit(batches(1), epochs=1)
     assert str(tmp_path) in errors[0]
     make_learner(Checkpoint(tmp_path, resume="auto")).fit(batches(1), epochs=1)
+
+
+# When the directory goes under the run
+
+GONE = r"was removed or moved.* while the run saved there: it is locked again"
+
+
+def at_step(index, act, name="at_step"):
+    """A plugin that acts once, before the step of this number."""
+    left = [act]
+
+    def step_begin(step, **given):
+        if step.index == index and left:
+            left.pop()()
+
+    return on("step_begin", step_begin, name)
+
+
+def is_locked(directory):
+    """Whether another process is refused there."""
+    outcome = forked(lambda: Lock(directory).acquire())
+    return "locked by process" in outcome.error if outcome.error else False
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_removed_directory_is_taken_again_with_its_lock(background, tmp_path):
+    path, locked = tmp_path / "runs", []
+
+    def written(act):
+        for thread in threading.enumerate():
+            if thread.name == "loopkit-checkpoint":
+                thread.join()
+        act()
+
+    learner = make_learner(
+        Checkpoint(path, every_updates=1, background=background),
+        at_step(2, lambda: written(lambda: shutil.rmtree(path))),
+        at_step(6, lambda: written(lambda: locked.append(is_locked(path))), "look"),
+    )
+    with pytest.warns(UserWarning, match=GONE) as said:
+        learner.fit(batches(8), epochs=1)
+    assert len(said) == 1
+    assert locked == [True]
+    assert found(path)[-1][1] == 8
+    assert sorted(os.listdir(path)) == [manifest.path.name for manifest in reversed(storage.listing(path))]
+
+
+def test_renamed_directory_is_free_for_others_and_a_new_one_begins(tmp_path):
+    path, other, locked = tmp_path / "runs", tmp_path / "other", []
+    learner = make_learner(
+        Checkpoint(path, every_updates=1),
+        at_step(2, lambda: path.rename(other)),
+        on("step_end", lambda step, **given: step.index == 3 and locked.extend([is_locked(path), is_locked(other)])),
+    )
+    with pytest.warns(UserWarning, match=GONE):
+        learner.fit(batches(4), epochs=1)
+    assert locked == [True, False]
+    assert [step for _, step, _ in found(other)] == [1, 2]
+    assert [step for _, step, _ in found(path)][-1] == 4
+
+
+def test_directory_that_another_run_has_taken_meanwhile_is_refused(tmp_path):
+    path, theirs = tmp_path / "runs", Lock(tmp_path / "runs")
+
+    def replace():
+        path.rename(tmp_path / "other")
+        path.mkdir()
+        theirs.acquire()
+
+    learner = make_learner(Checkpoint(path, every_updates=1, on_error=False), at_step(2, replace))
+    with pytest.raises(CheckpointError, match="is locked by this process"):
+        learner.fit(batches(4), epochs=1)
+    assert os.listdir(path) == [".lock"]
+    theirs.release()
+
+
+def test_checkpoints_of_another_run_in_the_place_of_the_directory_are_left_alone(tmp_path):
+    path = tmp_path / "runs"
+
+    def replace():
+        path.rename(tmp_path / "other")
+        make_learner(Checkpoint(path, every_updates=1)).fit(batches(4), epochs=1)
+
+    learner = make_learner(Checkpoint(path, every_updates=1), at_step(2, replace))
+    with pytest.raises(CheckpointError, match="holds checkpoints of another run"):
+        learner.fit(batches(4), epochs=1)
+    assert {reason for *_, reason in found(path)} == {"interval", "end"}
+    assert len(found(path)) == 2
+    assert not (path / ".lock").exists()
+
+
+def test_lock_that_was_removed_is_taken_again(tmp_path):
+    locked = []
+    learner = make_learner(
+        Checkpoint(tmp_path, every_updates=1, at_end=False),
+        at_step(2, (tmp_path / ".lock").unlink),
+        on("step_end", lambda step, **given: step.index == 3 and locked.append(is_locked(tmp_path))),
+    )
+    with pytest.warns(UserWarning, match=GONE):
+        learner.fit(batches(4), epochs=1)
+    assert locked == [True]
+    assert [step for _, step, _ in found(tmp_path)] == [3, 4]
+
+
+def test_directory_that_was_moved_and_left_a_link_is_followed(tmp_path):
+    path, other = tmp_path / "runs", tmp_path / "other"
+
+    def move():
+        path.rename(other)
+        path.symlink_to(other)
+
+    learner = make_learner(Checkpoint(path, every_updates=1, at_end=False), at_step(2, move))
+    with pytest.warns(UserWarning, match=f"moved to {other}"):
+        learner.fit(batches(4), epochs=1)
+    assert [step for _, step, _ in found(other)] == [3, 4]
+    assert not (other / ".lock").exists()
 
 
 def test_lock_is_let_go_after_an_error(tmp_path):
