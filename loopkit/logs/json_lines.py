@@ -60,7 +60,8 @@ class JsonLines(Backend):
     like a password, a token or a key.
 
     A fit that goes on from a checkpoint cuts off what was logged after it, with the first line that it adds. A new run
-    renames the log of an earlier one, to ``log-1.jsonl``. While a run writes it, the file is locked.
+    renames the log of an earlier one, to ``log-1.jsonl``. While a run writes it, the file is locked. If it is removed,
+    renamed or cut off meanwhile, the next write warns of that, sets aside what is left and begins another file.
 
     Args:
         path: The file. The directories above it are made; a relative path is resolved now.
@@ -86,13 +87,16 @@ class JsonLines(Backend):
             self._begin()
 
     def _begin(self) -> None:
+        """Write the line of the run, if it is not in the file."""
+        if renewed := self._file.renewed():
+            self._begun = False
         if self._begun or self._run is None:
             return
         run, self._begun = self._run, True
         learner, result = run.learner, run.learner.result
         about: dict[str, Any] = {
             "kind": "run",
-            "resumed": run.resumed,
+            "resumed": run.resumed or renewed,
             "fit": 1 if learner.position is None else learner.position.number,
             "epoch": learner.progress.epochs,
             "step": learner.progress.steps,
@@ -224,6 +228,7 @@ class JsonLines(Backend):
                     "traceback": "" if failure is None else "".join(traceback.format_tb(failure.__traceback__)),
                     "time": _time(time.time()),
                 }
+                self._begin()
                 self._file.write(_line(ended))
                 self._file.flush()
         finally:
