@@ -36,6 +36,7 @@ __all__ = [
     "find",
     "load",
     "monitored",
+    "number",
     "read_state",
     "read_structures",
     "restore",
@@ -99,7 +100,7 @@ def describe(learner: Learner, contents: Contents, reason: str, **more: Any) -> 
         "reason": reason,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "progress": asdict(learner.progress),
-        "metrics": {name: repr(value) for name, value in learner.metrics.items()},  # JSON has no nan
+        "metrics": {name: number(value) for name, value in learner.metrics.items()},
         "versions": {
             "loopkit": importlib.metadata.version("loopkit"),
             "torch": torch.__version__,
@@ -111,6 +112,15 @@ def describe(learner: Learner, contents: Contents, reason: str, **more: Any) -> 
         "threads": torch.get_num_threads(),
         **more,
     }
+
+
+def number(value: Any) -> float | str:
+    """A metric's value as JSON has it: a number, or a text for what it has no number for."""
+    try:
+        made = float(value)
+    except (TypeError, ValueError):
+        return repr(value)
+    return made if math.isfinite(made) else repr(made)
 
 
 def read_state(manifest: Manifest) -> dict[str, Any]:

@@ -205,7 +205,7 @@ class Manifest:
 
 
 def _short(value: Any) -> str:
-    """A metric, which is saved as text, in few digits."""
+    """A metric, which may be saved as text, in few digits."""
     try:
         return f"{float(value):.6g}"
     except (TypeError, ValueError):
@@ -889,16 +889,33 @@ def listing(directory: Path | str) -> Listing:
 def keep(manifests: Listing, last: int, protected: Collection[Path] = ()) -> list[Path]:
     """Which checkpoints of a listing to remove, so that the ``last`` newest and the protected ones stay.
 
+    Those between which nothing was trained, such as the last update and the end of the fit, count as one: the newest
+    stays, and the newest with a monitored value.
+
     At least two stay, whatever ``last`` says: the one to go on from, and one to fall back to. Those that do not verify
     neither count nor are removed: look at them, then remove them yourself.
     """
     if last < 1:
         raise CheckpointError(f"keeping the last {last} checkpoints would remove the one just written. Keep at least 1")
-    kept = {manifest.path for i, manifest in enumerate(manifests) if i < last or manifest.path in protected}
+    alike: dict[Any, dict[bool, Path]] = {}
+    for manifest in manifests:
+        group, monitored = alike.setdefault(_trained(manifest), {}), manifest.about.get("monitored") is not None
+        if not group or (monitored and True not in group):
+            group[monitored] = manifest.path
+    kept = {path for group in [*alike.values()][:last] for path in group.values()}
+    kept |= {manifest.path for manifest in manifests if manifest.path in protected}
     for manifest in manifests:
         if len(kept) < 2:
             kept.add(manifest.path)
     return [manifest.path for manifest in manifests if manifest.path not in kept]
+
+
+def _trained(manifest: Manifest) -> Any:
+    """How much training a checkpoint has seen; if it does not say, something of its own."""
+    progress = manifest.about.get("progress")
+    if not isinstance(progress, Mapping) or not {"steps", "updates"} <= set(progress):
+        return manifest.path
+    return str(progress["steps"]), str(progress["updates"])
 
 
 def remove(paths: Iterable[Path]) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from loopkit.checkpoint import storage
-from loopkit.checkpoint.bundle import Contents, describe, monitored, read_state, restore
+from loopkit.checkpoint.bundle import Contents, describe, monitored, number, read_state, restore
 from loopkit.checkpoint.lock import Lock
 from loopkit.checkpoint.processes import give_way
 from loopkit.checkpoint.storage import Listing, Manifest
@@ -55,7 +55,8 @@ class Checkpoint:
         every_epochs: Save after every so many epochs; 1 if nothing else says when.
         every_updates: Save after every so many updates.
         every_minutes: Save after so many minutes.
-        keep_last: How many of the newest to keep; never fewer than two are.
+        keep_last: How many of the newest to keep; never fewer than two are. One that was saved at the end of an epoch,
+            or of the fit, takes the place of one at the same step and update.
         keep_best: How many of the best to keep, too. One is saved whenever ``monitor`` is among the best.
         monitor: The metric that says which are the best, such as ``"val/loss"``. Nan is never best.
         mode: ``"min"`` or ``"max"``.
@@ -105,10 +106,13 @@ class Checkpoint:
         name: str = "checkpoint",
     ) -> None:
         numbers = {"every_epochs": every_epochs, "every_updates": every_updates, "every_minutes": every_minutes}
-        for option, value in {**numbers, "keep_last": keep_last}.items():
+        for option, value in numbers.items():
             whole = isinstance(value, int) or (option == "every_minutes" and isinstance(value, float))
             if value is not None and (isinstance(value, bool) or not whole or not 0 < value < math.inf):
                 raise PluginError(f"Checkpoint: {option} is {value!r}: it must be a number above 0")
+        for option, count, least in (("keep_last", keep_last, 1), ("keep_best", keep_best, 0)):
+            if isinstance(count, bool) or not isinstance(count, int) or count < least:
+                raise PluginError(f"Checkpoint: {option} is {count!r}: it counts checkpoints, from {least}")
         if isinstance(resume, str) and resume.lower() == "auto" and resume != "auto":
             raise PluginError(f"Checkpoint: resume is {resume!r}: did you mean 'auto'?")
         if monitor is not None and not all(monitor.partition("/")):
@@ -475,10 +479,10 @@ class Checkpoint:
         except CheckpointError as error:
             warnings.warn(str(error), stacklevel=2)
 
-    def _monitored(self, value: float | None) -> dict[str, str] | None:
+    def _monitored(self, value: float | None) -> dict[str, float | str] | None:
         if self.monitor is None or value is None:
             return None
-        return {"metric": self.monitor, "mode": self._mode, "value": repr(value)}
+        return {"metric": self.monitor, "mode": self._mode, "value": number(value)}
 
     def _value(self, learner: Learner) -> float:
         assert self.monitor is not None

@@ -107,7 +107,67 @@ def test_every_updates_3_saves_between_steps(tmp_path):
 def test_every_updates_counts_updates_and_not_steps(tmp_path):
     learner = make_learner(Checkpoint(tmp_path, keep_last=99, every_updates=2), accumulate=3)
     learner.fit(batches(12), epochs=1)
-    assert found(tmp_path) == [(0, 6, "interval"), (0, 12, "interval"), (1, 12, "end")]
+    assert found(tmp_path) == [(0, 6, "interval"), (1, 12, "end")]
+
+
+def test_last_update_is_kept_once(tmp_path):
+    learner = make_learner(Metrics(), Checkpoint(tmp_path, every_updates=1))
+    learner.fit(batches(4), batches(1), epochs=2)
+    assert [step for _, step, _ in found(tmp_path)] == [7, 8]
+    newest = storage.listing(tmp_path)[0].about
+    assert (newest["reason"], newest["progress"]["epochs"]) == ("end", 2)
+    assert "val/loss" in newest["metrics"]
+
+
+def test_last_update_is_kept_with_its_monitored_value(tmp_path):
+    learner = make_learner(Checkpoint(tmp_path, monitor="val/score", every_updates=1, every_epochs=1), scores(3.0, 2.0))
+    learner.plugins["checkpoint"].unsaved = True  # as that of a log which has written since
+    learner.fit(batches(2), batches(1), epochs=2)
+    assert found(tmp_path) == [(1, 3, "interval"), (2, 4, "epoch"), (2, 4, "end")]
+    assert loopkit.checkpoint.best(tmp_path).about["reason"] == "epoch"
+
+
+def test_step_that_is_the_only_one_keeps_one_to_fall_back_to(tmp_path):
+    make_learner(Checkpoint(tmp_path, every_updates=1)).fit(batches(1), epochs=1)
+    assert found(tmp_path) == [(0, 1, "interval"), (1, 1, "end")]
+
+
+def test_saves_within_an_update_all_count(tmp_path):
+    ask = on("step_end", lambda learner, step, **given: step.index < 2 and learner.request_save(), "ask")
+    make_learner(Checkpoint(tmp_path, keep_last=3), ask, accumulate=4).fit(batches(3), epochs=1)
+    counts = [manifest.about["progress"] for manifest in storage.listing(tmp_path)]
+    assert [(each["steps"], each["updates"]) for each in counts] == [(3, 1), (2, 0), (1, 0)]
+
+
+def test_metrics_in_a_manifest_are_numbers(tmp_path):
+    learner = make_learner(Checkpoint(tmp_path, monitor="val/score", keep_best=1), scores(0.25))
+    learner.metrics["val/odd"] = math.nan
+    learner.fit(batches(1), batches(1), epochs=1)
+    about = storage.listing(tmp_path)[0].about
+    assert about["metrics"]["val/score"] == 0.25
+    assert about["monitored"] == {"metric": "val/score", "mode": "min", "value": 0.25}
+
+
+def test_metric_that_json_has_no_number_for_is_a_text(tmp_path):
+    learner = make_learner()
+    learner.metrics |= {"val/a": math.nan, "val/b": -math.inf, "val/c": 1}
+    assert loopkit.checkpoint.save(learner, tmp_path).about["metrics"] == {
+        "val/a": "nan",
+        "val/b": "-inf",
+        "val/c": 1.0,
+    }
+
+
+def test_values_that_were_saved_as_texts_are_still_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("loopkit.plugins.checkpoint.number", repr)
+    make_learner(Checkpoint(tmp_path, monitor="val/score", keep_best=1), scores(0.5, 0.25, 2.0, 3.0, 4.0)).fit(
+        batches(1), batches(1), epochs=5
+    )
+    monkeypatch.undo()
+    assert loopkit.checkpoint.best(tmp_path).about["monitored"]["value"] == "0.25"
+    learner = make_learner(Checkpoint(tmp_path, monitor="val/score", keep_best=1, resume="auto"), scores(0.3, 0.3))
+    learner.fit(batches(1), batches(1), epochs=7)
+    assert loopkit.checkpoint.best(tmp_path).about["monitored"]["value"] == "0.25"
 
 
 def test_every_updates_and_every_epochs_add_up(tmp_path):
@@ -316,6 +376,13 @@ def test_never_fewer_than_two_are_kept(last, tmp_path):
         {"every_minutes": math.nan},
         {"keep_last": 0},
         {"keep_last": "2"},
+        {"keep_last": 2.5},
+        {"keep_last": True},
+        {"keep_last": -1},
+        {"keep_best": "2", "monitor": "val/loss"},
+        {"keep_best": 2.5, "monitor": "val/loss"},
+        {"keep_best": True, "monitor": "val/loss"},
+        {"keep_best": -1, "monitor": "val/loss"},
         {"keep_best": 1},
         {"keep_best": 1, "monitor": "val/loss", "mode": "less"},
         {"monitor": "val_loss"},
