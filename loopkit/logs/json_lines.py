@@ -37,7 +37,7 @@ from loopkit.logs.kinds import (
     Value,
 )
 from loopkit.logs.log_file import LogFile
-from loopkit.logs.masking import masked_arguments
+from loopkit.logs.masking import masked_arguments, masked_text
 from loopkit.logs.record import Group, Records
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class JsonLines(Backend):
     ``"name"``, ``"kind"`` and their content, or ``"file"``, a path relative to the log's directory. A fit begins, or
     goes on, with a line ``{"kind": "run", ...}`` and ends with ``{"kind": "end", "reason", ...}``. `read_log` reads it.
     The line of the run has the command and the configuration, with ``***`` for the values of options that are called
-    like a password, a token or a key.
+    like a password, a token or a key, and for passwords in URLs, also in the errors of the last line.
 
     A fit that goes on from a checkpoint cuts off what was logged after it, with the first line that it adds. A new run
     renames the log of an earlier one, to ``log-1.jsonl``. While a run writes it, the file is locked. If it is removed,
@@ -221,11 +221,11 @@ class JsonLines(Backend):
                     "epoch": progress.epochs,
                     "step": progress.steps,
                     "reason": result.reason,
-                    "message": result.message,
+                    "message": masked_text(result.message),
                     "by": result.by,
-                    "error": None if failure is None else f"{type(failure).__name__}: {failure}",
-                    "notes": [str(note) for note in getattr(failure, "__notes__", ())],
-                    "traceback": "" if failure is None else "".join(traceback.format_tb(failure.__traceback__)),
+                    "error": None if failure is None else masked_text(f"{type(failure).__name__}: {failure}"),
+                    "notes": [masked_text(str(note)) for note in getattr(failure, "__notes__", ())],
+                    "traceback": masked_text("".join(traceback.format_tb(getattr(failure, "__traceback__", None)))),
                     "time": _time(time.time()),
                 }
                 self._begin()

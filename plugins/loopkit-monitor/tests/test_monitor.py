@@ -346,6 +346,23 @@ def test_warnings_are_logged_and_shown(tmp_path):
     assert __file__ in said[0]
 
 
+def test_no_password_is_logged(tmp_path, monkeypatch):
+    def warn(learner):
+        warnings.warn("no answer from ftp://me:hidden@host", stacklevel=1)
+
+    monkeypatch.setattr("sys.argv", ["train.py", "--pwd=hidden", "-p", "hidden"])
+    with pytest.warns(UserWarning, match="hidden"):
+        make_learner(Monitor(tmp_path), LogHyperparameters(password="hidden"), On("step_end", warn)).fit(
+            batches(1), epochs=1
+        )
+    (log,) = tmp_path.glob("*.jsonl")
+    assert "hidden" not in log.read_text()
+    said = views.run(Store(tmp_path), ".")
+    assert said["header"]["argv"] == ["train.py", "--pwd=***", "-p", "***"]
+    assert said["hyperparameters"]["password"] == "***"
+    assert "ftp://me:***@host" in said["warnings"][0]["text"]
+
+
 def test_a_flood_of_warnings_is_bounded(tmp_path):
     def warn(learner):
         for _ in range(300):
