@@ -142,17 +142,29 @@ def read_state(manifest: Manifest) -> dict[str, Any]:
             rest.update(read[weights_file(name, len(state["models"]))])
     except (StateError, KeyError, TypeError, AttributeError) as error:
         raise CorruptCheckpointError(f"{manifest.path / STATE} holds no state of a learner: {error}") from error
+    if STRUCTURE in manifest.files:
+        read_structures(manifest)
     return state
 
 
 def read_structures(manifest: Manifest) -> dict[str, Structure]:
-    """The structures of the models, as they were saved."""
+    """The structures of the models, as they were saved.
+
+    Raises:
+        CorruptCheckpointError: The file is not what was written, or not of these models.
+    """
     try:
-        return {
-            name: Structure.from_json(value) for name, value in loads(storage.read_file(manifest, STRUCTURE)).items()
-        }
+        said = loads(storage.read_file(manifest, STRUCTURE))
+        found = {name: Structure.from_json(value) for name, value in said.items()}
     except (StateError, AttributeError) as error:
         raise CorruptCheckpointError(f"{manifest.path / STRUCTURE} is malformed: {error}") from error
+    hashes = manifest.about.get("structure")
+    if isinstance(hashes, Mapping) and hashes != {name: each.hash for name, each in found.items()}:
+        raise CorruptCheckpointError(
+            f"{manifest.path / STRUCTURE} is not of the models that were saved: its hash is not the one in the "
+            f"manifest. Use an older checkpoint"
+        )
+    return found
 
 
 def _unpacked(manifest: Manifest, name: str, file: storage.Reader) -> dict[str, Tensor]:

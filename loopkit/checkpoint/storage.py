@@ -703,6 +703,11 @@ def read_manifest(path: Path | str) -> Manifest:
     finally:
         _close_read(file)
     manifest = _decode(path, bytes(data))
+    if (_number(path.name) or manifest.number) != manifest.number:
+        raise CorruptCheckpointError(
+            f"{path / MANIFEST} says number {manifest.number}: {path.name} was renamed, or its files exchanged for "
+            f"those of another checkpoint. Give it back that number, or use another one"
+        )
     extra = [name for name in _names(path) if name not in manifest.files and name != MANIFEST and name[0] != "."]
     if extra:
         raise CorruptCheckpointError(
@@ -870,14 +875,10 @@ def listing(directory: Path | str) -> Listing:
     if not os.path.lexists(directory):
         return result
     numbered = [(number, name) for name in _names(directory) if (number := _number(name))]
-    for number, name in sorted(numbered, reverse=True):
+    for _, name in sorted(numbered, reverse=True):
         path = directory / name
         try:
             manifest = read_manifest(path)
-            if manifest.number != number:
-                raise CorruptCheckpointError(
-                    f"{path} was renamed: its manifest says number {manifest.number}. Give it back that number"
-                )
         except CheckpointError as error:
             if os.path.lexists(path):
                 result.problems[path] = error
