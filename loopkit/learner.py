@@ -91,8 +91,8 @@ class Learner:
         block: Iterable[str] = (),
         order: Sequence[Any] = (),
     ) -> None:
-        if accumulate < 1:
-            raise PhaseError(f"accumulate is {accumulate}: it counts the steps of an update, from 1")
+        if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
+            raise PhaseError(f"accumulate is {accumulate!r}: it counts the steps of an update, from 1")
         if accumulate_reduction not in ("mean", "sum"):
             raise PhaseError(f"accumulate_reduction is {accumulate_reduction!r}: it is 'mean' or 'sum'")
         if seed is not None:

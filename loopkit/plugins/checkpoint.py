@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from loopkit.checkpoint import storage
-from loopkit.checkpoint.bundle import Contents, describe, monitored, read_state, restore
+from loopkit.checkpoint.bundle import Contents, describe, monitored, number, read_state, restore
 from loopkit.checkpoint.lock import Lock
 from loopkit.checkpoint.processes import give_way
 from loopkit.checkpoint.storage import Listing, Manifest
@@ -54,11 +54,12 @@ class Checkpoint:
     exactly: the checkpoint before it stands.
 
     Args:
-        directory: Where the checkpoints of this fit are, and of no other. A relative one is resolved now.
+        directory: Where the checkpoints of this fit are, and of no other. Links and a relative path are resolved now.
         every_epochs: Save after every so many epochs; 1 if nothing else says when.
         every_updates: Save after every so many updates.
         every_minutes: Save after so many minutes.
-        keep_last: How many of the newest to keep; never fewer than two are.
+        keep_last: How many of the newest to keep; never fewer than two are. One that was saved at the end of an epoch,
+            or of the fit, takes the place of one at the same step and update.
         keep_best: How many of the best to keep, too. One is saved whenever ``monitor`` is among the best.
         monitor: The metric that says which are the best, such as ``"val/loss"``. Nan is never best.
         mode: ``"min"`` or ``"max"``.
@@ -108,10 +109,13 @@ class Checkpoint:
         name: str = "checkpoint",
     ) -> None:
         numbers = {"every_epochs": every_epochs, "every_updates": every_updates, "every_minutes": every_minutes}
-        for option, value in {**numbers, "keep_last": keep_last}.items():
+        for option, value in numbers.items():
             whole = isinstance(value, int) or (option == "every_minutes" and isinstance(value, float))
             if value is not None and (isinstance(value, bool) or not whole or not 0 < value < math.inf):
                 raise PluginError(f"Checkpoint: {option} is {value!r}: it must be a number above 0")
+        for option, count, least in (("keep_last", keep_last, 1), ("keep_best", keep_best, 0)):
+            if isinstance(count, bool) or not isinstance(count, int) or count < least:
+                raise PluginError(f"Checkpoint: {option} is {count!r}: it counts checkpoints, from {least}")
         if isinstance(resume, str) and resume.lower() == "auto" and resume != "auto":
             raise PluginError(f"Checkpoint: resume is {resume!r}: did you mean 'auto'?")
         if monitor is not None and not all(monitor.partition("/")):
@@ -122,8 +126,11 @@ class Checkpoint:
                 f"{monitor!r} and {mode!r}"
             )
         self.name = name
-        self.directory = Path(directory).absolute()
-        self.resume = Path(resume).absolute() if isinstance(resume, (str, Path)) and resume != "auto" else resume
+        self.directory = storage.resolved(directory)
+        self.resume = resume
+        if isinstance(resume, (str, Path)) and resume != "auto":
+            path = Path(resume).absolute()
+            self.resume = storage.resolved(path.parent) / path.name  # a link to a checkpoint is not followed
         self.monitor = monitor
         self._mode = mode
         self._every_epochs = 1 if all(value is None for value in numbers.values()) else every_epochs
@@ -145,6 +152,8 @@ class Checkpoint:
         self._saved_at: tuple[Any, ...] | None = None
         self._measured = False
         """The monitored phase has run, and its value was not looked at yet."""
+        self._newest_own: Manifest | None = None
+        """The checkpoint in the directory that was written or read last."""
         self._source: Path | None = None
         """The checkpoint that ``resume`` named."""
         self._damaged: set[Path] = set()
@@ -269,6 +278,31 @@ class Checkpoint:
             _say(self._lock.took_over)
         storage.clean(self.directory, everything=True)
 
+    def _keep_directory(self) -> None:
+        """Take the directory anew if it, or the lock in it, was removed, moved or replaced under the run."""
+        was, lock = self.directory, self._lock
+        self.directory = storage.resolved(was)  # a link may have been left in its place
+        if lock is None or (self.directory == was and lock.in_place):
+            return
+        self._release()
+        try:
+            self._take_directory()
+            found, own = storage.listing(self.directory), self._newest_own
+            if not any(
+                own is not None and each.path.name == own.path.name and each.files == own.files for each in found
+            ):
+                self._refuse_others(found)
+        except BaseException:
+            self._release()
+            self._lock = lock
+            raise
+        where = "" if self.directory == was else f" to {self.directory}"
+        warnings.warn(
+            f"{was}, or the lock in it, was removed or moved{where} while the run saved there: it is locked again, and "
+            f"checkpoints go on in {self.directory}",
+            stacklevel=2,
+        )
+
     def _release(self) -> None:
         """Let the directory go; a lock that cannot be removed is no reason for a run to fail, or to hide why it did."""
         if self._lock is not None:
@@ -312,6 +346,7 @@ class Checkpoint:
             own = self.resume if isinstance(self.resume, Path) else Path(path)  # each may have a disk of its own
             manifest, state = chosen or self._read(own)
             self._load(learner, manifest, state)
+            self._newest_own = manifest
 
     def _choose(self, learner: Learner) -> tuple[Manifest, dict[str, Any]] | None:
         found = storage.listing(self.directory)
@@ -432,7 +467,9 @@ class Checkpoint:
         """Write and rotate; in a thread of its own if ``background``."""
         if self._snapshot is not None:
             self._snapshot.wait()
-        storage.write(self.directory, contents.files(), about, label=f"step-{about['progress']['steps']}")
+        self._keep_directory()
+        label = f"step-{about['progress']['steps']}"
+        self._newest_own = storage.write(self.directory, contents.files(), about, label=label)
         self._saved_at = here
         found = self._found()
         protected = {manifest.path for _, manifest in self._ranked(found)[: self._keep_best]}
@@ -453,10 +490,10 @@ class Checkpoint:
         except CheckpointError as error:
             warnings.warn(str(error), stacklevel=2)
 
-    def _monitored(self, value: float | None) -> dict[str, str] | None:
+    def _monitored(self, value: float | None) -> dict[str, float | str] | None:
         if self.monitor is None or value is None:
             return None
-        return {"metric": self.monitor, "mode": self._mode, "value": repr(value)}
+        return {"metric": self.monitor, "mode": self._mode, "value": number(value)}
 
     def _value(self, learner: Learner) -> float:
         assert self.monitor is not None

@@ -59,7 +59,7 @@ class ReplayBundle:
     name = "replay_bundle"
 
     def __init__(self, directory: str | Path) -> None:
-        self.directory = Path(directory).absolute()
+        self.directory = storage.resolved(directory)
         self._tried = False
         self._begin: dict[str, Any] | None = None
         """What is copied as a step begins; None between two steps."""
