@@ -246,7 +246,8 @@ class Epoch:
     def restore_modes(self) -> None:
         """Put the modules back in the modes in which `set_modes` found them."""
         for module, training in self._modes:
-            module.training = training
+            if module.training is not training:  # assigning to a module's attribute is slow
+                module.training = training
 
     def batches(self) -> Iterable[Any]:
         """The batches of the data that the epoch was given, from where a saved state was."""

@@ -52,8 +52,9 @@ class Models:
     def set_modes(self, training: bool) -> list[tuple[nn.Module, bool]]:
         """Put the modules in train or eval mode; returns the mode in which each was."""
         modes = [(module, module.training) for module in self.modules()]
-        for model in self.by_name.values():
-            model.train(training)
+        if any(was is not training or type(each).train is not nn.Module.train for each, was in modes):
+            for model in self.by_name.values():
+                model.train(training)
         return modes
 
     def device(self) -> str:
