@@ -70,9 +70,13 @@ def _split(name: str, state: Any, phases: Sequence[str], start: float) -> tuple[
         first = sum(row["steps"] <= start for row in state["rows"])
         own = {"rows": state["rows"], "step_rows": state["step_rows"], "first": first}
         return own, [{"running": running[phase]} if phase in running else {} for phase in phases]
+    if state.keys() == GRAD_NORM:
+        sums = {key: (total, state["counts"][key]) for key, total in state["sums"].items()}
+        return None, [sums, *kept[1:]] if kept else []  # what trains is around the others
     return state, kept
 
 
 # Which state is whose is told by its keys, since plugins can have other names than their own.
 METRICS = {"fed", "metrics"}
 HISTORY = {"rows", "step_rows", "running"}
+GRAD_NORM = {"sums", "counts"}
