@@ -73,6 +73,8 @@ def _split(name: str, state: Any, phases: Sequence[str], start: float) -> tuple[
     if state.keys() == GRAD_NORM:
         sums = {key: (total, state["counts"][key]) for key, total in state["sums"].items()}
         return None, [sums, *kept[1:]] if kept else []  # what trains is around the others
+    if state.keys() == PREDICTIONS:
+        return {"done": state["done"]}, [{"kept": state["kept"][p]} if p in state["kept"] else {} for p in phases]
     return state, kept
 
 
@@ -80,3 +82,4 @@ def _split(name: str, state: Any, phases: Sequence[str], start: float) -> tuple[
 METRICS = {"fed", "metrics"}
 HISTORY = {"rows", "step_rows", "running"}
 GRAD_NORM = {"sums", "counts"}
+PREDICTIONS = {"done", "kept"}
