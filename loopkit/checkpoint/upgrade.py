@@ -73,6 +73,9 @@ def _split(name: str, state: Any, phases: Sequence[str], start: float) -> tuple[
     if state.keys() == GRAD_NORM:
         sums = {key: (total, state["counts"][key]) for key, total in state["sums"].items()}
         return None, [sums, *kept[1:]] if kept else []  # what trains is around the others
+    if state.keys() == NON_FINITE:
+        buffers = {"buffers": state["buffers"]}
+        return {k: v for k, v in state.items() if k != "buffers"}, [buffers, *kept[1:]] if kept else []
     if state.keys() == PREDICTIONS:
         return {"done": state["done"]}, [{"kept": state["kept"][p]} if p in state["kept"] else {} for p in phases]
     return state, kept
@@ -82,4 +85,5 @@ def _split(name: str, state: Any, phases: Sequence[str], start: float) -> tuple[
 METRICS = {"fed", "metrics"}
 HISTORY = {"rows", "step_rows", "running"}
 GRAD_NORM = {"sums", "counts"}
+NON_FINITE = {"skips", "rollbacks", "buffers", "snapshot"}
 PREDICTIONS = {"done", "kept"}
