@@ -70,9 +70,24 @@ def _split(name: str, state: Any, phases: Sequence[str], start: float) -> tuple[
         first = sum(row["steps"] <= start for row in state["rows"])
         own = {"rows": state["rows"], "step_rows": state["step_rows"], "first": first}
         return own, [{"running": running[phase]} if phase in running else {} for phase in phases]
+    if state.keys() == GRAD_NORM:
+        sums = {key: (total, state["counts"][key]) for key, total in state["sums"].items()}
+        return None, [sums, *kept[1:]] if kept else []
+    for keys, key in TRAINING:
+        if state.keys() == keys:
+            part = {} if state[key] is None else {key: state[key]}
+            return {k: v for k, v in state.items() if k != key}, [part, *kept[1:]] if kept else []
+    if state.keys() == PREDICTIONS:
+        return {"done": state["done"]}, [{"kept": state["kept"][p]} if p in state["kept"] else {} for p in phases]
     return state, kept
 
 
 # Which state is whose is told by its keys, since plugins can have other names than their own.
 METRICS = {"fed", "metrics"}
 HISTORY = {"rows", "step_rows", "running"}
+GRAD_NORM = {"sums", "counts"}
+PREDICTIONS = {"done", "kept"}
+TRAINING = [  # and the part that belongs to the training epoch, which is around the others
+    ({"skips", "rollbacks", "buffers", "snapshot"}, "buffers"),  # StopOnNonFinite
+    ({"scaler", "skipped", "found"}, "found"),  # MixedPrecision
+]
