@@ -170,16 +170,21 @@ def options_of(plugin: Any) -> dict[str, Any]:
         return {}
     options: dict[str, Any] = {}
     for parameter in parameters:
-        for word in (parameter.name, f"_{parameter.name}"):
-            held = inspect.getattr_static(plugin, word, parameter.empty)
-            if held is not parameter.empty and not inspect.isroutine(held):
-                value = getattr(plugin, word)
-                if parameter.kind is not parameter.VAR_KEYWORD:
-                    options[parameter.name] = value
-                elif isinstance(value, Mapping):
-                    options.update(value)
-                break
+        held = [word for word in (parameter.name, f"_{parameter.name}") if _holds(plugin, word)]
+        if held:
+            value = getattr(plugin, held[0])
+            if parameter.kind is not parameter.VAR_KEYWORD:
+                options[parameter.name] = value
+            elif isinstance(value, Mapping):
+                options.update(value)
     return options
+
+
+def _holds(plugin: Any, word: str) -> bool:
+    """Whether an attribute is a value of the plugin's own, or a property, and not one of its methods."""
+    missing = object()
+    held = inspect.getattr_static(plugin, word, missing)
+    return held is not missing and (word in getattr(plugin, "__dict__", ()) or not inspect.isroutine(held))
 
 
 def declared(plugin: Any, name: str, label: str, declaration: Any) -> tuple[str, ...]:

@@ -125,6 +125,7 @@ class Checkpoint:
         self.directory = Path(directory).absolute()
         self.resume = Path(resume).absolute() if isinstance(resume, (str, Path)) and resume != "auto" else resume
         self.monitor = monitor
+        self.every_epochs, self.every_minutes, self.background = every_epochs, every_minutes, background
         self._mode = mode
         self._every_epochs = 1 if all(value is None for value in numbers.values()) else every_epochs
         self._every_updates = every_updates
