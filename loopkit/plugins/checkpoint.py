@@ -132,6 +132,7 @@ class Checkpoint:
             path = Path(resume).absolute()
             self.resume = storage.resolved(path.parent) / path.name  # a link to a checkpoint is not followed
         self.monitor = monitor
+        self.every_epochs, self.every_minutes, self.background = every_epochs, every_minutes, background
         self._mode = mode
         self._every_epochs = 1 if all(value is None for value in numbers.values()) else every_epochs
         self._every_updates = every_updates

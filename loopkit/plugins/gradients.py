@@ -154,6 +154,7 @@ class GradNorm:
         check_positive("GradNorm", norm_type=norm_type)
         self.norm_type = norm_type
         self.name = name
+        self.clipped = clipped
         self.before = () if clipped else ("clip",)
         self.last: dict[str, Tensor] = {}
         """The norms of each optimizer's last update, on the device, under the names of the metrics."""

@@ -99,6 +99,7 @@ class Metrics:
     def __init__(self, *metrics: Any, **named: Any) -> None:
         given = [self._checked(metric, None) for metric in metrics]
         given += [self._checked(metric, name) for name, metric in named.items()]
+        self._metrics, self._named = metrics, named
         self._prototypes: dict[str, Any] = {"loss": Loss()}
         for i, (name, metric) in enumerate(given):
             if name in (other for other, _ in given[:i]):

@@ -79,7 +79,7 @@ class MixedPrecision:
         if not 0 <= min_scale <= init_scale:
             raise PluginError(f"MixedPrecision(min_scale={min_scale}): it is between 0 and init_scale={init_scale}")
         self._dtype = DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
-        self._wanted = scaling
+        self._scaling = scaling
         self._options: dict[str, Any] = {
             "init_scale": init_scale,
             "growth_factor": growth_factor,
@@ -124,7 +124,7 @@ class MixedPrecision:
         if self._dtype == "auto":
             without = self._device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
             self._dtype = torch.float16 if without else torch.bfloat16
-        if self._scaler is None and (self._wanted if self._wanted is not None else self.dtype == torch.float16):
+        if self._scaler is None and (self._scaling if self._scaling is not None else self.dtype == torch.float16):
             self._scaler = torch.amp.GradScaler(self._device, **self._options)
             if self._state:
                 self._scaler.load_state_dict(self._state)
@@ -234,6 +234,10 @@ class MixedPrecision:
         if self._flagged is not None:
             del self._flagged.found_inf  # type: ignore[attr-defined]
             self._flagged = None
+
+    def options(self) -> dict[str, Any]:
+        """What it was made with."""
+        return {"dtype": self._dtype, "scaling": self._scaling, **self._options, "min_scale": self._min_scale}
 
     def state_dict(self) -> dict[str, Any]:
         """The scaler's state and the count of skipped updates."""

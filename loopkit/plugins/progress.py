@@ -44,7 +44,7 @@ class Progress:
     provides = "progress"
 
     def __init__(self, bar: bool | None = None, file: TextIO | None = None) -> None:
-        self._wanted = bar
+        self.bar = bar
         self._file = file
         self._output: _Output | None = None
         self._next_redraw = math.inf
@@ -65,8 +65,8 @@ class Progress:
 
     @property
     def _draws(self) -> bool:
-        if self._out.broken or self._wanted is not None:
-            return bool(self._wanted) and not self._out.broken
+        if self._out.broken or self.bar is not None:
+            return bool(self.bar) and not self._out.broken
         return self._out.isatty() or (self._file is None and "ipykernel" in sys.modules)
 
     @hookimpl(after=("checkpoint",))  # which may load the state of a fit that goes on

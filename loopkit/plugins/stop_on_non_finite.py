@@ -103,7 +103,7 @@ class StopOnNonFinite:
                 f"StopOnNonFinite: max_skips={max_skips} and max_rollbacks={max_rollbacks} must be at least 0, "
                 f"snapshot_every={snapshot_every} at least 1"
             )
-        self.policy = policy
+        self.policy, self.gradients, self.late = policy, gradients, late
         self.max_skips, self.max_rollbacks, self.snapshot_every = max_skips, max_rollbacks, snapshot_every
         self.skips = 0
         """Bad steps and updates in a row."""
