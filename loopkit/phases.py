@@ -37,11 +37,11 @@ TRAINING_EVENTS = (BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, UpdateSki
 
 
 class Phase:
-    """A kind of pass over data.
+    """A kind of epoch: training, validation, or your own.
 
     Args:
         name: Replaces the class's ``name``, so that one class can serve two phases of a learner.
-        skip_none: Pass over batches that are None instead of handing them to ``step``.
+        skip_none: Leave out batches that are None instead of handing them to ``step``.
     """
 
     name: str = "phase"
@@ -55,7 +55,7 @@ class Phase:
     for training; ``"grad"`` is for steps that differentiate without training."""
     saved: ClassVar[tuple[str, ...]] = ()
     """Attributes that are the phase's state, such as ``("hidden", "baseline")``: saved with every checkpoint and put
-    back when the run goes on. Each is of a kind that a state can hold, or has ``state_dict`` and ``load_state_dict``."""
+    back when the run goes on. Each is what a state can hold, or has ``state_dict`` and ``load_state_dict``."""
     volatile: ClassVar[tuple[str, ...]] = ()
     """Attributes that may change and need no saving, such as caches."""
 
