@@ -48,7 +48,7 @@ class PluginError(LoopkitError, ValueError):
 
 
 class PluginConflict(PluginError):
-    """Two plugins own the same thing or implement the same verb."""
+    """Two plugins own the same thing or implement the same replacement."""
 
 
 class OrderError(PluginError):
@@ -56,7 +56,7 @@ class OrderError(PluginError):
 
 
 class PhaseError(LoopkitError, ValueError):
-    """A phase is misused: an unknown name, a verb in the wrong place."""
+    """A phase is misused: an unknown name, a call in the wrong place."""
 
 
 class PhaseInputError(PhaseError):
@@ -134,7 +134,7 @@ class CancelStep(Cancel):
 
 
 class CancelEpoch(Cancel):
-    """End this pass: ``step_cancelled``, ``epoch_end``, ``phase_end``, then the next phase runs."""
+    """End this epoch: ``step_cancelled``, ``epoch_end``, ``phase_end``, then the next phase runs."""
 
 
 class CancelFit(Cancel):

@@ -1,6 +1,6 @@
 """Every event of the loop: when it fires and what the step holds by then.
 
-One pass of a phase over its data, and where each event stands in it::
+One epoch of a phase, and where each event stands in it::
 
     FitBegin
     for each epoch, for each phase:
@@ -101,7 +101,7 @@ class FitBegin(Event):
 
 
 class EpochBegin(Event):
-    """A pass of a phase over its data starts. The contexts of the epoch are entered, the mode is set."""
+    """An epoch of a phase starts. Its contexts are entered, the mode is set."""
 
     arguments = ("learner", "phase", "epoch")
 
@@ -147,13 +147,13 @@ class StepCancelled(Event):
 
 
 class EpochEnd(Event):
-    """The pass is over, complete, stopped or cancelled (not after an error). Contexts are still entered."""
+    """The epoch is over, complete, stopped or cancelled (not after an error). Contexts are still entered."""
 
     arguments = ("learner", "phase", "epoch")
 
 
 class PhaseEnd(Event):
-    """All contexts are left: raw weights and modes are back, ``learner.metrics`` holds this pass's values."""
+    """All contexts are left: raw weights and modes are back, ``learner.metrics`` holds this epoch's values."""
 
     arguments = ("learner", "phase", "epoch")
 

@@ -37,11 +37,11 @@ TRAINING_EVENTS = (BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, UpdateSki
 
 
 class Phase:
-    """A kind of pass over data.
+    """A kind of epoch: training, validation, or your own.
 
     Args:
         name: Replaces the class's ``name``, so that one class can serve two phases of a learner.
-        skip_none: Pass over batches that are None instead of handing them to ``step``.
+        skip_none: Leave out batches that are None instead of handing them to ``step``.
     """
 
     name: str = "phase"

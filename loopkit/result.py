@@ -44,7 +44,7 @@ class FitResult:
     metrics: dict[str, float] = field(default_factory=dict)
     """The last value of every metric, as ``"val/loss"``."""
     history: list[dict[str, Any]] = field(default_factory=list)
-    """One row per pass of a phase, made by the history plugin."""
+    """One row per epoch of a phase, made by the history plugin."""
 
     def __str__(self) -> str:
         ends = {

@@ -138,7 +138,7 @@ def _run(learner: Learner, phase: Phase, batch: Any) -> dict[nn.Module, list[str
 
 @contextmanager
 def _as_it_was(learner: Learner) -> Iterator[None]:
-    """Put buffers, gradients and generators back; modes are put back by the pass."""
+    """Put buffers, gradients and generators back; modes are put back by the epoch."""
     state = generators.save()
     modules = dict.fromkeys(m for model in learner.models.values() for m in model.modules())
     held = [(module, dict(module._buffers)) for module in modules]

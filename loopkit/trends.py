@@ -34,7 +34,7 @@ def series(rows: Iterable[Mapping[str, Any]], name: str) -> list[float]:
         name: Such as ``"val/loss"``.
 
     Raises:
-        ValueError: Passes of that phase were made, none of them with this metric.
+        ValueError: Epochs of that phase were made, none of them with this metric.
 
     >>> series([{"phase": "train", "train/loss": 1.0}, {"phase": "val", "val/loss": 0.5}], "val/loss")
     [0.5]

@@ -36,7 +36,7 @@ __all__ = ["Outcome", "Run", "child", "fresh_process", "load_function", "made", 
 SPREAD = 3
 """How many steps are chosen to kill at, if none is given."""
 COMPARABLE = ("models", "buffers", "optimizers", "progress", "metrics", "plugins", "generators")
-"""What is the same before a state is saved and right after it is loaded; data begin anew only with their pass."""
+"""What is the same before a state is saved and right after it is loaded; data begin anew only with their epoch."""
 OUTPUT = 20_000
 """Characters shown of the output of a process that failed."""
 CHANGED = "saving the state changes the run: a state_dict() has side effects"

@@ -1328,7 +1328,7 @@ def test_exact_resume_passes_a_plugin_that_saves_what_it_keeps():
     ("factory", "text"),
     [
         (Stateless, "the run ends with other bits than one that went through: models.model.0.weight: "),
-        (ResetByEpoch, "come again in a run that goes on, and learner.running.resumed says so of a pass"),
+        (ResetByEpoch, "come again in a run that goes on, and epoch.resumed says so"),
         (RefusesState, "it could not go on: raised StateError: "),
         (LogsSince, "the run logs something else than one that went through: logged["),
     ],
@@ -1447,7 +1447,7 @@ class KeepsTen(KeepsLosses):
 @pytest.mark.parametrize("ever", [False, True])
 def test_bounded_memory_reports_what_grows_with_the_steps(ever):
     (message,) = broken(type("Keeps", (KeepsLosses,), {"ever": ever}), "bounded_memory")
-    assert message.startswith("bounded_memory: within a pass it keeps about 1 tensors more with each step: keep sums")
+    assert message.startswith("bounded_memory: within an epoch it keeps about 1 tensors more with each step: keep sums")
 
 
 def test_bounded_memory_reports_what_grows_with_the_passes():
@@ -1491,7 +1491,7 @@ def test_bounded_memory_accepts_what_is_full_after_a_hundred_steps_and_a_number_
 
 def test_bounded_memory_reports_objects_that_are_no_tensors():
     (message,) = broken(KeepsBytes, "bounded_memory")
-    assert re.match(r"bounded_memory: within a pass it keeps about 2\d\d\d bytes more with each step: ", message)
+    assert re.match(r"bounded_memory: within an epoch it keeps about 2\d\d\d bytes more with each step: ", message)
 
 
 class KeepsMegabyte(KeepsBytes):
@@ -1508,7 +1508,7 @@ class KeepsMegabyte(KeepsBytes):
 
 def test_bounded_memory_reports_what_is_kept_at_few_steps():
     (message,) = broken(KeepsMegabyte, "bounded_memory")
-    assert re.match(r"bounded_memory: within a pass it keeps about \d{5} bytes more with each step: ", message)
+    assert re.match(r"bounded_memory: within an epoch it keeps about \d{5} bytes more with each step: ", message)
 
 
 class KeepsTensorAtFew(KeepsMegabyte):
@@ -1589,7 +1589,7 @@ def test_bounded_memory_reports_one_tensor_that_gets_longer():
             self.rows = torch.cat([self.rows, torch.zeros(500)])
 
     (message,) = broken(Lengthens, "bounded_memory")
-    assert re.match(r"bounded_memory: within a pass it keeps about 2\d\d\d bytes more with each step: ", message)
+    assert re.match(r"bounded_memory: within an epoch it keeps about 2\d\d\d bytes more with each step: ", message)
 
 
 # learner_freed

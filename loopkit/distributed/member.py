@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Member"]
 
 AGREED_EVERY = 1.0
-"""Seconds, about, between two agreements in a pass."""
+"""Seconds, about, between two agreements in an epoch."""
 FEWEST, MOST = 2, 1000
 """Steps between two agreements."""
 
@@ -74,9 +74,9 @@ class Member:
         """Steps until the next agreement."""
         self._every = FEWEST
         self._paces: dict[str, int] = {}
-        """Steps between two agreements at the end of the last pass of a phase, with which the next one begins."""
+        """Steps between two agreements at the end of the last epoch of a phase, with which the next one begins."""
         self._counted = 0
-        """Steps of this pass."""
+        """Steps of this epoch."""
         self._cancelled = ""
         """Where a step was cancelled last."""
         self._since = 0.0
@@ -165,7 +165,7 @@ class Member:
                 self._stop_watch()
 
     def _counters(self) -> tuple[Any, ...]:
-        """What belongs to the pass that is running, and is kept while another one runs inside it."""
+        """What belongs to the epoch that is running, and is kept while another one runs inside it."""
         return self._left, self._every, self._counted, self._since
 
     def _restore(self, *counters: Any) -> None:
@@ -204,7 +204,7 @@ class Member:
             running = learner.running
             hook = hook_of(main, learner.plugins)
             if running is None:
-                return hook or "between two passes"
+                return hook or "between two epochs"
             at = learner.where(running.phase, running.current)
             cancelled = f" (after it cancelled a step: {self._cancelled})" if self._cancelled else ""
             return (f"{hook}, {at}" if hook else at) + cancelled

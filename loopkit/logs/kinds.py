@@ -225,7 +225,7 @@ class Histogram(Kind):
     def counted(cls, values: Tensor, bins: int = 64) -> Histogram:
         """A histogram of a tensor that is counted now, on its device and without waiting for it: no copy is kept.
 
-        A number on the edge of two bins can be in the other one than by ``Histogram(values)``, by rounding.
+        A number between two bins can be in the other one than by ``Histogram(values)``, by rounding.
 
         Args:
             values: As for `Histogram`.

@@ -36,7 +36,7 @@ class Log:
 
         Args:
             name: Any name that was logged.
-            phase: Only those of this phase, ``""`` for those outside of a pass; by default, of all.
+            phase: Only those of this phase, ``""`` for those outside of an epoch; by default, of all.
 
         Raises:
             LogError: There is no such name, or not in that phase; says which is near.

@@ -32,7 +32,7 @@ class AccessWatch:
     def __init__(self, plugin: str) -> None:
         self.plugin = plugin
         self.broken: dict[tuple[str, str, str], str] = {}
-        """A message for each hook, verb and state."""
+        """A message for each hook, kind of access and state."""
         self._calls: list[Entry] = []
         self._hooks: list[str] = []
         self._learner_view: _LearnerView | None = None
@@ -139,10 +139,10 @@ class AccessWatch:
         elif self._calls and (name, self._calls[-1].provides) != ("world", "sync"):
             self._break("changes", f"learner.{name}", "an attribute of the plugin itself instead")
 
-    def _break(self, verb: str, state: str, remedy: str) -> None:
+    def _break(self, access: str, state: str, remedy: str) -> None:
         hook = self._hooks[-1]
-        message = f"{hook} of plugin {self.plugin!r} {verb} {state!r}, which it does not declare: add {remedy}"
-        self.broken.setdefault((hook, verb, state), message)
+        message = f"{hook} of plugin {self.plugin!r} {access} {state!r}, which it does not declare: add {remedy}"
+        self.broken.setdefault((hook, access, state), message)
 
 
 def _covered(state: str, names: Iterable[str]) -> bool:

@@ -92,7 +92,7 @@ class Bench(Learner):
         self.fit(train, val, epochs=epochs, max_steps=max_steps, phase=phase, val_phase=val_phase)
 
     def events(self) -> list[type[Event]]:
-        """The events that come in every pass of the training phase."""
+        """The events that come in every epoch of the training phase."""
         events = dict.fromkeys(self._phase(self.case.train_phase).events())
         return [event for event in events if event not in (StepCancelled, UpdateSkipped)]
 

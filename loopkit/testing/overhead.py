@@ -22,8 +22,8 @@ TIMES = 16
 def overhead(factory: Callable[[], Any], *, problem: Callable[[], Problem] = tiny_problem) -> dict[str, float]:
     """How long one call of each of a plugin's hooks takes on the host: the median in microseconds, by hook.
 
-    A context counts from its making to its entering, and with its leaving. Of a verb, what the default does is in it.
-    On an accelerator this is the time to launch the work, not to do it.
+    A context counts from its making to its entering, and with its leaving. Of a replacement, what the
+    default does is in it. On an accelerator this is the time to launch the work, not to do it.
 
     Args:
         factory: As for `check_plugin`.

@@ -70,11 +70,11 @@ def declared_access(case: Case) -> list[str]:
             learner.predict(learner.problem.train)
     except StepStateError:
         pass  # another check reports it
-    hooks_changing = {(hook, state) for hook, verb, state in watch.broken if verb == "changes"}
+    hooks_changing = {(hook, state) for hook, access, state in watch.broken if access == "changes"}
     return [
         message
-        for (hook, verb, state), message in watch.broken.items()
-        if verb == "changes" or (hook, state) not in hooks_changing  # what may change it may read it
+        for (hook, access, state), message in watch.broken.items()
+        if access == "changes" or (hook, state) not in hooks_changing  # what may change it may read it
     ]
 
 
