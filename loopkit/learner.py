@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
 from loopkit import generators
-from loopkit.batches import describe
+from loopkit.batches import describe, move
 from loopkit.discovery import checked_block, make_plugin, origin
 from loopkit.dispatch import Implementation, Instrument, Registry, add_note, locate, plugin_name, shown, unwrapped
 from loopkit.distributed.agreement import Agreement, compare
@@ -470,15 +470,22 @@ class Learner:
         check = lambda p: not p.training and not isinstance(p, PredictionPhase)  # noqa: E731
         return self.run(self._role(phase, check, "val", "phase"), data)
 
-    def predict(self, data: Any, phase: str | Phase | None = None) -> Any:
+    def predict(self, data: Any, phase: str | Phase | None = None, *, device: str | torch.device | None = "cpu") -> Any:
         """The outputs for all of ``data``, concatenated along the first dimension (in tuples and mappings too).
 
         Where several processes share the data, each gets the outputs of all, in the order of the data, on the CPU.
+
+        Args:
+            data: Batches, as for `fit`.
+            phase: The phase that predicts; the standard one by default.
+            device: Where the outputs go, each batch as soon as it is made; None: they stay where the model made them.
         """
         chosen = self._predicting(phase)
         given = _iterable(data)
         part = self._set_up(chosen, given)
-        outputs = list(self.predict_batches(part, chosen))
+        place = None if device is None else torch.device(device)
+        made = self.predict_batches(part, chosen)
+        outputs = list(made) if place is None else [move(each, place) for each in made]  # host sync: wanted there
         if self.world.size > 1 and part is not given:
             from loopkit.distributed.shards import gather
 
