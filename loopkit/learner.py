@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from loopkit.batches import move
 from loopkit.discovery import checked_block, make_plugin, origin
 from loopkit.distributed.sharded import is_sharded
 from loopkit.distributed.world import World
@@ -450,16 +451,23 @@ class Learner:
             raise PluginError(f"plugin {name!r} has no weights to evaluate with; WeightAverage has")
         return plugin.averaged(self)
 
-    def predict(self, data: Any, phase: str | Phase | None = None) -> Any:
+    def predict(self, data: Any, phase: str | Phase | None = None, *, device: str | torch.device | None = "cpu") -> Any:
         """The outputs for all of ``data``, concatenated along the first dimension (in tuples and mappings too).
 
         Where several processes share the data, each gets the outputs of all, in the order of the data, on the CPU.
+
+        Args:
+            data: Batches, as for `fit`.
+            phase: The phase that predicts; the standard one by default.
+            device: Where the outputs go, each batch as soon as it is made; None: they stay where the model made them.
         """
         chosen = self._predicting(phase)
         source = self._source(chosen, data)
         given = data() if source.made else data
         source = self._source(chosen, given)
-        outputs = list(self._predict(source))
+        place = None if device is None else torch.device(device)
+        made = self._predict(source)
+        outputs = list(made) if place is None else [move(each, place) for each in made]  # host sync: wanted there
         if self.world.size > 1 and source.ready is not given:
             from loopkit.distributed.shards import gather
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from loopkit.batches import describe
+from loopkit.batches import describe, map_tensors, move
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import Contents, read_state
 from loopkit.checkpoint.bundle import describe as describe_run
@@ -23,7 +23,6 @@ from loopkit.engine import generators
 from loopkit.errors import Cancel, CheckpointError, PeerError, StateError, WorldError
 from loopkit.hooks import hookimpl
 from loopkit.plugins.buffers import Buffers
-from loopkit.plugins.to_device import map_tensors, move
 
 if TYPE_CHECKING:
     from loopkit.engine.step import Step

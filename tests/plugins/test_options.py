@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from loopkit.distributed.cadence import EverySteps
+from loopkit.plugins.average_parameters import Collective
 from torch import nn
 
 import loopkit.plugins
 from loopkit import hookimpl, schedules
 from loopkit.criteria import Patience
-from loopkit.distributed.cadence import EverySteps
 from loopkit.hooks import implemented
 from loopkit.logs import Csv, JsonLines
 from loopkit.metrics import Accuracy
 from loopkit.plugin import options_of, unwrapped
 from loopkit.plugins import throttle
-from loopkit.plugins.average_parameters import Collective
 
 
 def sgd(params):
