@@ -134,7 +134,7 @@ def alone() -> Iterator[None]:
 
 @contextmanager
 def _only_new_objects() -> Iterator[None]:
-    """Let the garbage collector overlook what is there already: a collection of it all takes a large part of a second."""
+    """Let the garbage collector overlook what is there already: to collect it all takes a large part of a second."""
     mine = gc.get_freeze_count() == 0
     if mine:
         gc.freeze()
