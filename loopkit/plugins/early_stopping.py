@@ -16,6 +16,7 @@ from loopkit.hooks import hookimpl
 from loopkit.words import nearest
 
 if TYPE_CHECKING:
+    from loopkit.engine.epoch import Epoch
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
@@ -28,8 +29,8 @@ PATIENCE = 5
 class EarlyStopping:
     """End the fit by a criterion on one metric; ``FitResult.message`` says which criterion and with what values.
 
-    The metric is looked at in the ``phase_end`` of its phase, whoever runs the pass. A pass that ``learner.stop`` cut
-    short, or that had no step, is not looked at. The fit ends as a normal result, with reason ``"stop"``.
+    The metric is looked at in the ``phase_end`` of its phase, whoever runs the epoch. An epoch that ``learner.stop``
+    cut short, or that had no step, is not looked at. The fit ends as a normal result, with reason ``"stop"``.
 
     Args:
         monitor: The metric, as ``"<phase>/<metric>"``.
@@ -46,10 +47,10 @@ class EarlyStopping:
 
     The best value is the best finite one, by however little; nan and infinity never are.
 
-    What is restored is what was measured. It is copied at ``epoch_end``, while the contexts of the pass are entered:
-    if a plugin has put averaged weights in place for the pass, those are kept and become the parameters at the end.
+    What is restored is what was measured. It is copied at ``epoch_end``, while the contexts of the epoch are entered:
+    if a plugin has put averaged weights in place for the epoch, those are kept and become the parameters at the end.
     Memory: with ``restore_best``, one copy of the parameters and buffers, and a second one between ``epoch_end`` and
-    ``phase_end`` of the monitored phase. Copies to another device wait for the transfer, once a pass.
+    ``phase_end`` of the monitored phase. Copies to another device wait for the transfer, once an epoch.
 
     Several processes look at rank 0's value, with rank 0's criterion and clock, so that all keep the same best weights.
 
@@ -57,7 +58,7 @@ class EarlyStopping:
     the next one. State that was saved when it had asked for the end, but before that came, ends the next fit at once.
 
     Raises:
-        PluginError: An option is out of range; at ``phase_end``, the pass did not make the metric.
+        PluginError: An option is out of range; at ``phase_end``, the epoch did not make the metric.
 
     Example::
 
@@ -107,9 +108,8 @@ class EarlyStopping:
         self._own = {"patience": patience, "min_delta": min_delta, "criterion": own, "best_device": best_device}
         self._given = copy.deepcopy(criterion)
         self._start()
-        self._measured: dict[str, Tensor] | None = None
-        self._cut: set[str] = set()
         self._passes = 0
+        """Epochs of the monitored phase that were looked at in this fit."""
 
     def _start(self) -> None:
         self.criterion = copy.deepcopy(self._given)
@@ -130,31 +130,30 @@ class EarlyStopping:
         self.criterion.start()
 
     @hookimpl(reads=lambda plugin: ("params", "buffers") if plugin.restore_best else ())
-    def epoch_end(self, learner: Learner, phase: Phase) -> None:
+    def epoch_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Copy what was measured, while it is in place."""
         if phase.name not in (self._phase, self._training_phase):
             return
-        epoch = learner.running
-        if epoch is not None and (epoch.stopped or epoch.steps == 0):
-            self._cut.add(phase.name)
-        elif phase.name == self._phase and self.restore_best and learner.fitting_now:
-            self._measured = {name: self._copy(tensor) for name, tensor in _tensors(learner).items()}
+        keep = epoch.keep(self)
+        keep["cut"] = epoch.stopped or epoch.steps == 0
+        if phase.name == self._phase and self.restore_best and learner.fitting_now and not keep["cut"]:
+            keep["measured"] = {name: self._copy(tensor) for name, tensor in _tensors(learner).items()}
 
     def _copy(self, tensor: Tensor) -> Tensor:
         tensor = tensor.detach()
         return tensor.clone() if self._device is None else tensor.to(self._device, copy=True)
 
     @hookimpl(reads=lambda plugin: ("progress", *plugin.metrics()))
-    def phase_end(self, learner: Learner, phase: Phase) -> None:
+    def phase_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Look at the metric, and ask for the end of the fit if the criterion says so."""
-        if phase.name in self._cut:
-            self._cut.remove(phase.name)
+        keep = epoch.keep(self)
+        if keep.get("cut", False):
             return
         if phase.name == self._training_phase and self.criterion.needs_training:
             self.criterion.observe_training(learner.world.share(self._value(learner, phase, self.training)))
         if phase.name != self._phase:
             return
-        measured, self._measured = self._measured, None
+        measured = keep.pop("measured", None)
         self._passes += 1
         value = learner.world.share(self._value(learner, phase, self.monitor))
         if is_better(value, self.best, self.mode):
@@ -167,7 +166,6 @@ class EarlyStopping:
     def fit_end(self, learner: Learner, result: FitResult) -> None:
         """Put back the best parameters."""
         self.criterion.pause()
-        self._measured = None
         self._ended = self.reason != ""
         passes, self._passes = self._passes, 0
         if result.reason == "error":

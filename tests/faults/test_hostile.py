@@ -366,7 +366,6 @@ FILES = {
     "state of a history": (in_state("plugins", "history", "rows", to=5), "plugin 'history'"),
     "state of an average": (in_state("plugins", "weight_average", to="x"), "plugin 'weight_average'"),
     "state of a stopper": (in_state("plugins", "early_stopping", "criterion", to=None), "plugin 'early_stopping'"),
-    "state of metrics": (in_state("plugins", "metrics", to={"train": REDUCE}), "plugin 'metrics'"),
     "state of noise": (in_state("plugins", "grad_noise", "generators", to=3), "plugin 'grad_noise'"),
 }
 
@@ -581,7 +580,6 @@ def test_load_that_fails_late_puts_back_what_was_loaded():
     assert "in load_state_dict of plugin 'zealous'" in caught.value.__notes__[0]
     assert not list(differences(before, second.state_dict()))
     assert second.plugins["late"].loads == 0
-    assert second.plugins["schedule"]._restored is False
 
 
 class Extra(nn.Linear):

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from helpers import on
 
 from loopkit import CancelEpoch, hookimpl
 from loopkit.criteria import (
@@ -373,15 +374,13 @@ def test_restore_best_keeps_one_copy_during_training():
     stopping = EarlyStopping("val/score", patience=9, restore_best=True)
     seen = []
 
-    class Look:
-        @hookimpl
-        def step_end(self, phase):
-            if phase.training:
-                seen.append((stopping._best is not None, stopping._measured is not None))
+    def look(epoch):
+        if not epoch.trains:
+            seen.append((stopping._best is not None, "measured" in epoch.keep(stopping)))
 
-    run(stopping, Look(), Script(1, 2, 3), epochs=3)
-    assert set(seen[:4]) == {(False, False)}
-    assert set(seen[4:]) == {(True, False)}
+    looks = [on(hook, look, f"look_{hook}", after=("early_stopping",)) for hook in ("epoch_end", "phase_end")]
+    run(stopping, *looks, Script(1, 2), epochs=2)
+    assert seen == [(False, True), (True, False), (True, True), (True, False)]
 
 
 def test_error_leaves_the_parameters_as_they_were():

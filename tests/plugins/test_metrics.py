@@ -508,6 +508,13 @@ def test_metrics_of_an_epoch_go_on_where_others_have_begun_or_gone():
     assert added == {**evaluate(Metrics(F1()), data[2:]), **evaluate(Metrics(Accuracy()), data)}
 
 
+@pytest.mark.parametrize("store", [{"so_far": {}}, {"so_far": {"fed": True, "metrics": {"accuracy": {}}}}])
+def test_metrics_whose_saved_part_is_malformed_are_named(store):
+    with pytest.raises(KeyError) as caught:
+        evaluate(Metrics(Accuracy()), classified(), store)
+    assert "in epoch_begin of plugin 'metrics', phase 'val', epoch 0" in caught.value.__notes__[-1]
+
+
 def test_metrics_put_in_the_place_of_others_in_mid_epoch_begin_anew():
     def replace(learner, step):
         if step.index == 1:
