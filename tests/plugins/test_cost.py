@@ -7,16 +7,17 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from helpers import batches, on, raising
+from helpers import batches, keeps_contract, on, raising
 from torch import nn
 
 from loopkit import CancelStep, Learner, LoopkitError, PredictionPhase, hookimpl
 from loopkit.logs import Backend, Table
 from loopkit.plugins import ClipGradNorm, Cost, FindSyncs, LogTo, Metrics, MixedPrecision, ModuleProfile
-from loopkit.testing import plugin_contract, tiny_problem
+from loopkit.testing import tiny_problem
 
-FORKED = {"two_processes": "it is in test_contract.py, which starts them faster"}
-test_contract = plugin_contract(lambda: Cost(show=False), name="cost", skip=FORKED)
+
+def test_plugin_keeps_the_contract():
+    keeps_contract(lambda: Cost(show=False), "cost")
 
 
 def rows(cost):

@@ -7,6 +7,7 @@ import inspect
 import numpy as np
 import pytest
 import torch
+from helpers import keeps_contract
 from torch import nn
 
 from loopkit import Learner, TrainingPhase, hookimpl
@@ -14,10 +15,11 @@ from loopkit.logs import Backend, Table
 from loopkit.plugins import ClipGradNorm, FindSyncs, GradNorm, LogTo, Metrics, Schedule
 from loopkit.plugins.find_syncs import Sync
 from loopkit.schedules import cosine
-from loopkit.testing import plugin_contract, tiny_problem
+from loopkit.testing import tiny_problem
 
-FORKED = {"two_processes": "it is in test_contract.py, which starts them faster"}
-test_contract = plugin_contract(lambda: FindSyncs(show=False), name="find_syncs", skip=FORKED)
+
+def test_plugin_keeps_the_contract():
+    keeps_contract(lambda: FindSyncs(show=False), "find_syncs")
 
 
 def fit(*plugins, epochs=1, phases=(), **options):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 import torch._dynamo.testing
-from helpers import on, raising
+from helpers import keeps_contract, on, raising
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -16,12 +16,13 @@ from loopkit import CancelStep, Learner
 from loopkit.errors import PluginError
 from loopkit.logs import Backend, Table
 from loopkit.plugins import ClipGradNorm, LogTo, Metrics, ModuleProfile
-from loopkit.testing import plugin_contract, tiny_problem
+from loopkit.testing import tiny_problem
 
 TIMES = ("forward", "forward own", "backward", "backward own")
 
-FORKED = {"two_processes": "it is in test_contract.py, which starts them faster"}
-test_contract = plugin_contract(lambda: ModuleProfile(every=2, show=False), name="module_profile", skip=FORKED)
+
+def test_plugin_keeps_the_contract():
+    keeps_contract(lambda: ModuleProfile(every=2, show=False), "module_profile")
 
 
 def data(steps=4):
