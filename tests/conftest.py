@@ -18,8 +18,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=5))
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish() -> None:
-    """Let the garbage collector overlook torch and all tests, of which a full collection takes half a second."""
+@pytest.fixture(scope="module", autouse=True)
+def _collections_of_what_is_new() -> None:
+    """Let the garbage collector overlook torch and all tests: a full collection of them takes half a second."""
     gc.collect()
     gc.freeze()

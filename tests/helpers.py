@@ -14,8 +14,21 @@ from torch import nn
 
 from loopkit import Event, Learner, hookimpl
 from loopkit.hooks import hooks
+from loopkit.testing import Case, check_plugin
+from loopkit.testing.declaration import declaration
 
 EVENTS = tuple(name for name, event in Event.by_hook.items() if event.__module__ == "loopkit.events")
+
+
+def keeps_contract(factory: Callable[[], Any], name: str | None = None, **options: Any) -> None:
+    """Check all promises of a plugin in one test, and what its entry point ``name`` declares.
+
+    `plugin_contract` is for authors: its sixteen tests for each plugin here would take as long again. What it does
+    beyond this is tested in test_testing.py.
+    """
+    check_plugin(factory, **options)
+    if name is not None:
+        assert declaration(Case(factory, name=name)) == []
 
 
 def on(hook: str, function: Callable[..., Any], name: str = "acting", **options: Any) -> Any:

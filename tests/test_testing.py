@@ -658,7 +658,7 @@ def test_error_elsewhere_reports_a_process_of_multiprocessing(started):
     assert "of another plugin, a process is left running: 'forked'; end it in fit_end" in message
 
 
-@pytest.mark.parametrize(("kind", "check"), [(Starts, "fit_twice"), (Forks, "error_elsewhere")])
+@pytest.mark.parametrize(("kind", "check"), [(Starts, "fit_twice"), (Forks, "cancelled_step")])
 def test_processes_that_are_ended_in_fit_end_are_accepted(kind, check, started, monkeypatch):
     monkeypatch.setattr("loopkit.testing.leftovers.SECONDS", 60.0)
     check_plugin(type("Ends", (kind,), {"ends": True}), checks=[check])
@@ -1047,15 +1047,17 @@ def test_fit_twice_names_what_is_left_behind_and_puts_it_back(name):
     assert read() == before
 
 
-@pytest.mark.parametrize(
-    "name", ["os.environ", "sys.path", "warnings.filters", "warnings.showwarning", "the locale", "sys.excepthook"]
-)
-def test_check_plugin_says_once_what_is_left_in_the_process(name):
-    leave, _ = LEFTOVERS[name]
+def test_check_plugin_says_once_what_is_left_in_the_process():
+    names = ["sys.excepthook", "os.environ", "sys.path", "warnings.filters", "warnings.showwarning", "the locale"]
+
+    def leave(self):
+        for name in names:
+            LEFTOVERS[name][0]()
+
     with pytest.raises(ContractError) as caught:
-        check_plugin(plugin("fit_end", lambda self: leave() and None))
-    (message,) = caught.value.broken
-    assert message.startswith(f"fit_twice: after the first fit {name} is ")
+        check_plugin(plugin("fit_end", leave))
+    for name, message in zip(names, caught.value.broken, strict=True):
+        assert message.startswith(f"fit_twice: after the first fit {name} is ")
 
 
 def change_variables():
@@ -1910,7 +1912,7 @@ def test_check_plugin_leaves_the_generators_alone():
     torch.manual_seed(3)
     random.seed(3)
     before = torch.get_rng_state(), random.getstate()
-    check_plugin(Counting)
+    check_plugin(Counting, checks=["any_list_order", "no_graph_kept", "exact_resume"])  # which draw or seed
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
 

@@ -329,6 +329,9 @@ class Fit:
                     complete = epoch.run(batches)
                 if complete:
                     epoch.check_count(first)
+        except GeneratorExit as error:  # it ends the epoch normally, and then what is around it
+            epoch.finish(epoch.end(error))
+            raise
         except BaseException as error:
             return epoch.end(error)
         return epoch.end(None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -113,14 +112,13 @@ def described(error: BaseException) -> str:
 def alone() -> Iterator[None]:
     """Seed the generators, and use one thread, which is fastest for tiny tensors; put all back afterwards.
 
-    What a plugin that breaks a promise has left behind in the process is put back as well. The garbage collector
-    overlooks what was there before, so that what it finds, and takes, belongs to what runs here.
+    What a plugin that breaks a promise has left behind in the process is put back as well.
     """
     python = random.getstate()
     numpy = sys.modules["numpy"].random if "numpy" in sys.modules else None
     state = None if numpy is None else numpy.get_state()
     before = settings()
-    with torch.random.fork_rng(devices=[]), _only_new_objects():
+    with torch.random.fork_rng(devices=[]):
         try:
             torch.set_num_threads(1)
             seed_all()
@@ -130,19 +128,6 @@ def alone() -> Iterator[None]:
             random.setstate(python)
             if numpy is not None:
                 numpy.set_state(state)
-
-
-@contextmanager
-def _only_new_objects() -> Iterator[None]:
-    """Let the garbage collector overlook what is there already: to collect it all takes a large part of a second."""
-    mine = gc.get_freeze_count() == 0
-    if mine:
-        gc.freeze()
-    try:
-        yield
-    finally:
-        if mine:
-            gc.unfreeze()
 
 
 def seed_all() -> None:

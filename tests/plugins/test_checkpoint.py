@@ -13,7 +13,7 @@ import time
 import pytest
 import torch
 from faults.forked import forked
-from helpers import batches, differences, install, make_learner, on
+from helpers import batches, differences, install, keeps_contract, make_learner, on
 from torch import nn
 
 import loopkit
@@ -31,7 +31,6 @@ from loopkit.errors import (
     StateError,
 )
 from loopkit.plugins import Checkpoint, EarlyStopping, History, Metrics, WeightAverage
-from loopkit.testing import CHECKS, check_plugin
 
 
 def found(directory):
@@ -59,14 +58,13 @@ def scores(*values, phase="val"):
     return on("epoch_end", epoch_end, "scores", writes=(f"metrics.{phase}/score",))
 
 
-@pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize(
     "background",
     [pytest.param(False, marks=pytest.mark.slow), True],  # the thread does what is done without it
 )
-def test_checkpoint_keeps_the_contract(check, background, tmp_path):
+def test_checkpoint_keeps_the_contract(background, tmp_path):
     numbers = itertools.count()
-    check_plugin(lambda: Checkpoint(tmp_path / str(next(numbers)), background=background), checks=[check])
+    keeps_contract(lambda: Checkpoint(tmp_path / str(next(numbers)), background=background), "checkpoint")
 
 
 # When it saves

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from distributed.processes import run
+from helpers import keeps_contract
 from torch import nn
 
 import loopkit.plugins
@@ -31,7 +32,7 @@ from loopkit.plugins import (
     call_on,
     throttle,
 )
-from loopkit.testing import Case, check_plugin, plugin_contract
+from loopkit.testing import Case, check_plugin
 from loopkit.testing.processes import compared, train_together
 
 
@@ -93,9 +94,9 @@ PLUGINS = {
     "throttle(History(steps=True), seconds=0)": lambda: throttle(History(steps=True), seconds=0),
 }
 
-ROWS = {"bounded_memory": "it keeps the loss of every step, until the pass ends"}
-REASONS = {"History(steps=True)": ROWS, "throttle(History(steps=True), seconds=0)": ROWS}
-"""What some cannot promise, and why."""
+ROWS = ["bounded_memory"]  # it keeps the loss of every step, until the pass ends
+SKIPPED = {"History(steps=True)": ROWS, "throttle(History(steps=True), seconds=0)": ROWS}
+"""What some cannot promise."""
 RARE = {
     "DDP(overlap=False, weighted=True)",
     "FSDP(nn.Linear)",
@@ -105,7 +106,6 @@ RARE = {
     "throttle(History(steps=True), seconds=0)",
 }
 """Those that differ from another one here in an option that the tests of their own modules are about."""
-SKIPPED = {"two_processes": "it is test_plugin_keeps_in_two_processes, which starts them faster"}
 ALONE = {
     "FSDP(nn.Linear)": "torch's batch norm on the CPU takes no bfloat16",
     "History(steps=True)": "the rows of steps are those of each process; one that goes on gets those of rank 0",
@@ -113,14 +113,19 @@ ALONE = {
 }
 """What is not for two processes, and why."""
 
-for _name, _factory in PLUGINS.items():
-    _class = _name.split("(")[0]
-    _entry = snake_case(_class) if isinstance(getattr(loopkit.plugins, _class), type) else None
-    _test = plugin_contract(_factory, name=_entry, skip={**SKIPPED, **REASONS.get(_name, {})})
-    globals()[f"test_{_name}"] = pytest.mark.slow(_test) if _name in RARE else _test
+
+def rarely(names):
+    return [pytest.param(name, marks=pytest.mark.slow if name in RARE else ()) for name in names]
 
 
-@pytest.mark.parametrize("name", [name for name in PLUGINS if name not in ALONE])
+@pytest.mark.parametrize("name", rarely(PLUGINS))
+def test_plugin_keeps_the_contract(name):
+    plugin = getattr(loopkit.plugins, name.split("(")[0])
+    entry = snake_case(plugin.__name__) if isinstance(plugin, type) else None
+    keeps_contract(PLUGINS[name], entry, skip=SKIPPED.get(name, ()))
+
+
+@pytest.mark.parametrize("name", rarely(name for name in PLUGINS if name not in ALONE))
 def test_plugin_keeps_in_two_processes(name):
     assert compared(run(lambda rank: train_together(Case(PLUGINS[name])), 2, timeout=60)) == []
 
@@ -129,7 +134,7 @@ def test_every_exported_plugin_is_checked():
     tested = {name.split("(")[0] for name in PLUGINS}
     for path in Path(__file__).parent.glob("test_*.py"):  # or in the tests of its own module
         text = path.read_text(encoding="utf-8")
-        checks = "check_plugin(" in text or "plugin_contract(" in text
+        checks = "check_plugin(" in text or "keeps_contract(" in text
         tested |= set(re.findall(r"\w+", text)) if checks and path.name != Path(__file__).name else set()
     assert [name for name in loopkit.plugins.__all__ if name not in tested] == []
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import batches, make_learner, on, raising
+from helpers import batches, keeps_contract, make_learner, on, raising
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -17,12 +17,10 @@ from loopkit.errors import PluginError
 from loopkit.logs import Hyperparameters, read_log
 from loopkit.plugins import Checkpoint, ClipGradNorm, LogHyperparameters, LogTo, Metrics, Schedule
 from loopkit.schedules import linear, warmup
-from loopkit.testing import plugin_contract
 
-FORKED = {"two_processes": "it is in logs/test_log_plugins.py, which starts them faster"}
-test_contract = plugin_contract(
-    lambda: (LogHyperparameters({"width": 8}, data="tiny"), Metrics()), name="log_hyperparameters", skip=FORKED
-)
+
+def test_plugin_keeps_the_contract() -> None:
+    keeps_contract(lambda: (LogHyperparameters({"width": 8}, data="tiny"), Metrics()), "log_hyperparameters")
 
 
 def logged(learner: Learner, train: Any = None, **options: Any) -> dict[str, Any]:

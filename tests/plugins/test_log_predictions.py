@@ -7,18 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import on, raising
+from helpers import keeps_contract, on, raising
 from torch import Tensor, nn
 
 from loopkit import Learner
 from loopkit.errors import LogError, PluginError
 from loopkit.logs import Image, Table
 from loopkit.plugins import LogPredictions
-from loopkit.testing import plugin_contract
 
-FORKED = {"two_processes": "it is in logs/test_log_plugins.py, which starts them faster"}
-test_contract = plugin_contract(lambda: LogPredictions(count=3), name="log_predictions", skip=FORKED)
-test_contract_with_options = plugin_contract(lambda: LogPredictions("table", every=2, worst=False), skip=FORKED)
+
+def test_plugin_keeps_the_contract() -> None:
+    keeps_contract(lambda: LogPredictions(count=3), "log_predictions")
+    keeps_contract(lambda: LogPredictions("table", every=2, worst=False))
+
 
 SCORES = torch.tensor([[3.0, 0, 0], [0, 2, 0], [0, 0, 1], [0, 0, 0], [5, 0, 0], [0, 0, 4], [2, 0, 0]])
 CLASSES = torch.tensor([0, 0, 2, 1, 1, 2, 0])

@@ -11,20 +11,21 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from helpers import batches, make_learner, on, raising
+from helpers import batches, keeps_contract, make_learner, on, raising
 
 import loopkit.plugins.log_resources
 from loopkit.errors import PluginError
 from loopkit.plugins import LogResources
-from loopkit.testing import plugin_contract
 
-FORKED = {"two_processes": "it is in logs/test_log_plugins.py, which starts them faster"}
-test_contract = plugin_contract(LogResources, name="log_resources", skip=FORKED)
-test_contract_while_it_looks = plugin_contract(
-    lambda: LogResources(every=0.001),
-    skip={**FORKED, "exact_resume": "it logs by the clock"},
-)
 NAMES = ["resources/cpu", "resources/process_cpu", "resources/memory", "resources/process_memory"]
+
+
+def test_plugin_keeps_the_contract() -> None:
+    keeps_contract(LogResources, "log_resources")
+
+
+def test_plugin_keeps_the_contract_while_it_looks() -> None:
+    keeps_contract(lambda: LogResources(every=0.001), skip=["exact_resume"])  # it logs by the clock
 
 
 def thread() -> threading.Thread | None:

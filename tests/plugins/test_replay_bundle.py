@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import batches, on
+from helpers import batches, keeps_contract, on
 from torch import nn
 
 from loopkit import Learner, TrainingPhase
@@ -17,7 +17,6 @@ from loopkit.checkpoint.bundle import Contents
 from loopkit.errors import CancelStep, CheckpointError, NonFiniteError, StateError
 from loopkit.plugins import MixedPrecision, ReplayBundle, StopOnNonFinite, WeightAverage
 from loopkit.plugins.replay_bundle import replay
-from loopkit.testing import CHECKS, check_plugin
 
 
 class Fails(TrainingPhase):
@@ -259,6 +258,5 @@ def test_a_checkpoint_is_no_bundle(tmp_path):
         replay(path, learner)
 
 
-@pytest.mark.parametrize("check", CHECKS)
-def test_replay_bundle_keeps(check, tmp_path):
-    check_plugin(lambda: ReplayBundle(tmp_path), checks=[check])
+def test_replay_bundle_keeps_the_contract(tmp_path):
+    keeps_contract(lambda: ReplayBundle(tmp_path), "replay_bundle")
