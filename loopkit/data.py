@@ -228,7 +228,7 @@ class Loader(ABC):
 
         ``"epoch"`` and ``"position"``: while the k-th batch of an iteration is processed the position is k, the last
         one included; once the iteration has ended, the state is position 0 of the next epoch. Where that does not
-        tell it, ``"consumed"`` is the number of samples that all processes have used. The state is the same in each of them.
+        tell it, ``"consumed"`` is the number of samples that all processes have used. The state is the same in each.
 
         Args:
             next_pass: The iteration is over, be it that it was left early: where the next one will begin.

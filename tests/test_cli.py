@@ -285,7 +285,7 @@ def test_api_prints_signatures_and_first_lines(capsys):
     at = lines.index("    .stop(reason: 'str' = '', by: 'str' = '') -> 'None'".replace("    .", "        ."))
     assert (
         lines[at + 1].strip()
-        == "Ask for a normal end: the current step ends, then the epoch with its events, then the fit."
+        == "Ask for the end of the run: the current step ends, then the epoch with its events, then the fit."
     )
     assert lines.index("loopkit") < at < lines.index("loopkit.plugins")
     assert sum(line.startswith("    Learner(") for line in lines) == 1  # loopkit, and not loopkit.learner as well

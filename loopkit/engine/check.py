@@ -125,6 +125,7 @@ def _malformed(state: Mapping[str, Any]) -> list[str]:
         problems.append("fit is missing")
     elif state["fit"] is not None:
         defaults = asdict(Position(Progress()))
+        del defaults["start"]
         problems += wrong(
             "fit", {**defaults, **state["fit"]} if isinstance(state["fit"], Mapping) else state["fit"], POSITION
         )

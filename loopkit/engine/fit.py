@@ -133,6 +133,8 @@ class Fit:
         self._started = time.monotonic()
         self._ends: list[Implementation] = []
         self._not_begun: set[str] = set()
+        self._counts = False
+        """Whether the user's loop asks for rounds."""
         self._turn = 0
         """In a loop of the user's: epochs of this round that were run, or passed over."""
         self._barren = 0
@@ -393,6 +395,7 @@ class Fit:
         """Whether there is another round."""
         if self.over:
             return False
+        self._counts = True
         self._core.requests.answer(self._core)
         if self.cancelled is not None:
             raise self.cancelled
@@ -413,6 +416,9 @@ class Fit:
         """Whether an epoch of the user's loop is not to be run: it is done, or the fit is over."""
         if self.over or self.cancelled is not None or (self.stopped and phase.training):
             return True
+        if not self._counts:  # no rounds are asked for, so there is only the name to go by
+            waiting = self._core.resume.waiting
+            return bool(waiting) and waiting[0] != phase.name
         self._turn += 1
         return self._turn <= self.position.done
 

@@ -124,9 +124,13 @@ class EarlyStopping:
 
     @hookimpl(before=("average",), after=("checkpoint",))  # and so, turned round, in fit_end
     def fit_begin(self, learner: Learner) -> None:
-        """Start the clock; start from nothing if it ended a fit, and this one is not over."""
-        if self.reason and not learner.stop_requested:  # that fit is over, or goes on because a limit was raised
-            self._start()
+        """Start the clock; start from nothing if it ended a fit, and this one is another."""
+        if self.reason and not learner.stop_requested:
+            goes_on = learner.current is not None and learner.current.resumed  # because a limit was raised
+            if self._ended or goes_on:
+                self._start()
+            else:
+                learner.stop(self.reason, by=self.name)
         self.criterion.start()
 
     @hookimpl(reads=lambda plugin: ("params", "buffers") if plugin.restore_best else ())

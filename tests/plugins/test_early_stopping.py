@@ -212,7 +212,7 @@ def test_two_plugins_with_one_criterion_do_not_share_its_state():
     assert result.epochs == 3
 
 
-def test_pass_cut_short_by_a_stop_is_not_looked_at():
+def test_validation_in_which_a_stop_comes_is_looked_at_whole():
     class Stopper:
         @hookimpl
         def step_end(self, learner, phase):
@@ -221,7 +221,7 @@ def test_pass_cut_short_by_a_stop_is_not_looked_at():
 
     stopping = EarlyStopping("val/score", restore_best=True)
     run(stopping, Script(1.0, 0.5), Stopper())
-    assert (stopping.best, stopping.best_epoch) == (1.0, 1)
+    assert (stopping.best, stopping.best_epoch) == (0.5, 2)
 
 
 def test_pass_without_a_step_is_not_looked_at():

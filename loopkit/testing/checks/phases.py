@@ -25,8 +25,9 @@ def unknown_phases(case: Case) -> list[str]:
             problem = adversarial_problem(problem.train)
         try:
             learner = problem.learner(plugins=case.plugins(), phases=(*case.phases, phase), standard=False)
-            for _ in learner.rounds(epochs=2):
-                learner.run(phase, problem.train)
+            with learner.rounds():
+                for _ in range(2):
+                    learner.run(phase, problem.train)
         except Exception as error:
             unset = next((e for e in (error, error.__cause__) if isinstance(e, StepStateError)), None)
             hint = "; ask with getattr(step, ..., None), or limit the hook with @hookimpl(phase=...)" if unset else ""
