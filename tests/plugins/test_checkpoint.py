@@ -148,7 +148,7 @@ def test_metrics_in_a_manifest_are_numbers(tmp_path):
 
 def test_metric_that_json_has_no_number_for_is_a_text(tmp_path):
     learner = make_learner()
-    learner.metrics |= {"val/a": math.nan, "val/b": -math.inf, "val/c": 1}
+    learner.metrics.update({"val/a": math.nan, "val/b": -math.inf, "val/c": 1})
     assert loopkit.checkpoint.save(learner, tmp_path).about["metrics"] == {
         "val/a": "nan",
         "val/b": "-inf",

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from loopkit.distributed.cadence import EverySteps
-from loopkit.plugins.average_parameters import Collective
 from torch import nn
 
 import loopkit.plugins
@@ -46,9 +44,6 @@ LINEAR = schedules.linear(10)
 MEMBER = {"shard": False, "tail": "drop", "backend": "gloo", "timeout": 9.0}
 ACCURACY, HITS = Accuracy(), hits
 GIVEN = {
-    "AverageParameters": [
-        {"when": EverySteps(3), "how": Collective(delay=1), "moments": "average", "outer": sgd, **MEMBER}
-    ],
     "Checkpoint": [
         {
             "directory": Path("/tmp/runs/a"),
@@ -72,7 +67,6 @@ GIVEN = {
     "ClipGradNorm": [{"max_norm": 0.5, "norm_type": 1.0, "name": "clip"}],
     "ClipGradValue": [{"max_value": 0.5, "name": "clip"}],
     "Compile": [{"dynamic": True, "mode": "default", "backend": "eager", "fullgraph": True}],
-    "Cost": [{"show": False, "name": "price"}],
     "CudaGraph": [{"warmup": 5, "max_graphs": 2}],
     "DDP": [
         {
@@ -112,7 +106,6 @@ GIVEN = {
             "name": "shards",
         }
     ],
-    "FindSyncs": [{"show": False, "name": "syncs"}],
     "Freeze": [{"patterns": ("0", {"1": 3}), "norms": False, "name": "frozen"}],
     "GradNoise": [{"std": 0.2, "decay": 0.5, "seed": 3}],
     "GradNorm": [{"norm_type": 1.0, "clipped": True, "name": "norms"}],
@@ -139,7 +132,6 @@ GIVEN = {
         },
         {"dtype": torch.bfloat16},
     ],
-    "ModuleProfile": [{"at": (3,), "phase": "val", "show": False, "name": "modules"}, {"at": (), "every": 50}],
     "Plateau": [{"monitor": "val/accuracy", "optimizer": "a", "name": "flat", "factor": 0.5, "patience": 2}],
     "Profile": [
         {
@@ -175,7 +167,6 @@ GIVEN = {
     ],
     "ToDevice": [{"device": torch.device("cpu")}],
     "TorchSchedule": [{"scheduler": trend, "optimizer": "a", "every": "epoch", "name": "steps"}],
-    "Watch": [{"reductions": {"0": "norm"}, "name": "watching"}],
     "WeightAverage": [
         {
             "decay": 0.5,
