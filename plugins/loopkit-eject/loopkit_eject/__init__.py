@@ -25,7 +25,7 @@ from loopkit_files import Config
 __all__ = ["EjectError", "eject", "eject_config"]
 
 STANDARD = (TrainingPhase, ValidationPhase, PredictionPhase)
-WITHOUT_PART = ("on_signal", "loader_timeout", "train", "val")
+WITHOUT_PART = ("on_interrupt", "loader_timeout", "train", "val")
 """Arguments of ``fit`` that a script can do without, or that are arguments of the function."""
 PHASES = ("phase", "val_phase")
 NO_LOSS = "no loss_fn"

@@ -214,15 +214,17 @@ def _epoch(draft: Draft, mean: bool) -> list[str]:
         lines += ['metrics["train/loss_scale"] = scaler.get_scale()', 'metrics["train/skipped"] = float(skipped)']
     lines += draft.at("train_end")
     over = _over(draft)
+    last = [f"epoch + 1 == {limits.whole}"] if limits.whole is not None else []
+    if over:
+        last.append(over)
+    if draft.stop and draft.stop_phase == "train":
+        last.append(draft.stop)
     if draft.val and limits.validate_every_updates is None:
-        due = [] if limits.validate_every == 1 else [f"(epoch + 1) % {limits.validate_every} == 0"]
-        if due and over:
-            due.append(over)
-        condition = " or ".join(due)
-        if draft.stop and draft.stop_phase == "train":
-            condition = f"not ({draft.stop})" + (f" and ({condition})" if condition else "")
+        due = [] if limits.validate_every == 1 else [f"(epoch + 1) % {limits.validate_every} == 0", *last]
         validation = _validation(draft)
-        lines += ["", f"if {condition}:", *_indented(validation)] if condition else ["", *validation]
+        lines += ["", f"if {' or '.join(due)}:", *_indented(validation)] if due else ["", *validation]
+    elif draft.val and last:  # the last weights are validated, if they were not
+        lines += ["", f"if updates > validated and ({' or '.join(last)}):", *_indented(_validation(draft))]
     lines.append("")
     of = f"/{limits.whole}" if limits.whole is not None else ""
     if draft.returns:

@@ -65,7 +65,7 @@ FIT: dict[str, Check] = {
     "validate_every": _count,
     "validate_every_updates": _count,
     "overfit_batches": _count,
-    "on_signal": _one_of("raise", "return"),
+    "on_interrupt": _one_of("raise", "return"),
     "loader_timeout": _seconds,
 }
 """The keys of ``[fit]``: the arguments of ``Learner.fit``."""
