@@ -227,8 +227,8 @@ class Loader(ABC):
         """Where the loader is, and what must be the same where this is loaded. It can be written as JSON.
 
         ``"epoch"`` and ``"position"``: while the k-th batch of an iteration is processed the position is k, the last
-        one included; once the iteration has ended, the state is position 0 of the next epoch. Where that does not tell it,
-        ``"consumed"`` is the number of samples that all processes have used. The state is the same in each of them.
+        one included; once the iteration has ended, the state is position 0 of the next epoch. Where that does not
+        tell it, ``"consumed"`` is the number of samples that all processes have used. The state is the same in each of them.
 
         Args:
             next_pass: The iteration is over, be it that it was left early: where the next one will begin.
@@ -244,7 +244,8 @@ class Loader(ABC):
         """Let the next iteration go on where `state_dict` was called; batches before that are not made again.
 
         The next iteration over a loader that was saved while it processed its last batch has no batch. A state of
-        another number of processes lets the iteration go on after the samples that those have used, whatever the batch size.
+        another number of processes lets the iteration go on after the samples that those have used, whatever the
+        batch size.
 
         Raises:
             LoaderError: The state is of a loader with other samples, order or seed; for the same number of processes,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from loopkit.batches import move
 from loopkit.discovery import checked_block, make_plugin, origin
 from loopkit.distributed.sharded import is_sharded
 from loopkit.distributed.world import World
@@ -91,8 +92,8 @@ class Learner:
         block: Iterable[str] = (),
         order: Sequence[Any] = (),
     ) -> None:
-        if accumulate < 1:
-            raise PhaseError(f"accumulate is {accumulate}: it counts the steps of an update, from 1")
+        if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
+            raise PhaseError(f"accumulate is {accumulate!r}: it counts the steps of an update, from 1")
         if accumulate_reduction not in ("mean", "sum"):
             raise PhaseError(f"accumulate_reduction is {accumulate_reduction!r}: it is 'mean' or 'sum'")
         if seed is not None:
@@ -356,7 +357,6 @@ class Learner:
                 "fit has no end: give epochs=, max_steps= or max_updates= (epochs=math.inf if you mean it)"
             )
         train_phase = self._role(phase, lambda p: p.training, "train", "phase")
-        valid_phase = self._role(val_phase, _validates, "val", "val_phase")
         source = self._source(train_phase, train)
         if overfit_batches is not None:
             batches = source.epoch()[0]
@@ -365,6 +365,7 @@ class Learner:
             )
         validation = None
         if val is not None:
+            valid_phase = self._role(val_phase, _validates, "val", "val_phase")
             validation = Validation(self._source(valid_phase, val), validate_every, validate_every_updates)
             _ = validation.source.length
         planned = limits.planned(source.length, self.accumulate)
@@ -450,16 +451,23 @@ class Learner:
             raise PluginError(f"plugin {name!r} has no weights to evaluate with; WeightAverage has")
         return plugin.averaged(self)
 
-    def predict(self, data: Any, phase: str | Phase | None = None) -> Any:
+    def predict(self, data: Any, phase: str | Phase | None = None, *, device: str | torch.device | None = "cpu") -> Any:
         """The outputs for all of ``data``, concatenated along the first dimension (in tuples and mappings too).
 
         Where several processes share the data, each gets the outputs of all, in the order of the data, on the CPU.
+
+        Args:
+            data: Batches, as for `fit`.
+            phase: The phase that predicts; the standard one by default.
+            device: Where the outputs go, each batch as soon as it is made; None: they stay where the model made them.
         """
         chosen = self._predicting(phase)
         source = self._source(chosen, data)
         given = data() if source.made else data
         source = self._source(chosen, given)
-        outputs = list(self._predict(source))
+        place = None if device is None else torch.device(device)
+        made = self._predict(source)
+        outputs = list(made) if place is None else [move(each, place) for each in made]  # host sync: wanted there
         if self.world.size > 1 and source.ready is not given:
             from loopkit.distributed.shards import gather
 
@@ -526,7 +534,15 @@ class Learner:
         core = self._core
         if not positions:
             return collect(core, positions=False)
-        if not core.can_save and (at is None or not all(epoch.between for epoch in core.open_epochs[:-1])):
+        if at is not None:
+            epochs = core.open_epochs
+            runs = epochs[-1:] == [at.epoch] and all(epoch.between for epoch in epochs[:-1])
+            if not runs or core.progress != at.progress:
+                raise StateError(
+                    "state_dict(at=mark): there is no way back to the mark, since its epoch is not the one that is "
+                    "running, or steps were trained in it. Mark the epoch that is running, in its epoch_context"
+                )
+        elif not core.can_save:
             raise StateError(
                 "state_dict in the middle of a step, or of an epoch that a hook runs: there is no way to go on from "
                 "there. Call it at step_end or phase_end, when learner.at_edge says so"
@@ -547,8 +563,8 @@ class Learner:
     ) -> None:
         """Go on from what `state_dict` returned: the next ``fit`` is the one that was saved, where it was.
 
-        Everything is checked before anything is changed. A loop of your own goes on with the epoch that was open, at the
-        step where it was (``epoch.steps``), if its data is given to `run`.
+        Everything is checked before anything is changed. A loop of your own goes on with the epoch that was open, at
+        the step where it was (``epoch.steps``), if its data is given to `run`.
 
         Args:
             state: It is not kept or changed.
@@ -713,6 +729,11 @@ class Learner:
     def failure(self) -> BaseException | None:
         """What the fit failed with, during ``fit_end``."""
         return None if self._core.fit is None else self._core.fit.failure
+
+    @property
+    def missing_states(self) -> dict[str, str]:
+        """By phase: what of it has changed since the fit began and is in no state, in words."""
+        return self._core.phase_states.missing()
 
     @property
     def resuming(self) -> str:

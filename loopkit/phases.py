@@ -54,8 +54,9 @@ class Phase:
     """How steps that do not train run: ``"inference_mode"`` is faster, but what modules cache there is unusable
     for training; ``"grad"`` is for steps that differentiate without training."""
     saved: ClassVar[tuple[str, ...]] = ()
-    """Attributes that are the phase's state, such as ``("hidden", "baseline")``: saved with every checkpoint and put
-    back when the run goes on. Each is what a state can hold, or has ``state_dict`` and ``load_state_dict``."""
+    """Attributes that are the phase's state, such as ``("hidden", "baseline")``: saved with every checkpoint, and put
+    back when the run goes on. Each is of a kind that a state can hold, or has ``state_dict`` and ``load_state_dict``.
+    """
     volatile: ClassVar[tuple[str, ...]] = ()
     """Attributes that may change and need no saving, such as caches."""
 
@@ -80,7 +81,7 @@ class Phase:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Put back what `state_dict` returned; tensors go to the device of those in their place."""
         for name, value in state.items():
-            now = getattr(self, name, None)
+            now: Any = getattr(self, name, None)
             if callable(getattr(now, "load_state_dict", None)):
                 now.load_state_dict(value)
             elif hasattr(value, "to") and hasattr(now, "device"):

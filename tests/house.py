@@ -167,8 +167,15 @@ OWNERS = {
 """The classes that own the life of a fit, and what variables and attributes of theirs are called."""
 CLASSES = {*OWNERS, "Fitting", "Position", "Agreement", "Signals", "Pending"}
 OWNER_NAMES = {name: owner for owner, names in OWNERS.items() for name in names}
-FREE = {"_fields", "_iterator"}
-"""Private names that are public: of named tuples; or the only way: where a DataLoader keeps its workers."""
+
+
+@cache
+def own_names() -> set[str]:
+    """The private names that loopkit gives to anything; another one that is read belongs to another library."""
+    nodes = [node for path in files("**/*.py") for node in ast.walk(tree(path))]
+    named = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    kept = {node.attr for node in nodes if isinstance(node, ast.Attribute) and is_self(node.value) and _stored(node)}
+    return {name for name in (named | kept) if name.startswith("_")}
 
 
 def stores(*patterns: str) -> Iterator[tuple[Access, bool]]:
@@ -245,7 +252,7 @@ def private_reads(*patterns: str) -> Iterator[Access]:
             text = ast.unparse(owner)
             owner_class = OWNER_NAMES.get(last_part(text))
             here = name in own and (owner_class is None or owner_class in defined)
-            private = name.startswith("_") and not name.startswith("__") and name not in FREE
+            private = name.startswith("_") and not name.startswith("__") and name in own_names()
             if private and not here and not is_self(owner) and text.split(".")[0] not in modules:
                 yield Access(f"{short(path)}:{node.lineno}", text, name)
 

@@ -176,6 +176,12 @@ def test_data_loader_has_no_length():
     assert learner.fit(DataLoader(Stream(batches(3)), batch_size=None), epochs=2).steps == 6
 
 
+@pytest.mark.parametrize("accumulate", ["2", 2.5, True, 0, -1, None])
+def test_accumulate_is_no_count(accumulate):
+    with pytest.raises(PhaseError, match=f"accumulate is {accumulate!r}: it counts the steps of an update, from 1"):
+        make(accumulate=accumulate)
+
+
 class Lying:
     def __init__(self, items, length):
         self.items, self.length = items, length

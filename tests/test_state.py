@@ -133,7 +133,7 @@ def test_loading_keeps_no_tensor_of_the_state_and_changes_none():
     assert not list(differences(before, state))
 
 
-def test_state_holds_the_raw_weights_while_averaged_ones_are_in_place():
+def test_state_holds_the_own_weights_while_averaged_ones_are_in_place():
     average, seen = WeightAverage(0.5), []
 
     def look(learner, phase, **given):

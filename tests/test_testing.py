@@ -156,33 +156,39 @@ class Schedule:
 class Shadow:
     """Validates with the sign of the weights, and puts them back."""
 
-    def __init__(self):
-        self.kept = {}
-
     @hookimpl(updates=("params",))
     def epoch_context(self, learner, phase):
         return None if phase.training else self._signs(learner)
 
-    @contextmanager
     def _signs(self, learner):
-        self.kept = {p: p.data for model in learner.models.values() for p in model.parameters()}
-        for p in self.kept:
-            p.data = p.data.sign()
+        kept = {p: p.data for model in learner.models.values() for p in model.parameters()}
+
+        def put():
+            for p in kept:
+                p.data = p.data.sign()
+
+        def away():
+            for p, data in kept.items():
+                p.data = data
+
+        return self._swapped(learner, put, away)
+
+    def _swapped(self, learner, put, away):
+        return learner.weights.replaced(put, away, by="shadow")
+
+
+class Hidden(Shadow):
+    """Does so without saying it to the learner."""
+
+    name = "shadow"
+
+    @contextmanager
+    def _swapped(self, learner, put, away):
+        put()
         try:
             yield
         finally:
-            for p, data in self.kept.items():
-                p.data = data
-            self.kept = {}
-
-    @contextmanager
-    def raw_weights(self, learner):
-        signs = {p: p.data for p in self.kept}
-        for p, data in self.kept.items():
-            p.data = data
-        yield
-        for p, data in signs.items():
-            p.data = data
+            away()
 
 
 class OwnStep:
@@ -1365,8 +1371,7 @@ def test_exact_resume_kills_within_a_window_of_accumulation():
 
 
 def test_exact_resume_reports_weights_that_are_swapped_while_it_is_saved():
-    methods = {name: vars(Shadow)[name] for name in ("__init__", "epoch_context", "_signs")}
-    messages = broken(type("Swaps", (), methods), "exact_resume")
+    messages = broken(Hidden, "exact_resume")
     assert any("other bits than one that went through: models.model." in message for message in messages)
 
 
@@ -1451,8 +1456,9 @@ def test_bounded_memory_reports_what_grows_with_the_passes():
 
 
 def test_bounded_memory_accepts_a_bounded_number():
+    frozen = gc.get_freeze_count()
     check_plugin(KeepsTen, checks=["bounded_memory"])
-    assert gc.get_freeze_count() == 0
+    assert gc.get_freeze_count() == frozen
 
 
 class KeepsHundred(KeepsLosses):

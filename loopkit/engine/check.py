@@ -91,7 +91,7 @@ def _malformed(state: Mapping[str, Any]) -> list[str]:
         "generators": MAPPING,
         **({"ranks": LIST} if "ranks" in state else {}),
     }
-    optional = {"phases": {}, "nested": {}}  # parts that older states lack
+    optional: dict[str, Any] = {"phases": {}, "nested": {}}  # parts that older states lack
     if problems := wrong("", {**optional, **state}, parts):
         return problems
     newer = [part for part, version in state.get("versions", {}).items() if not version <= VERSIONS.get(part, 0)]
@@ -193,18 +193,42 @@ def _entries(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> list
             if key not in group:
                 if value is not None and value is not False:  # else a newer torch added it, and defaults to that
                     problems.append(f"param_groups[{index}] lacks {key!r}")
-            elif is_number(value) != is_number(group[key]) and value is not None and group[key] is not None:
+            elif key != "params" and not _alike(key, value, group[key]):
                 problems.append(f"param_groups[{index}][{key!r}] is {shown(group[key])}, {shown(value)} here")
     kind = type(optimizer)
-    if kind.__module__.startswith("torch.optim.") and kind.__name__ not in ("LBFGS", "Adafactor"):
+    if kind.__module__.startswith("torch.optim.") and kind.__name__ != "LBFGS":
         params = [p for group in optimizer.param_groups for p in group["params"]]
         for index, values in saved["state"].items():
-            problems += [
-                f"state[{index}][{key!r}] has shape {tuple(value.shape)}, the parameter {tuple(params[index].shape)}"
-                for key, value in values.items()
-                if isinstance(value, Tensor) and value.numel() != 1 and value.shape != params[index].shape
-            ]
+            problems += _state_entries(index, values, params[index], shaped=kind.__name__ != "Adafactor")
     return problems
+
+
+def _state_entries(index: int, values: Mapping[str, Any], param: Tensor, shaped: bool) -> list[str]:
+    """What torch's optimizers could not go on with, in the state of a parameter."""
+    problems = []
+    for key, value in values.items():
+        where = f"state[{index}][{key!r}]"
+        if not isinstance(value, Tensor):
+            if not is_number(value) and not (key == "momentum_buffer" and value is None):
+                problems.append(f"{where} is {shown(value)}, not a tensor or a number")
+        elif value.numel() == 1 != param.numel():
+            continue
+        elif shaped and value.numel() != 1 and value.shape != param.shape:
+            problems.append(f"{where} has shape {tuple(value.shape)}, the parameter {tuple(param.shape)}")
+        elif value.is_floating_point() != param.is_floating_point() or value.is_complex() != param.is_complex():
+            problems.append(f"{where} is of {value.dtype}, the parameter of {param.dtype}")
+    return problems
+
+
+def _alike(key: str, own: Any, saved: Any) -> bool:
+    """Whether a saved option of an optimizer is of the kind of its own; None may stand for any but the flags."""
+    if key in FLAGS or isinstance(own, bool):
+        return saved is None or isinstance(saved, bool)
+    if isinstance(own, (tuple, list)) and isinstance(saved, (tuple, list)):
+        return len(own) == len(saved) and all(_alike(key, *each) for each in zip(own, saved, strict=True))
+    if own is None or saved is None:
+        return not isinstance(saved, (Mapping, list))
+    return is_number(saved) if is_number(own) else isinstance(saved, type(own))
 
 
 def _windows(optimizers: Mapping[str, torch.optim.Optimizer], state: Mapping[str, Any]) -> list[str]:
@@ -256,6 +280,8 @@ def _few(problems: list[str], most: int = 5) -> list[str]:
     return problems[:most] + ([f"and {len(problems) - most} more"] if len(problems) > most else [])
 
 
+FLAGS = ("foreach", "fused", "capturable", "differentiable", "maximize")
+"""Options of torch's optimizers that are true, false or None."""
 WINDOW: dict[str, Kind] = {
     "size": SIZE,
     "count": SIZE,

@@ -72,6 +72,12 @@ class Core:
         """A fit begins; None: it is over."""
         self.fit = fit
 
+    def forget_metrics(self, prefix: str) -> None:
+        """Forget the values of the metrics whose names begin so."""
+        for name in list(self.metrics):
+            if name.startswith(prefix):
+                del self.metrics[name]
+
     @contextmanager
     def hook(self) -> Iterator[None]:
         """Inside, hooks run that belong to no open epoch: ``fit_begin``, ``phase_end`` or ``fit_end``."""

@@ -12,7 +12,7 @@ from loopkit.engine.plan import Plan
 from loopkit.engine.positions import leave
 from loopkit.engine.resume import Mark, restore_windows
 from loopkit.engine.sources import Source
-from loopkit.engine.state import PHASE
+from loopkit.engine.state import PHASE, mark
 from loopkit.engine.step import Step
 from loopkit.engine.timeout import bounded_wait
 from loopkit.engine.window import Window
@@ -54,6 +54,8 @@ class Epoch:
         if source is not None:
             self.data, known = source.epoch()
             length = known if length is None else length
+        self.depth = 0
+        """How many epochs are open around it."""
         self.around = 0
         """Training steps that are under way around it: it runs in a hook of theirs."""
         self.alone = False
@@ -158,8 +160,13 @@ class Epoch:
         return self._stores.setdefault(name, {})
 
     def keep(self, owner: Any) -> dict[str, Any]:
-        """What a plugin keeps for this epoch, not saved with it; empty at first."""
-        return self._kept.setdefault(id(owner), (owner, {}))[1]
+        """What a plugin keeps for this epoch, not saved with it; empty at first. Quick enough for each step."""
+        try:
+            return self._kept[id(owner)][1]
+        except KeyError:
+            kept: dict[str, Any] = {}
+            self._kept[id(owner)] = owner, kept  # with the owner, so that its id stays its own
+            return kept
 
     def saved_stores(self) -> dict[str, Any]:
         """What a state holds of the stores."""
@@ -173,13 +180,13 @@ class Epoch:
         fitting, in_hook = core.fit is not None, core.in_hook
         if not core.epochs and not fitting and not in_hook:
             core.requests.forget_stop()
-        nested = in_hook or not all(epoch.between for epoch in core.open_epochs)
+        nested = in_hook or (bool(core.epochs) and not all(epoch.between for epoch in core.open_epochs))
         self.alone = nested or not (phase.training or fitting)
         if not self.alone:
             self.saved = core.resume.take(phase)
         core.registry.check_phase(phase)
         core.phase_states.use(phase)
-        if phase.training and any(outer.window_open for outer in core.epochs):
+        if phase.training and core.epochs and any(outer.window_open for outer in core.epochs):
             raise ReentrancyError(f"phase {phase.name!r} trains inside an open accumulation window")
         loop.open(0 if self.saved is None else self.saved["steps"], in_hook)
         loop.count_stops_from(None if self.resumed else core.requests.stopped)
@@ -196,6 +203,7 @@ class Epoch:
         if outer is not None:
             under_way = outer.trains and outer.current is not None and not outer.current.ended
             self._outer, self.around = outer, outer.around + under_way
+        self.depth = len(core.epochs)
         core.epochs.append(self)
         core.logbook.move_to(self)
         self._contexts.callback(self._forget)
@@ -204,8 +212,7 @@ class Epoch:
                 self._contexts.enter_context(core.models.weights.own())
             self._modes = core.models.set_modes(self.trains)
             self._contexts.callback(self.restore_modes)
-            for name in [name for name in core.metrics if name.startswith(f"{self.name}/")]:
-                del core.metrics[name]
+            core.forget_metrics(f"{self.name}/")
             for make in self.plan.epoch_contexts:
                 if (context := make(self)) is not None:
                     self._contexts.enter_context(context)
@@ -239,7 +246,8 @@ class Epoch:
     def restore_modes(self) -> None:
         """Put the modules back in the modes in which `set_modes` found them."""
         for module, training in self._modes:
-            module.training = training
+            if module.training is not training:  # assigning to a module's attribute is slow
+                module.training = training
 
     def batches(self) -> Iterable[Any]:
         """The batches of the data that the epoch was given, from where a saved state was."""
@@ -265,10 +273,14 @@ class Epoch:
         self.begun = begun
 
     def mark(self) -> Mark | None:
-        """What a state as of its begin needs, if one can be made: for who saves when a step of it fails."""
-        if self.alone or self.trains or self.data is None:
+        """What a state as of its begin needs, for a saver when a step of it fails: for ``learner.state_dict(at=...)``.
+
+        Call it when the epoch begins, in ``epoch_context``. None if no such state can be made: the epoch trains, or a
+        hook runs it, or it goes on from a saved state, which stands.
+        """
+        if self.alone or self.trains or self.resumed or self.data is None:
             return None
-        return self._core.resume.mark(self._core, self)
+        return mark(self._core, self)
 
     def go_on_at(self, steps: int) -> None:
         """Count on from so many steps."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import astuple, dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,6 @@ from loopkit.engine.resume import Position
 from loopkit.engine.signals import Signals
 from loopkit.engine.sources import Source
 from loopkit.errors import Cancel, CancelFit, PhaseError, ReentrancyError
-from loopkit.events import FitBegin, FitEnd
 from loopkit.notes import add_note, locate, say, shown
 from loopkit.result import FitResult, Planned
 
@@ -48,12 +47,13 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            check_count(name, value, endless=name == "epochs")
+            if value is not None:
+                check_count(name, value, endless=name == "epochs")
 
     @property
     def none(self) -> bool:
         """Whether there is none."""
-        return all(limit is None for limit in vars(self).values())
+        return self.epochs is None and self.max_steps is None and self.max_updates is None
 
     def saved(self) -> dict[str, int | None]:
         """What a state holds of them; an endless number of epochs is no limit."""
@@ -190,7 +190,7 @@ class Fit:
         self.beginning = True
         try:
             with core.hook():
-                self.begin_plugins(set(core.registry.plugins))
+                self.begin_plugins(core.registry.plugins)
                 self._agree_to_begin()
                 core.phase_states.begin()
         except BaseException as error:
@@ -215,18 +215,19 @@ class Fit:
         ended = "" if reopened else at.ended
         self.position = replace(at, stop=None, ended=ended, limits=self.limits.saved())
 
-    def begin_plugins(self, names: set[str]) -> None:
+    def begin_plugins(self, names: Collection[str]) -> None:
         """Fire the ``fit_begin`` of these plugins."""
         registry = self._core.registry
-        begins = {impl.entry.plugin: impl for impl in registry.ordered(FitBegin.hook)}
-        ends = {impl.entry.plugin: impl for impl in registry.implementations(FitEnd.hook)}
-        order = [place.entry.plugin for place in registry.fit_order() if place.entry.plugin in names]
-        self._ends += [ends[name] for name in order if name in ends]
-        self._not_begun |= {name for name in order if name in begins}
-        for name in order:
-            if name in begins:
+        brackets = [each for each in registry.brackets() if each[0] in names]
+        for name, begin, end in brackets:
+            if end is not None:
+                self._ends.append(end)
+            if begin is not None:
+                self._not_begun.add(name)
+        for name, begin, _ in brackets:
+            if begin is not None:
                 try:
-                    registry.call(begins[name])
+                    registry.call(begin)
                 except CancelFit as cancel:
                     cancel.by = cancel.by or name
                     self.cancelled = self.cancelled or cancel
@@ -262,7 +263,7 @@ class Fit:
             core.requests.answer(core)
             if self.cancelled is not None:
                 raise self.cancelled
-            waiting = core.resume.waiting
+            waiting = core.resume.waits
             if at.validate and validation is not None:
                 self._validate(validation)
             elif not waiting and (reason := self.reason_to_end()):
@@ -307,7 +308,7 @@ class Fit:
     def _validate(self, validation: Validation) -> None:
         core, at = self._core, self.position
         epoch = Epoch(core, validation.source.phase, validation.source)
-        if not core.resume.waiting:
+        if not core.resume.waits:
             at.begin_validation(core.progress.updates)
         first = at.epochs <= validation.epochs
         cancel = self._run(epoch, None, first=first)
@@ -340,7 +341,7 @@ class Fit:
     def _run_in_parts(self, epoch: Epoch, batches: Iterable[Any], validation: Validation | None) -> bool:
         """Run its steps up to a limit, with the validations that are due between them."""
         if epoch.resumed:  # what comes after the step at which the state was saved, which may be the end
-            if (self._core.resume.waiting or not epoch.stopped) and self._between(epoch, validation):
+            if (self._core.resume.waits or not epoch.stopped) and self._between(epoch, validation):
                 epoch.leave_data()
                 return False
         if epoch.stopped:

@@ -35,7 +35,7 @@ def save() -> dict[str, Any]:
     numpy = sys.modules.get("numpy")
     return {
         "python": random.getstate(),
-        "numpy": None if numpy is None else _tensors(numpy.random.get_state(legacy=False), numpy.ndarray),
+        "numpy": None if numpy is None else _numpy_state(numpy.random.get_state(legacy=False)),
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],  # type: ignore[no-untyped-call]
     }
@@ -98,13 +98,10 @@ def _try(name: str, state: Mapping[str, Any], put: Callable[[Any], object]) -> N
         raise StateError(f"the state of the random generator {name!r} cannot be restored: {error}") from error
 
 
-def _tensors(value: Any, array: type) -> Any:
-    """The dictionaries of NumPy's state, with tensors for arrays and plain numbers for the rest."""
-    if isinstance(value, dict):
-        return {key: _tensors(part, array) for key, part in value.items()}
-    if isinstance(value, array):
-        return torch.from_numpy(value)
-    return value
+def _numpy_state(state: dict[str, Any]) -> dict[str, Any]:
+    """NumPy's state, with a tensor for the array in it."""
+    inner = state["state"]
+    return {**state, "state": {**inner, "key": torch.from_numpy(inner["key"])} if "key" in inner else inner}
 
 
 def _arrays(value: Any) -> Any:

@@ -26,7 +26,6 @@ from loopkit.events import (
     UpdateSkipped,
 )
 from loopkit.notes import locate, shown
-from loopkit.phases import TRAINING_EVENTS
 
 if TYPE_CHECKING:
     from loopkit.engine.core import Core
@@ -80,7 +79,7 @@ class Loop(Frame):
         self.plan: Plan
         self._core = core
         self._taken = 0
-        self._version = LOOK_AGAIN
+        self._seen = LOOK_AGAIN
         self._stop_before: Stop | None = None
         self._wanted: Cancel | None = None
         """What this process wants to end the epoch, or the fit, by, where all have to agree."""
@@ -136,18 +135,18 @@ class Loop(Frame):
         """Take over the plan of the plugins as they are now."""
         requests = self._core.requests
         version = requests.version  # read first: a handler may run between any two lines
-        self._version = LOOK_AGAIN if requests.waits else version
+        self._seen = LOOK_AGAIN if requests.waits else version
         plan = self.plan = self._core.registry.plan(self.phase)
         self.fire, self.optimizer_step = plan.fire, plan.optimizer_step
         only = self.windows[0] if len(self.windows) == 1 and self.windows[0].is_plain else None
-        heard = [event for event in TRAINING_EVENTS if plan.fire.get(event) is not None]
+        heard = plan.heard
         self.plain_backward = None if BackwardBegin in heard or BackwardEnd in heard else only
-        updates = (UpdateBegin, UpdateEnd, UpdateSkipped)
-        self.plain_update = None if plan.optimizer_step or any(event in heard for event in updates) else only
+        quiet = heard.isdisjoint((UpdateBegin, UpdateEnd, UpdateSkipped)) and plan.optimizer_step is None
+        self.plain_update = only if quiet else None
 
     def refresh(self) -> None:
         """Take over the plan if it has changed."""
-        if self._version != self._core.requests.version:
+        if self._seen != self._core.requests.version:
             self.replan()
 
     def run(self, batches: Iterable[Any], until: Until | None = None) -> bool:
@@ -187,8 +186,8 @@ class Loop(Frame):
         index = self.steps
         version: int | None = None
         for batch in batches:
-            if version != self._version:
-                version, plan = self._version, self.plan
+            if version != self._seen:
+                version, plan = self._seen, self.plan
                 begin, end = plan.fire[StepBegin], plan.fire[StepEnd]
                 contexts, move = plan.step_contexts, plan.move_batch
             if move is not None and batch is not None:
@@ -235,7 +234,8 @@ class Loop(Frame):
                 with self.resting():
                     requests.answer(core)
                 if self._agreed is not None:
-                    raise self._take_agreed()
+                    agreed, self._agreed = self._agreed, None
+                    raise agreed
                 if self.stopped:
                     return False
             if until is not None and until.reached(core.progress.steps, core.progress.updates):
@@ -262,9 +262,6 @@ class Loop(Frame):
         """What all processes end the epoch, or the fit, by, if this one wants to do so by ``cancel``."""
         self._wanted = stronger(cancel, self._wanted)
         self.agree()
-        return self._take_agreed()
-
-    def _take_agreed(self) -> Any:
         agreed, self._agreed = self._agreed, None
         return agreed
 

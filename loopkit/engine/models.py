@@ -52,8 +52,9 @@ class Models:
     def set_modes(self, training: bool) -> list[tuple[nn.Module, bool]]:
         """Put the modules in train or eval mode; returns the mode in which each was."""
         modes = [(module, module.training) for module in self.modules()]
-        for model in self.by_name.values():
-            model.train(training)
+        if any(was is not training or type(each).train is not nn.Module.train for each, was in modes):
+            for model in self.by_name.values():
+                model.train(training)
         return modes
 
     def device(self) -> str:
@@ -162,7 +163,10 @@ class Weights:
     @property
     def by(self) -> str:
         """The plugin whose weights stand in the place of the models' own; empty if they are in place themselves."""
-        return next((each.by for each in reversed(self._stack) if each.by), "")
+        for each in reversed(self._stack):
+            if each.by:
+                return each.by
+        return ""
 
     @contextmanager
     def replaced(self, put: Callable[[], None], away: Callable[[], None], by: str = "") -> Iterator[None]:

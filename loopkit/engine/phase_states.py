@@ -27,8 +27,10 @@ class PhaseStates:
         self._phases = dict(phases)
         self._waiting: dict[str, Any] = {}
         """Loaded, of phases that were not run yet."""
-        self._begun: dict[str, dict[str, Any]] = {}
-        """How the attributes of phases without a state were when the fit began."""
+        self._begun: dict[str, dict[str, Any] | None] = {}
+        """How the attributes of the phases were when each was first run in this fit; None of those with a state."""
+        self._warned: set[str] = set()
+        """The phases of which this fit has warned."""
 
     def use(self, phase: Phase) -> None:
         """A phase is run.
@@ -37,8 +39,12 @@ class PhaseStates:
             PhaseError: Another phase of its name was run, and one of them has a state.
         """
         known = self._phases.get(phase.name)
-        if known is phase:
-            return
+        if known is not phase:
+            self._add(known, phase)
+        if phase.name not in self._begun:
+            self._begun[phase.name] = None if phase.has_state else _looks(phase)
+
+    def _add(self, known: Phase | None, phase: Phase) -> None:
         if known is not None and (known.has_state or phase.has_state):
             raise PhaseError(
                 f"{phase!r} and {known!r} are two phases of one name, and at least one has a state, which is saved "
@@ -49,8 +55,9 @@ class PhaseStates:
             self._load(phase, self._waiting.pop(phase.name))
 
     def begin(self) -> None:
-        """A fit begins: remember what the phases without a state hold."""
-        self._begun = {name: _looks(phase) for name, phase in self._phases.items() if not phase.has_state}
+        """A fit begins: from here on changes of phases without a state count."""
+        self._begun.clear()
+        self._warned.clear()
 
     def collect(self) -> dict[str, Any]:
         """The states by name; warns, once, of phases that have changed and have none."""
@@ -82,19 +89,28 @@ class PhaseStates:
             raise
 
     def _warn(self) -> None:
-        for name, before in list(self._begun.items()):
+        for name, message in self.missing().items():
+            if name not in self._warned:
+                self._warned.add(name)
+                warnings.warn(message, stacklevel=3)
+
+    def missing(self) -> dict[str, str]:
+        """Of phases without a state: which of their attributes have changed since the fit began, in words."""
+        messages = {}
+        for name, before in self._begun.items():
+            if before is None:
+                continue
             now = _looks(self._phases[name])
             changed = [key for key, value in now.items() if key not in before or not _alike(before[key], value)]
             if changed:
-                del self._begun[name]
                 listed = ", ".join(f"{key!r}" for key in changed)
                 kind = type(self._phases[name]).__name__
-                warnings.warn(
+                messages[name] = (
                     f"phase {name!r} ({kind}) has changed its {listed} since the fit began, and no checkpoint holds "
                     f"that: a run that is resumed goes on without. Give the class saved = ({listed},), or state_dict "
-                    f"and load_state_dict; for a cache, volatile = ({listed},)",
-                    stacklevel=3,
+                    f"and load_state_dict; for a cache, volatile = ({listed},)"
                 )
+        return messages
 
 
 def _looks(phase: Phase) -> dict[str, tuple[Any, int]]:

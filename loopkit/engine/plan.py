@@ -1,7 +1,7 @@
 """Plan: the calls that the engine makes during one phase, compiled once from the plugins' implementations.
 
-pluggy's own way of calling costs microseconds an event. So the implementations are ordered once (`loopkit.engine.order`)
-and become flat tuples of calls.
+pluggy's own way of calling costs microseconds an event. So the implementations are ordered once, by
+`loopkit.engine.order`, and become flat tuples of calls.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ class Plan:
     """What the engine calls during one phase; every event that may fire is a key of ``fire``."""
 
     fire: dict[type[Event], Fire | None]
+    heard: frozenset[type[Event]]
+    """The events that have listeners."""
     epoch_contexts: tuple[Callable[[Epoch], Any], ...]
     step_contexts: tuple[Callable[[Step], Any], ...]
     setup_data: tuple[Implementation, ...]
@@ -77,8 +79,10 @@ class Compiler:
             names = " and ".join(repr(impl.entry.plugin) for impl in steps)
             raise PluginConflict(f"{names} both implement optimizer_step in phase {phase.name!r}: keep one")
         replaced = ("step", "optimizer", "closure", "default")
+        fire = {event: self._event(event, impls[event.hook], phase) for event in phase.events()}
         return Plan(
-            fire={event: self._event(event, impls[event.hook], phase) for event in phase.events()},
+            fire=fire,
+            heard=frozenset(event for event, call in fire.items() if call is not None),
             epoch_contexts=tuple(self._context(impl, "epoch", phase) for impl in impls["epoch_context"]),
             step_contexts=tuple(self._context(impl, "step", phase) for impl in impls["step_context"]),
             setup_data=tuple(impls["setup_data"]),

@@ -129,6 +129,8 @@ def begin(data: Any, generators_now: Any) -> dict[str, Any]:
         data: What ``iter()`` will be called on.
         generators_now: The states of the global generators, kept under ``"generators"``.
     """
+    if not isinstance(data, DataLoader):
+        return {"generators": generators_now, "own": {}, "workers_running": False}
     return {"generators": generators_now, "own": _states(data), "workers_running": _workers_running(data)}
 
 

@@ -75,7 +75,7 @@ def check_owners(plugins: Mapping[str, Any]) -> None:
 def _way_out(state: str) -> str:
     """How two owners of a state can live together."""
     if overlaps(state, "weights"):
-        return "give one of them phases=(), and evaluate with it by learner.evaluate(data, weights=...), or keep one of them"
+        return "give one of them phases=(), and use it by learner.evaluate(data, weights=...), or keep one of them"
     return "keep one of them"
 
 

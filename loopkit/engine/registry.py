@@ -54,6 +54,7 @@ class Registry:
         self._specified: set[str] = set()
         self._plans: dict[int, tuple[Phase, Plan]] = {}
         self._learner_plans: dict[str, list[Implementation]] = {}
+        self._brackets: list[tuple[str, Implementation | None, Implementation | None]] | None = None
         self._implementations: list[Implementation] = []
         self._names: dict[int, str] = {}
         self._packs: list[tuple[Any, list[Packed]]] = []
@@ -138,6 +139,7 @@ class Registry:
         self._plans.clear()
         self._names = {id(each): name for name, plugin in self.plugins.items() for each in (plugin, unwrapped(plugin))}
         self._learner_plans.clear()
+        self._brackets = None
         self._implementations = []
         for name, hook in hooks().items():
             if name in self._specified:
@@ -151,6 +153,7 @@ class Registry:
         refusals.check_owners(self.plugins)
         for hook in ("setup_model", "fit_begin", LOG_VALUE, INSTRUMENT):
             self.ordered(hook)
+        self.brackets()
         for phase in self._phases.values():
             self.plan(phase)
 
@@ -170,6 +173,15 @@ class Registry:
             self._learner_plans[hook] = [impls[p.entry.plugin] for p in placed]
         return self._learner_plans[hook]
 
+    def brackets(self) -> list[tuple[str, Implementation | None, Implementation | None]]:
+        """The plugins that set up or tear down a fit, in the order of ``fit_begin``, with what does so."""
+        if self._brackets is None:
+            begins = {impl.entry.plugin: impl for impl in self.ordered(FitBegin.hook)}
+            ends = {impl.entry.plugin: impl for impl in self.implementations(FitEnd.hook)}
+            names = [place.entry.plugin for place in self.fit_order()]
+            self._brackets = [(name, begins.get(name), ends.get(name)) for name in names]
+        return self._brackets
+
     def fit_order(self) -> list[Placed]:
         """The plugins that set up or tear down a fit, in the order of ``fit_begin``.
 
@@ -185,7 +197,7 @@ class Registry:
 
     def check_phase(self, phase: Phase) -> None:
         """What only shows when a phase is run: events that never come, state that nobody makes."""
-        if self._checked.get(id(phase)) != (phase, self.version):
+        if self._implementations and self._checked.get(id(phase)) != (phase, self.version):
             known = {p.name: p for p in (*self._phases.values(), *(p for p, _ in self._checked.values()), phase)}
             refusals.check_run(self.plugins, self._implementations, list(known.values()))
             self._checked[id(phase)] = (phase, self.version)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -109,9 +109,15 @@ class Mark:
 
     epoch: Epoch
     data: dict[str, Any]
+    """Positions of loaders, by phase."""
     nested: dict[str, Any]
     generators: Any
+    progress: Progress
     metrics: dict[str, float]
+    plugins: dict[str, Any]
+    """The states of the plugins that the epoch calls."""
+    phases: dict[str, Any]
+    """The state of its phase, if it has one."""
 
 
 class Resume:
@@ -152,6 +158,11 @@ class Resume:
     def waiting(self) -> list[str]:
         """The phases whose epoch was open in a loaded state and has not begun again yet, the outermost first."""
         return [saved["phase"] for saved in self._epochs]
+
+    @property
+    def waits(self) -> bool:
+        """Whether any such epoch has not begun again yet."""
+        return bool(self._epochs)
 
     def load(self, state: Mapping[str, Any], position: Position | None, replay: bool) -> None:
         """Take over what a state left open."""
@@ -217,7 +228,7 @@ class Resume:
         """Put the loader of a phase where it was; it may be saved before its first epoch."""
         if hasattr(data, "__iter__"):
             self._loaders[phase] = data
-            if phase not in self.waiting:
+            if phase in self._data and phase not in self.waiting:
                 self._place(phase, data)
 
     def _place(self, phase: str, data: Any) -> None:
@@ -228,7 +239,7 @@ class Resume:
     def batches(self, epoch: Epoch) -> Any:
         """Put the data of an epoch that is about to begin where it was; returns what to iterate over."""
         data = epoch.data
-        if epoch.saved is None and not epoch.alone:
+        if epoch.saved is None and not epoch.alone and self._data:
             self._place(epoch.phase.name, data)
         saved = None if epoch.saved is None else epoch.saved["data"]
         if saved is None:
@@ -285,34 +296,36 @@ class Resume:
             )
         epochs = [epoch for epoch in core.open_epochs if mark is None or epoch is not mark.epoch]
         records = [*(_record(core, epoch) for epoch in epochs), *self._epochs]
-        opened = {record["phase"] for record in records}
-        data = dict(self._data) if mark is None else {**self._data, **mark.data}
-        for phase, loader in self._loaders.items():
-            if phase not in opened and phase not in data:  # else not restored yet
-                data[phase] = save_position(loader, 0, running=False)
         fit = core.fit
         if fit is not None:
             at: dict[str, Any] | None = fit.saved()
         else:
             at = None if self.position is None else self.position.saved(self.position.seconds, self._stop())
-        now = generators.save() if self._generators is None else self._generators
         return {
             "epochs": records,
-            "data": data,
-            "nested": self._inner_positions() if mark is None else mark.nested,
+            "data": self.positions({record["phase"] for record in records}) if mark is None else mark.data,
+            "nested": self.inner_positions() if mark is None else mark.nested,
             "fit": at,
-            "generators": now if mark is None else mark.generators,
+            "generators": self.random_state() if mark is None else mark.generators,
         }
 
-    def mark(self, core: Core, epoch: Epoch) -> Mark:
-        """What there is to save as of the begin of an epoch that does not train, before it takes its first batch."""
-        data = {epoch.phase.name: save_position(epoch.data, 0, running=False)} if epoch.saved is None else {}
-        return Mark(epoch, data, self._inner_positions(), generators.save(), dict(core.metrics))
+    def positions(self, opened: Collection[str]) -> dict[str, Any]:
+        """Where the loaders are of the phases that have no open epoch."""
+        data = dict(self._data)
+        for phase, loader in self._loaders.items():
+            if phase not in opened and phase not in data:  # else not restored yet
+                data[phase] = save_position(loader, 0, running=False)
+        return data
+
+    def random_state(self) -> Any:
+        """Where the random generators are, or will be when what was open is open again."""
+        return generators.save() if self._generators is None else self._generators
 
     def _stop(self) -> Stop | None:
         return None if self.position is None or self.position.stop is None else Stop(*self.position.stop)
 
-    def _inner_positions(self) -> dict[str, Any]:
+    def inner_positions(self) -> dict[str, Any]:
+        """Where the loaders are of epochs that hooks run."""
         positions = dict(self._nested)
         for key, ref in self._inner.items():
             loader = ref()

@@ -41,19 +41,17 @@ class Source:
         self.made = not hasattr(given, "__iter__") and callable(given)
         """Whether a function makes the data of each epoch."""
         self._registry = registry
-        self._ready: Any = None
-        self._version = -1
+        self._ready: Any = given
+        self._seen = -1
         self._length: int | None = None
 
     @property
     def ready(self) -> Any:
         """The data as the plugins have set it up; a function that makes data as it is."""
-        if self.made:
-            return self.given
-        if self._version != self._registry.version:  # the first time, or a plugin came or went
+        if not self.made and self._seen != self._registry.version:  # the first time, or a plugin came or went
             self._ready = self._set_up(self.given)
             self._length = length_of(self._ready)
-            self._version = self._registry.version
+            self._seen = self._registry.version
         return self._ready
 
     @property
@@ -63,15 +61,23 @@ class Source:
         Raises:
             EmptyDataError: None.
         """
-        data = self.ready
-        return None if self.made else self._checked(data, self._length)
+        return self.epoch()[1] if not self.made else None
 
     def epoch(self) -> tuple[Any, int | None]:
-        """The data of the epoch that begins, and how many batches they are."""
-        if not self.made:
-            return self.ready, self.length
-        data = self._set_up(self.given())
-        return data, self._checked(data, length_of(data))
+        """The data of the epoch that begins, and how many batches they are.
+
+        Raises:
+            EmptyDataError: None.
+        """
+        data, length = self.ready, self._length
+        if self.made:
+            data = self._set_up(self.given())
+            length = length_of(data)
+        if length == 0:
+            raise EmptyDataError(
+                f"the data of phase {self.phase.name!r} holds no batch: len() is 0 ({type(data).__name__})"
+            )
+        return data, length
 
     def check_count(self, data: Any, steps: int, length: int | None, first: bool) -> None:
         """Look at how many batches came.
@@ -107,13 +113,6 @@ class Source:
                         f"batches"
                     )
         return data
-
-    def _checked(self, data: Any, length: int | None) -> int | None:
-        if length == 0:
-            raise EmptyDataError(
-                f"the data of phase {self.phase.name!r} holds no batch: len() is 0 ({type(data).__name__})"
-            )
-        return length
 
 
 def length_of(data: Any) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +14,17 @@ from torch import Tensor
 from loopkit.distributed import sharded
 from loopkit.engine import generators
 from loopkit.engine.check import VERSIONS, check, stateful, unsaved_buffers
+from loopkit.engine.positions import save_position
 from loopkit.engine.resume import Mark, Position
-from loopkit.errors import ReentrancyError
+from loopkit.errors import ReentrancyError, StateError
+from loopkit.events import PhaseEnd
 from loopkit.notes import add_note, locate
 
 if TYPE_CHECKING:
     from loopkit.engine.core import Core
+    from loopkit.engine.epoch import Epoch
 
-__all__ = ["PHASE", "apply", "collect", "shares"]
+__all__ = ["PHASE", "apply", "collect", "mark", "shares"]
 
 PHASE = ".phase"
 """The owner of what a phase keeps for an epoch; no plugin can be called so."""
@@ -30,6 +33,7 @@ PHASE = ".phase"
 def collect(core: Core, mark: Mark | None = None, positions: bool = True) -> dict[str, Any]:
     """What ``Learner.state_dict`` returns; without positions there is nothing in it of open epochs and their data."""
     plugins, models = core.registry.plugins, core.models
+    kept = {} if mark is None else mark.plugins
     state: dict[str, Any] = {
         "versions": dict(VERSIONS),
         "models": {},
@@ -40,9 +44,11 @@ def collect(core: Core, mark: Mark | None = None, positions: bool = True) -> dic
         },
         "progress": asdict(core.progress),
         "metrics": dict(core.metrics if mark is None else mark.metrics),
-        "plugins": {name: _state_of(f"plugin {name!r}", plugin) for name, plugin in stateful(plugins).items()},
+        "plugins": {**_states({n: p for n, p in plugins.items() if n not in kept}), **kept},
         "phases": core.phase_states.collect(),
     }
+    if mark is not None:
+        state["phases"].update(mark.phases)
     with models.weights.own():
         for name, model in models.by_name.items():
             state["models"][name] = sharded.weights(model)
@@ -54,6 +60,41 @@ def collect(core: Core, mark: Mark | None = None, positions: bool = True) -> dic
     for part in ("optimizers", "plugins", "epochs"):
         state[part] = sharded.whole(state[part])
     return state
+
+
+def mark(core: Core, epoch: Epoch) -> Mark | None:
+    """What `collect` needs for a state as of now, the begin of an epoch that does not train; None if there is none.
+
+    It copies the states of plugins that the epoch's steps call, and states without tensors of plugins that only its
+    begin and end call. The others are taken to stay as they are: an average of the weights is too large to be copied.
+    """
+    phase, resume = epoch.phase, core.resume
+    if phase.name in resume.waiting:
+        return None
+    try:
+        data = resume.positions({outer.phase.name for outer in core.open_epochs if outer is not epoch})
+        if phase.name not in data and not (epoch.made and hasattr(epoch.data, "__next__")):
+            data[phase.name] = save_position(epoch.data, 0, running=False)
+        nested = resume.inner_positions()
+    except StateError:
+        return None  # such data have no position
+    called: dict[str, bool] = {}
+    for event in phase.events():
+        if event is not PhaseEnd:
+            for placed in epoch.plan.order[event.hook]:
+                called[placed.entry.plugin] = called.get(placed.entry.plugin, False) or "step" in event.arguments
+    plugins = core.registry.plugins
+    states = _states({name: plugin for name, plugin in plugins.items() if name in called})
+    states = {name: state for name, state in states.items() if called[name] or not _holds_tensors(state)}
+    phases = {phase.name: phase.state_dict()} if phase.has_state else {}
+    kept = copy.deepcopy((states, phases))
+    return Mark(epoch, data, nested, resume.random_state(), replace(core.progress), dict(core.metrics), *kept)
+
+
+def _holds_tensors(state: Any) -> bool:
+    if isinstance(state, Mapping):
+        return any(map(_holds_tensors, state.values()))
+    return isinstance(state, Tensor) or (isinstance(state, (list, tuple)) and any(map(_holds_tensors, state)))
 
 
 def _own_parts(state: Mapping[str, Any], plugins: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,8 +191,7 @@ def _load(core: Core, state: Mapping[str, Any], undo: list[tuple[str, Callable[[
             except Exception as error:
                 locate(error, f"in load_state_dict of plugin {name!r}, whose saved state may be of another version")
                 raise
-    for phase in core.phases.values():
-        undo.append((f"phase {phase.name!r}", _undo_attributes(phase)))
+    undo += [(f"phase {phase.name!r}", _undo_attributes(phase)) for phase in core.phases.values()]
     core.phase_states.load(state["phases"])
     for name, optimizer in core.models.optimizers.items():
         undo.append((f"optimizer {name!r}", _undo_attributes(optimizer)))
@@ -205,12 +245,16 @@ def _undo_attributes(owner: Any) -> Callable[[], None]:
     return undo
 
 
-def _state_of(what: str, owner: Any) -> Any:
-    try:
-        return owner.state_dict()
-    except Exception as error:
-        locate(error, f"in state_dict of {what}")
-        raise
+def _states(plugins: Mapping[str, Any]) -> dict[str, Any]:
+    """The states of those plugins that have one."""
+    states = {}
+    for name, plugin in stateful(plugins).items():
+        try:
+            states[name] = plugin.state_dict()
+        except Exception as error:
+            locate(error, f"in state_dict of plugin {name!r}")
+            raise
+    return states
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Step: the state of one batch on its way through a phase, and what a phase calls on it; Frame: what it needs for it."""
+"""Step: one batch on its way through a phase, and what a phase calls on it; Frame: what it needs of its epoch."""
 
 from __future__ import annotations
 

@@ -95,8 +95,8 @@ class DDP(Member):
         self._bucket_mb = bucket_mb
         self._bucket_bytes = BUCKET_BYTES if bucket_mb is None else int(bucket_mb * 2**20)
         self._static_graph = static_graph
-        self._unused = find_unused_parameters
-        self._fixed = fixed_buckets
+        self._find_unused_parameters = find_unused_parameters
+        self._fixed_buckets = fixed_buckets
         self._sync_batch_norm = sync_batch_norm
         self._broadcast_buffers = broadcast_buffers
         self._synced: dict[str, _Synced] = {}
@@ -139,7 +139,7 @@ class DDP(Member):
             reducer = DistributedDataParallel(
                 model,
                 bucket_cap_mb=self._bucket_mb,
-                find_unused_parameters=self._unused or self._fixed,
+                find_unused_parameters=self._find_unused_parameters or self._fixed_buckets,
                 static_graph=self._static_graph,
                 **options,
             )
@@ -251,7 +251,7 @@ class DDP(Member):
         if not self.reducing:
             return
         self._reduced = True
-        if not self._unused:
+        if not self._find_unused_parameters:
             if any(p.grad is None and p.requires_grad for p in self._params):
                 unused = [
                     f"{name}.{path}" if len(learner.models) > 1 else path
@@ -279,7 +279,7 @@ class DDP(Member):
             return
         missing = {index for index, p in enumerate(step.params) if p.requires_grad and p.grad is None}
         key = phase.name, step.optimizer_name
-        if self._unused:
+        if self._find_unused_parameters:
             without = set.intersection(*self.world.gather(missing))
         else:
             if key not in self._without:

@@ -88,6 +88,7 @@ class EarlyStopping:
             raise PluginError(f"EarlyStopping: mode is {mode!r}: it is 'min' (lower is better) or 'max'")
         self.mode: Mode = mode
         self.restore_best = restore_best
+        own = criterion
         if criterion is None:
             criterion = _patience(patience, min_delta)
         elif not isinstance(criterion, Criterion):
@@ -103,6 +104,7 @@ class EarlyStopping:
         if best_device is not None and not restore_best:
             raise PluginError(f"EarlyStopping: best_device is {best_device!r} without restore_best=True")
         self._device = _device(best_device)
+        self._own = {"patience": patience, "min_delta": min_delta, "criterion": own, "best_device": best_device}
         self._given = copy.deepcopy(criterion)
         self._start()
         self._measured: dict[str, Tensor] | None = None
@@ -193,6 +195,11 @@ class EarlyStopping:
                 f"{nearest(name, known)}; there are: {', '.join(known) or 'none'}"
             )
         return float(value)
+
+    def options(self) -> dict[str, Any]:
+        """What it was made with."""
+        kept = {name: getattr(self, name) for name in ("monitor", "mode", "restore_best", "training", "name")}
+        return {**kept, **self._own}
 
     def state_dict(self) -> dict[str, Any]:
         """The criterion's state, the best value and, with ``restore_best``, its parameters and buffers."""

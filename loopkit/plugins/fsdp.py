@@ -106,8 +106,8 @@ class FSDP(Member):
                 f"MixedPrecisionPolicy"
             )
         self.name = name
-        self._units = wrap
-        self._precision = mixed_precision
+        self._wrap = wrap
+        self._mixed_precision = mixed_precision
         self._reshard_after_forward = reshard_after_forward
         self._sync_each_step = sync_each_step
         self._meshes: dict[str, DeviceMesh] = {}
@@ -146,7 +146,7 @@ class FSDP(Member):
 
     def _find_units(self, name: str, model: nn.Module) -> list[nn.Module]:
         """The modules to shard by themselves, inner ones first."""
-        chosen = self._units
+        chosen = self._wrap
         if chosen is None:
             return []
         if isinstance(chosen, (type, tuple)):
@@ -166,7 +166,7 @@ class FSDP(Member):
         """The policy of the units, and of what is left of the model."""
         from torch.distributed.fsdp import MixedPrecisionPolicy
 
-        given = self._precision
+        given = self._mixed_precision
         if given is None:
             return MixedPrecisionPolicy(), MixedPrecisionPolicy()
         if not isinstance(given, torch.dtype):

@@ -16,6 +16,7 @@ from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 
 if TYPE_CHECKING:
+    from loopkit.engine.epoch import Epoch
     from loopkit.hooks import Target
     from loopkit.learner import Learner
     from loopkit.phases import Phase
@@ -30,7 +31,7 @@ PLANNED = ("epochs", "max_steps", "max_updates")
 class Profile:
     """Run ``torch.profiler`` over some training steps, write a trace and print a table.
 
-    Steps have the range ``"<phase> step"`` and passes that begin meanwhile the range ``"<phase> epoch"``.
+    Steps have the range ``"<phase> step"`` and epochs that begin meanwhile the range ``"<phase> epoch"``.
 
     Args:
         steps: Training steps of the fit, from 0, one after the other. Outside of a fit they are counted from the last
@@ -88,8 +89,6 @@ class Profile:
         """The table of the last profile, as text."""
         self._profiler: profile | None = None
         self._step = -1
-        self._depth = 0
-        """How many passes are open, one inside another."""
         self._done = False
 
     @property
@@ -115,22 +114,16 @@ class Profile:
         self._step, self._done = -1, False
 
     @hookimpl
-    def epoch_context(self, learner: Learner, phase: Phase) -> AbstractContextManager[None]:
-        """A range for the pass; after an error, stop."""
-        return self._pass(learner, phase)
-
     @contextmanager
-    def _pass(self, learner: Learner, phase: Phase) -> Iterator[None]:
-        self._depth += 1
+    def epoch_context(self, learner: Learner, phase: Phase, epoch: Epoch) -> Iterator[None]:
+        """A range for the epoch; after an error, stop."""
         try:
             with record_function(f"{phase.name} epoch"):
                 yield
         except BaseException:
             self._stop()
             raise
-        finally:
-            self._depth -= 1
-        if not learner.fitting_now and not self._depth:
+        if not learner.fitting_now and epoch.depth == 0:
             self._finish()
 
     @hookimpl

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from loopkit.batches import describe
+from loopkit.batches import describe, map_tensors, move
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import Contents, read_state
 from loopkit.checkpoint.bundle import describe as describe_run
@@ -23,7 +23,6 @@ from loopkit.engine import generators
 from loopkit.errors import Cancel, CheckpointError, PeerError, StateError, WorldError
 from loopkit.hooks import hookimpl
 from loopkit.plugins.buffers import Buffers
-from loopkit.plugins.to_device import map_tensors, move
 
 if TYPE_CHECKING:
     from loopkit.engine.step import Step
@@ -59,7 +58,7 @@ class ReplayBundle:
     name = "replay_bundle"
 
     def __init__(self, directory: str | Path) -> None:
-        self.directory = Path(directory).absolute()
+        self.directory = storage.resolved(directory)
         self._tried = False
         self._begin: dict[str, Any] | None = None
         """What is copied as a step begins; None between two steps."""

@@ -251,6 +251,13 @@ class Schedule:
         labels = [str(g.get("name", i)) for o in optimizers.values() for i, g in enumerate(o.param_groups)]
         return PluginError(f"{where}group pattern {nothing_matches(self._groups, labels)} (with {self.key!r})")
 
+    def options(self) -> dict[str, Any]:
+        """What it was made with."""
+        what = {"attribute": self.key} if self._of_modules else {"key": self.key}
+        where = {"optimizer": self._optimizer, "groups": self._groups, "every": self._every}
+        rest = {"absolute": self._absolute, "start": self._start, "name": self.name}
+        return {"schedule": self.schedule, "key": "lr", "attribute": None, **what, **where, **rest}
+
     def state_dict(self) -> dict[str, Any]:
         """How far it is, and each place's own value."""
         return {"count": self.count, "bases": dict(self._bases), "whole_fit": self._whole_fit}
@@ -419,6 +426,11 @@ class TorchSchedule:
             self.scheduler.step()
         finally:
             self._stepping = False
+
+    def options(self) -> dict[str, Any]:
+        """What it was made with."""
+        where = {"optimizer": self._optimizer, "every": self._every, "name": self.name}
+        return {"scheduler": self._given, **where}
 
     def state_dict(self) -> dict[str, Any]:
         """The scheduler's own state.

@@ -75,7 +75,7 @@ class _Throttled:
 
         def implementation(learner: Any, phase: Any, step: Any) -> Any:
             if self._decide(learner, phase, step):
-                given = {"learner": learner, "phase": phase, "step": step}
+                given = {"learner": learner, "phase": phase, "epoch": step.epoch, "step": step}
                 return method(*(given[name] for name in wanted))
             return None
 

@@ -15,7 +15,9 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -166,8 +168,15 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 }
 """What belongs to the process: how it is read, and how it is put back."""
 
-FUNCTIONS: dict[str, tuple[Any, str]] = {
-    f"the function {prefix}{name}": (owner, name)
+OWNERS: dict[str, tuple[Any, list[str]]] = {
+    prefix: (
+        owner,
+        [
+            name
+            for name in dir(owner)
+            if callable(value := getattr(owner, name)) and not isinstance(value, type) and not name.startswith("__")
+        ],
+    )
     for owner, prefix in (
         (builtins, ""),
         (torch, "torch."),
@@ -176,23 +185,30 @@ FUNCTIONS: dict[str, tuple[Any, str]] = {
         (nn.Module, "Module."),
         (torch.optim.Optimizer, "Optimizer."),
     )
-    for name in dir(owner)
-    if callable(value := getattr(owner, name)) and not isinstance(value, type) and not name.startswith("__")
+}
+FUNCTIONS = {
+    f"the function {prefix}{name}": (owner, name) for prefix, (owner, names) in OWNERS.items() for name in names
 }
 """What a plugin might put a function of its own in place of."""
+
+SIGNALS = {f"the handler of {number!s}": number for number in signal.valid_signals()}
 
 
 def settings() -> dict[str, Any]:
     """The settings of the process now, by name."""
-    handlers = {f"the handler of {number!s}": signal.getsignal(number) for number in signal.valid_signals()}
-    functions = {name: vars(owner).get(attribute) for name, (owner, attribute) in FUNCTIONS.items()}
-    return {**{name: read() for name, (read, _) in SETTINGS.items()}, **functions, **handlers}
+    found = {name: read() for name, (read, _) in SETTINGS.items()}
+    values = chain.from_iterable(map(vars(owner).get, names) for owner, names in OWNERS.values())
+    found.update(zip(FUNCTIONS, values, strict=True))
+    found.update(zip(SIGNALS, map(signal.getsignal, SIGNALS.values()), strict=True))
+    return found
 
 
-def put_back(before: dict[str, Any]) -> list[str]:
-    """Put back what is not as it was; returns its names."""
+def put_back(before: dict[str, Any]) -> dict[str, Any]:
+    """Put back the settings that are not as they were; returns what they were until now, by name."""
     after = settings()
-    changed = [name for name in after if _changed(before.get(name), after[name])]
+    if after == before:  # thousands of functions, which this compares fast
+        return {}
+    changed = {name: value for name, value in after.items() if _changed(before[name], value)}
     for name in changed:
         if name in SETTINGS:
             SETTINGS[name][1](before[name])
@@ -203,8 +219,7 @@ def put_back(before: dict[str, Any]) -> list[str]:
             else:
                 setattr(owner, attribute, before[name])
         elif before[name] is not None:  # a handler that was not set by Python cannot be
-            number = next(n for n in signal.valid_signals() if name == f"the handler of {n!s}")
-            signal.signal(number, before[name])
+            signal.signal(SIGNALS[name], before[name])
     return changed
 
 
@@ -215,14 +230,22 @@ def _changed(before: Any, after: Any) -> bool:
 # Settings, and what belongs to a learner
 
 
-Environment = dict[tuple[str, str], Any]
-"""Values by what they are, and by the name of the module, parameter or optimizer that has them, if it is one's."""
+@dataclass(frozen=True)
+class Environment:
+    """What a fit must leave as it found it."""
+
+    process: dict[str, Any]
+    learner: dict[tuple[str, str], Any]
+    """Values by what they are, and by the name of the module, parameter or optimizer that has them, if it is one's."""
 
 
 def environment(learner: Learner) -> Environment:
-    """What a fit must leave as it found it."""
-    found: Environment = {(name, ""): value for name, value in settings().items()}
-    found["inference mode", ""] = torch.is_inference_mode_enabled()
+    """The settings of the process, and what belongs to the learner, now."""
+    return Environment(settings(), _of(learner))
+
+
+def _of(learner: Learner) -> dict[tuple[str, str], Any]:
+    found: dict[tuple[str, str], Any] = {("inference mode", ""): torch.is_inference_mode_enabled()}
     for top, model in learner.models.items():
         for name, module in model.named_modules(prefix=top):
             found["the mode (training) of module", name] = module.training
@@ -244,14 +267,14 @@ def _count_hooks(owner: Any) -> int:
 
 def left_behind(before: Environment, learner: Learner, running: Running | None = None) -> list[str]:
     """One message for each kind of thing that is not as before; what belongs to the process is put back."""
-    after = environment(learner)
-    put_back({what: value for (what, of), value in before.items() if not of})
+    after = _of(learner)
+    broken = [_told(name, before.process[name], now) for name, now in put_back(before.process).items()]
     found: dict[str, list[str]] = {}
-    for (what, of), value in before.items():
+    for (what, of), value in before.learner.items():
         now = after.get((what, of))
         if _changed(value, now):
             found.setdefault(what, []).append(_told(f"{what} {of!r}" if of else what, value, now))
-    broken = [first + (f" (and so of {len(more)} more)" if more else "") for first, *more in found.values()]
+    broken += [first + (f" (and so of {len(more)} more)" if more else "") for first, *more in found.values()]
     return broken if running is None else broken + running.more()
 
 

@@ -206,13 +206,15 @@ def _left_alone_in_children() -> Iterator[None]:
 
     Garbage of this process can hold a process group, whose destructor waits for threads that a child does not have.
     """
-    thaw, parent = gc.get_freeze_count() == 0, os.getpid()
-    gc.freeze()
+    enabled, parent = gc.isenabled(), os.getpid()
+    gc.disable()
     try:
         yield
     finally:
-        if thaw and os.getpid() == parent:
-            gc.unfreeze()
+        if os.getpid() != parent:
+            gc.freeze()
+        if enabled:
+            gc.enable()
 
 
 def _inside(

@@ -315,6 +315,13 @@ FILES = {
     "state of no parameter": (in_state(*ADAM, "state", to={"$dict": [[99, {}]]}), r"state\[99\]"),
     "state of a parameter is a list": (in_state(*ADAM, "state", 0, to=[]), r"state\[0\] is a list"),
     "state of another shape": (in_tensors(TENSORS, lambda t: t.update({FIRST: torch.ones(7)})), r"exp_avg.*\(7,\)"),
+    "state of another dtype": (in_tensors(TENSORS, lambda t: t.update({FIRST: t[FIRST].long()})), "exp_avg.*int64"),
+    "state that is none": (in_state(*ADAM, "state", 0, "exp_avg", to=None), r"state\[0\]\['exp_avg'\] is None"),
+    "state that is a mapping": (in_state(*ADAM, "state", 0, "step", to=REDUCE), r"state\[0\]\['step'\] is a dict"),
+    "flag that is a mapping": (in_state(*ADAM, "param_groups", 0, "fused", to=REDUCE), "'fused'.* is a dict"),
+    "flag that is a number": (in_state(*ADAM, "param_groups", 0, "amsgrad", to=7), "'amsgrad'.* is 7"),
+    "betas are one": (in_state(*ADAM, "param_groups", 0, "betas", to={"$tuple": [0.9]}), "'betas'"),
+    "betas are text": (in_state(*ADAM, "param_groups", 0, "betas", to={"$tuple": [0.9, "x"]}), "'betas'"),
     "plugins are a list": (in_state("plugins", to=[]), "plugins is a list"),
     "plugin that is not here": (in_state("plugins", to=lambda v: {**v, "os.system": REDUCE}), "'os.system'"),
     "generators are text": (in_state("generators", to="mt19937"), "generators is 'mt19937'"),
@@ -488,6 +495,18 @@ def test_hostile_structure_is_refused_by_who_reads_it(hostile, valid, tmp_path, 
     name, text = refuse(path, lambda learner: checkpoint.inspect(path))
     assert name == "CorruptCheckpointError"
     assert STRUCTURE in text
+
+
+def test_structure_of_another_model_is_refused(hostile, valid, tmp_path):
+    path = tmp_path / "000001-step-9"
+    shutil.copytree(valid, path)
+    said = loads((path / STRUCTURE).read_bytes())
+    said["model"]["entries"][0][1] = [1, 4]
+    rewrite(path, {STRUCTURE: dumps(said)})
+    for load in (lambda learner: checkpoint.load(learner, path), lambda learner: checkpoint.inspect(path)):
+        name, text = refuse(path, load)
+        assert name == "CorruptCheckpointError"
+        assert f"{STRUCTURE} is not of the models that were saved" in text
 
 
 @pytest.mark.parametrize(

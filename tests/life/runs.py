@@ -42,11 +42,6 @@ PLACES = {
 """Where something is asked for, in the second epoch; for `at`."""
 
 
-def todo(reason: str) -> Any:
-    """Marks a test that fails, with what the engine has to learn; once it has, the mark must go."""
-    return pytest.mark.xfail(strict=True, reason=reason)
-
-
 def tensors(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(count, 3, generator=generator), torch.randn(count, 1, generator=generator)

@@ -10,14 +10,13 @@ import torch.distributed as dist
 from distributed.processes import run
 from torch import nn
 
-from life.runs import at, end, make, rows, same, saved, script, sigterm, todo, train, val
+from life.runs import at, end, make, rows, same, saved, script, sigterm, train, val
 from loopkit import Learner, checkpoint
 from loopkit.data import TensorLoader
 from loopkit.errors import PluginConflict
 from loopkit.plugins import FSDP, Checkpoint, Metrics, WeightAverage
 
 FAST, SLOW = 0.3, 0.9
-PHASES = todo("an average cannot say in which phases it stands in the weights' place")
 
 
 def two(apart):
@@ -28,7 +27,6 @@ def two(apart):
     ]
 
 
-@todo("two averages take turns in one place")
 @pytest.mark.parametrize("order", [["fast", "slow"], ["slow", "fast"]])
 def test_two_averages_that_want_one_phase_are_refused(order):
     with pytest.raises(PluginConflict, match=r"(?s)fast.*slow.*own \"weights.*phases=\(\)"):
@@ -46,7 +44,6 @@ def make_plain(model):
     return Learner(model, nn.MSELoss(), None, plugins=[Metrics()], standard=False)
 
 
-@PHASES
 @pytest.mark.parametrize(("apart", "place"), [("fast", "slow"), ("slow", "fast")])
 def test_each_of_two_averages_can_be_evaluated(apart, place):
     learner = make(*two(apart))
@@ -63,7 +60,6 @@ def test_each_of_two_averages_can_be_evaluated(apart, place):
     assert plain not in expected.values()  # the weights themselves are back
 
 
-@todo("evaluate takes no weights")
 def test_average_is_found_by_what_it_provides():
     learner = make(WeightAverage(SLOW, phases=()))
     learner.fit(train(), val(), epochs=1)
@@ -72,7 +68,6 @@ def test_average_is_found_by_what_it_provides():
     assert learner.evaluate(val()) != expected
 
 
-@PHASES
 def test_average_stands_in_the_phases_that_it_names():
     learner = make(WeightAverage(SLOW, phases=("predict",)))
     learner.fit(train(), val(), epochs=1)
@@ -90,8 +85,8 @@ def one():
 
 AVERAGES = [
     pytest.param(one, id="one"),
-    pytest.param(lambda: two("slow"), marks=PHASES, id="fast_of_two"),
-    pytest.param(lambda: two("fast"), marks=PHASES, id="slow_of_two"),
+    pytest.param(lambda: two("slow"), id="fast_of_two"),
+    pytest.param(lambda: two("fast"), id="slow_of_two"),
 ]
 
 

@@ -19,7 +19,6 @@ from life.runs import (
     same,
     saved,
     script,
-    todo,
     train,
     val,
     whole,
@@ -27,7 +26,6 @@ from life.runs import (
 from loopkit import hookimpl
 from loopkit.plugins import DDP
 
-PAUSE = todo("there is no pause")
 TEMPORARY = 75
 """The exit code that says that the run is to be started again."""
 
@@ -43,7 +41,6 @@ def paused(learner, **options):
     assert caught.value.code == TEMPORARY
 
 
-@PAUSE
 @pytest.mark.parametrize("saver", SAVERS)
 @pytest.mark.parametrize("place", PLACES)
 def test_run_that_was_paused_goes_on_when_it_is_started_again(place, saver, tmp_path):
@@ -57,7 +54,6 @@ def test_run_that_was_paused_goes_on_when_it_is_started_again(place, saver, tmp_
     same(whole(3), end(again))
 
 
-@PAUSE
 @pytest.mark.parametrize("place", ["in_mid_epoch", "in_validation"])
 def test_pause_can_be_a_result(place, tmp_path):
     learner = script(tmp_path, placed(pause, place))
@@ -68,7 +64,6 @@ def test_pause_can_be_a_result(place, tmp_path):
     same(whole(3), end(again))
 
 
-@PAUSE
 @pytest.mark.parametrize(
     ("place", "ended"), [("in_mid_epoch", ["train", "val"]), ("in_validation", ["train", "val", "train"])]
 )
@@ -93,7 +88,6 @@ class PausesAfterEachStep:
         learner.pause()
 
 
-@PAUSE
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_run_that_is_paused_after_each_step_ends_as_the_whole_one(accumulate, tmp_path):
     begun = 0
@@ -110,7 +104,6 @@ def test_run_that_is_paused_after_each_step_ends_as_the_whole_one(accumulate, tm
     same(whole(2, accumulate), end(learner))
 
 
-@PAUSE
 def test_pause_in_an_evaluation_that_a_hook_runs_waits_for_its_end(tmp_path):
     def make_script(*plugins, again=False):
         evaluate = at(lambda learner: learner.evaluate(val()), "phase_end", epochs=2, name="evaluate")
@@ -142,7 +135,6 @@ def parallel(rank, directory, place, accumulate):
     return learner.progress.steps
 
 
-@PAUSE
 @pytest.mark.parametrize(("place", "accumulate"), [("at_the_first_step", 2), ("in_validation", 1)])
 def test_pause_of_one_process_pauses_all(place, accumulate, tmp_path):
     one, other = run(parallel, 2, tmp_path, place, accumulate)

@@ -10,14 +10,13 @@ import torch
 from test_verify_resume import forked
 from torch import nn
 
-from life.runs import STEPS, at, end, kill, killed, make, rows, same, sigterm, todo, train, val
+from life.runs import STEPS, at, end, kill, killed, make, rows, same, sigterm, train, val
 from loopkit import Learner, TrainingPhase, ValidationPhase
 from loopkit.data import from_function
 from loopkit.errors import LoopkitError
 from loopkit.plugins import Checkpoint, History, Metrics
 from loopkit.verify_resume import verify_resume
 
-SAVED = todo("a phase's own state is in no checkpoint")
 PLACES = random.Random(0).sample([(epochs, index) for epochs in range(2) for index in range(STEPS)], 4)
 
 
@@ -165,7 +164,6 @@ def data_of(phase):
     return sequences() if isinstance(phase, Carries) else train()
 
 
-@SAVED
 @pytest.mark.parametrize(
     "make_phase",
     [Carries, Reinforces, Explores, Remembers, *map(with_methods, (Carries, Reinforces, Remembers))],
@@ -209,7 +207,6 @@ class Drifts(ValidationPhase):
         return learner.loss_fn(outputs, targets) + self.seen
 
 
-@SAVED
 def test_validation_whose_phase_keeps_state_goes_on(tmp_path):
     straight = make(phases=[Drifts()])
     straight.fit(train(), val(), epochs=2)
@@ -222,7 +219,6 @@ def test_validation_whose_phase_keeps_state_goes_on(tmp_path):
     same(end(straight), end(again))
 
 
-@SAVED
 def test_state_of_a_phase_is_a_part_of_the_learners_state():
     learner = make(phases=[Reinforces()])
     learner.fit(train(), epochs=1)
@@ -232,7 +228,6 @@ def test_state_of_a_phase_is_a_part_of_the_learners_state():
     assert other.phases["train"].baseline == learner.phases["train"].baseline != 0.0
 
 
-@todo("nobody sees that two phases of one name have state")
 def test_two_phases_of_one_name_with_state_are_refused():
     learner = make()
     with pytest.raises(LoopkitError, match="'drifts'"):  # noqa: PT012 - be it by the second run, or by the save
@@ -271,7 +266,6 @@ def warned(phase, directory):
     return [str(warning.message) for warning in caught]
 
 
-@todo("nobody warns of a phase whose state is not saved")
 def test_phase_whose_state_is_not_saved_is_warned_of_once(tmp_path):
     [message] = warned(Forgets(), tmp_path)
     assert "'train'" in message
@@ -315,7 +309,6 @@ def make():
 """
 
 
-@todo("verify-resume suspects plugins alone")
 def test_verify_resume_points_at_a_phase_that_keeps_unsaved_state(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)

@@ -17,14 +17,12 @@ from life.runs import (
     same,
     script,
     sigterm,
-    todo,
     train,
     val,
     whole,
 )
 from loopkit import hookimpl
 
-ROUNDS = todo("a loop of one's own cannot ask for rounds")
 PLACES = [
     *(("step_begin", "train", epochs, index) for epochs in (0, 1) for index in range(STEPS)),
     *(("step_begin", "val", epochs, index) for epochs in (1, 2) for index in range(VALIDATED)),
@@ -45,7 +43,6 @@ def loop(learner, epochs=2, **options):
     return begun
 
 
-@ROUNDS
 def test_rounds_end_as_a_fit_does():
     learner = make()
     assert loop(learner) == 2
@@ -56,7 +53,6 @@ def test_rounds_end_as_a_fit_does():
     assert learner.current is None
 
 
-@ROUNDS
 @pytest.mark.parametrize("saver", [{}, {"every_updates": 1}], ids=["every_epoch", "every_update"])
 def test_rounds_that_are_killed_anywhere_go_on(saver, tmp_path):
     for number, (hook, phase, epochs, index) in enumerate(PLACES):
@@ -69,7 +65,6 @@ def test_rounds_that_are_killed_anywhere_go_on(saver, tmp_path):
         same(whole(2), end(again))
 
 
-@ROUNDS
 @pytest.mark.parametrize(
     ("phase", "epochs", "index", "left"),
     [
@@ -100,7 +95,6 @@ class PausesBetween:
             learner.pause()
 
 
-@ROUNDS
 @pytest.mark.parametrize(
     ("place", "left"),
     [
@@ -119,7 +113,6 @@ def test_rounds_that_are_paused_between_two_runs_go_on_with_the_next(place, left
     same(whole(2), end(again))
 
 
-@ROUNDS
 def test_rounds_that_are_done_are_not_done_again(tmp_path):
     loop(script(tmp_path))
     again = script(tmp_path, again=True)
@@ -129,7 +122,6 @@ def test_rounds_that_are_done_are_not_done_again(tmp_path):
     same(whole(3), end(more))
 
 
-@ROUNDS
 @pytest.mark.parametrize(("phase", "epochs", "index"), [("train", 1, 2), ("val", 2, 1), ("train", 3, 0)])
 def test_rounds_in_which_a_phase_runs_twice_go_on(phase, epochs, index, tmp_path):
     def twice(learner):
@@ -145,14 +137,12 @@ def test_rounds_in_which_a_phase_runs_twice_go_on(phase, epochs, index, tmp_path
     same(twice(make()), twice(script(tmp_path, again=True, every_updates=1)))
 
 
-@ROUNDS
 def test_stop_ends_the_rounds():
     learner = make(at(lambda learner: learner.stop("enough", by="me"), index=1))
     assert loop(learner, epochs=5) == 1
     assert (learner.result.reason, learner.result.message, learner.result.by) == ("stop", "enough", "me")
 
 
-@ROUNDS
 def test_break_ends_the_fit_normally():
     learner = make()
     for _ in learner.rounds(epochs=5):
@@ -173,7 +163,6 @@ class Ends:
         self.seen.append(result.reason)
 
 
-@ROUNDS
 def test_error_in_a_run_reaches_fit_end_at_once():
     ends = Ends()
     learner = make(ends, at(fail, index=1))
@@ -193,7 +182,6 @@ def loop_over(rounds, learner):
         learner.run("train", train())
 
 
-@ROUNDS
 def test_error_between_two_runs_reaches_fit_end():
     def failing(learner):
         with learner.rounds(epochs=2) as rounds:
@@ -210,7 +198,6 @@ def test_error_between_two_runs_reaches_fit_end():
     assert phases(learner) == ["train"]
 
 
-@ROUNDS
 def test_current_is_the_fit_that_runs():
     learner = make()
     assert learner.current is None

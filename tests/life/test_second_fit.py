@@ -7,12 +7,11 @@ import signal
 
 import pytest
 
-from life.runs import STEPS, at, end, make, phases, placed, same, tensors, todo, train, val, whole
+from life.runs import STEPS, at, end, make, phases, placed, same, tensors, train, val, whole
 from loopkit.data import TensorLoader
 from loopkit.errors import StateError
 from loopkit.plugins import Checkpoint
 
-GOES_ON = todo("after an interrupt a second fit begins anew, and the rest of the epoch is lost")
 INTERRUPTS = {
     "sigint": (lambda learner: os.kill(os.getpid(), signal.SIGINT), KeyboardInterrupt),
     "sigterm": (lambda learner: os.kill(os.getpid(), signal.SIGTERM), SystemExit),
@@ -70,7 +69,6 @@ def test_fit_after_a_stop_is_a_new_one(capfd):
 # After an interrupt
 
 
-@GOES_ON
 @pytest.mark.parametrize("on_interrupt", ["raise", "return"])
 @pytest.mark.parametrize("place", ["in_mid_epoch", "in_validation", "when_the_epoch_has_ended"])
 @pytest.mark.parametrize("how", INTERRUPTS)
@@ -84,7 +82,6 @@ def test_fit_after_an_interrupt_goes_on_where_it_was(how, place, on_interrupt, t
     assert len(said(capfd)) == 1
 
 
-@GOES_ON
 def test_fit_after_ctrl_c_goes_on_without_a_checkpoint_and_with_new_loaders():
     learner = make(placed(INTERRUPTS["sigint"][0], "in_mid_epoch"))
     with pytest.raises(KeyboardInterrupt):
@@ -93,7 +90,6 @@ def test_fit_after_ctrl_c_goes_on_without_a_checkpoint_and_with_new_loaders():
     same(whole(3), end(learner))
 
 
-@GOES_ON
 @pytest.mark.parametrize("how", INTERRUPTS)
 def test_limits_of_the_fit_that_goes_on_count_from_the_begin_of_the_interrupted_one(how, tmp_path):
     learner, data = interrupted(how, "in_mid_epoch", tmp_path, epochs=9)
@@ -101,14 +97,12 @@ def test_limits_of_the_fit_that_goes_on_count_from_the_begin_of_the_interrupted_
     same(whole(2), end(learner))
 
 
-@GOES_ON
 def test_fit_that_goes_on_refuses_other_data(tmp_path):
     learner, _ = interrupted("sigterm", "in_mid_epoch", tmp_path)
     with pytest.raises(StateError):
         learner.fit(TensorLoader(*tensors(30), batch_size=5, shuffle=True, seed=1), val(), epochs=3)
 
 
-@todo("there is no forget")
 @pytest.mark.parametrize("how", INTERRUPTS)
 def test_fit_after_an_interrupt_that_was_forgotten_is_a_new_one(how, tmp_path, capfd):
     learner, data = interrupted(how, "in_mid_epoch", tmp_path)
@@ -125,7 +119,6 @@ def test_fit_after_an_interrupt_that_was_forgotten_is_a_new_one(how, tmp_path, c
 # After an error
 
 
-@todo("nobody says that an epoch was left unfinished")
 def test_fit_after_an_error_is_a_new_one_and_says_what_was_left(capfd):
     learner, data = make(at(fail, epochs=1, index=1)), (train(), val())
     with pytest.raises(RuntimeError, match="disk"):

@@ -20,7 +20,6 @@ from life.runs import (
     same,
     saved,
     script,
-    todo,
     train,
     val,
 )
@@ -40,7 +39,6 @@ def over(result):
 # In a validation
 
 
-@todo("a stop cuts a validation short, and the metric of the part stands")
 @pytest.mark.parametrize("index", range(VALIDATED - 1))
 def test_stop_in_a_validation_leaves_no_metric_of_a_part(index, tmp_path):
     steps = Steps()
@@ -55,7 +53,6 @@ def test_stop_in_a_validation_leaves_no_metric_of_a_part(index, tmp_path):
     assert float(checkpoint.best(tmp_path).about["metrics"]["val/loss"]) == result.metrics["val/loss"]
 
 
-@todo("a stop cuts a validation short")
 def test_stop_in_an_evaluation_that_a_hook_runs_leaves_no_metric_of_a_part():
     seen = []
     evaluate = at(lambda learner: seen.append(learner.evaluate(val())), "phase_end", epochs=1, name="evaluate")
@@ -73,15 +70,11 @@ def make_equal(learner):
 
 # The last weights are validated once
 
-NOT_VALIDATED = todo("the last weights are not validated after a stop")
-NOT_OVER = todo("a run that was stopped goes on when it is started again")
-
 
 @pytest.mark.parametrize(
     "place",
     [
-        pytest.param(place, marks=[] if place == "when_the_validation_has_ended" else [NOT_VALIDATED])
-        for place in PLACES
+        *PLACES,
     ],
 )
 def test_last_weights_are_validated_once_after_a_stop(place):
@@ -104,7 +97,6 @@ def test_last_weights_are_validated_once_at_a_limit(limit):
     assert rows(learner)[-1]["steps"] == learner.progress.steps
 
 
-@todo("the last weights are validated only if it is their turn")
 def test_last_weights_are_validated_although_it_is_not_their_turn():
     learner = make()
     learner.fit(train(), val(), epochs=3, validate_every=2)
@@ -123,11 +115,8 @@ def test_without_validation_data_nothing_is_validated_after_a_stop():
 @pytest.mark.parametrize(
     ("place", "saver"),
     [
-        *(pytest.param(place, {"every_updates": 3}, marks=NOT_OVER, id=f"{place}_every_3_updates") for place in PLACES),
-        *(
-            pytest.param(place, {}, marks=[] if "validation" in place else [NOT_OVER], id=f"{place}_every_epoch")
-            for place in PLACES
-        ),
+        *(pytest.param(place, {"every_updates": 3}, id=f"{place}_every_3_updates") for place in PLACES),
+        *(pytest.param(place, {}, id=f"{place}_every_epoch") for place in PLACES),
     ],
 )
 def test_run_that_was_stopped_is_over_when_it_is_started_again(place, saver, tmp_path):
@@ -163,7 +152,6 @@ def test_raised_limit_reopens_a_run(first, second, saver, tmp_path):
     same(end(straight), end(again))
 
 
-@NOT_OVER
 def test_raised_limit_reopens_a_run_that_was_stopped(tmp_path):
     learner = script(tmp_path, placed(stop, "in_mid_epoch"))
     learner.fit(train(), val(), epochs=3)
@@ -179,7 +167,6 @@ def patient(directory, *, again):
     return script(directory, EarlyStopping(patience=2, min_delta=99.0), again=again)
 
 
-@todo("the plugin that stopped a run stops it again at once")
 def test_plugin_that_stopped_a_run_begins_anew_when_its_limit_is_raised(tmp_path):
     first = patient(tmp_path, again=False).fit(train(), val(), epochs=10)
     assert (first.reason, first.by, first.epochs) == ("stop", "early_stopping", 3)
@@ -192,7 +179,6 @@ def test_plugin_that_stopped_a_run_begins_anew_when_its_limit_is_raised(tmp_path
 
 
 @pytest.mark.parametrize("ask", ["stop", "pause"])
-@todo("a request before a fit is ignored")
 def test_request_before_a_fit_is_refused(ask):
     learner = make()
     with pytest.raises(PhaseError):
@@ -219,7 +205,6 @@ def stopped(rank, directory, index, phase):
     return over(first), over(result), phases(learner), steps.counts
 
 
-@NOT_OVER
 @pytest.mark.parametrize(("phase", "index"), [("train", 0), ("val", 0)])
 def test_stop_of_one_process_ends_the_run_of_all(phase, index, tmp_path):
     reason = ("stop", "enough", "me")

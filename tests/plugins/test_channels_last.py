@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from loopkit import Learner, hookimpl
+from loopkit.batches import map_tensors
 from loopkit.plugins.channels_last import ChannelsLast
-from loopkit.plugins.to_device import ToDevice, map_tensors
+from loopkit.plugins.to_device import ToDevice
 from loopkit.testing import Problem, check_plugin
 
 LAST = torch.channels_last

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from loopkit.engine.step import Step
 from loopkit.hooks import hookimpl
+from loopkit.learner import Learner
 from loopkit.phases import Phase
 from loopkit.testing.case import Case, seed_all
 
@@ -98,11 +99,11 @@ def bounded_memory(case: Case) -> list[str]:
 
     A plugin may keep some tensors, such as the last three hundred, or the last fifty of an epoch, and a few numbers of
     each step; but no tensor of each step, nor 900 bytes. It is observed over the last three of five long epochs, on
-    what Python holds: tensors and objects.
+    what Python holds: tensors and objects. The fit ends after the third epoch if nothing has grown in that one.
     """
     census = _Census()
     learner = case.bench([*case.plugins(), census])
-    with _only_new_objects(), _traced():
+    with _traced():
         learner.train(epochs=EPOCHS, times=-(-STEPS // len(learner.problem.train)))
     if tensors := _within(census.tensors):
         return [
@@ -123,19 +124,18 @@ def bounded_memory(case: Case) -> list[str]:
 
 def learner_freed(case: Case) -> list[str]:
     """After a fit the learner, and with it model and optimizer, is freed although the plugin is kept."""
-    with _only_new_objects():
-        plugins = case.plugins()
-        learner = case.bench(plugins)
-        learner.train()
-        left = weakref.ref(learner)
-        del learner
-        gc.collect()
-        if left() is None:
-            return []
-        del plugins
-        gc.collect()
-        if left() is None:
-            return ["it holds the learner, and so the model, after the fit: let go of it in fit_end"]
+    plugins = case.plugins()
+    learner = case.bench(plugins)
+    learner.train()
+    left = weakref.ref(learner)
+    del learner
+    gc.collect()
+    if left() is None:
+        return []
+    del plugins
+    gc.collect()
+    if left() is None:
+        return ["it holds the learner, and so the model, after the fit: let go of it in fit_end"]
     return ["something that outlives it holds the learner, and so the model, after the fit: let go of it in fit_end"]
 
 
@@ -167,6 +167,17 @@ def _growth(counts: Sequence[int], start: int, by: int) -> float:
     return sum(late) / len(late)
 
 
+def _grows(passes: Sequence[Sequence[int]], within: int, between: int) -> bool:
+    """Whether the counts rise in the later half of the last pass, or rise from the pass before to the last one.
+
+    What grows in each of the last three of five passes grows in the third, which is the first of these; of what grows
+    evenly from pass to pass, half is enough to look on.
+    """
+    before, last = passes[-2:]
+    rise = min(last[-1] - before[-1], max(last) - max(before))
+    return _growth(last[:-1], (len(last) - 1) // 2, within) > 0 or rise > between / 2
+
+
 class _Census:
     """Count the tensors that are alive, and the bytes in use: some times in each epoch, and at its end."""
 
@@ -188,9 +199,13 @@ class _Census:
             self._count()
 
     @hookimpl(reads=("*",))
-    def phase_end(self, phase: Phase) -> None:
+    def phase_end(self, learner: Learner, phase: Phase) -> None:
         if phase.training:
             self._count()
+            if len(self.tensors) == EPOCHS - LAST + 1 and not (
+                _grows(self.tensors, 1, 0) or _grows(self.held, BYTES * PIECE, BYTES * STEPS)
+            ):
+                learner.stop("nothing grows")
 
     def _count(self) -> None:
         tensors, held = _alive()
@@ -221,16 +236,3 @@ def _traced() -> Iterator[None]:
     finally:
         if mine:
             tracemalloc.stop()
-
-
-@contextmanager
-def _only_new_objects() -> Iterator[None]:
-    """Let the garbage collector overlook what is there already, which makes it fast."""
-    mine = gc.get_freeze_count() == 0
-    if mine:
-        gc.freeze()
-    try:
-        yield
-    finally:
-        if mine:
-            gc.unfreeze()

@@ -59,7 +59,7 @@ def cancelled_step(case: Case) -> list[str]:
         where = f"{cancel.__name__} raised in {hook} by another plugin"
         trouble.arm(hook, cancel)
         try:
-            learner.train()
+            learner.train(short=True)
         except Exception as error:
             return [f"with {where}, the fit {described(error)}"]
         if broken := left_behind(before, learner, running):
@@ -85,7 +85,7 @@ def error_elsewhere(case: Case) -> list[str]:
             where = f"an error in {hook} of another plugin" if error is Deliberate else f"an exit in {hook}"
             trouble.arm(hook, error)
             try:
-                learner.train(epochs=1)
+                learner.train(epochs=1, short=True)
             except (Deliberate, DeliberateExit):
                 pass
             except Exception as error:
@@ -94,7 +94,7 @@ def error_elsewhere(case: Case) -> list[str]:
                 return [f"after {where}, {message}" for message in broken]
             trouble.disarm()
             try:
-                learner.train(epochs=1)
+                learner.train(epochs=1, short=True)
             except Exception as error:
                 return [f"after {where}, the next fit {described(error)}"]
             if broken := calls.unbalanced():

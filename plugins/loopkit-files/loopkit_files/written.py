@@ -15,6 +15,7 @@ from loopkit import discovery
 from loopkit.batches import describe
 from loopkit.learner import Learner, no_loss_fn
 from loopkit.phases import Phase, PredictionPhase, TrainingPhase, ValidationPhase
+from loopkit.plugin import options_of
 from loopkit.words import nearest
 from loopkit_files.calls import dotted, is_changed, parameters_of, public_name, remembered
 from loopkit_files.errors import ConfigError
@@ -240,11 +241,11 @@ def _options(value: Any) -> dict[str, Any] | None:
     cls = type(value)
     if not public_name(cls) or not cls.__module__.startswith(REPEATABLE):
         return None
-    options: dict[str, Any] = {}
-    for p in parameters_of(cls) or ():
-        held = [vars(value)[name] for name in (p.name, f"_{p.name}") if name in getattr(value, "__dict__", {})]
-        if held and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and not _same(held[0], p.default):
-            options[p.name] = held[0]
+    defaults = {
+        p.name: p.default for p in parameters_of(cls) or () if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }
+    kept = options_of(value)
+    options = {name: kept[name] for name in defaults if name in kept and not _same(kept[name], defaults[name])}
 
     def tells(options: dict[str, Any]) -> bool:
         try:

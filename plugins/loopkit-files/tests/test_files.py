@@ -901,7 +901,7 @@ def test_config_of_names_what_cannot_be_written(tmp_path):
     found = dict(problem.split(": ", 1) for problem in caught.value.problems)
     assert list(found) == [
         "model", "loss", "optimizer", "data.train.0.0", "data.train.0.1", "data.train.1.0", "data.train.1.1",
-        "plugins.checkpoint", "plugins.metrics", "plugins.mine", "plugins.schedule",
+        "plugins.metrics", "plugins.mine", "plugins.schedule",
     ]  # fmt: skip
     assert found["model"] == (
         'Linear was made by hand, and it does not tell its options: make it by loopkit_files.make("torch.nn:Linear", '

@@ -160,7 +160,7 @@ class AverageParameters(Member):
         self.moments = moments
         self.controller: Controller | None = None
         """What decides about rounds, and what it has measured; None with `EverySteps`, and for a process alone."""
-        self._make_outer = outer
+        self.outer = outer
         self._outer: torch.optim.Optimizer | None = None
         self._outer_params: list[Tensor] = []
         self._groups: tuple[Any, Any] | None = None
@@ -212,7 +212,7 @@ class AverageParameters(Member):
         """Compare the set-up."""
         super().fit_begin(learner)
         if self.world.size > 1:
-            odd = self.world.odd(repr((self.when, self.how, self.moments, self._make_outer is not None)))
+            odd = self.world.odd(repr((self.when, self.how, self.moments, self.outer is not None)))
             if odd is not None:
                 rank, theirs, first = odd
                 raise WorldError(
@@ -252,7 +252,7 @@ class AverageParameters(Member):
             copy_state(learner.models.values())
             self._equal = True
         self._restore_loaded(learner)
-        if self._make_outer is not None and self._outer is None:
+        if self.outer is not None and self._outer is None:
             self._begin_outer(learner)
         self._mark = time.perf_counter()
 
@@ -340,7 +340,7 @@ class AverageParameters(Member):
             ],
             group=numbers if through_host else tensors,
             control=numbers,
-            after=None if self._make_outer is None else self._outer_step,
+            after=None if self.outer is None else self._outer_step,
             measure=isinstance(self.when, Cadence) and self.when.guard is not None,
             background=background,
         )
@@ -461,13 +461,13 @@ class AverageParameters(Member):
     # The outer optimizer
 
     def _begin_outer(self, learner: Learner) -> None:
-        assert self._make_outer is not None
+        assert self.outer is not None
         cpu = torch.device("cpu") if isinstance(self.how, ThroughHost) else None
         self._outer_params = [
             nn.Parameter(p.to(cpu or p.device, torch.promote_types(p.dtype, torch.float32), copy=True))
             for p in self._parts(learner).params
         ]
-        self._outer = self._make_outer(self._outer_params)
+        self._outer = self.outer(self._outer_params)
 
     def _outer_step(self, means: list[Tensor]) -> list[Tensor]:
         assert self._outer is not None
@@ -514,7 +514,7 @@ class AverageParameters(Member):
         self._steps, self._samples = state["steps"], state["samples"]
         if state["pending"] is not None:
             self._pending = Average.of(state["pending"])
-        if state["outer"] is not None and self._make_outer is not None:
+        if state["outer"] is not None and self.outer is not None:
             self._begin_outer(learner)
             assert self._outer is not None
             with torch.no_grad():
