@@ -17,7 +17,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LONGEST = 35
 NOT_OURS = re.compile(r"(?i)(?<!forward )(?<!backward )\b(?:pass(?:es)?|edges?|verbs?)\b(?!:)")
 """An epoch is no *pass*, the place between two steps no *edge*, and ``step.backward`` no *verb*."""
-LEFT: dict[str, int] = {"loopkit/engine": 37, "loopkit/learner.py": 1, "loopkit/plugins": 106}
+LEFT: dict[str, int] = {"loopkit/engine": 37, "loopkit/learner.py": 1, "loopkit/plugins": 44}
 """How often such words are left in the docstrings and comments of a folder: figures that may only fall."""
 
 
@@ -55,4 +55,4 @@ def test_docstrings_and_comments_have_no_more_words_that_are_not_ours() -> None:
     for path in (ROOT / "loopkit").rglob("*.py"):
         folder = str(path.parent.relative_to(ROOT)) if path.name != "learner.py" else "loopkit/learner.py"
         found[folder] += sum(len(NOT_OURS.findall(text)) for text in comments(path.read_text()))
-    assert {folder: count for folder, count in found.items() if count} == LEFT
+    assert {folder: count for folder, count in found.items() if count > LEFT.get(folder, 0)} == {}
