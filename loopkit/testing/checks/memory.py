@@ -168,10 +168,10 @@ def _growth(counts: Sequence[int], start: int, by: int) -> float:
 
 
 def _grows(passes: Sequence[Sequence[int]], within: int, between: int) -> bool:
-    """Whether the counts rise in the later half of the last pass, or rise from the pass before to the last one.
+    """Whether the counts rise in the later half of the last epoch, or rise from the epoch before to the last one.
 
-    What grows in each of the last three of five passes grows in the third, which is the first of these; of what grows
-    evenly from pass to pass, half is enough to look on.
+    What grows in each of the last three of five epochs grows in the third, which is the first of these; of what grows
+    evenly from epoch to epoch, half is enough to look on.
     """
     before, last = passes[-2:]
     rise = min(last[-1] - before[-1], max(last) - max(before))
