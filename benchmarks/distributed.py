@@ -1,14 +1,11 @@
 """What loopkit adds to data parallel training: two processes, each of which runs both sides in turn.
 
-    python benchmarks/distributed.py [--rounds 40] [--only two|alone|cadence] [--json FILE]
+    python benchmarks/distributed.py [--rounds 40] [--only two|alone] [--json FILE]
 
 The work: an MLP 256-512-512-10 on batches of 64 in each process, SGD with momentum, torch on one thread, Gloo on
 loopback. The other side is the loop that is written by hand with PyTorch's ``DistributedDataParallel``. Both sides live
 in the same two processes and take turns by blocks of 200 steps; the figure is the median, over the rounds, of the ratio
 of the two blocks of one round, in the process of rank 0.
-
-The last part slows one process down threefold, by sleeps of 5 and 15 ms a step, and compares the time of an epoch of
-`AverageParameters` with that of processes that share the steps out by their speed and lose nothing else.
 """
 
 from __future__ import annotations
@@ -36,19 +33,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from loopkit import Learner, hookimpl, launch
-from loopkit.data import TensorLoader
+from loopkit import Learner, launch
 from loopkit.distributed import join
-from loopkit.distributed.cadence import Cadence, EverySteps
 from loopkit.metrics import Accuracy
-from loopkit.plugins import DDP, AverageParameters, ClipGradNorm, Metrics
+from loopkit.plugins import DDP, ClipGradNorm, Metrics
 
 BATCH, FEATURES, WIDTH, CLASSES = 64, 256, 512, 10
 BLOCK = 200
-BOUND, ALONE, IDEAL = 1.03, 1.01, 1.15
-"""The highest ratio: of two processes, of one with the plugin against one without, and of an epoch of unequal ones."""
-PACES, SHARED = (5.0, 15.0), 480
-"""Milliseconds that the steps of each of the unequal processes take at least, and steps of an epoch of both."""
+BOUND, ALONE = 1.03, 1.01
+"""The highest ratio: of two processes, and of one with the plugin against one without."""
 COLLECTIVES = (
     "all_gather",
     "all_gather_into_tensor",
@@ -119,7 +112,7 @@ def by_loopkit(batches: Batches, *, clip: bool = False, metrics: bool = False, d
     plugins += [ClipGradNorm(1.0)] if clip else []
     plugins += [Metrics(Accuracy())] if metrics else []
     learner = Learner(model, loss_fn, optimizer, plugins=plugins, standard=False)
-    with learner.fitting():
+    with learner.rounds():
         yield lambda: learner.run("train", batches)
 
 
@@ -201,47 +194,6 @@ def alone(rounds: int) -> dict[str, Any]:
         return {"present, alone": {**figure(*compare(present, absent, rounds, lambda: None)), "bound": ALONE}}
 
 
-class Pace:
-    """Makes each step take longer."""
-
-    def __init__(self, ms: float) -> None:
-        self.ms = ms
-
-    @hookimpl
-    def step_begin(self) -> None:
-        time.sleep(1e-3 * self.ms)
-
-
-def unequal(rounds: int) -> dict[str, Any]:
-    torch.set_num_threads(1)
-    rank = join("gloo").rank
-    samples = torch.randn(SHARED * BATCH, FEATURES), torch.randint(CLASSES, (SHARED * BATCH,))
-    figures: dict[str, Any] = {}
-    for name, when, bound in (("Cadence()", Cadence(), IDEAL), ("EverySteps(8)", EverySteps(8), None)):
-        model, optimizer, loss_fn = problem()
-        averages = AverageParameters(when)
-        pace = Pace(PACES[rank])
-        learner = Learner(model, loss_fn, optimizer, plugins=[averages, pace], standard=False)
-        loader = TensorLoader(*samples, batch_size=BATCH)
-        other, its_optimizer, _ = problem()
-        alone = Learner(other, loss_fn, its_optimizer, plugins=[pace], standard=False)
-        seconds, ideals, shares = [], [], []
-        with learner.fitting():
-            learner.run("train", loader)  # calibrates
-            for _ in range(rounds):
-                batches = data(rank)[:40]
-                dist.barrier()
-                mine = taken(lambda: alone.run("train", batches)) / len(batches)  # noqa: B023 - called at once
-                steps = learner.progress.steps
-                dist.barrier()
-                seconds.append(taken(lambda: learner.run("train", loader)))  # noqa: B023 - called at once
-                told = learner.world.gather((mine, learner.progress.steps - steps))
-                ideals.append(SHARED / sum(1 / each for each, _ in told))
-                shares.append([count for _, count in told])
-        figures[name] = {**figure(seconds, ideals, SHARED), "bound": bound, "steps": shares[-1]}
-    return figures
-
-
 def figure(ours: list[float], theirs: list[float], steps: int = BLOCK) -> dict[str, Any]:
     ratios = [our / their for our, their in zip(ours, theirs, strict=True)]
     quarters = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
@@ -268,27 +220,11 @@ def show(title: str, found: dict[str, Any]) -> None:
         print(f"    collectives of {side} in {BLOCK} steps and the ends of a pass: {listed}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="measure what loopkit adds to data parallel training")
-    parser.add_argument("--rounds", type=int, default=40, help="blocks of each side")
-    parser.add_argument("--only", choices=["two", "alone", "cadence"], help="run one part")
-    parser.add_argument("--json", type=Path, help="write the figures to a file")
-    given = parser.parse_args()
-    figures: dict[str, Any] = {}
-    if given.only in (None, "two"):
-        first, _ = launch(two_processes, given.rounds, processes=2)
-        for name, found in first.items():
-            figures[f"DDP, {name} / DistributedDataParallel by hand"] = found
-    if given.only in (None, "cadence"):
-        first, _ = launch(unequal, max(3, given.rounds // 4), processes=2)
-        for name, found in first.items():
-            figures[f"AverageParameters({name}), one slowed 3x / ideal"] = found
-    if given.only in (None, "alone"):
-        for name, found in alone(given.rounds).items():
-            figures[f"DDP {name} / no plugin"] = found
+def report(figures: dict[str, Any], path: Path | None) -> None:
+    """Print the figures, and write them to a file if there is a path."""
     for title, found in figures.items():
         show(title, found)
-    if given.json is not None:
+    if path is not None:
         machine = {
             "date": datetime.date.today().isoformat(),
             "machine": platform.machine(),
@@ -296,7 +232,24 @@ def main() -> None:
             "python": platform.python_version(),
             "torch": torch.__version__,
         }
-        given.json.write_text(json.dumps({"about": machine, "figures": figures}, indent=1) + "\n")
+        path.write_text(json.dumps({"about": machine, "figures": figures}, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="measure what loopkit adds to data parallel training")
+    parser.add_argument("--rounds", type=int, default=40, help="blocks of each side")
+    parser.add_argument("--only", choices=["two", "alone"], help="run one part")
+    parser.add_argument("--json", type=Path, help="write the figures to a file")
+    given = parser.parse_args()
+    figures: dict[str, Any] = {}
+    if given.only in (None, "two"):
+        first, _ = launch(two_processes, given.rounds, processes=2)
+        for name, found in first.items():
+            figures[f"DDP, {name} / DistributedDataParallel by hand"] = found
+    if given.only in (None, "alone"):
+        for name, found in alone(given.rounds).items():
+            figures[f"DDP {name} / no plugin"] = found
+    report(figures, given.json)
 
 
 if __name__ == "__main__":

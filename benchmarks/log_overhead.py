@@ -105,7 +105,7 @@ def run(tensors: bool, board: bool, batches: Sequence[Any], rounds: int) -> tupl
             both = LogTo(f"{place}/b", tensorboard(f"{place}/board"), every=10)
             learners["written to both"] = make([both], LoggingPhase(tensors, at_once))
         for learner in learners.values():
-            fits.enter_context(learner.fitting(on_signal=None))
+            fits.enter_context(learner.rounds(on_interrupt=None))
         return measure(learners, batches, rounds, 1)
 
 

@@ -151,7 +151,7 @@ def compared(rounds: int, runs: int, watchers: int, attack: bool) -> tuple[float
         }
         for learner in learners.values():
             learner.remove("progress")
-            fits.enter_context(learner.fitting(on_signal=None))
+            fits.enter_context(learner.rounds(on_interrupt=None))
         fits.enter_context(watched(root, watchers))
         fits.enter_context(attacked(root, attack))
         return measure(learners, digit_batches(), rounds, runs)

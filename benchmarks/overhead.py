@@ -108,6 +108,12 @@ def bare(report: Report, batches: list[Any]) -> None:
     report.ratio("bare engine / raw loop with zero_grad()", engine, raw, 1.00, len(batches))
     report.ratio("bare engine / raw loop with cached p.grad = None", engine, raw_cached, 1.03, len(batches))
 
+    def epochs_of_one_step() -> None:
+        for batch in batches:
+            learner.run("train", [batch])
+
+    report.ratio("bare engine, epochs of one step / as many steps", epochs_of_one_step, engine, 1.40, len(batches))
+
 
 def _with_loss(made: tuple[nn.Module, torch.optim.Optimizer], loss_fn: nn.Module) -> tuple[Any, Any, Any]:
     return made[0], loss_fn, made[1]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from loopkit import plugins
-from loopkit.dispatch import plugin_name
+from loopkit.engine.refusals import plugin_name
 from loopkit.hooks import PROJECT, HookOptions, hooks
 from loopkit.schedules import constant
 
@@ -28,7 +28,6 @@ GIVEN: dict[str, tuple[Any, ...]] = {
     "ReplayBundle": ("runs/replay",),
     "Schedule": (constant(),),
     "TorchSchedule": (torch.optim.lr_scheduler.ConstantLR,),
-    "Watch": ({"encoder": "norm"},),
 }
 """Arguments by the name of the class, where those above do not do."""
 

@@ -1,7 +1,7 @@
 """A recurrent network that keeps its state from step to step: truncated backpropagation through time.
 
-The text is read in 64 places at once, 8 characters a step. The state goes on where the step before ended; gradients
-do not, since it is detached.
+The text is read in 64 places at once, 8 characters a step. The state goes on where the step before ended. Gradients
+do not, since it is detached. The phases name the state in ``saved``, so a checkpoint holds it.
 """
 
 from pydoc_data import topics
@@ -44,7 +44,10 @@ class Network(nn.Module):
 
 
 class Recurrent:
-    """Each pass begins without a state; with ``carry`` the steps hand it on, else each begins without one."""
+    """Each epoch begins without a state. With ``carry`` the steps hand it on, else each step begins without one."""
+
+    saved = ("state",)
+    state = None
 
     def __init__(self, carry):
         super().__init__()

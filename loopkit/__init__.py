@@ -2,7 +2,8 @@
 
 from loopkit.discovery import load_plugin
 from loopkit.distributed.launch import launch
-from loopkit.epoch import Epoch
+from loopkit.engine.epoch import Epoch
+from loopkit.engine.step import Step
 from loopkit.errors import CancelEpoch, CancelFit, CancelStep, LoopkitError
 from loopkit.events import Event
 from loopkit.hooks import hookimpl
@@ -11,7 +12,6 @@ from loopkit.phases import Phase, PredictionPhase, TrainingPhase, ValidationPhas
 from loopkit.progress import Progress
 from loopkit.reproducible import seed_everything
 from loopkit.result import FitResult, Planned
-from loopkit.step import Step
 
 __version__ = "0.1.0"
 __all__ = [

@@ -1,14 +1,16 @@
-"""What can be told of a batch without knowing what it means."""
+"""What can be told of a batch, and done with it, without knowing what it means."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-__all__ = ["count_samples", "describe", "first_tensor", "parts"]
+__all__ = ["count_samples", "describe", "first_tensor", "map_parts", "map_tensors", "move", "parts"]
 
 
 def parts(batch: Any) -> Iterator[tuple[str, Any]]:
@@ -67,3 +69,46 @@ def describe(value: Any, depth: int = 2) -> str:
     named = not isinstance(value, (tuple, list))
     shown = [f"{key}: {describe(part, depth - 1)}" if named else describe(part, depth - 1) for key, part in inner[:6]]
     return f"{type(value).__name__}({', '.join(shown)}{', ...' if len(inner) > 6 else ''})"
+
+
+def move(value: Any, device: torch.device) -> Any:
+    """A copy of a nested batch with everything that can be moved on the device; what is there stays as it is."""
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=device.type != "cpu" and value.device.type == "cpu" and value.is_pinned())
+    if callable(getattr(value, "to", None)) and not isinstance(value, type):
+        return value.to(device)
+    return map_parts(value, lambda part: move(part, device))
+
+
+def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """A copy of a nested batch with ``function`` applied to its tensors; what stays the same is not copied."""
+    if isinstance(value, Tensor):
+        return function(value)
+    return map_parts(value, lambda part: map_tensors(part, function))
+
+
+def map_parts(value: Any, function: Callable[[Any], Any]) -> Any:
+    """A copy of a mapping, tuple, list or dataclass with ``function`` applied to its parts; others as they are."""
+    if isinstance(value, Mapping):
+        parts = {key: function(part) for key, part in value.items()}
+        if all(parts[key] is part for key, part in value.items()):
+            return value
+        if not isinstance(value, MutableMapping):
+            return type(value)(parts)  # type: ignore[call-arg]
+        moved = copy.copy(value)
+        moved.update(parts)
+        return moved
+    if isinstance(value, (tuple, list)):
+        items = [function(part) for part in value]
+        if all(item is part for item, part in zip(items, value, strict=True)):
+            return value
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if is_dataclass(value) and not isinstance(value, type):
+        found = {f.name: function(getattr(value, f.name)) for f in fields(value)}
+        if all(getattr(value, name) is part for name, part in found.items()):
+            return value
+        changed = copy.copy(value)
+        for name, part in found.items():
+            object.__setattr__(changed, name, part)  # a frozen one too
+        return changed
+    return value

@@ -2,7 +2,7 @@
 
 A subcommand is a function in `loopkit.commands`, registered by `command`; its docstring is its help. It imports what it
 needs itself, so that ``loopkit --help`` waits for none of it, and returns the exit code. Other distributions add theirs
-by entry points (`loopkit.discovery.load_command`).
+by entry points (`loopkit.discovery.load_command`); `standalone` makes one of such a function.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import gc
 import inspect
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
+import traceback
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any, TextIO
 
 from loopkit.errors import CheckpointError, LoopkitError
 
-__all__ = ["Argument", "argument", "command", "existing", "main", "plain", "say", "table"]
+__all__ = ["Argument", "argument", "command", "existing", "main", "plain", "reporting", "say", "standalone", "table"]
 
 GROUPS = {"checkpoint": "Look at saved checkpoints."}
 """First words of subcommands of two words, and what they are for."""
@@ -65,6 +66,27 @@ def command(words: str, *arguments: Argument) -> Callable[[Function], Function]:
         return function
 
     return register
+
+
+def standalone(name: str, *arguments: Argument) -> Callable[[Function], Callable[[Sequence[str]], int]]:
+    """Make a function the subcommand of another distribution, which is called with a list of words.
+
+    Its docstring is its help. The entry point of the distribution names it.
+
+    Args:
+        name: Its name, that of the entry point.
+        arguments: What it takes.
+    """
+
+    def make(function: Function) -> Callable[[Sequence[str]], int]:
+        def run(words: Sequence[str]) -> int:
+            parser = _Parser(prog=f"loopkit {name}")
+            _describe(parser, function, arguments)
+            return function(parser.parse_args(words))
+
+        return run
+
+    return make
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -121,7 +143,7 @@ def _unknown(word: str, own: Collection[str]) -> LoopkitError:
     from loopkit.discovery import SUBCOMMANDS
     from loopkit.installed import COMMANDS as GROUP
     from loopkit.installed import installed
-    from loopkit.order import nearest
+    from loopkit.words import nearest
 
     known = [*own, *SUBCOMMANDS, *(each.name for each in installed().of(GROUP))]
     return LoopkitError(f"there is no command {word!r:.80}{nearest(word, known)}: `loopkit --help` lists them")
@@ -187,16 +209,18 @@ def _parser() -> argparse.ArgumentParser:
             made = top.add_parser(group[0], help=_brief(about), description=about)
             groups[group] = made.add_subparsers(metavar="COMMAND", required=True)
         text = inspect.getdoc(each.function) or ""
-        sub = groups[group].add_parser(
-            each.words[-1],
-            help=_brief(text).replace("%", "%%"),
-            description=text.replace("%", "%%"),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        for arg in each.arguments:
-            sub.add_argument(*arg.names, **arg.options)
+        sub = groups[group].add_parser(each.words[-1], help=_brief(text).replace("%", "%%"))
+        _describe(sub, each.function, each.arguments)
         sub.set_defaults(function=each.function)
     return parser
+
+
+def _describe(parser: argparse.ArgumentParser, function: Function, arguments: Iterable[Argument]) -> None:
+    """Give a parser a subcommand's help, its docstring, and its arguments."""
+    parser.description = (inspect.getdoc(function) or "").replace("%", "%%")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    for each in arguments:
+        parser.add_argument(*each.names, **each.options)
 
 
 class _Version(argparse.Action):
@@ -223,6 +247,33 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows of cells as lines, with columns as wide as they need."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def reporting(make: Callable[[], str], put: Callable[[str], object] = say) -> int:
+    """Make a text by code of the user, with the working directory in the path of modules.
+
+    Args:
+        make: Runs code of the user.
+        put: Gets the text, if it is not empty.
+
+    Returns:
+        The exit code: 0, or 2 after an error of the user's code, which is written with its traceback.
+
+    Raises:
+        LoopkitError: ``make`` raised it.
+    """
+    if os.getcwd() not in map(os.path.abspath, sys.path):
+        sys.path.insert(0, os.getcwd())
+    try:
+        text = make()
+    except LoopkitError:
+        raise
+    except Exception as error:
+        say("".join(traceback.format_exception(error)), sys.stderr, end="")
+        return 2
+    if text:
+        put(text)
+    return 0
 
 
 def existing(path: Path) -> Path:

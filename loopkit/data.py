@@ -148,14 +148,14 @@ class _Place:
         """... the samples that were used by then."""
 
     def next(self) -> _Place:
-        """Where the next pass begins."""
+        """Where the next iteration begins."""
         return _Place(self.epoch + 1) if self.begun else self
 
 
 class Loader(ABC):
     """What the loaders of this module have in common: a length, a position, a state and `map`.
 
-    Each pass over a loader is an epoch, counted from 0. A pass that was left early is over: the next one begins the
+    Each iteration over a loader is an epoch, counted from 0. One that was left early is over: the next one begins the
     next epoch at its first batch. An epoch begins when its first batch is asked for, not when ``iter`` is called.
     """
 
@@ -211,10 +211,10 @@ class Loader(ABC):
         place.base = place.start = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass be this epoch, from its first batch.
+        """Let the next iteration be this epoch, from its first batch.
 
         If a state of the same epoch was just loaded, its position is kept, so that a loop that sets the epoch at the
-        begin of every pass goes on where it was.
+        begin of every iteration goes on where it was.
 
         Args:
             epoch: From 0.
@@ -226,12 +226,12 @@ class Loader(ABC):
     def state_dict(self, *, next_pass: bool = False) -> dict[str, Any]:
         """Where the loader is, and what must be the same where this is loaded. It can be written as JSON.
 
-        ``"epoch"`` and ``"position"``: while the k-th batch of a pass is processed the position is k, the last one
-        included; once the pass has ended, the state is position 0 of the next epoch. Where that does not tell it,
-        ``"consumed"`` is the number of samples that all processes have used. The state is the same in each of them.
+        ``"epoch"`` and ``"position"``: while the k-th batch of an iteration is processed the position is k, the last
+        one included; once the iteration has ended, the state is position 0 of the next epoch. Where that does not
+        tell it, ``"consumed"`` is the number of samples that all processes have used. The state is the same in each.
 
         Args:
-            next_pass: The pass is over, be it that it was left early: where the next one will begin.
+            next_pass: The iteration is over, be it that it was left early: where the next one will begin.
         """
         place = self._place.next() if next_pass else self._place
         state = {"epoch": place.epoch, "position": place.position, **self._identity()}
@@ -241,10 +241,11 @@ class Loader(ABC):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next pass go on where `state_dict` was called; batches before that are not made again.
+        """Let the next iteration go on where `state_dict` was called; batches before that are not made again.
 
-        The next pass over a loader that was saved while it processed its last batch has no batch. A state of another
-        number of processes lets the pass go on after the samples that those have used, whatever the batch size.
+        The next iteration over a loader that was saved while it processed its last batch has no batch. A state of
+        another number of processes lets the iteration go on after the samples that those have used, whatever the
+        batch size.
 
         Raises:
             LoaderError: The state is of a loader with other samples, order or seed; for the same number of processes,
@@ -313,7 +314,7 @@ class Loader(ABC):
     def map(self, fn: Callable[..., Any], seed: int | None = None) -> Loader:
         """A loader of the same length whose batches are ``fn(batch)``, made when they are asked for.
 
-        It begins at this loader's position and from then on has its own: passes over one do not move the other.
+        It begins at this loader's position and from then on has its own: iterations over one do not move the other.
         States fit both, unless a seed is given here.
 
         Args:
@@ -588,7 +589,7 @@ class SampleIndex(int):
 class ResumableSampler(Sampler[SampleIndex]):
     """A sampler for ``DataLoader`` that can go on in mid-epoch; with other batch sizes or numbers of workers too.
 
-    Each pass is an epoch, counted from 0, and begins when its first index is asked for. A pass that was left early is
+    Each iteration is an epoch, counted from 0, and begins when its first index is asked for. One that was left early is
     over: the next one begins the next epoch. The order depends on the seed and the epoch alone.
 
     A ``DataLoader`` with workers reads ahead, so the sampler cannot know how much was used: who saves its state says
@@ -651,12 +652,12 @@ class ResumableSampler(Sampler[SampleIndex]):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the last pass that has begun, or the one that was loaded or set since."""
+        """The epoch of the last iteration that has begun, or the one that was loaded or set since."""
         return self._place.epoch
 
     @property
     def start(self) -> int:
-        """Samples of that epoch that its pass left out because a state said that they were used before."""
+        """Samples of that epoch that its iteration left out because a state said that they were used before."""
         return self._start
 
     def __iter__(self) -> Iterator[SampleIndex]:
@@ -674,7 +675,7 @@ class ResumableSampler(Sampler[SampleIndex]):
                 yield SampleIndex(index, _mix(self.seed, epoch, index))
 
     def _begin(self) -> _Place:
-        """Where the pass that begins now is."""
+        """Where the iteration that begins now is."""
         place = self._place.next()
         if place is not self._place:
             self._start = 0
@@ -729,7 +730,7 @@ class ResumableSampler(Sampler[SampleIndex]):
         return ResumableBatchSampler(sharded)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass be this epoch, from its first sample.
+        """Let the next iteration be this epoch, from its first sample.
 
         If a state of the same epoch was just loaded, its position is kept.
 
@@ -746,7 +747,7 @@ class ResumableSampler(Sampler[SampleIndex]):
         Args:
             position: Samples of this epoch that were used. The default is how many were read, which is more where
                 workers read ahead.
-            next_pass: The pass is over, be it that it was left early: where the next one will begin.
+            next_pass: The iteration is over, be it that it was left early: where the next one will begin.
         """
         place = self._place.next() if next_pass else self._place
         if position is None or next_pass:
@@ -755,7 +756,7 @@ class ResumableSampler(Sampler[SampleIndex]):
         return {"epoch": place.epoch, "position": position, **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next pass give the rest of the epoch: the samples that had not been used.
+        """Let the next iteration give the rest of the epoch: the samples that had not been used.
 
         Raises:
             LoaderError: The state is of a sampler with another number of samples, order or seed.
@@ -790,7 +791,7 @@ class ResumableBatchSampler(BatchSampler):
         yield from self.sampler._parts(self._shares)  # type: ignore[misc]
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass be this epoch, see `ResumableSampler.set_epoch`."""
+        """Let the next iteration be this epoch, see `ResumableSampler.set_epoch`."""
         self.sampler.set_epoch(epoch)
 
 

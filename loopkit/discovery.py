@@ -27,6 +27,7 @@ from loopkit.errors import PluginError
 from loopkit.installed import COMMANDS, DECLARATIONS, PLUGINS, EntryPoint, Installed, installed, normalized
 
 __all__ = [
+    "ELSEWHERE",
     "SUBCOMMANDS",
     "About",
     "Plugin",
@@ -46,15 +47,35 @@ __all__ = [
 
 ALLOW = "LOOPKIT_PLUGINS"
 """The environment variable with the names that may be loaded, separated by commas; unset, all may."""
+ELSEWHERE = {
+    "average_parameters": "loopkit-local",
+    "cost": "loopkit-insight",
+    "find_syncs": "loopkit-insight",
+    "ignite_handler": "loopkit-lightning",
+    "lightning_callback": "loopkit-lightning",
+    "mlflow": "loopkit-mlflow",
+    "module_profile": "loopkit-insight",
+    "monitor": "loopkit-monitor",
+    "optuna_pruning": "loopkit-optuna",
+    "ray_report": "loopkit-ray",
+    "report": "loopkit-monitor",
+    "save_pretrained": "loopkit-huggingface",
+    "tensorboard": "loopkit-tensorboard",
+    "watch": "loopkit-insight",
+}
+"""Plugins that the project's distributions add, and which one to install for each."""
 SUBCOMMANDS = {
+    "eject": "loopkit-eject",
+    "explain": "loopkit-files",
     "mlflow": "loopkit-mlflow",
     "monitor": "loopkit-monitor",
     "report": "loopkit-monitor",
+    "run": "loopkit-files",
     "watch": "loopkit-monitor",
 }
 """Subcommands that the project's distributions add, and which one to install for each."""
-LOGS = {"mlflow": "loopkit-mlflow", "tensorboard": "loopkit-tensorboard"}
-"""Plugins of the project's distributions that write a log by themselves, and which one to install for each."""
+LOGS = ("mlflow", "tensorboard")
+"""Those of the plugins that write a log by themselves."""
 NOTHING = "_"
 """Stands for "provides nothing" in a declaration."""
 Options = Mapping[str, Any]
@@ -97,8 +118,8 @@ def about_value(plugin: Any) -> str:
         >>> about_value(ClipGradNorm)
         'clip:update_begin'
     """
-    from loopkit.dispatch import provided
     from loopkit.hooks import implemented
+    from loopkit.plugin import provided
 
     hooks = implemented(plugin)
     if not hooks:
@@ -263,6 +284,8 @@ def find(name: str, block: Collection[str] = (), allow: Collection[str] | None =
     entry_points = installed().of(PLUGINS)
     found = [each for each in entry_points if each.is_called(name)]
     if not found:
+        if home := _home(name):
+            raise PluginError(f"the plugin {name!r} is in another distribution: pip install {home}")
         close = _nearest(name, entry_points)
         raise PluginError(
             f"no plugin called {name!r:.80} is installed{close}: `loopkit plugins` lists those that are; "
@@ -295,7 +318,7 @@ def load_command(name: str) -> Callable[[Sequence[str]], int | None] | None:
             raise PluginError(f"command {entry_point}: {entry_point.value} is {function!r:.80}, which cannot be called")
         return function
     if name in SUBCOMMANDS:
-        raise PluginError(f"the command {name!r} is in another distribution: pip install {SUBCOMMANDS[name]}")
+        raise PluginError(f"loopkit {name} is in the distribution {SUBCOMMANDS[name]}: pip install {SUBCOMMANDS[name]}")
     return None
 
 
@@ -311,7 +334,7 @@ def log_plugin(word: str) -> str:
     found = {each.entry_point.name for each in plugins()[0] if each.about is not None and each.about.provides == "log"}
     for name in sorted(found | {*LOGS}):
         if plain(name) == plain(word) and name != "log_to":
-            first = "" if name in found else f"pip install {LOGS[name]}, and "
+            first = "" if name in found else f"pip install {ELSEWHERE[name]}, and "
             return (
                 f"{word!r} is the name of a plugin, and no path: {first}give the learner that plugin, "
                 f"{{{name!r}: {{...}}}}, in a file [plugins.{name}]; a directory of this name is './{word}'"
@@ -365,14 +388,20 @@ def _only(found: Sequence[EntryPoint], what: str, name: str) -> EntryPoint:
 
 def _misspelt(word: str, entry_points: Sequence[EntryPoint]) -> str:
     """The nearest name, as a hint, if none is called so."""
-    return "" if any(each.is_called(word) for each in entry_points) else _nearest(word, entry_points)
+    known = any(each.is_called(word) for each in entry_points) or _home(word)
+    return "" if known else _nearest(word, entry_points)
+
+
+def _home(word: str) -> str:
+    """The project's distribution that has a plugin of this name or full name; an empty string if none has."""
+    return next((home for name, home in ELSEWHERE.items() if word in (name, f"{home}:{name}")), "")
 
 
 def _nearest(name: str, entry_points: Iterable[EntryPoint]) -> str:
     from loopkit.events import snake_case
-    from loopkit.order import nearest
+    from loopkit.words import nearest
 
-    words = [word for each in entry_points for word in (each.name, each.full_name)]
+    words = [*ELSEWHERE, *(word for each in entry_points for word in (each.name, each.full_name))]
     distribution, colon, short = name.rpartition(":")
     plain = distribution + colon + re.sub(r"\W+", "_", snake_case(short)).strip("_")
     return nearest(plain, words) or nearest(name, words)
@@ -415,7 +444,7 @@ def _check_options(entry_point: EntryPoint, factory: Callable[..., Any], options
         signature = inspect.signature(factory)
     except (TypeError, ValueError):
         return  # one in C: it will say so itself
-    from loopkit.order import nearest
+    from loopkit.words import nearest
 
     kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
     by_name = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 __all__ = [
     "Cancel",
     "CancelEpoch",
     "CancelFit",
     "CancelStep",
     "CheckpointError",
-    "ConfigError",
     "CorruptCheckpointError",
     "EmptyDataError",
     "EventError",
@@ -29,6 +30,8 @@ __all__ = [
     "StepResultError",
     "StepStateError",
     "WorldError",
+    "rank",
+    "strongest",
 ]
 
 
@@ -45,7 +48,7 @@ class PluginError(LoopkitError, ValueError):
 
 
 class PluginConflict(PluginError):
-    """Two plugins own the same thing or implement the same verb."""
+    """Two plugins own the same thing or implement the same replacement."""
 
 
 class OrderError(PluginError):
@@ -53,7 +56,7 @@ class OrderError(PluginError):
 
 
 class PhaseError(LoopkitError, ValueError):
-    """A phase is misused: an unknown name, a verb in the wrong place."""
+    """A phase is misused: an unknown name, a call in the wrong place."""
 
 
 class PhaseInputError(PhaseError):
@@ -90,15 +93,6 @@ class ReentrancyError(LoopkitError, RuntimeError):
 
 class StateError(LoopkitError, ValueError):
     """A part of the state cannot be saved, or a saved one does not fit here."""
-
-
-class ConfigError(LoopkitError, ValueError):
-    """A configuration cannot be read, says what cannot be done, or cannot be written."""
-
-    def __init__(self, what: str, problems: tuple[str, ...] = ()) -> None:
-        super().__init__("\n  ".join((what, *problems)))
-        self.problems = problems or (what,)
-        """One line for each, as ``"run.toml:12: ..."``."""
 
 
 class CheckpointError(LoopkitError, OSError):
@@ -140,8 +134,23 @@ class CancelStep(Cancel):
 
 
 class CancelEpoch(Cancel):
-    """End this pass: ``step_cancelled``, ``epoch_end``, ``phase_end``, then the next phase runs."""
+    """End this epoch: ``step_cancelled``, ``epoch_end``, ``phase_end``, then the next phase runs."""
 
 
 class CancelFit(Cancel):
     """End the fit: ``step_cancelled``, ``epoch_end``, ``phase_end``, ``fit_end``; no error."""
+
+
+def rank(error: BaseException) -> int:
+    """What goes on where two meet: an interrupt or exit, else an error, else the stronger cancel."""
+    kinds = (CancelStep, CancelEpoch, CancelFit, Exception, BaseException)
+    return next(rank for rank, kind in enumerate(kinds) if isinstance(error, kind))
+
+
+def strongest(cancels: Sequence[Cancel]) -> Cancel:
+    """The cancel that ends the most; the first of its kind."""
+    for kind in (CancelFit, CancelEpoch):
+        for cancel in cancels:
+            if isinstance(cancel, kind):
+                return cancel
+    return cancels[0]

@@ -1,6 +1,6 @@
 """Every event of the loop: when it fires and what the step holds by then.
 
-One pass of a phase over its data, and where each event stands in it::
+One epoch of a phase, and where each event stands in it::
 
     FitBegin
     for each epoch, for each phase:
@@ -72,7 +72,7 @@ class Event:
 
     hook: ClassVar[str]
     """The hook's name, made from the class's."""
-    arguments: ClassVar[tuple[str, ...]] = ("learner", "phase", "step")
+    arguments: ClassVar[tuple[str, ...]] = ("learner", "phase", "epoch", "step")
     """What the hook's implementations can take, by name."""
     by_hook: ClassVar[dict[str, type[Event]]] = {}
     """Every event by its hook's name, in the order of definition."""
@@ -101,9 +101,9 @@ class FitBegin(Event):
 
 
 class EpochBegin(Event):
-    """A pass of a phase over its data starts. The contexts of the epoch are entered, the mode is set."""
+    """An epoch of a phase starts. Its contexts are entered, the mode is set."""
 
-    arguments = ("learner", "phase")
+    arguments = ("learner", "phase", "epoch")
 
 
 class StepBegin(Event):
@@ -147,15 +147,15 @@ class StepCancelled(Event):
 
 
 class EpochEnd(Event):
-    """The pass is over, complete, stopped or cancelled (not after an error). Contexts are still entered."""
+    """The epoch is over, complete, stopped or cancelled (not after an error). Contexts are still entered."""
 
-    arguments = ("learner", "phase")
+    arguments = ("learner", "phase", "epoch")
 
 
 class PhaseEnd(Event):
-    """All contexts are left: raw weights and modes are back, ``learner.metrics`` holds this pass's values."""
+    """All contexts are left: raw weights and modes are back, ``learner.metrics`` holds this epoch's values."""
 
-    arguments = ("learner", "phase")
+    arguments = ("learner", "phase", "epoch")
 
 
 class SignalBegin(Event):

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from loopkit.order import nearest
+from loopkit.words import nearest
 
 __all__ = ["auto_fused", "covers", "matches", "named_modules", "named_parameters", "nothing_matches", "param_groups"]
 
@@ -123,7 +123,7 @@ def param_groups(
 
 
 def auto_fused(cls: type[torch.optim.Optimizer], **options: Any) -> Callable[[Any], torch.optim.Optimizer]:
-    """A factory of optimizers that passes ``fused=True`` where torch can run it for the parameters' devices and dtypes.
+    """A factory of optimizers that gives ``fused=True`` where torch can run it for the parameters' devices and dtypes.
 
     Where it cannot, or the class has no fused form, the optimizer is made without. A fused optimizer is faster on CUDA
     and not bitwise equal to the other forms; which one it is stands in ``optimizer.defaults["fused"]``.

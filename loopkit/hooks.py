@@ -1,7 +1,7 @@
 """The hooks: what plugins can implement, and ``hookimpl``, which marks an implementation.
 
 Each event of `loopkit.events` is a hook of the same name in snake case. The hooks below are the other three
-kinds: contexts, verbs and transforms; and an event of no phase, ``log_value``. An implementation takes only the
+kinds: contexts, replacements and transforms; and an event of no phase, ``log_value``. An implementation takes only the
 arguments it needs, by name.
 """
 
@@ -21,10 +21,11 @@ from loopkit.errors import PluginError
 from loopkit.events import Event
 
 if TYPE_CHECKING:
+    from loopkit.engine.epoch import Epoch
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.logs.record import Record
     from loopkit.phases import Phase
-    from loopkit.step import Step
 
 __all__ = ["PROJECT", "PROVIDES", "STATES", "Declaration", "Hook", "Target", "hookimpl", "hooks", "implemented"]
 
@@ -48,6 +49,9 @@ STATES = {
     "metrics": "learner.metrics, as metrics.<phase>/<metric>",
     "progress": "learner.progress",
     "rng": "the random generators",
+    "data": "what the loaders yield next",
+    "trainable": "which parameters require grad; trainable.<pattern> are those that a pattern covers",
+    "weights": "what stands in the place of the models' own weights; weights.<phase> in the epochs of a phase",
 }
 """The names of state that ``reads``, ``updates``, ``writes`` and ``owns`` can hold; each covers all under it."""
 
@@ -62,7 +66,7 @@ PROVIDES = {
     "history": "a record of the metrics",
     "log": "metrics written elsewhere",
     "memory_format": "models and batches in another memory layout",
-    "metrics": "metrics of each pass",
+    "metrics": "metrics of each epoch",
     "mixed_precision": "autocast and loss scaling",
     "noise": "noise on the gradients",
     "non_finite": "a guard against infinite and undefined numbers",
@@ -85,18 +89,22 @@ class Target:
     plugin: str
     function: Callable[..., Any]
     """The implementation itself, which says where its code is."""
+    arguments: tuple[str, ...]
+    """Those of the hook's arguments that the implementation takes, in its order."""
 
 
 class Hooks:
-    """The contexts, verbs and transforms, and the event of no phase, as pluggy reads them."""
+    """The contexts, replacements and transforms, and the event of no phase, as pluggy reads them."""
 
-    def epoch_context(self, learner: Learner, phase: Phase) -> AbstractContextManager[Any] | None:
-        """A fresh context manager around one pass of a phase, entered before ``epoch_begin``, or None.
+    def epoch_context(self, learner: Learner, phase: Phase, epoch: Epoch) -> AbstractContextManager[Any] | None:
+        """A fresh context manager around one epoch of a phase, entered before ``epoch_begin``, or None.
 
         It is left after ``epoch_end`` and before ``phase_end``, whatever was raised inside.
         """
 
-    def step_context(self, learner: Learner, phase: Phase, step: Step) -> AbstractContextManager[Any] | None:
+    def step_context(
+        self, learner: Learner, phase: Phase, epoch: Epoch, step: Step
+    ) -> AbstractContextManager[Any] | None:
         """A fresh context manager around the phase's ``step``, entered after ``step_begin``, or None.
 
         It is left before ``step_end``, whatever was raised inside.
@@ -106,12 +114,13 @@ class Hooks:
         self,
         learner: Learner,
         phase: Phase,
+        epoch: Epoch,
         step: Step,
         optimizer: torch.optim.Optimizer,
         closure: Callable[[], Any] | None,
         default: Callable[[], Any],
     ) -> None:
-        """Verb: take one optimizer step between ``update_begin`` and ``update_end``.
+        """Replacement: take one optimizer step between ``update_begin`` and ``update_end``.
 
         At most one plugin implements it. Without one the engine runs ``default()``, which is
         ``optimizer.step(closure)``. Call ``step.skip_update(reason)`` if the parameters were left unchanged.
@@ -126,10 +135,10 @@ class Hooks:
         return model
 
     def setup_data(self, learner: Learner, phase: Phase, data: Any) -> Any:
-        """Transform: return the data of a pass, or other data in its place, such as this process's part of it.
+        """Transform: return the data of an epoch, or other data in its place, such as this process's part of it.
 
-        Called with an iterable of batches before its length is asked for, at the begin of every pass over it and when
-        ``fit`` begins: give the same object each time, and data that is your own already as it is.
+        Called with an iterable of batches before its length is asked for, once a fit, or at the begin of every
+        epoch of ``learner.run``: give the same object each time, and data that is your own already as it is.
         """
         return data
 
@@ -141,19 +150,19 @@ class Hooks:
         """Transform: return what is called in the place of another plugin's hook, such as one that measures it.
 
         Called for each hook of each other plugin when the plan is made: it costs nothing in a step but what it returns.
-        That is given the same arguments, by position, must return what ``call`` returns, and let pass what it raises.
+        That is given ``target.arguments`` by position, must return what ``call`` returns, and raise what it raises.
         """
         return call
 
     def log_value(self, learner: Learner, record: Record) -> None:
-        """Something was logged with ``learner.log``, by a phase or a plugin, in a pass or between two.
+        """Something was logged with ``learner.log``, by a phase or a plugin, in an epoch or between two.
 
         ``record.value`` is a number, a scalar tensor that may still be computed on its device, or a kind of
         `loopkit.logs`. It comes many times in a step: keep the record, and look at it later.
         """
 
 
-Kind = Literal["event", "context", "verb", "transform"]
+Kind = Literal["event", "context", "replacement", "transform"]
 
 
 @dataclass(frozen=True)
@@ -169,7 +178,7 @@ class Hook:
 _OTHERS: dict[str, Kind] = {
     "epoch_context": "context",
     "step_context": "context",
-    "optimizer_step": "verb",
+    "optimizer_step": "replacement",
     "setup_model": "transform",
     "setup_data": "transform",
     "move_batch": "transform",

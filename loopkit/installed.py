@@ -73,7 +73,7 @@ class EntryPoint:
             try:
                 found = getattr(found, attribute)
             except AttributeError as error:
-                from loopkit.order import nearest
+                from loopkit.words import nearest
 
                 raise PluginError(
                     f"{self}: there is no {self.value}{nearest(attribute, dir(found))}; another version of the "

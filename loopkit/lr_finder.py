@@ -20,13 +20,13 @@ from loopkit.data import Loader
 from loopkit.errors import NonFiniteError, PhaseError, PhaseInputError, ReentrancyError, WorldError
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
-from loopkit.order import nearest
+from loopkit.words import nearest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from loopkit.engine.step import Step
     from loopkit.phases import Phase
-    from loopkit.step import Step
 
 __all__ = ["LRFinder", "LRFinderResult"]
 
@@ -174,7 +174,7 @@ class LRFinder:
         if hasattr(data, "__next__"):
             raise PhaseInputError(
                 f"LRFinder.run: the data is a {type(data).__name__}, which the test would use up: "
-                f"pass something that can be iterated again, or a function that returns a new iterator"
+                f"give something that can be iterated again, or a function that returns a new iterator"
             )
         sweep = _Sweep(self)
         with _as_before(learner, data):
@@ -195,7 +195,7 @@ class LRFinder:
         loss_fn, phases, phase, plugins = copy.deepcopy(
             (learner.loss_fn, learner._given_phases, phase, list(kept.values())), memo
         )
-        chains = [[word for word in chain if word in known] for chain in learner._registry.chains]
+        chains = [[word for word in chain if word in known] for chain in learner.order]
         made = Learner(
             models if isinstance(learner.model, Mapping) else models["model"],
             loss_fn,
@@ -259,7 +259,7 @@ class _Sweep:
         if self._updated and self._window:  # an update after the last step, of a window that was open
             self._close(learner)
         if not self.losses and not self.diverged:
-            raise PhaseError(f"LRFinder: phase {phase.name!r} made no update in a pass over the data")
+            raise PhaseError(f"LRFinder: phase {phase.name!r} made no update in an epoch over the data")
 
     def _close(self, learner: Learner) -> None:
         finder = self.finder
@@ -319,7 +319,7 @@ def _copy_optimizer(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
 
 
 def _own_position(data: Any) -> Any:
-    """The same data, in an object of its own where passes over it move something in the object."""
+    """The same data, in an object of its own where iterations over it move something in the object."""
     if isinstance(data, Loader):
         data = copy.copy(data)
         data._place = copy.copy(data._place)

@@ -1,4 +1,4 @@
-"""Metrics: numbers accumulated over a pass, on the device, and read once.
+"""Metrics: numbers accumulated over an epoch, on the device, and read once.
 
 A metric is any object with ``update(outputs, targets)``, ``compute()`` and ``reset()``; torchmetrics objects are. Where
 several processes train together, each takes in a part of the batches, and a metric of your own also needs
@@ -47,7 +47,7 @@ class MetricLike(Protocol):
 
 
 def wide(value: Tensor) -> Tensor:
-    """The value in float64, so that sums over a pass keep their digits; in float32 where a device has no float64."""
+    """The value in float64, so that sums over an epoch keep their digits; in float32 where a device has no float64."""
     return value.detach().to(torch.float32 if value.device.type == "mps" else torch.float64)
 
 
@@ -116,7 +116,7 @@ class Metric:
 
 
 class Mean(Metric):
-    """Mean over a pass of a number that the phase puts on its steps, weighted by ``step.weight``.
+    """Mean over an epoch of a number that the phase puts on its steps, weighted by ``step.weight``.
 
     Args:
         attribute: The step's attribute: a scalar tensor or a number, such as ``"critic_loss"``.
@@ -163,14 +163,14 @@ class Mean(Metric):
 
 
 class Loss(Mean):
-    """Mean loss over a pass, weighted by ``step.weight``: right for an uneven last batch."""
+    """Mean loss over an epoch, weighted by ``step.weight``: right for an uneven last batch."""
 
     def __init__(self) -> None:
         super().__init__("loss")
 
 
 class FunctionMetric(Metric):
-    """Mean over a pass of ``function(outputs, targets)``.
+    """Mean over an epoch of ``function(outputs, targets)``.
 
     A scalar counts with the weight of its step, the number of its samples by default; a tensor of shape
     ``(batch, ...)`` counts element by element.

@@ -1,4 +1,4 @@
-"""Phases: kinds of passes over data. Subclass one and write its ``step``, or only the part that differs."""
+"""Phases: kinds of epochs. Subclass one and write its ``step``, or only the part that differs."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from loopkit.events import (
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
-    from loopkit.step import Step
 
 __all__ = ["Phase", "PredictionPhase", "TrainingPhase", "ValidationPhase"]
 
 BRACKETS = (EpochBegin, StepBegin, StepEnd, StepCancelled, EpochEnd, PhaseEnd)
-VERBS = (BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, UpdateSkipped)
+TRAINING_EVENTS = (BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, UpdateSkipped)
 
 
 class Phase:
-    """A kind of pass over data.
+    """A kind of epoch: training, validation, or your own.
 
     Args:
         name: Replaces the class's ``name``, so that one class can serve two phases of a learner.
-        skip_none: Pass over batches that are None instead of handing them to ``step``.
+        skip_none: Leave out batches that are None instead of handing them to ``step``.
     """
 
     name: str = "phase"
@@ -49,10 +49,16 @@ class Phase:
     training: ClassVar[bool] = False
     """True: modules in train mode, gradients on, ``backward`` and ``update`` allowed, progress counted."""
     emits: ClassVar[tuple[type[Event], ...]] = ()
-    """The events that ``step`` emits itself; those of the verbs need not be repeated."""
+    """The events that ``step`` emits itself; those of ``backward`` and ``update`` need not be repeated."""
     grad_mode: Literal["no_grad", "inference_mode", "grad"] = "no_grad"
     """How steps that do not train run: ``"inference_mode"`` is faster, but what modules cache there is unusable
     for training; ``"grad"`` is for steps that differentiate without training."""
+    saved: ClassVar[tuple[str, ...]] = ()
+    """Attributes that are the phase's state, such as ``("hidden", "baseline")``: saved with every checkpoint, and put
+    back when the run goes on. Each is of a kind that a state can hold, or has ``state_dict`` and ``load_state_dict``.
+    """
+    volatile: ClassVar[tuple[str, ...]] = ()
+    """Attributes that may change and need no saving, such as caches."""
 
     def __init__(self, name: str | None = None, *, skip_none: bool = False) -> None:
         if name is not None:
@@ -63,12 +69,36 @@ class Phase:
         """Process one batch. The engine fires ``StepBegin`` before and ``StepEnd`` after it."""
         raise NotImplementedError(f"{type(self).__name__} has no step(self, learner, step)")
 
+    @property
+    def has_state(self) -> bool:
+        """Whether it has anything to save: attributes in ``saved``, or a ``state_dict`` of its own."""
+        return bool(self.saved) or type(self).state_dict is not Phase.state_dict
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is saved of it: the attributes in ``saved``. Override it, and `load_state_dict`, for anything else."""
+        return {name: _state_of(getattr(self, name)) for name in self.saved}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Put back what `state_dict` returned; tensors go to the device of those in their place."""
+        for name, value in state.items():
+            now: Any = getattr(self, name, None)
+            if callable(getattr(now, "load_state_dict", None)):
+                now.load_state_dict(value)
+            elif hasattr(value, "to") and hasattr(now, "device"):
+                setattr(self, name, value.to(now.device))
+            else:
+                setattr(self, name, value)
+
     def events(self) -> tuple[type[Event], ...]:
         """Every event that can fire during this phase."""
-        return (*BRACKETS, *self.emits, *(VERBS if self.training else ()))
+        return (*BRACKETS, *self.emits, *(TRAINING_EVENTS if self.training else ()))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
+
+
+def _state_of(value: Any) -> Any:
+    return value.state_dict() if callable(getattr(value, "state_dict", None)) else value
 
 
 class SupervisedPhase(Phase):

@@ -15,7 +15,7 @@ class Progress:
     """
 
     epochs: int = 0
-    """Passes that ended: complete, stopped or cancelled, but not by an error."""
+    """Epochs that ended: complete, stopped or cancelled, but not by an error."""
     steps: int = 0
     """Steps that were not cancelled."""
     updates: int = 0

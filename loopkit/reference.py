@@ -14,7 +14,7 @@ from typing import Any
 
 import loopkit
 from loopkit.errors import LoopkitError
-from loopkit.order import nearest
+from loopkit.words import nearest
 
 __all__ = ["Item", "items", "shown"]
 

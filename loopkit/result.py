@@ -22,9 +22,9 @@ class Planned:
 class FitResult:
     """What ``fit`` returns. An early stop is a result like any other, not an error."""
 
-    reason: Literal["running", "end", "epochs", "max_steps", "max_updates", "stop", "cancel", "signal", "error"] = (
-        "running"
-    )
+    reason: Literal[
+        "running", "end", "epochs", "max_steps", "max_updates", "stop", "pause", "cancel", "signal", "error"
+    ] = "running"
     """What ended the fit: a limit, ``learner.stop``, `CancelFit`, the end of the user's own loop, a signal, or (seen
     in ``fit_end`` only) an error."""
     message: str = ""
@@ -44,10 +44,17 @@ class FitResult:
     metrics: dict[str, float] = field(default_factory=dict)
     """The last value of every metric, as ``"val/loss"``."""
     history: list[dict[str, Any]] = field(default_factory=list)
-    """One row per pass of a phase, made by the history plugin."""
+    """One row per epoch of a phase, made by the history plugin."""
 
     def __str__(self) -> str:
-        ends = {"stop": "stopped", "cancel": "cancelled", "signal": "interrupted", "error": "failed", "end": "ended"}
+        ends = {
+            "stop": "stopped",
+            "pause": "paused",
+            "cancel": "cancelled",
+            "signal": "interrupted",
+            "error": "failed",
+            "end": "ended",
+        }
         ended = ends.get(self.reason, f"reached {self.reason}")
         who = f" by {self.by}" if self.by else ""
         why = f": {self.message}" if self.message else ""

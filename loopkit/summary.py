@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from loopkit import generators
+from loopkit.engine import generators
 from loopkit.errors import PhaseError
 from loopkit.phases import Phase, PredictionPhase
 from loopkit.tabular import aligned, count_of_bytes
@@ -99,7 +99,7 @@ def summarize(learner: Learner, batch: Any, phase: Phase | None, depth: int | No
                 f"does not, or none"
             )
         _refuse_lazy(learner)
-        move = learner._registry.plan(chosen).move_batch if chosen.name in learner.phases else None
+        move = learner._core.registry.plan(chosen).move_batch if chosen.name in learner.phases else None
         with _as_it_was(learner):
             moved = batch if move is None else move(batch, 0)
             data = tuple(_data(moved, "batch"))
@@ -131,16 +131,14 @@ def _run(learner: Learner, phase: Phase, batch: Any) -> dict[nn.Module, list[str
             if not isinstance(module, torch.jit.ScriptModule):
                 stack.callback(module.register_forward_hook(note).remove)
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        for name, route in learner._routes.items():  # a wrapper may talk to other processes
-            stack.callback(setattr, route, "wrapper", route.wrapper)
-            route.wrapper = learner.models[name]
+        stack.enter_context(learner._core.models.unwrapped())  # a wrapper may talk to other processes
         bare.run(phase, [batch])
     return calls
 
 
 @contextmanager
 def _as_it_was(learner: Learner) -> Iterator[None]:
-    """Put buffers, gradients and generators back; modes are put back by the pass."""
+    """Put buffers, gradients and generators back; modes are put back by the epoch."""
     state = generators.save()
     modules = dict.fromkeys(m for model in learner.models.values() for m in model.modules())
     held = [(module, dict(module._buffers)) for module in modules]

@@ -19,7 +19,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from loopkit.criteria import Mode
-from loopkit.order import nearest
+from loopkit.words import nearest
 
 __all__ = ["all_of", "any_of", "converged", "improving", "series", "slope", "stalled"]
 
@@ -34,7 +34,7 @@ def series(rows: Iterable[Mapping[str, Any]], name: str) -> list[float]:
         name: Such as ``"val/loss"``.
 
     Raises:
-        ValueError: Passes of that phase were made, none of them with this metric.
+        ValueError: Epochs of that phase were made, none of them with this metric.
 
     >>> series([{"phase": "train", "train/loss": 1.0}, {"phase": "val", "val/loss": 0.5}], "val/loss")
     [0.5]

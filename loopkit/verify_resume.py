@@ -25,8 +25,8 @@ from loopkit.checkpoint.tensors import pack
 from loopkit.errors import LoopkitError
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
-from loopkit.order import nearest
 from loopkit.plugins.checkpoint import Checkpoint
+from loopkit.words import nearest
 
 if TYPE_CHECKING:
     from loopkit.phases import Phase
@@ -36,7 +36,7 @@ __all__ = ["Outcome", "Run", "child", "fresh_process", "load_function", "made", 
 SPREAD = 3
 """How many steps are chosen to kill at, if none is given."""
 COMPARABLE = ("models", "buffers", "optimizers", "progress", "metrics", "plugins", "generators")
-"""What is the same before a state is saved and right after it is loaded; data begin anew only with their pass."""
+"""What is the same before a state is saved and right after it is loaded; data begin anew only with their epoch."""
 OUTPUT = 20_000
 """Characters shown of the output of a process that failed."""
 CHANGED = "saving the state changes the run: a state_dict() has side effects"
@@ -187,8 +187,10 @@ class _Verification:
         for each in (*expected, *traced):
             for name in self.unseeded & each.parts.keys():
                 del each.parts[name]
-        plugins = json.loads((resumed / "plugins.json").read_text())
-        return Outcome(what, f"DIFFERENT. {_diagnose(found, expected, traced, plugins)}" if found else "")
+        if not found:
+            return Outcome(what)
+        plugins, phases = (json.loads((resumed / f"{name}.json").read_text()) for name in ("plugins", "phases"))
+        return Outcome(what, f"DIFFERENT. {_diagnose(found, expected, traced, plugins, phases)}")
 
     def run(self, name: str, checkpoints: str = "", kill_at: int = 0) -> tuple[int, Path]:
         """Run one process; returns its exit code and its directory."""
@@ -257,7 +259,7 @@ def child(argument: str) -> None:
     if run.epochs is not None:
         fit = {**fit, "epochs": run.epochs}
     if run.signal == "TERM":
-        fit = {**fit, "on_signal": "raise"}
+        fit = {**fit, "on_interrupt": "raise"}
     for name in [name for name, plugin in learner.plugins.items() if getattr(plugin, "provides", "") == "checkpoint"]:
         learner.remove(name)
     if run.checkpoints:
@@ -267,6 +269,7 @@ def child(argument: str) -> None:
     (out / "steps.json").write_text(json.dumps(result.steps))
     own = [n for n, p in learner.plugins.items() if not type(p).__module__.startswith("loopkit.")]
     (out / "plugins.json").write_text(json.dumps(own))
+    (out / "phases.json").write_text(json.dumps([*learner.missing_states.values()]))
 
 
 class _Refused(LoopkitError):
@@ -408,8 +411,18 @@ def _trace(out: Path) -> list[_Traced]:
     return [_Traced(**json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def _diagnose(found: list[Difference], expected: list[_Traced], resumed: list[_Traced], own: list[str]) -> str:
-    """Say which plugin differed first, and in what; or that something else did before any plugin."""
+def _diagnose(
+    found: list[Difference], expected: list[_Traced], resumed: list[_Traced], own: list[str], phases: list[str]
+) -> str:
+    """Say which plugin differed first, and in what; or that something else did before any plugin.
+
+    Args:
+        found: What differs at the end.
+        expected: What the whole run was at each step.
+        resumed: What the resumed one was.
+        own: The plugins that are not loopkit's.
+        phases: What is known of phases whose changes no state holds.
+    """
     whole = {traced.steps: traced.parts for traced in expected}
     for traced in resumed:
         parts = whole.get(traced.steps, {})
@@ -426,12 +439,13 @@ def _diagnose(found: list[Difference], expected: list[_Traced], resumed: list[_T
         also = f"What else differs then: {', '.join(name for name in differ if name not in plugins[:1]) or 'nothing'}"
         if plugins:
             name = plugins[0].partition(".")[2]
-            return _lines(f"The first plugin whose state differs is {name!r}, {when}", first, [also], found)
+            return _lines(f"The first plugin whose state differs is {name!r}, {when}", first, [also, *phases], found)
         title = f"Before the state of any plugin, {differ[0]} differs, {when}: what decides that is in no state"
-        return _lines(title, first or found, [also, SUSPECTS + (", ".join(own) or "none is there")], found)
+        suspects = phases or [SUSPECTS + (", ".join(own) or "none is there")]
+        return _lines(title, first or found, [also, *suspects], found)
     of_plugins = [difference for difference in found if difference.path[0] == "plugins"]
     name = f"a plugin's state, that of {str(of_plugins[0].path[1])!r}" if of_plugins else found[0].part
-    return _lines(f"After all steps were the same, {name} differs", of_plugins or found, [], found)
+    return _lines(f"After all steps were the same, {name} differs", of_plugins or found, phases, found)
 
 
 def _lines(title: str, first: Sequence[Difference], more: Sequence[str], found: Sequence[Difference]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -45,8 +46,10 @@ def keeps_contract(factory: Callable[[], Any], name: str | None = None, **option
 
 
 def on(hook: str, function: Callable[..., Any], name: str = "acting", **options: Any) -> Any:
-    """A plugin with one hook, which calls ``function`` with all the arguments of the hook by name."""
-    arguments = hooks()[hook].arguments
+    """A plugin with one hook, which calls ``function`` with the arguments of the hook that it takes, by name."""
+    taken = inspect.signature(function).parameters
+    everything = any(each.kind is each.VAR_KEYWORD for each in taken.values())
+    arguments = [name for name in hooks()[hook].arguments if everything or name in taken]
     namespace: dict[str, Any] = {"function": function}
     given = ", ".join(f"{argument}={argument}" for argument in arguments)
     exec(f"def {hook}({', '.join(('self', *arguments))}): return function({given})", namespace)

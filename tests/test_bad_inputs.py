@@ -90,7 +90,7 @@ def fails(learner, error, act, *parts):
     text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
     for part in parts:
         assert re.search(part, text), f"{part!r} is not in:\n{text}"
-    assert learner._epochs == []
+    assert learner.running is None
     assert not learner.model.training
     assert torch.is_grad_enabled()
     log = learner.plugins["fit_log"]
@@ -174,6 +174,12 @@ def test_data_has_no_length():
 def test_data_loader_has_no_length():
     learner = make()
     assert learner.fit(DataLoader(Stream(batches(3)), batch_size=None), epochs=2).steps == 6
+
+
+@pytest.mark.parametrize("accumulate", ["2", 2.5, True, 0, -1, None])
+def test_accumulate_is_no_count(accumulate):
+    with pytest.raises(PhaseError, match=f"accumulate is {accumulate!r}: it counts the steps of an update, from 1"):
+        make(accumulate=accumulate)
 
 
 class Lying:
@@ -526,7 +532,7 @@ def test_learner_has_no_optimizer():
     learner = Learner(nn.Linear(4, 3), nn.CrossEntropyLoss(), standard=False)
     with pytest.raises(PhaseError, match=r"the learner has no optimizer; give Learner\(optimizer=\.\.\.\)"):
         learner.fit(batches(), epochs=1)
-    assert learner._epochs == []
+    assert learner.running is None
 
 
 def test_optimizer_gets_no_parameters():
@@ -727,7 +733,7 @@ def test_hook_argument_is_misspelt():
         def step_begin(self, stpe):
             pass
 
-    adding(make(), PluginError, [Typo()], r"'stpe' \(did you mean 'step'\?\); it can take learner, phase, step")
+    adding(make(), PluginError, [Typo()], r"'stpe' \(did you mean 'step'\?\); it can take learner, phase, epoch, step")
 
 
 def test_plugin_is_a_class():
@@ -767,7 +773,7 @@ def test_plugins_implement_one_verb():
         default()
 
     plugins = [type(label, (), {"optimizer_step": hookimpl(verb)})() for label in ("One", "Other")]
-    adding(make(), PluginConflict, plugins, "'one' and 'other' both implement the verb optimizer_step in phase 'train'")
+    adding(make(), PluginConflict, plugins, "'one' and 'other' both implement optimizer_step in phase 'train'")
 
 
 def test_plugins_stand_in_a_cycle():
@@ -839,7 +845,7 @@ def test_fit_is_called_inside_fitting():
     learner = make()
 
     def act():
-        with learner.fitting():
+        with learner.rounds():
             learner.fit(batches(), epochs=1)
 
     fails(learner, ReentrancyError, act, "a fit is running")

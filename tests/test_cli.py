@@ -225,7 +225,7 @@ def test_subcommand_that_two_distributions_have_is_refused(added, capsys):
 def test_subcommand_that_is_not_installed_says_where_it_is(monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", [path for path in sys.path if "site-packages" not in path])
     for name, distribution in SUBCOMMANDS.items():
-        line = f"loopkit: error: the command {name!r} is in another distribution: pip install {distribution}"
+        line = f"loopkit: error: loopkit {name} is in the distribution {distribution}: pip install {distribution}"
         assert run(capsys, name) == (2, [], [line])
 
 
@@ -285,7 +285,7 @@ def test_api_prints_signatures_and_first_lines(capsys):
     at = lines.index("    .stop(reason: 'str' = '', by: 'str' = '') -> 'None'".replace("    .", "        ."))
     assert (
         lines[at + 1].strip()
-        == "Ask for a normal end: the current step ends, then the epoch with its events, then the fit."
+        == "Ask for the end of the run: the current step ends, then the epoch with its events, then the fit."
     )
     assert lines.index("loopkit") < at < lines.index("loopkit.plugins")
     assert sum(line.startswith("    Learner(") for line in lines) == 1  # loopkit, and not loopkit.learner as well

@@ -285,7 +285,8 @@ def test_result_counts_its_own_fit_and_progress_counts_all():
 
 def test_result_of_fitting_is_end():
     learner = make_learner()
-    with learner.fitting() as result:
+    with learner.rounds() as rounds:
+        result = rounds.result
         assert result.reason == "running"
         learner.run("train", batches(2))
     assert (result.reason, result.epochs, result.steps) == ("end", 1, 2)
@@ -318,7 +319,8 @@ def test_stop_is_forgotten_by_the_next_fit():
     learner = make_learner(raising("loss_begin", CancelFit("no")))
     assert learner.fit(batches(1), epochs=2).reason == "cancel"
     assert learner.fit(batches(1), epochs=2).reason == "epochs"
-    learner.stop("outside a fit")
+    with pytest.raises(PhaseError, match="no fit running"):
+        learner.stop("outside a fit")
     assert learner.fit(batches(1), epochs=2).reason == "epochs"
 
 
@@ -611,7 +613,7 @@ def test_nested_stop_ends_both_passes():
     learner.add(log)
     learner.fit(batches(3), batches(2), epochs=3, validate_every_updates=1)
     assert [line.split(":")[0] for line in log.lines] == [
-        "fit_begin", "train", "train 0", "val", "val 0", "val", "train", "fit_end",
+        "fit_begin", "train", "train 0", "val", "val 0", "val 1", "val", "train", "fit_end",
     ]  # fmt: skip
 
 

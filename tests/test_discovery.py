@@ -349,6 +349,18 @@ def test_other_spelling_is_answered_by_the_nearest(name):
         loopkit.load_plugin(name)
 
 
+@pytest.mark.parametrize("name", ["cost", "loopkit-insight:cost"])
+def test_plugin_of_a_distribution_that_is_not_installed_says_where_it_is(name, monkeypatch):
+    monkeypatch.setattr(discovery, "installed", lambda: installed([]))
+    with pytest.raises(
+        PluginError, match=f"the plugin '{name}' is in another distribution: pip install loopkit-insight"
+    ):
+        make_learner(name)
+    with pytest.raises(PluginError, match=r"no plugin called 'Cost' is installed \(did you mean 'cost'\?\)"):
+        loopkit.load_plugin("Cost")
+    assert make_learner(block=[name]).block == (name,)
+
+
 @pytest.mark.parametrize("name", ["", ":", "x:", "nothing_like_it", "loopkit:nothing_like_it"])
 def test_unknown_name(name):
     with pytest.raises(PluginError, match=r"no plugin called .* is installed: `loopkit plugins` lists those that are"):
@@ -480,13 +492,13 @@ def test_learner_takes_names_and_mappings(counter):
 
 def test_learner_takes_one_mapping_of_all(counter):
     options = {"a_counter": {"start": 1}, "grad_norm": None}
-    learner = loopkit.Learner(loopkit.step.torch.nn.Linear(1, 1), plugins=options, standard=False)
+    learner = loopkit.Learner(loopkit.engine.step.torch.nn.Linear(1, 1), plugins=options, standard=False)
     assert list(learner.plugins) == ["counter", "grad_norm"]
 
 
 def test_learner_refuses_a_string_of_plugins():
     with pytest.raises(PluginError, match=r"plugins is 'grad_norm': give a list, plugins=\[\.\.\.\]"):
-        loopkit.Learner(loopkit.step.torch.nn.Linear(1, 1), plugins="grad_norm")
+        loopkit.Learner(loopkit.engine.step.torch.nn.Linear(1, 1), plugins="grad_norm")
 
 
 def test_plugins_are_added_all_or_none(counter):

@@ -91,7 +91,7 @@ def test_plugin_with_a_misspelt_argument_is_refused_with_the_nearest_spelling():
     refused(
         Plugin(),
         message=r"step_begin: no argument is called 'lerner' \(did you mean 'learner'\?\); "
-        r"it can take learner, phase, step$",
+        r"it can take learner, phase, epoch, step$",
     )
 
 
@@ -101,14 +101,14 @@ def test_plugin_that_wants_a_step_from_an_epoch_event_is_refused():
         def epoch_end(self, step):
             pass
 
-    refused(Plugin(), message=r"epoch_end: no argument is called 'step'; it can take learner, phase$")
+    refused(Plugin(), message=r"epoch_end: no argument is called 'step'; it can take learner, phase, epoch$")
 
 
 @pytest.mark.parametrize("kind", ["*args", "**kwargs", "*, step"])
 def test_plugin_with_arguments_that_are_not_plain_is_refused(kind):
     scope = {"hookimpl": hookimpl}
     exec(f"class Plugin:\n    @hookimpl\n    def step_begin(self, {kind}): pass", scope)
-    refused(scope["Plugin"](), message="no argument is called .*; it can take learner, phase, step")
+    refused(scope["Plugin"](), message="no argument is called .*; it can take learner, phase, epoch, step")
 
 
 def test_plugin_with_an_argument_with_a_default_is_refused():
@@ -344,7 +344,7 @@ class Verb:
 
 
 def test_plugins_with_the_same_verb_are_refused():
-    message = "'a' and 'b' both implement the verb optimizer_step in phase 'train': keep one"
+    message = "'a' and 'b' both implement optimizer_step in phase 'train': keep one"
     refused(Verb("a"), Verb("b"), message=message, error=PluginConflict)
 
 
@@ -405,7 +405,7 @@ def test_learner_refuses_an_event_that_no_known_phase_emits_before_the_first_ste
     with pytest.raises(PluginError, match=r"plugin 'umbrella', rain_begin: no known phase emits .*phases=\[\.\.\.\]"):
         learner.fit(batches(), epochs=1)
     assert listener.steps == []
-    assert learner._epochs == []
+    assert learner.running is None
     learner.remove("umbrella")
     learner.fit(batches(), epochs=1)
     assert listener.steps == [0, 1]
@@ -579,7 +579,7 @@ class FitLog:
 def test_replace_in_a_fit_ends_each_plugin_that_began_once_even_if_the_new_one_failed():
     log = []
     learner = make(FitLog(log, "old"))
-    with learner.fitting():
+    with learner.rounds():
         with pytest.raises(RuntimeError, match="broken"):
             learner.replace("fit_log", FitLog(log, "failing", fails=True))
         learner.replace("fit_log", FitLog(log, "new"))
@@ -602,7 +602,7 @@ def test_hookimpl_limits_a_hook_to_phases(limit):
     learner.run("val", batches(1))
     learner.run("train", batches(1))
     assert seen == ["train"]
-    assert learner._registry.plan(learner.phases["val"]).fire[StepBegin] is None
+    assert learner._core.registry.plan(learner.phases["val"]).fire[StepBegin] is None
 
 
 def test_hookimpl_limits_a_hook_to_subclasses_too():
@@ -644,7 +644,7 @@ def test_verbs_of_different_phases_go_together():
 
 
 def entry(learner, plugin, hook):
-    impls = learner._registry.implementations(hook)
+    impls = learner._core.registry.implementations(hook)
     return next(impl.entry for impl in impls if impl.entry.plugin == plugin)
 
 
@@ -781,19 +781,19 @@ def test_plugin_can_be_a_dataclass_that_has_no_hash():
 
 def test_plan_has_none_for_events_without_listeners():
     learner = make(Listener())
-    fire = learner._registry.plan(learner.phases["train"]).fire
+    fire = learner._core.registry.plan(learner.phases["train"]).fire
     assert {event for event, call in fire.items() if call is not None} == {StepBegin}
     assert {LossBegin, BackwardBegin, UpdateBegin, StepEnd} <= set(fire)
 
 
 def test_plan_has_the_events_that_the_phase_can_fire_alone():
     learner = make()
-    assert UpdateBegin not in learner._registry.plan(learner.phases["val"]).fire
+    assert UpdateBegin not in learner._core.registry.plan(learner.phases["val"]).fire
 
 
 def test_plan_is_kept_while_the_plugins_stay():
     learner = make(Listener())
-    assert learner._registry.plan(learner.phases["train"]) is learner._registry.plan(learner.phases["train"])
+    assert learner._core.registry.plan(learner.phases["train"]) is learner._core.registry.plan(learner.phases["train"])
 
 
 def test_plan_is_rebuilt_when_a_plugin_is_added():
@@ -881,7 +881,7 @@ def test_data_that_is_none_is_refused():
         make(Forgets()).fit(batches(1), epochs=1)
 
 
-# Instrument
+# What is called in the place of others' hooks
 
 
 class Everything:
@@ -921,53 +921,154 @@ TRAIN_STEP = [
 ]
 
 
+class Spy:
+    """Notes which hooks it is told of, and each call with what it is given."""
+
+    def __init__(self, name="spy"):
+        self.name = name
+        self.told, self.calls, self.given = [], [], []
+
+    @hookimpl
+    def instrument_call(self, target, call):
+        key = (target.phase, target.hook, target.plugin)
+        self.told.append(key)
+
+        def noted(*values):
+            self.calls.append(key)
+            self.given.append(dict(zip(target.arguments, values, strict=True)))
+            return call(*values)
+
+        return noted
+
+
 def test_instrument_sees_every_call():
-    calls = []
-
-    def instrument(hook, plugin, call):
-        calls.append((hook, plugin))
-        return call()
-
-    learner = make(Everything(), instrument=instrument)
+    spy = Spy()
+    learner = make(Everything(), spy)
     learner.fit(batches(), batches(1), epochs=1)
-    assert {plugin for _, plugin in calls} == {"everything"}
-    assert [hook for hook, _ in calls] == [
+    assert {plugin for _, _, plugin in spy.calls} == {"everything"}
+    assert [hook for _, hook, _ in spy.calls] == [
         "setup_model",
-        *("setup_data", "setup_data"),  # the lengths of both are asked for
+        *("setup_data", "setup_data"),  # once for each, when their lengths are asked for
         "fit_begin",
-        "setup_data",
         *("epoch_context", "epoch_begin", *TRAIN_STEP, *TRAIN_STEP, "epoch_end", "phase_end"),
-        "setup_data",
         *("epoch_context", "epoch_begin", "move_batch", "step_begin", "step_context", "loss_begin", "step_end"),
         *("epoch_end", "phase_end", "fit_end"),
     ]
+    assert {(phase, hook) for phase, hook, _ in spy.calls if hook in ("fit_begin", "setup_data", "epoch_end")} == {
+        ("", "fit_begin"),
+        *(("train", "setup_data"), ("val", "setup_data"), ("train", "epoch_end"), ("val", "epoch_end")),
+    }
+
+
+def test_instrument_is_told_of_other_plugins_alone():
+    one, two = Spy("one"), Spy("two")
+    make(two, one, Listener()).fit(batches(), epochs=1)
+    assert {plugin for _, _, plugin in (*one.told, *two.told)} == {"listener"}
+    assert one.calls == two.calls == [("train", "step_begin", "listener")] * 2
+
+
+def test_instrument_is_given_the_arguments_of_the_implementation():
+    class Takes:
+        @hookimpl
+        def step_end(self, step, learner):
+            pass
+
+        @hookimpl
+        def epoch_end(self, phase):
+            pass
+
+        @hookimpl
+        def fit_begin(self):
+            pass
+
+    spy = Spy()
+    learner = make(Takes(), spy)
+    learner.fit(batches(1), epochs=1)
+    begin, step_end, epoch_end = spy.given
+    assert begin == {}
+    assert list(step_end) == ["step", "learner"]
+    assert step_end["learner"] is learner
+    assert step_end["step"].index == 0
+    assert epoch_end == {"phase": learner.phases["train"]}
+
+
+def test_instruments_wrap_each_other_in_the_order_of_the_plan():
+    order = []
+
+    class Notes(Spy):
+        @hookimpl
+        def instrument_call(self, call):
+            return lambda *values: (order.append(self.name), call(*values))[1]
+
+    class Second(Notes):
+        @hookimpl(after=("zz",))
+        def instrument_call(self, call):
+            return lambda *values: (order.append(self.name), call(*values))[1]
+
+    make(Second("a"), Notes("zz"), Listener()).run("train", batches(1))
+    assert order == ["a", "zz"]
 
 
 def test_instrument_leaves_the_result_as_it_is():
-    plain = make(Everything(), Scale())
-    measured = make(Everything(), Scale(), instrument=lambda hook, plugin, call: call())
+    plain, measured = make(Everything(), Scale()), make(Everything(), Scale(), Spy())
     for learner in (plain, measured):
         learner.fit(batches(), epochs=2)
     assert plain.model.weight.equal(measured.model.weight)
+    measured.remove("spy")
     assert plain.explain() == measured.explain()
 
 
+def test_instrument_that_is_removed_sees_nothing_more():
+    spy = Spy()
+    learner = make(Listener(), spy)
+    learner.run("train", batches(1))
+    learner.remove("spy")
+    learner.run("train", batches(1))
+    assert len(spy.calls) == 1
+
+
 def test_instrument_sees_the_plugins_order():
-    order = []
-
-    def instrument(hook, plugin, call):
-        order.append(plugin)
-        return call()
-
     class Second(Listener):
         @hookimpl(after=("zz",))
         def step_begin(self):
             pass
 
-    first = Listener()
+    first, spy = Listener(), Spy()
     first.name = "zz"
-    make(Second(), first, instrument=instrument).run("train", batches(1))
-    assert order == ["zz", "second"]
+    make(Second(), first, spy).run("train", batches(1))
+    assert [plugin for _, _, plugin in spy.calls] == ["zz", "second"]
+
+
+def test_instrument_that_returns_nothing_to_call_is_refused():
+    class Forgets:
+        @hookimpl
+        def instrument_call(self, call):
+            pass
+
+    with pytest.raises(PluginError, match="plugin 'forgets': instrument_call returned NoneType, not what to call"):
+        make(Forgets(), Listener())
+
+
+def test_instrument_that_raises_is_named():
+    class Broken:
+        @hookimpl
+        def instrument_call(self, call):
+            raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken") as caught:
+        make(Broken(), Listener())
+    assert any("instrument_call of plugin 'broken'" in note for note in caught.value.__notes__)
+
+
+def test_error_in_a_hook_that_is_instrumented_names_its_plugin():
+    class Bad:
+        @hookimpl
+        def step_end(self):
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no") as caught:
+        make(Spy(), Bad()).run("train", batches(1))
+    assert any("step_end of plugin 'bad'" in note for note in caught.value.__notes__)
 
 
 # Explain

@@ -7,11 +7,15 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import venv
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
+
+from loopkit.discovery import ELSEWHERE, SUBCOMMANDS
+from loopkit.installed import COMMANDS, PLUGINS
 
 ROOT = Path(__file__).parent.parent
 DISTRIBUTIONS = sorted(path.parent for path in (ROOT / "plugins").glob("*/pyproject.toml"))
@@ -32,9 +36,25 @@ def test_there_are_distributions() -> None:
     assert {"loopkit_mlflow", "loopkit_optuna", "loopkit_tensorboard"} <= PACKAGES
 
 
+@pytest.mark.parametrize(("group", "table"), [(PLUGINS, ELSEWHERE), (COMMANDS, SUBCOMMANDS)])
+def test_errors_know_which_distribution_has_what(group: str, table: dict[str, str]) -> None:
+    made = {}
+    for folder in DISTRIBUTIONS:
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        made |= dict.fromkeys(project.get("entry-points", {}).get(group, {}), project["name"])
+    assert table == made
+
+
 def test_nothing_of_the_core_imports_a_distribution() -> None:
     guilty = {str(path): imports(path) & PACKAGES for path in (ROOT / "loopkit").rglob("*.py")}
     assert {path: found for path, found in guilty.items() if found} == {}
+
+
+def neighbours(folder: Path) -> list[Path]:
+    """The other distributions that one requires."""
+    required = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["dependencies"]
+    names = {re.split(r"[^\w.-]", requirement, maxsplit=1)[0] for requirement in required}
+    return [each for each in DISTRIBUTIONS if each.name in names]
 
 
 def needed(name: str, found: set[str]) -> set[str]:
@@ -73,7 +93,8 @@ def test_distribution_installs_alone_and_passes_its_tests(folder: Path, tmp_path
     share_torch(python, tmp_path / "shared")
     install = ["-m", "pip", "install", "-q", "--no-compile", "-c", ROOT / "constraints.txt", "-e", ROOT]
     environment = {**os.environ, "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    for command in ([*install, "-e", f"{folder}[test]"], ["-m", "pytest", "-q", "-p", "no:cacheprovider"]):
+    packages = [word for each in neighbours(folder) for word in ("-e", each)]
+    for command in ([*install, *packages, "-e", f"{folder}[test]"], ["-m", "pytest", "-q", "-p", "no:cacheprovider"]):
         done = subprocess.run(
             [python, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
         )
@@ -81,5 +102,7 @@ def test_distribution_installs_alone_and_passes_its_tests(folder: Path, tmp_path
     listed = subprocess.run(
         [python, "-m", "pip", "list"], capture_output=True, text=True, timeout=60, check=True
     ).stdout
-    assert {each.name for each in DISTRIBUTIONS if each.name in listed} == {folder.name}
+    assert {each.name for each in DISTRIBUTIONS if each.name in listed} == {
+        path.name for path in (folder, *neighbours(folder))
+    }
     assert sys.prefix not in listed

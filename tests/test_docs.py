@@ -12,91 +12,27 @@ import re
 import runpy
 import sys
 import tomllib
-import types
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers import on
+from pages import EXACT, SHAPE, WRAPPED, Block, agrees, blocks, run_page
 
 from loopkit import Event, Learner
+from loopkit.engine.step import Step
 from loopkit.hooks import PROVIDES, STATES, Hook, hooks
-from loopkit.step import Step
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+READMES = sorted((ROOT / "plugins").glob("*/README.md"))
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 LONG = {
     *("autoencoder.py", "char_gpt.py", "contrastive.py", "distill.py", "gan.py", "residual_net.py", "rnn_tbptt.py"),
 }
 """Examples that take too long for the default run: that takes their first steps, and to their ends they are slow."""
-LANGUAGES = {"python", "text", "sh", "toml", "ini", "yaml", "json"}
-EXACT, WRAPPED, SHAPE = "output", "output, wrapped", "output, numbers differ"
-
-
-@dataclass(frozen=True)
-class Block:
-    """A fenced block of a page, and the HTML comment right above it."""
-
-    language: str
-    text: str
-    comment: str
-    line: int
-    """Of the opening fence, from 1."""
-
-
-def blocks(page: str) -> list[Block]:
-    found = []
-    pattern = r"(?:^<!-- *((?:(?!-->).)*?) *-->\n+)?^```(\w*)[^\n]*\n(.*?)^```$"
-    for match in re.finditer(pattern, page, re.MULTILINE | re.DOTALL):
-        line = page.count("\n", 0, match.start(2)) + 1
-        found.append(Block(match[2], match[3], match[1] or "", line))
-    return found
-
-
-def shape(text: str) -> str:
-    """The text with its durations and numbers replaced, and runs of spaces made one."""
-    text = re.sub(r"\d+:\d\d(:\d\d)?|\d+(\.\d+)? s\b", "TIME", text)
-    return re.sub(r" +", " ", re.sub(r"\d[\d,]*(\.\d+)?(e[-+]?\d+)?", "N", text))
-
-
-def agrees(shown: str, printed: str, how: str = EXACT) -> bool:
-    """Whether a page shows what was printed; a line ``...`` of a shape stands for any lines."""
-    if how == EXACT:
-        return shown.rstrip() == printed.rstrip()
-    if how == WRAPPED:
-        return shown.split() == printed.split()
-    parts = [re.escape(part.strip()) for part in re.split(r"^\.\.\.$", shape(shown), flags=re.MULTILINE)]
-    return re.fullmatch("\n(?:.*\n)*".join(parts), shape(printed).strip()) is not None
-
-
-def run_page(page: Path) -> None:
-    """Run the Python blocks of a page in one namespace and compare what they print with what the page shows."""
-    module = types.ModuleType("page_" + re.sub(r"\W", "_", page.stem))
-    sys.modules[module.__name__] = module
-    printed: str | None = None
-    try:
-        for block in blocks(page.read_text()):
-            where = f"{page.name}:{block.line}"
-            assert block.language in LANGUAGES, f"{where}: a block in {block.language!r}, one of {sorted(LANGUAGES)}"
-            if block.language == "python":
-                code = compile("\n" * block.line + block.text, str(page), "exec")
-                skipped = block.comment.startswith("no-run:")
-                assert not skipped or block.comment.removeprefix("no-run:").strip(), f"{where}: no-run without a reason"
-                printed = None
-                if not skipped:
-                    out = io.StringIO()
-                    with contextlib.redirect_stdout(out):
-                        exec(code, vars(module))
-                    printed = out.getvalue()
-            elif block.comment in (EXACT, WRAPPED, SHAPE):
-                assert printed is not None, f"{where}: no block before this output was run"
-                assert agrees(block.text, printed, block.comment), f"{where}: it printed\n{printed}"
-    finally:
-        del sys.modules[module.__name__]
 
 
 @pytest.fixture
@@ -144,7 +80,7 @@ def test_page_code_runs_and_prints_what_the_page_shows(page: Path, isolated: Pat
     run_page(page)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *READMES], ids=lambda page: f"{page.parent.name}/{page.name}")
 def test_page_links_lead_to_files_and_headings(page: Path) -> None:
     text = re.sub(r"(?ms)^```.*?^```$", "", page.read_text())
     dead = []

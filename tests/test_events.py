@@ -117,7 +117,7 @@ def test_evaluate_has_no_fit_events():
 def test_fitting_brackets_a_loop_of_your_own():
     log = EventLog()
     learner = make_learner(log)
-    with learner.fitting():
+    with learner.rounds():
         with learner.epoch("train", length=1) as epoch:
             epoch.step(batches(1)[0])
         learner.run("val", batches(1))
@@ -520,7 +520,10 @@ def test_stop_lets_the_step_and_the_pass_end():
     learner = make_learner(log)
     learner.add(on("backward_end", lambda learner, **_: learner.stop("enough", by="acting")))
     result = learner.fit(batches(3), batches(1), epochs=2)
-    assert log.lines == ["fit_begin", "train: epoch_begin", f"train 0: {STEP}", "train: epoch_end phase_end", "fit_end"]
+    assert log.lines == [
+        "fit_begin", "train: epoch_begin", f"train 0: {STEP}", "train: epoch_end phase_end",
+        "val: epoch_begin", f"val 0: {VAL}", "val: epoch_end phase_end", "fit_end",
+    ]  # fmt: skip
     assert (result.reason, result.message, result.by) == ("stop", "enough", "acting")
 
 
@@ -674,7 +677,8 @@ def test_validate_every_two_epochs():
     log = EventLog()
     make_learner(log).fit(batches(1), batches(1), epochs=3, validate_every=2)
     passes = [line for line in log.lines if line.endswith("epoch_begin")]
-    assert passes == ["train: epoch_begin", "train: epoch_begin", "val: epoch_begin", "train: epoch_begin"]
+    train, val = "train: epoch_begin", "val: epoch_begin"
+    assert passes == [train, train, val, train, val]  # the last weights are validated, too
 
 
 def test_skip_update_fires_update_skipped_instead_of_update_end():

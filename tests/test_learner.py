@@ -1,6 +1,7 @@
 """Learner: what holds between its parts, and no one part's tests would notice."""
 
 import functools
+from typing import ClassVar
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch.utils.data import TensorDataset
 from loopkit import Event, Learner, Phase, TrainingPhase, hookimpl
 from loopkit.errors import PhaseError, PhaseInputError, PluginError
 from loopkit.events import BackwardEnd, StepEnd
-from loopkit.plugins import call_on
+from loopkit.plugins import History, call_on
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
 
@@ -172,7 +173,7 @@ def test_explain_shows_fit_begin_in_the_order_in_which_it_runs():
 
     ran = []
     learner = make(plugins=[Named("a"), Named("b"), Between()])
-    with learner.fitting():
+    with learner.rounds():
         pass
     assert [row.plugin for row in learner.explain().rows if row.hook == "fit_begin"] == ran == ["b", "a"]
 
@@ -206,6 +207,51 @@ def test_tuple_of_tensors_is_no_data():
         make().predict((torch.zeros(8, 3), torch.zeros(8, 2)))
 
 
+class Outputs(dict):
+    """Outputs that note when and where they are moved."""
+
+    moved: ClassVar[list] = []
+
+    def to(self, device):
+        self.moved.append((device.type, len(self["made"])))
+        return self
+
+
+def test_outputs_are_moved_to_the_host_batch_by_batch():
+    made = []
+
+    class Model(nn.Module):
+        def forward(self, inputs):
+            made.append(len(inputs))
+            return Outputs(made=inputs)
+
+    learner = make(model=Model(), optimizer=None)
+    Outputs.moved.clear()
+    learner.predict([(torch.zeros(size, 3), None) for size in (4, 3)])
+    assert Outputs.moved == [("cpu", 4), ("cpu", 3)]
+    learner.predict([(torch.zeros(2, 3), None)], device=None)
+    assert len(Outputs.moved) == 2
+
+
+def test_outputs_go_where_they_are_asked_for():
+    learner = make(model=nn.Linear(3, 1, device="meta"), optimizer=None)
+    data = [(torch.zeros(4, 3, device="meta"), None)] * 2
+    for device in (None, "meta", torch.device("meta")):
+        assert learner.predict(data, device=device).device.type == "meta"
+
+
+@pytest.mark.gpu
+def test_outputs_on_a_device_are_moved_to_the_host_by_default():
+    learner = make(model=nn.Linear(3, 1_000_000, device="cuda"))
+    data = [(torch.zeros(4, 3, device="cuda"), None)] * 20  # 16 MB of outputs each
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    outputs = learner.predict(data)
+    assert (outputs.device.type, len(outputs)) == ("cpu", 80)
+    assert torch.cuda.max_memory_allocated() - before < 4 * 16e6
+    assert learner.predict(data, device=None).is_cuda
+
+
 def test_one_plugin_is_no_list_of_plugins():
     with pytest.raises(PluginError, match="give a list, plugins="):
         make(plugins=object())
@@ -235,3 +281,12 @@ def test_loss_fn_that_is_no_function_is_refused_when_the_learner_is_built(loss_f
     with pytest.raises(PhaseError) as caught:
         Learner(nn.Linear(3, 2), loss_fn, SGD)
     assert str(caught.value) == message
+
+
+def test_order_and_the_standard_set_are_told():
+    assert make(order=["noise", "clip"]).order == [["noise", "clip"]]
+    assert make(order=[["a", "b"], ["b", "c"]]).order == [["a", "b"], ["b", "c"]]
+    assert (make().order, make().standard) == ([], [])
+    learner = Learner(nn.Linear(3, 2), nn.MSELoss(), SGD, plugins=[History()], block=["progress"])
+    learner.remove("metrics")
+    assert [plugin.name for plugin in learner.standard] == ["metrics", "sanity_check", "stop_on_non_finite"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_docs import blocks
+from pages import blocks
 from torch import Tensor
 
 ROOT = Path(__file__).parent.parent

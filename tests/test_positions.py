@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from loopkit import generators
 from loopkit.data import ResumableSampler, TensorLoader, from_function, seeded
 from loopkit.distributed.shards import shard
-from loopkit.errors import StateError
-from loopkit.positions import (
+from loopkit.engine import generators
+from loopkit.engine.positions import (
     begin,
     facts,
     load_position,
@@ -22,6 +21,7 @@ from loopkit.positions import (
     resume,
     save_position,
 )
+from loopkit.errors import StateError
 
 stateful_dataloader = pytest.importorskip("torchdata.stateful_dataloader")
 StatefulDataLoader = stateful_dataloader.StatefulDataLoader

@@ -1,6 +1,7 @@
 """A learner's state: what it holds, what it refuses, and that a run goes on from it bit for bit."""
 
 import copy
+import inspect
 import os
 import random
 import signal
@@ -95,21 +96,24 @@ def test_state_names_everything_that_decides_how_training_goes_on():
     learner.fit(batches(3), epochs=1)
     state = learner.state_dict()
     assert list(state) == [
+        "versions",
         "models",
         "buffers",
         "optimizers",
         "progress",
         "metrics",
         "plugins",
-        "passes",
+        "phases",
+        "epochs",
         "data",
+        "nested",
         "fit",
         "generators",
     ]
     assert list(state["plugins"]) == ["history"]
     assert state["optimizers"]["optimizer"]["class"] == "SGD"
     assert state["progress"] == {"epochs": 1, "steps": 3, "updates": 3, "samples": 12}
-    assert (state["passes"], state["fit"]) == ([], None)
+    assert (state["epochs"], state["fit"]) == ([], None)
 
 
 def test_tensors_of_a_state_are_those_in_use():
@@ -129,7 +133,7 @@ def test_loading_keeps_no_tensor_of_the_state_and_changes_none():
     assert not list(differences(before, state))
 
 
-def test_state_holds_the_raw_weights_while_averaged_ones_are_in_place():
+def test_state_holds_the_own_weights_while_averaged_ones_are_in_place():
     average, seen = WeightAverage(0.5), []
 
     def look(learner, phase, **given):
@@ -254,9 +258,9 @@ def test_open_windows_go_on(weigh, reduction):
 
     states = assert_goes_on(make, fitting(batches(5), epochs=2))
     counts = [
-        state["passes"][0]["windows"].get("optimizer", {}).get("count", 0)
+        state["epochs"][0]["windows"].get("optimizer", {}).get("count", 0)
         for state in states.values()
-        if state["passes"]
+        if state["epochs"]
     ]
     assert counts == [1, 2, 0, 1, 0] * 2
 
@@ -291,9 +295,9 @@ def make_rivals(*plugins):
 
 def test_windows_of_several_optimizers_go_on():
     states = assert_goes_on(make_rivals, fitting(batches(7), epochs=2))
-    windows = states["train 5 step 4"]["passes"][0]["windows"]
+    windows = states["train 5 step 4"]["epochs"][0]["windows"]
     assert {name: window["count"] for name, window in windows.items()} == {"one": 2}
-    windows = states["train 4 step 3"]["passes"][0]["windows"]
+    windows = states["train 4 step 3"]["epochs"][0]["windows"]
     assert {name: window["count"] for name, window in windows.items()} == {"one": 1, "two": 2}
 
 
@@ -394,7 +398,7 @@ def test_no_edge_inside_of_a_pass_that_a_hook_runs(hook):
     def look(learner, phase, **given):
         edges.append((phase.name, learner.at_edge))
         if not learner.at_edge:
-            with pytest.raises(StateError, match="a pass that a hook runs"):
+            with pytest.raises(StateError, match="an epoch that a hook runs"):
                 learner.state_dict()
 
     learner = make_learner(on(hook, nested, "a", before=("z",)), on("step_end", look, "z"))
@@ -406,7 +410,7 @@ def test_no_edge_inside_of_a_pass_that_a_hook_runs(hook):
 def test_load_during_a_pass_is_refused():
     state = make_learner().state_dict()
     learner = make_learner(on("step_end", lambda learner, **given: learner.load_state_dict(state)))
-    with pytest.raises(ReentrancyError, match="load_state_dict: a pass is running"):
+    with pytest.raises(ReentrancyError, match="load_state_dict: an epoch is running"):
         learner.fit(batches(1), epochs=1)
 
 
@@ -549,7 +553,7 @@ def test_pass_of_another_phase_than_the_saved_one_is_refused():
     make_learner(saver, phases=[TrainingPhase(name="fine")]).fit(batches(2), epochs=1, phase="fine")
     learner = make_learner()
     learner.load_state_dict(saver.states["fine 1 step 0"])
-    with pytest.raises(StateError, match="saved in a pass of phase 'fine', and this is a pass of 'train'"):
+    with pytest.raises(StateError, match="saved in an epoch of phase 'fine', and this is one of 'train'"):
         learner.fit(batches(2), epochs=1)
 
 
@@ -601,7 +605,7 @@ def test_limit_can_be_extended_when_the_fit_goes_on(short, long):
 def test_fit_after_fit_goes_on():
     def run(learner, load):
         load(learner)
-        done = learner.position or learner._resumed
+        done = learner.position or learner._core.resume.position
         first = done is None or done.start.steps == 0
         data = TensorLoader(torch.ones(8, 3), torch.zeros(8, 1), batch_size=4, shuffle=True)
         if first:
@@ -658,7 +662,7 @@ def test_request_for_a_stop_survives(hook):
 
     def run(learner, load):
         load(learner)
-        asked = learner._resumed is not None and learner._resumed.stop is not None
+        asked = learner._core.resume.position is not None and learner._core.resume.position.stop is not None
         if asked:
             learner.remove("acting")
         result = learner.fit(batches(4), batches(2), epochs=3)
@@ -672,19 +676,19 @@ def test_request_for_a_stop_survives(hook):
     assert results[0][:3] == ("stop", "enough", "acting")
 
 
-def test_fit_that_was_stopped_goes_on_if_it_is_asked_to():
-    """The end of a job's time ends a fit, and the next job goes on."""
+def test_fit_that_was_paused_goes_on():
+    """The end of a job's time pauses a fit, and the next job goes on."""
     final = {}
 
     def stop(learner, **given):
         if learner.progress.steps == 2:
-            learner.stop("time is up")
+            learner.pause("time is up")
 
     def save(learner, **given):
         final.update(copy.deepcopy(learner.state_dict()))
 
-    first = make_learner(on("step_end", stop), on("fit_end", save, "saver", reads=("*",)))
-    assert first.fit(batches(4), epochs=2).reason == "stop"
+    first = make_learner(on("step_end", stop), on("signal_begin", save, "saver", reads=("*",)))
+    assert first.fit(batches(4), epochs=2, on_interrupt="return").reason == "pause"
     second = make_learner()
     second.load_state_dict(final)
     assert second.fit(batches(4), epochs=2).reason == "epochs"
@@ -712,7 +716,7 @@ def test_loop_of_runs_goes_on():
     def run(learner, load):
         train = data()
         load(learner)
-        with learner.fitting():
+        with learner.rounds():
             while learner.progress.epochs < 3:
                 learner.run("train", train)
 
@@ -724,7 +728,7 @@ def test_loop_over_steps_goes_on():
 
     def run(learner, load):
         load(learner)
-        with learner.fitting():
+        with learner.rounds():
             while learner.progress.epochs < 2:
                 with learner.epoch("train", data=data) as epoch:
                     for batch in epoch.batches():
@@ -743,7 +747,7 @@ def test_loop_over_steps_of_unknown_data_is_refused_before_the_first_step(saving
     learner = make_learner(plugin)
 
     def loop():
-        with learner.fitting(), learner.epoch("train", length=4) as epoch:
+        with learner.rounds(), learner.epoch("train", length=4) as epoch:
             for batch in batches(4):
                 epoch.step(batch)
 
@@ -756,11 +760,10 @@ def test_loop_over_steps_killed_in_mid_pass_goes_on(tmp_path):
     def run(directory, at=None):
         loader = TensorLoader(*tensors(32), batch_size=4, shuffle=True)
         learner = dropping(directory, *dying("step_begin", lambda learner, **_: learner.progress.steps == at), every=3)
-        with learner.fitting():
-            while learner.progress.epochs < 2 or learner.resuming:
-                with learner.epoch("train", data=loader) as epoch:
-                    for batch in epoch.batches():
-                        epoch.step(batch)
+        for _ in learner.rounds(epochs=2):
+            with learner.epoch("train", data=loader) as epoch:
+                for batch in epoch.batches():
+                    epoch.step(batch)
         return learner
 
     straight = run(tmp_path / "straight")
@@ -777,8 +780,11 @@ def tensors(count):
 def dying(hook, when, **options):
     """A plugin, in a list, that ends the process at once, with code 9."""
 
+    taken = inspect.signature(when).parameters
+    everything = any(each.kind is each.VAR_KEYWORD for each in taken.values())
+
     def die(**given):
-        if when(**given):
+        if when(**{name: value for name, value in given.items() if everything or name in taken}):
             os._exit(9)
 
     return [on(hook, die, "dying", **options)]
@@ -797,10 +803,9 @@ def train_and_validate(directory, *plugins):
     train = TensorLoader(*tensors(24), batch_size=8, shuffle=True)
     val = TensorLoader(*tensors(24), batch_size=8)
     learner = dropping(directory, Plateau("val/loss", patience=1, threshold=1.0), *plugins)
-    with learner.fitting():
-        while learner.progress.epochs < 6 or learner.resuming:
-            learner.run("train", train)
-            learner.run("val", val)
+    for _ in learner.rounds(epochs=6):
+        learner.run("train", train)
+        learner.run("val", val)
     return learner
 
 
@@ -880,7 +885,7 @@ def test_loaders_that_take_turns_in_one_phase_are_refused(tmp_path):
     learner = make_learner(on("step_end", lambda learner, **_: saved.append(learner.state_dict())))
 
     def loop(learner, loaders):
-        with learner.fitting():
+        with learner.rounds():
             for loader in loaders:
                 learner.run("train", loader)
 
@@ -894,9 +899,8 @@ def test_loaders_that_take_turns_in_one_phase_are_refused(tmp_path):
 
 def test_fresh_loader_in_every_epoch_is_saved(tmp_path):
     learner = make_learner(Checkpoint(tmp_path, keep_last=9), on("step_end", lambda learner, **_: learner.state_dict()))
-    with learner.fitting():
-        for seed in range(4):
-            learner.run("train", TensorLoader(*tensors(8), batch_size=4, shuffle=True, seed=seed))
+    for seed in learner.rounds(epochs=4):
+        learner.run("train", TensorLoader(*tensors(8), batch_size=4, shuffle=True, seed=seed))
     assert [m.about["progress"]["epochs"] for m in storage.listing(tmp_path)] == [4, 3, 2, 1]
 
 
@@ -968,8 +972,7 @@ def test_gan_in_a_loop_of_its_own_goes_on():
 
     def run(learner, load):
         load(learner)
-        with learner.fitting():
-            while learner.progress.epochs < 2:
-                learner.run("train", batches(3))
+        for _ in learner.rounds(epochs=2):
+            learner.run("train", batches(3))
 
     assert_goes_on(make, run)

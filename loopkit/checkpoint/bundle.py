@@ -22,9 +22,9 @@ from loopkit.checkpoint.encoding import decode, dumps, encode, loads
 from loopkit.checkpoint.storage import Manifest
 from loopkit.checkpoint.structure import Structure, plain, structure
 from loopkit.checkpoint.tensors import Buffer, check, pack, unpack
-from loopkit.dispatch import add_note
+from loopkit.checkpoint.upgrade import upgrade
 from loopkit.errors import CheckpointError, CorruptCheckpointError, LoopkitError, StateError
-from loopkit.state import apply
+from loopkit.notes import add_note
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner
@@ -36,6 +36,7 @@ __all__ = [
     "find",
     "load",
     "monitored",
+    "number",
     "read_state",
     "read_structures",
     "restore",
@@ -93,13 +94,16 @@ def weights_file(model: str, models: int) -> str:
     )
 
 
-def describe(learner: Learner, contents: Contents, reason: str, **more: Any) -> dict[str, Any]:
-    """What a checkpoint's manifest says of the run."""
+def describe(
+    learner: Learner, contents: Contents, reason: str, metrics: Mapping[str, float] | None = None, **more: Any
+) -> dict[str, Any]:
+    """What a checkpoint's manifest says of the run, whose state holds these metrics, by default the latest."""
+    metrics = learner.metrics if metrics is None else metrics
     return {
         "reason": reason,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "progress": asdict(learner.progress),
-        "metrics": {name: repr(value) for name, value in learner.metrics.items()},  # JSON has no nan
+        "metrics": {name: number(value) for name, value in metrics.items()},
         "versions": {
             "loopkit": importlib.metadata.version("loopkit"),
             "torch": torch.__version__,
@@ -111,6 +115,15 @@ def describe(learner: Learner, contents: Contents, reason: str, **more: Any) -> 
         "threads": torch.get_num_threads(),
         **more,
     }
+
+
+def number(value: Any) -> float | str:
+    """A metric's value as JSON has it: a number, or a text for what it has no number for."""
+    try:
+        made = float(value)
+    except (TypeError, ValueError):
+        return repr(value)
+    return made if math.isfinite(made) else repr(made)
 
 
 def read_state(manifest: Manifest) -> dict[str, Any]:
@@ -130,19 +143,32 @@ def read_state(manifest: Manifest) -> dict[str, Any]:
         state: dict[str, Any] = decode(loads(storage.read_file(manifest, STATE)), read[TENSORS])
         for name, rest in state["models"].items():
             rest.update(read[weights_file(name, len(state["models"]))])
+        state = upgrade(state)
     except (StateError, KeyError, TypeError, AttributeError) as error:
         raise CorruptCheckpointError(f"{manifest.path / STATE} holds no state of a learner: {error}") from error
+    if STRUCTURE in manifest.files:
+        read_structures(manifest)
     return state
 
 
 def read_structures(manifest: Manifest) -> dict[str, Structure]:
-    """The structures of the models, as they were saved."""
+    """The structures of the models, as they were saved.
+
+    Raises:
+        CorruptCheckpointError: The file is not what was written, or not of these models.
+    """
     try:
-        return {
-            name: Structure.from_json(value) for name, value in loads(storage.read_file(manifest, STRUCTURE)).items()
-        }
+        said = loads(storage.read_file(manifest, STRUCTURE))
+        found = {name: Structure.from_json(value) for name, value in said.items()}
     except (StateError, AttributeError) as error:
         raise CorruptCheckpointError(f"{manifest.path / STRUCTURE} is malformed: {error}") from error
+    hashes = manifest.about.get("structure")
+    if isinstance(hashes, Mapping) and hashes != {name: each.hash for name, each in found.items()}:
+        raise CorruptCheckpointError(
+            f"{manifest.path / STRUCTURE} is not of the models that were saved: its hash is not the one in the "
+            f"manifest. Use an older checkpoint"
+        )
+    return found
 
 
 def _unpacked(manifest: Manifest, name: str, file: storage.Reader) -> dict[str, Tensor]:
@@ -210,8 +236,8 @@ def save(learner: Learner, directory: str | Path, reason: str = "asked for") -> 
         StateError: Something cannot be saved, or a step is under way.
     """
     contents = Contents.of(learner, learner.state_dict())
-    label = f"step-{learner.progress.steps}"
-    return storage.write(Path(directory).absolute(), contents.files(), describe(learner, contents, reason), label=label)
+    about, label = describe(learner, contents, reason), f"step-{learner.progress.steps}"
+    return storage.write(storage.resolved(directory), contents.files(), about, label=label)
 
 
 def load(learner: Learner, path: str | Path, *, allow: Collection[str] = (), replay: bool = True) -> Manifest:
@@ -248,7 +274,7 @@ def restore(
             stacklevel=2,
         )
     try:
-        apply(learner, state, allow=allow, replay=replay, own=True)
+        learner.load_state_dict(state, allow=allow, replay=replay, own=True)
     except LoopkitError as error:
         add_note(error, f"the state is that of {manifest.path}")
         raise

@@ -33,7 +33,7 @@ from torch import Tensor
 from loopkit.checkpoint import strict_json
 from loopkit.checkpoint.tensors import DTYPES, METADATA, PAIRS, refusal
 from loopkit.errors import StateError
-from loopkit.order import nearest
+from loopkit.words import nearest
 
 __all__ = ["decode", "dumps", "encode", "loads"]
 

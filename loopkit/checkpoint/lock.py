@@ -76,10 +76,17 @@ class Lock:
             try:
                 if self._is_at_path(file):
                     storage.system.unlink(self.path)
+                else:  # it went with a directory that was renamed, where it must not keep others out
+                    storage.system.truncate(file)
             finally:
                 storage.system.close(file)
         except OSError as error:
             raise storage.refused("unlock", self.path, error) from error
+
+    @property
+    def in_place(self) -> bool:
+        """Whether this process holds the lock, and its file is where it was."""
+        return self._file is not None and self._is_at_path(self._file)
 
     def _attempt(self) -> int | None:
         """The lock's open file; None if somebody changed it meanwhile."""

@@ -29,7 +29,7 @@ from loopkit.checkpoint import strict_json
 from loopkit.checkpoint.processes import Process, identity
 from loopkit.checkpoint.structure import plain
 from loopkit.errors import CheckpointError, CorruptCheckpointError, FormatVersionError, StateError
-from loopkit.order import nearest
+from loopkit.words import nearest
 
 __all__ = [
     "FORMAT",
@@ -51,6 +51,7 @@ __all__ = [
     "read_manifest",
     "refused",
     "remove",
+    "resolved",
     "verify",
     "write",
     "write_plain",
@@ -204,7 +205,7 @@ class Manifest:
 
 
 def _short(value: Any) -> str:
-    """A metric, which is saved as text, in few digits."""
+    """A metric, which may be saved as text, in few digits."""
     try:
         return f"{float(value):.6g}"
     except (TypeError, ValueError):
@@ -395,7 +396,7 @@ def write(
     writers left (see `clean`). A missing ``directory`` is made.
 
     Args:
-        directory: where the checkpoints are; absolute.
+        directory: where the checkpoints are; `resolved`.
         files: the content of each file by its name, in chunks of any size; a chunk may be reused once the next is
             asked for.
         about: plain JSON to put into the manifest; other values must have been encoded.
@@ -702,6 +703,11 @@ def read_manifest(path: Path | str) -> Manifest:
     finally:
         _close_read(file)
     manifest = _decode(path, bytes(data))
+    if (_number(path.name) or manifest.number) != manifest.number:
+        raise CorruptCheckpointError(
+            f"{path / MANIFEST} says number {manifest.number}: {path.name} was renamed, or its files exchanged for "
+            f"those of another checkpoint. Give it back that number, or use another one"
+        )
     extra = [name for name in _names(path) if name not in manifest.files and name != MANIFEST and name[0] != "."]
     if extra:
         raise CorruptCheckpointError(
@@ -869,14 +875,10 @@ def listing(directory: Path | str) -> Listing:
     if not os.path.lexists(directory):
         return result
     numbered = [(number, name) for name in _names(directory) if (number := _number(name))]
-    for number, name in sorted(numbered, reverse=True):
+    for _, name in sorted(numbered, reverse=True):
         path = directory / name
         try:
             manifest = read_manifest(path)
-            if manifest.number != number:
-                raise CorruptCheckpointError(
-                    f"{path} was renamed: its manifest says number {manifest.number}. Give it back that number"
-                )
         except CheckpointError as error:
             if os.path.lexists(path):
                 result.problems[path] = error
@@ -888,16 +890,33 @@ def listing(directory: Path | str) -> Listing:
 def keep(manifests: Listing, last: int, protected: Collection[Path] = ()) -> list[Path]:
     """Which checkpoints of a listing to remove, so that the ``last`` newest and the protected ones stay.
 
+    Those between which nothing was trained, such as the last update and the end of the fit, count as one: the newest
+    stays, and the newest with a monitored value.
+
     At least two stay, whatever ``last`` says: the one to go on from, and one to fall back to. Those that do not verify
     neither count nor are removed: look at them, then remove them yourself.
     """
     if last < 1:
         raise CheckpointError(f"keeping the last {last} checkpoints would remove the one just written. Keep at least 1")
-    kept = {manifest.path for i, manifest in enumerate(manifests) if i < last or manifest.path in protected}
+    alike: dict[Any, dict[bool, Path]] = {}
+    for manifest in manifests:
+        group, monitored = alike.setdefault(_trained(manifest), {}), manifest.about.get("monitored") is not None
+        if not group or (monitored and True not in group):
+            group[monitored] = manifest.path
+    kept = {path for group in [*alike.values()][:last] for path in group.values()}
+    kept |= {manifest.path for manifest in manifests if manifest.path in protected}
     for manifest in manifests:
         if len(kept) < 2:
             kept.add(manifest.path)
     return [manifest.path for manifest in manifests if manifest.path not in kept]
+
+
+def _trained(manifest: Manifest) -> Any:
+    """How much training a checkpoint has seen; if it does not say, something of its own."""
+    progress = manifest.about.get("progress")
+    if not isinstance(progress, Mapping) or not {"steps", "updates"} <= set(progress):
+        return manifest.path
+    return str(progress["steps"]), str(progress["updates"])
 
 
 def remove(paths: Iterable[Path]) -> None:
@@ -1007,13 +1026,18 @@ os.register_at_fork(after_in_child=_in_flight.clear)
 # ------------------------------------------------------------------------------------------------- before the start
 
 
+def resolved(directory: Path | str) -> Path:
+    """A directory's path, absolute and without links, which writing does not follow."""
+    return Path(os.path.realpath(directory))
+
+
 def probe(directory: Path | str) -> Path:
-    """See that checkpoints can be written below ``directory``, which is made if missing; return it, absolute.
+    """See that checkpoints can be written below ``directory``, which is made if missing; return it, `resolved`.
 
     Raises:
         CheckpointError: they cannot: it is a file, permission is missing, the file system is read-only or full.
     """
-    path = Path(directory).absolute()
+    path = resolved(directory)
     _make_directory(path)
     trial = path / f".tmp-{identity().token}-{secrets.token_hex(4)}"
     renamed = trial.with_name(f"{trial.name}0")

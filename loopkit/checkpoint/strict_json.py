@@ -7,7 +7,7 @@ import re
 from itertools import accumulate
 from typing import Any
 
-__all__ = ["parse", "render"]
+__all__ = ["parse", "render", "without_strings"]
 
 LONGEST_NUMBER = 25
 """Digits in a row; 64-bit integers have at most 20, floats by ``repr`` at most 21."""
@@ -38,7 +38,16 @@ def parse(text: str, depth: int) -> Any:
     Raises:
         ValueError: It is malformed, too deep, or holds a duplicate key, NaN, an infinity or an absurdly long number.
     """
-    # Before the parser sees it: nesting would exhaust its stack, long numbers take quadratic time.
+    without_strings(text, depth)
+    return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+
+
+def without_strings(text: str, depth: int) -> str:
+    """A JSON text without its strings, for a parser to be warned: nesting exhausts its stack, long numbers its time.
+
+    Raises:
+        ValueError: It is nested more than ``depth`` deep, or holds an absurdly long number.
+    """
     bare = STRING.sub("", text)
     level = 0
     for start in range(0, len(bare), STRETCH):  # a bomb is found in the first
@@ -49,7 +58,7 @@ def parse(text: str, depth: int) -> Any:
         level = levels[-1]
     if LONG_NUMBER.search(bare):
         raise ValueError(f"a number of more than {LONGEST_NUMBER} digits")
-    return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+    return bare
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from loopkit.checkpoint import strict_json
 from loopkit.distributed.sharded import is_sharded
 from loopkit.errors import StateError
-from loopkit.order import nearest
+from loopkit.words import nearest
 
 __all__ = [
     "Entry",
@@ -216,7 +216,7 @@ def plain(name: str, longest: int = 100) -> str:
 
 
 def near(name: str, names: Iterable[str]) -> str:
-    """`loopkit.order.nearest` among names that come from a file: of sane length and number."""
+    """`loopkit.engine.order.nearest` among names that come from a file: of sane length and number."""
     return nearest(name, [each for each in names if len(each) <= LONGEST][:CANDIDATES]) if len(name) <= LONGEST else ""
 
 

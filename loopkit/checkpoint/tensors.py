@@ -16,8 +16,10 @@ import math
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeGuard
+from operator import itemgetter
+from typing import Annotated, Any, Protocol
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -34,7 +36,6 @@ __all__ = [
     "TensorInfo",
     "check",
     "pack",
-    "packed_size",
     "peek",
     "read_header",
     "refusal",
@@ -122,8 +123,7 @@ class BytesSource:
         self._rest = self._rest[count:]
 
 
-@dataclass(frozen=True)
-class TensorInfo:
+class TensorInfo(msgspec.Struct, frozen=True, gc=False):  # there can be hundreds of thousands
     """What a header says of one tensor: as torch will give it, not as the format writes it."""
 
     shape: tuple[int, ...]
@@ -142,6 +142,31 @@ class Header:
     tensors: dict[str, TensorInfo]
     metadata: dict[str, str]
     """As given to :func:`pack`."""
+
+
+Size = Annotated[int, msgspec.Meta(ge=0, le=MOST_ELEMENTS)]
+
+
+class Entry(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """What the header of a file says of one tensor."""
+
+    dtype: str
+    shape: Annotated[tuple[Size, ...], msgspec.Meta(max_length=MOST_DIMS + 1)]
+    data_offsets: tuple[Size, Size]
+
+
+class Ours(msgspec.Struct, forbid_unknown_fields=True):
+    """What our entry of the metadata says, by the names of tensors."""
+
+    aliases: dict[str, str] = {}
+    complex: dict[str, str] = {}
+    strides: dict[str, tuple[Size, ...]] = {}
+
+
+HEADER = msgspec.json.Decoder(dict[str, msgspec.Raw])
+ENTRY = msgspec.json.Decoder(Entry)
+TEXTS = msgspec.json.Decoder(dict[str, str])
+OURS_DECODER = msgspec.json.Decoder(Ours)
 
 
 def refusal(tensor: Tensor) -> str:
@@ -225,16 +250,6 @@ def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = Non
     return _stream(header, plan)
 
 
-def packed_size(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> int:
-    """How many bytes :func:`pack` gives in all.
-
-    Raises:
-        StateError: As :func:`pack`.
-    """
-    header, plan = _plan(tensors, metadata)
-    return len(header) + sum(_nbytes(tensor) for tensor in plan)
-
-
 def peek(source: Source) -> dict[str, TensorInfo]:
     """What is in a file, by name; its header alone is read.
 
@@ -259,15 +274,20 @@ def read_header(source: Source) -> Header:
     raw = bytes(_read(source, length))
     try:
         text = raw.decode("utf-8")
-        header = strict_json.parse(text, HEADER_DEPTH)
+        bare = strict_json.without_strings(text, HEADER_DEPTH)
+        header = HEADER.decode(raw)
     except ValueError as error:
         raise _corrupt(f"its header is not what a writer of safetensors writes: {_short(error)}") from error
-    if not text.startswith("{"):  # then what was parsed is an object
+    if not text.startswith("{"):
         raise _corrupt("its header does not begin with '{'")
-    metadata = header.pop(METADATA, {})
-    if type(metadata) is not dict or not all(type(value) is str for value in metadata.values()):
-        raise _corrupt(f"{METADATA} is not a mapping of text to text")
+    keys = len(header)
+    try:
+        metadata = TEXTS.decode(header.pop(METADATA, b"{}"))
+    except ValueError as error:
+        raise _corrupt(f"{METADATA} is not a mapping of text to text: {_short(error)}") from error
     infos = _infos(header, source.size - 8 - length)
+    if bare.count(":") != keys + len(metadata) + len(Entry.__struct_fields__) * len(infos):
+        raise _corrupt("a key is given twice in its header")
     return _extras(infos, metadata)
 
 
@@ -461,76 +481,61 @@ def _short(value: object) -> str:
     return text if len(text) <= 120 else text[:117] + "..."
 
 
-def _infos(header: dict[str, Any], size: int) -> dict[str, TensorInfo]:
+def _infos(header: dict[str, msgspec.Raw], size: int) -> dict[str, TensorInfo]:
     """The tensors of a header whose data take ``size`` bytes, in the order of their bytes."""
     found = []
-    for name, entry in header.items():
-        if not _is_text(name):
-            raise _corrupt(f"the name {_short(repr(name))} is not valid Unicode")
-        if type(entry) is not dict or entry.keys() != {"dtype", "shape", "data_offsets"}:
-            raise _corrupt(f"{_short(repr(name))} is not described by dtype, shape and data_offsets")
-        offsets = entry["data_offsets"]
-        if not _are_sizes(offsets) or len(offsets) != 2:
-            raise _corrupt(f"data_offsets of {_short(repr(name))} are {_short(repr(offsets))}, not two positions")
-        info = _info(name, entry["dtype"], entry["shape"])
-        if offsets[1] - offsets[0] != info.nbytes:
-            raise _corrupt(f"{_short(repr(name))} takes {info.nbytes} bytes, but data_offsets are {offsets}")
-        found.append((offsets, name, info))
-    found.sort(key=lambda item: item[0])
+    for name, raw in header.items():
+        try:
+            entry = ENTRY.decode(raw)
+        except ValueError as error:
+            raise _corrupt(
+                f"{_short(repr(name))} is not described by dtype, shape and data_offsets: {_short(error)}"
+            ) from error
+        begin, end = entry.data_offsets
+        info = _info(name, entry.dtype, entry.shape)
+        if end - begin != info.nbytes:
+            raise _corrupt(f"{_short(repr(name))} takes {info.nbytes} bytes, but data_offsets are [{begin}, {end}]")
+        found.append((begin, end, name, info))
+    found.sort(key=itemgetter(0, 1))
     end = 0
-    for offsets, name, info in found:
-        if offsets[0] != end:
-            kind = "a hole before" if offsets[0] > end else "an overlap at"
-            raise _corrupt(f"{kind} {_short(repr(name))}, which begins at {offsets[0]} and not at {end}")
-        end += info.nbytes
+    for begin, after, name, _ in found:
+        if begin != end:
+            kind = "a hole before" if begin > end else "an overlap at"
+            raise _corrupt(f"{kind} {_short(repr(name))}, which begins at {begin} and not at {end}")
+        end = after
     if end != size:
         raise _corrupt(f"the tensors take {end} bytes, but {size} come after the header")
-    return {name: info for _, name, info in found}
+    return {name: info for _, _, name, info in found}
 
 
-def _info(name: str, dtype: object, shape: object) -> TensorInfo:
-    if type(dtype) is not str or dtype not in DTYPES:
+def _info(name: str, dtype: str, shape: tuple[int, ...]) -> TensorInfo:
+    if dtype not in DTYPES:
         raise _corrupt(f"{_short(repr(name))} has the dtype {_short(repr(dtype))}, which is not known")
-    if not _are_sizes(shape) or len(shape) > MOST_DIMS + 1:
-        raise _corrupt(f"{_short(repr(name))} has the shape {_short(repr(shape))}, which is no shape")
-    if math.prod(max(size, 1) for size in shape) > MOST_ELEMENTS:
+    elements = math.prod(shape)
+    if elements > MOST_ELEMENTS or (elements == 0 and math.prod(size or 1 for size in shape) > MOST_ELEMENTS):
         raise _corrupt(f"{_short(repr(name))} has the shape {_short(repr(shape))}, too large for any memory")
     kind = DTYPES[dtype]
     if kind == PACKED:
         if not shape or shape[-1] % 2:
             raise _corrupt(f"{_short(repr(name))} has the shape {_short(repr(shape))}, but {dtype} come in pairs")
-        shape = [*shape[:-1], shape[-1] // 2]
-    return TensorInfo(tuple(shape), kind, math.prod(shape) * kind.itemsize)
-
-
-def _are_sizes(value: object) -> TypeGuard[list[int]]:
-    return type(value) is list and all(type(size) is int and 0 <= size <= MOST_ELEMENTS for size in value)
+        shape = (*shape[:-1], shape[-1] // 2)
+        elements = math.prod(shape)
+    return TensorInfo(shape, kind, elements * kind.itemsize)
 
 
 def _extras(infos: dict[str, TensorInfo], metadata: dict[str, str]) -> Header:
     """What the format itself has, with what our entry adds."""
-    try:
-        ours = strict_json.parse(metadata.pop(OURS, "{}"), HEADER_DEPTH)
-    except ValueError as error:
-        raise _corrupt(f"{OURS} is not valid: {_short(error)}") from error
-    if type(ours) is not dict:
-        raise _corrupt(f"{OURS} is not a mapping")
-    if unknown := sorted(ours.keys() - {"aliases", "complex", "strides"}):
-        raise FormatVersionError(
-            f"{OURS} in the header holds {_short(repr(unknown))}, unknown here: a newer loopkit wrote it. Upgrade it"
-        )
-    if not all(type(entry) is dict for entry in ours.values()):
-        raise _corrupt(f"{OURS} is not a mapping of mappings")
+    ours = _ours(metadata.pop(OURS, "{}"))
     infos = dict(infos)
-    for name, dtype in ours.get("complex", {}).items():
+    for name, dtype in ours.complex.items():
         infos[name] = _complex(name, dtype, infos.get(name))
-    for name, strides in ours.get("strides", {}).items():
+    for name, strides in ours.strides.items():
         infos[name] = _strided(name, strides, infos.get(name))
     for name, info in infos.items():
         if len(info.shape) > MOST_DIMS:
             raise _corrupt(f"{_short(repr(name))} has {len(info.shape)} dimensions, at most {MOST_DIMS} are read")
-    for name, original in ours.get("aliases", {}).items():
-        if type(original) is not str or original not in infos or infos[original].alias_of is not None:
+    for name, original in ours.aliases.items():
+        if original not in infos or infos[original].alias_of is not None:
             raise _corrupt(f"{_short(repr(name))} is an alias of {_short(repr(original))}, which is not in the file")
         if name in infos or name == METADATA or not _is_text(name):
             raise _corrupt(f"{_short(repr(name))} cannot be an alias: the name is taken or not valid")
@@ -541,18 +546,34 @@ def _extras(infos: dict[str, TensorInfo], metadata: dict[str, str]) -> Header:
     return Header(infos, metadata)
 
 
-def _complex(name: str, dtype: object, info: TensorInfo | None) -> TensorInfo:
-    kind = PAIR_NAMES.get(dtype) if type(dtype) is str else None
+def _ours(text: str) -> Ours:
+    try:
+        bare = strict_json.without_strings(text, HEADER_DEPTH)
+        keys = HEADER.decode(text).keys()
+        if unknown := sorted(keys - set(Ours.__struct_fields__)):
+            raise FormatVersionError(
+                f"{OURS} in the header holds {_short(repr(unknown))}, unknown here: a newer loopkit wrote it. Upgrade"
+            )
+        ours = OURS_DECODER.decode(text)
+    except ValueError as error:
+        raise _corrupt(f"{OURS} is not valid: {_short(error)}") from error
+    if bare.count(":") != len(keys) + len(ours.aliases) + len(ours.complex) + len(ours.strides):
+        raise _corrupt(f"a key is given twice in {OURS}")
+    return ours
+
+
+def _complex(name: str, dtype: str, info: TensorInfo | None) -> TensorInfo:
+    kind = PAIR_NAMES.get(dtype)
     if kind is None or info is None or info.dtype != DTYPES[PAIRS[kind]] or info.shape[-1:] != (2,):
         raise _corrupt(f"{_short(repr(name))} cannot be {_short(repr(dtype))}: it is no tensor of pairs")
     return TensorInfo(info.shape[:-1], kind, info.nbytes)
 
 
-def _strided(name: str, strides: object, info: TensorInfo | None) -> TensorInfo:
-    if info is None or type(strides) is not list or len(strides) != len(info.shape) or not _are_sizes(strides):
+def _strided(name: str, strides: tuple[int, ...], info: TensorInfo | None) -> TensorInfo:
+    if info is None or len(strides) != len(info.shape):
         raise _corrupt(
             f"the strides of {_short(repr(name))} are {_short(repr(strides))}, which fit no tensor of the file"
         )
-    if not _is_dense(info.shape, tuple(strides)):
+    if not _is_dense(info.shape, strides):
         raise _corrupt(f"the strides of {_short(repr(name))} are {_short(repr(strides))}, which leave holes or overlap")
-    return TensorInfo(info.shape, info.dtype, info.nbytes, tuple(strides))
+    return TensorInfo(info.shape, info.dtype, info.nbytes, strides)

@@ -25,7 +25,7 @@ from loopkit.checkpoint.storage import Manifest
 from loopkit.checkpoint.structure import class_differences, named_tensors, near, plain, shown, structure, tie_of
 from loopkit.checkpoint.tensors import BytesSource, Source, check, pack, unpack
 from loopkit.errors import CheckpointError, CorruptCheckpointError, LoopkitError, StateError
-from loopkit.order import nearest
+from loopkit.words import nearest
 
 __all__ = ["LoadReport", "load_torch", "load_weights", "save_weights"]
 

@@ -144,7 +144,7 @@ def _row(manifest: Manifest) -> tuple[str, ...]:
 
 
 def _short(value: Any) -> str:
-    """A metric, saved by ``repr``, with four digits."""
+    """A metric with four digits."""
     try:
         return f"{float(value):.4g}"
     except (TypeError, ValueError):

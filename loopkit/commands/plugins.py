@@ -9,8 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from loopkit.cli import argument, command, plain, say, table
-from loopkit.commands.configs import reporting
+from loopkit.cli import argument, command, plain, reporting, say, table
 from loopkit.errors import LoopkitError
 
 if TYPE_CHECKING:

@@ -22,21 +22,21 @@ from loopkit.errors import PeerError, PluginError, WorldError
 from loopkit.hooks import hookimpl
 
 if TYPE_CHECKING:
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
-    from loopkit.step import Step
 
 __all__ = ["Member"]
 
 AGREED_EVERY = 1.0
-"""Seconds, about, between two agreements in a pass."""
+"""Seconds, about, between two agreements in an epoch."""
 FEWEST, MOST = 2, 1000
 """Steps between two agreements."""
 
 
 class Member:
-    """The base of `DDP`, `FSDP` and `AverageParameters`: one of the processes that train one model together.
+    """The base of what syncs, such as `DDP` and `FSDP`: one of the processes that train one model together.
 
     It joins the others, gives each its part of the data, refuses processes that differ, lets all act together on stops,
     cancels, saves and signals, and names the one that failed where another one only sees that nothing comes any more.
@@ -74,9 +74,9 @@ class Member:
         """Steps until the next agreement."""
         self._every = FEWEST
         self._paces: dict[str, int] = {}
-        """Steps between two agreements at the end of the last pass of a phase, with which the next one begins."""
+        """Steps between two agreements at the end of the last epoch of a phase, with which the next one begins."""
         self._counted = 0
-        """Steps of this pass."""
+        """Steps of this epoch."""
         self._cancelled = ""
         """Where a step was cancelled last."""
         self._since = 0.0
@@ -106,11 +106,9 @@ class Member:
         """Take this process's part of the data."""
         epoch = learner.progress.epochs
         if self.world.size == 1 or not self._shard:
-            set_epoch(data, epoch)
             return data
         tail = "uneven" if self._tail == "drop" and not phase.training else self._tail  # no sample goes unevaluated
         part, said = shard(data, self.world.rank, self.world.size, tail, seed=self._seed, epoch=epoch)
-        set_epoch(part, epoch)
         if said and said not in self._said and self.world.rank == 0:
             print(f"loopkit: phase {phase.name!r}: {said}", file=sys.stderr)
         self._said.add(said)
@@ -138,13 +136,14 @@ class Member:
     @contextmanager
     def epoch_context(self, learner: Learner, phase: Phase) -> Iterator[None]:
         """Say which process failed, where this one only sees that nothing comes from it."""
+        if (running := learner.running) is not None and running.data is not None:
+            set_epoch(running.data, learner.progress.epochs)
         if self.world.size == 1:
             yield
             return
         alone = self._watch is None
         watch = self._watch or self._start_watch(learner)
         outer = self._counters()
-        running = learner.running
         self._counted = 0 if running is None else running.steps
         self._left = self._every = self._paces.get(phase.name, FEWEST)
         self._since = time.monotonic()
@@ -166,7 +165,7 @@ class Member:
                 self._stop_watch()
 
     def _counters(self) -> tuple[Any, ...]:
-        """What belongs to the pass that is running, and is kept while another one runs inside it."""
+        """What belongs to the epoch that is running, and is kept while another one runs inside it."""
         return self._left, self._every, self._counted, self._since
 
     def _restore(self, *counters: Any) -> None:
@@ -205,7 +204,7 @@ class Member:
             running = learner.running
             hook = hook_of(main, learner.plugins)
             if running is None:
-                return hook or "between two passes"
+                return hook or "between two epochs"
             at = learner.where(running.phase, running.current)
             cancelled = f" (after it cancelled a step: {self._cancelled})" if self._cancelled else ""
             return (f"{hook}, {at}" if hook else at) + cancelled

@@ -53,14 +53,14 @@ def shard(data: Any, rank: int, size: int, tail: str = "uneven", *, seed: int = 
     - One with a ``DistributedSampler`` of this rank and size is left as it is: see `set_epoch`.
 
     Args:
-        data: What a pass goes over.
+        data: What an epoch goes over.
         rank: The process, from 0.
         size: How many there are.
         tail: What becomes of a last global batch that is not full, see `loopkit.data.Loader.shard`. A
             ``DistributedSampler`` has its own way.
         seed: For a ``RandomSampler`` without a generator.
         epoch: The epoch from which the order in the place of a ``RandomSampler``'s counts, when the part is made: with
-            a new loader for every pass all would have the order of the first without it.
+            a new loader for every epoch all would have the order of the first without it.
 
     Raises:
         WorldError: The data cannot be shared out, or is the part of another process.
@@ -91,10 +91,10 @@ def shard(data: Any, rank: int, size: int, tail: str = "uneven", *, seed: int = 
 def set_epoch(data: Any, epoch: int) -> bool:
     """Tell the ``DistributedSampler`` of a ``DataLoader`` which epoch begins; loopkit's own count for themselves.
 
-    Call it before every pass, or each epoch has the order of the first.
+    Call it before every epoch, or each epoch has the order of the first.
 
     Args:
-        data: What a pass is about to go over.
+        data: What an epoch is about to go over.
         epoch: From 0.
 
     Returns:
@@ -113,7 +113,7 @@ def interleaved(data: Any) -> bool:
 
 
 def restore_order(parts: Sequence[Sequence[Any]], samples: int, *, interleaved: bool = False) -> list[Any]:
-    """The outputs of a pass in the epoch's order: the dataset's, if it was not shuffled.
+    """The outputs of an epoch in its order: the dataset's, if it was not shuffled.
 
     Args:
         parts: For each rank, its outputs step by step: tensors ``(samples, ...)``, or tuples, lists and mappings of

@@ -99,6 +99,8 @@ class Csv(Backend):
     def _append(self, rows: Sequence[Mapping[str, str]]) -> None:
         if not rows:
             return
+        if self._file.renewed():
+            self._rows, self._columns, self._tail = 0, [], []
         columns = list(dict.fromkeys([*(self._columns or PLACE), *(name for row in rows for name in row)]))
         if len(columns) > MOST_COLUMNS:
             if not self._full:

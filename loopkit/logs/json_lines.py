@@ -37,7 +37,7 @@ from loopkit.logs.kinds import (
     Value,
 )
 from loopkit.logs.log_file import LogFile
-from loopkit.logs.masking import masked_arguments
+from loopkit.logs.masking import masked_arguments, masked_text
 from loopkit.logs.record import Group, Records
 
 if TYPE_CHECKING:
@@ -57,10 +57,11 @@ class JsonLines(Backend):
     ``"name"``, ``"kind"`` and their content, or ``"file"``, a path relative to the log's directory. A fit begins, or
     goes on, with a line ``{"kind": "run", ...}`` and ends with ``{"kind": "end", "reason", ...}``. `read_log` reads it.
     The line of the run has the command and the configuration, with ``***`` for the values of options that are called
-    like a password, a token or a key.
+    like a password, a token or a key, and for passwords in URLs, also in the errors of the last line.
 
     A fit that goes on from a checkpoint cuts off what was logged after it, with the first line that it adds. A new run
-    renames the log of an earlier one, to ``log-1.jsonl``. While a run writes it, the file is locked.
+    renames the log of an earlier one, to ``log-1.jsonl``. While a run writes it, the file is locked. If it is removed,
+    renamed or cut off meanwhile, the next write warns of that, sets aside what is left and begins another file.
 
     Args:
         path: The file. The directories above it are made; a relative path is resolved now.
@@ -86,13 +87,16 @@ class JsonLines(Backend):
             self._begin()
 
     def _begin(self) -> None:
+        """Write the line of the run, if it is not in the file."""
+        if renewed := self._file.renewed():
+            self._begun = False
         if self._begun or self._run is None:
             return
         run, self._begun = self._run, True
         learner, result = run.learner, run.learner.result
         about: dict[str, Any] = {
             "kind": "run",
-            "resumed": run.resumed,
+            "resumed": run.resumed or renewed,
             "fit": 1 if learner.position is None else learner.position.number,
             "epoch": learner.progress.epochs,
             "step": learner.progress.steps,
@@ -217,13 +221,14 @@ class JsonLines(Backend):
                     "epoch": progress.epochs,
                     "step": progress.steps,
                     "reason": result.reason,
-                    "message": result.message,
+                    "message": masked_text(result.message),
                     "by": result.by,
-                    "error": None if failure is None else f"{type(failure).__name__}: {failure}",
-                    "notes": [str(note) for note in getattr(failure, "__notes__", ())],
-                    "traceback": "" if failure is None else "".join(traceback.format_tb(failure.__traceback__)),
+                    "error": None if failure is None else masked_text(f"{type(failure).__name__}: {failure}"),
+                    "notes": [masked_text(str(note)) for note in getattr(failure, "__notes__", ())],
+                    "traceback": masked_text("".join(traceback.format_tb(getattr(failure, "__traceback__", None)))),
                     "time": _time(time.time()),
                 }
+                self._begin()
                 self._file.write(_line(ended))
                 self._file.flush()
         finally:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from loopkit.batches import describe
 from loopkit.errors import LogError
+from loopkit.logs.masking import masked_values
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -224,7 +225,7 @@ class Histogram(Kind):
     def counted(cls, values: Tensor, bins: int = 64) -> Histogram:
         """A histogram of a tensor that is counted now, on its device and without waiting for it: no copy is kept.
 
-        A number on the edge of two bins can be in the other one than by ``Histogram(values)``, by rounding.
+        A number between two bins can be in the other one than by ``Histogram(values)``, by rounding.
 
         Args:
             values: As for `Histogram`.
@@ -396,7 +397,10 @@ class File(Kind):
 
 @dataclass(frozen=True)
 class Hyperparameters(Kind):
-    """What a run was made with, by name: None, booleans, numbers and strings."""
+    """What a run was made with, by name: None, booleans, numbers and strings.
+
+    What is called like a password, a token or a key, and a password in a URL, becomes ``***``.
+    """
 
     kind = "hyperparameters"
     values: Mapping[str, bool | int | float | str | None]
@@ -411,7 +415,7 @@ class Hyperparameters(Kind):
                 raise self._refuse(
                     f"{name!r} is {describe(value)}: values are None, booleans, numbers and strings; str(...) makes one"
                 )
-        object.__setattr__(self, "values", dict(self.values))
+        object.__setattr__(self, "values", masked_values(self.values))
 
 
 @dataclass(frozen=True, eq=False)

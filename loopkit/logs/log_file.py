@@ -124,6 +124,28 @@ class LogFile:
         """Let the next ``open`` go on from there."""
         self.position, self._check = state.get("position"), state.get("check")
 
+    def renewed(self) -> bool:
+        """Begin another file, and say so, if this one was removed, renamed or cut off under the run; whether it was.
+
+        Raises:
+            LogError: Another one cannot be written there, or another run writes it.
+        """
+        file, position = self._file, self.position
+        if file is None or not self._regular:
+            return False
+        assert position is not None
+        if not is_at(self.path, file):
+            what = "removed or renamed"
+        elif (size := os.fstat(file).st_size) < position:
+            what = f"cut off at byte {size} of {position}"
+        else:
+            return False
+        self.close()
+        self.position = self._check = None  # what is there is not this run's, and is set aside
+        self.open()
+        warnings.warn(f"the log {self.path} was {what} while the run wrote it: another one begins", stacklevel=2)
+        return True
+
     def write(self, data: bytes) -> None:
         """Append; if that fails, what was there before stays whole."""
         assert self._file is not None

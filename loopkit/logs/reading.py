@@ -9,7 +9,7 @@ from typing import Any
 
 from loopkit.errors import LogError
 from loopkit.logs.record import Record
-from loopkit.order import nearest
+from loopkit.words import nearest
 
 __all__ = ["Log", "read_log"]
 
@@ -36,7 +36,7 @@ class Log:
 
         Args:
             name: Any name that was logged.
-            phase: Only those of this phase, ``""`` for those outside of a pass; by default, of all.
+            phase: Only those of this phase, ``""`` for those outside of an epoch; by default, of all.
 
         Raises:
             LogError: There is no such name, or not in that phase; says which is near.

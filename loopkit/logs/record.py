@@ -19,7 +19,7 @@ class Record(NamedTuple):
     value: Any
     """A number, a scalar tensor that is still on its device, or a kind. Backends get floats and kinds."""
     phase: str = ""
-    """The phase whose pass is running or has just ended; empty outside of one."""
+    """The phase whose epoch is running or has just ended; empty outside of one."""
     epoch: int = 0
     """``learner.progress.epochs``: how many were complete."""
     step: int = 0

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from loopkit.dispatch import plugin_name
-from loopkit.plugins.average_parameters import AverageParameters
+from loopkit.engine.refusals import plugin_name
 from loopkit.plugins.call_on import call_on
 from loopkit.plugins.channels_last import ChannelsLast
 from loopkit.plugins.checkpoint import Checkpoint
 from loopkit.plugins.compile import Compile
-from loopkit.plugins.cost import Cost
 from loopkit.plugins.cuda_graph import CudaGraph
-from loopkit.plugins.cudnn_benchmark import CudnnBenchmark
 from loopkit.plugins.ddp import DDP
 from loopkit.plugins.early_stopping import EarlyStopping
-from loopkit.plugins.find_syncs import FindSyncs
 from loopkit.plugins.freeze import EvalMode, Freeze
 from loopkit.plugins.fsdp import FSDP
 from loopkit.plugins.gradients import ClipGradNorm, ClipGradValue, GradNoise, GradNorm
@@ -30,7 +26,6 @@ from loopkit.plugins.log_resources import LogResources
 from loopkit.plugins.log_to import LogTo
 from loopkit.plugins.metrics import Metrics
 from loopkit.plugins.mixed_precision import MixedPrecision
-from loopkit.plugins.module_profile import ModuleProfile
 from loopkit.plugins.profile import Profile
 from loopkit.plugins.progress import Progress
 from loopkit.plugins.replay_bundle import ReplayBundle
@@ -40,24 +35,19 @@ from loopkit.plugins.skip_spikes import SkipSpikes
 from loopkit.plugins.stop_on_non_finite import StopOnNonFinite
 from loopkit.plugins.throttle import throttle
 from loopkit.plugins.to_device import ToDevice
-from loopkit.plugins.watch import Watch
 from loopkit.plugins.weight_average import WeightAverage
 
 __all__ = [
     "DDP",
     "FSDP",
-    "AverageParameters",
     "ChannelsLast",
     "Checkpoint",
     "ClipGradNorm",
     "ClipGradValue",
     "Compile",
-    "Cost",
     "CudaGraph",
-    "CudnnBenchmark",
     "EarlyStopping",
     "EvalMode",
-    "FindSyncs",
     "Freeze",
     "GradNoise",
     "GradNorm",
@@ -71,7 +61,6 @@ __all__ = [
     "LogTo",
     "Metrics",
     "MixedPrecision",
-    "ModuleProfile",
     "Plateau",
     "Profile",
     "Progress",
@@ -82,7 +71,6 @@ __all__ = [
     "StopOnNonFinite",
     "ToDevice",
     "TorchSchedule",
-    "Watch",
     "WeightAverage",
     "call_on",
     "throttle",

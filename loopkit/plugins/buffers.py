@@ -28,17 +28,21 @@ def cells(learner: Learner) -> list[tuple[dict[str, Tensor | None], str]]:
 
 
 class Buffers:
-    """A copy of all buffers."""
+    """A copy of all buffers.
 
-    def __init__(self) -> None:
-        self.copies: list[Tensor] = []
+    Args:
+        copies: A list to keep it in; what it holds is a copy that was taken before.
+    """
+
+    def __init__(self, copies: list[Tensor] | None = None) -> None:
+        self.copies: list[Tensor] = [] if copies is None else copies
 
     def take(self, learner: Learner) -> None:
         """Copy the buffers, into the memory of the last copies if they fit."""
         tensors = [holder[key] for holder, key in cells(learner)]
         live = [tensor.detach() for tensor in tensors if tensor is not None]
         if [_looks(each) for each in live] != [_looks(each) for each in self.copies]:
-            self.copies = [tensor.clone() for tensor in live]
+            self.copies[:] = [tensor.clone() for tensor in live]
         elif live:
             torch._foreach_copy_(self.copies, live)
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from loopkit.batches import map_tensors
 from loopkit.hooks import hookimpl
-from loopkit.plugins.to_device import map_tensors
 
 __all__ = ["ChannelsLast"]
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from loopkit.checkpoint import storage
-from loopkit.checkpoint.bundle import Contents, describe, monitored, read_state, restore
+from loopkit.checkpoint.bundle import Contents, describe, monitored, number, read_state, restore
 from loopkit.checkpoint.lock import Lock
 from loopkit.checkpoint.processes import give_way
 from loopkit.checkpoint.storage import Listing, Manifest
@@ -31,9 +31,11 @@ from loopkit.errors import (
     StateError,
 )
 from loopkit.hooks import hookimpl
-from loopkit.order import nearest
+from loopkit.words import nearest
 
 if TYPE_CHECKING:
+    from loopkit.engine.epoch import Epoch
+    from loopkit.engine.resume import Mark
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
@@ -47,19 +49,21 @@ class Checkpoint:
     Each checkpoint is a directory of its own below ``directory``, written whole or not at all: weights as
     ``model.safetensors``, all else as JSON and safetensors, and a manifest with the digest of every file. A save is due
     at the end of an epoch (after its validation, if there is one) or between two steps; what a signal, or an error
-    between two steps, interrupts is saved where it is. An error inside a step leaves nothing that could go on exactly:
-    the checkpoint before it stands.
+    between two steps, interrupts is saved where it is. After an error inside a validation, the state as of the
+    validation's begin is saved (of one process alone). An error inside a training step leaves nothing that could go on
+    exactly: the checkpoint before it stands.
 
     Args:
-        directory: Where the checkpoints of this fit are, and of no other. A relative one is resolved now.
+        directory: Where the checkpoints of this fit are, and of no other. Links and a relative path are resolved now.
         every_epochs: Save after every so many epochs; 1 if nothing else says when.
         every_updates: Save after every so many updates.
         every_minutes: Save after so many minutes.
-        keep_last: How many of the newest to keep; never fewer than two are.
+        keep_last: How many of the newest to keep; never fewer than two are. One that was saved at the end of an epoch,
+            or of the fit, takes the place of one at the same step and update.
         keep_best: How many of the best to keep, too. One is saved whenever ``monitor`` is among the best.
         monitor: The metric that says which are the best, such as ``"val/loss"``. Nan is never best.
         mode: ``"min"`` or ``"max"``.
-        on_error: Save when an error, such as one of the loader, comes between two steps.
+        on_error: Save when an error, such as one of the loader, comes between two steps or in a validation.
         at_end: Save at the end of the fit what was trained since the last save.
         resume: ``"auto"``: go on from the newest valid checkpoint, or begin if there is none; True: there must be one;
             a path: from that checkpoint. By default the directory must not hold any.
@@ -105,10 +109,13 @@ class Checkpoint:
         name: str = "checkpoint",
     ) -> None:
         numbers = {"every_epochs": every_epochs, "every_updates": every_updates, "every_minutes": every_minutes}
-        for option, value in {**numbers, "keep_last": keep_last}.items():
+        for option, value in numbers.items():
             whole = isinstance(value, int) or (option == "every_minutes" and isinstance(value, float))
             if value is not None and (isinstance(value, bool) or not whole or not 0 < value < math.inf):
                 raise PluginError(f"Checkpoint: {option} is {value!r}: it must be a number above 0")
+        for option, count, least in (("keep_last", keep_last, 1), ("keep_best", keep_best, 0)):
+            if isinstance(count, bool) or not isinstance(count, int) or count < least:
+                raise PluginError(f"Checkpoint: {option} is {count!r}: it counts checkpoints, from {least}")
         if isinstance(resume, str) and resume.lower() == "auto" and resume != "auto":
             raise PluginError(f"Checkpoint: resume is {resume!r}: did you mean 'auto'?")
         if monitor is not None and not all(monitor.partition("/")):
@@ -119,9 +126,13 @@ class Checkpoint:
                 f"{monitor!r} and {mode!r}"
             )
         self.name = name
-        self.directory = Path(directory).absolute()
-        self.resume = Path(resume).absolute() if isinstance(resume, (str, Path)) and resume != "auto" else resume
+        self.directory = storage.resolved(directory)
+        self.resume = resume
+        if isinstance(resume, (str, Path)) and resume != "auto":
+            path = Path(resume).absolute()
+            self.resume = storage.resolved(path.parent) / path.name  # a link to a checkpoint is not followed
         self.monitor = monitor
+        self.every_epochs, self.every_minutes, self.background = every_epochs, every_minutes, background
         self._mode = mode
         self._every_epochs = 1 if all(value is None for value in numbers.values()) else every_epochs
         self._every_updates = every_updates
@@ -140,6 +151,10 @@ class Checkpoint:
         self._next_updates, self._next_time = math.inf, math.inf
         """When the next save is due."""
         self._saved_at: tuple[Any, ...] | None = None
+        self._measured = False
+        """The monitored phase has run, and its value was not looked at yet."""
+        self._newest_own: Manifest | None = None
+        """The checkpoint in the directory that was written or read last."""
         self._source: Path | None = None
         """The checkpoint that ``resume`` named."""
         self._damaged: set[Path] = set()
@@ -169,9 +184,9 @@ class Checkpoint:
         self._plan_next(learner)
 
     @hookimpl(reads=("*",))
-    def epoch_context(self, learner: Learner) -> Any:
-        """Save what an error between two steps interrupts."""
-        return self._guard(learner)
+    def epoch_context(self, learner: Learner, epoch: Epoch) -> Any:
+        """Save what an error between two steps, or in a validation, interrupts."""
+        return self._guard(learner, epoch)
 
     @hookimpl(reads=("*",))
     def epoch_begin(self, learner: Learner, phase: Phase) -> None:
@@ -183,7 +198,7 @@ class Checkpoint:
             self._tried = self._tried or 1  # its loader is not where it was yet
         elif not self._tried:
             self._try(learner)
-        elif phase.training and not at.by_fit and len(learner.open_passes) == 1:
+        elif not at.by_fit and at.epochs and not at.done and len(learner.open_passes) == 1:
             if learner.world.share(self._is_epoch_due(learner)):
                 self._save(learner, "epoch")  # only now is it known that the round of an own loop is complete
 
@@ -212,12 +227,14 @@ class Checkpoint:
     @hookimpl(reads=lambda plugin: ("*",) if plugin.monitor is None else ("*", f"metrics.{plugin.monitor}"))
     def phase_end(self, learner: Learner, phase: Phase) -> None:
         """Save if an epoch is complete, or the metric is among the best."""
-        if not learner.fitting_now or not learner.at_edge:
+        if not learner.fitting_now:
+            return
+        if self.monitor is not None and phase.name == self.monitor.partition("/")[0]:
+            self._measured = True
+        if not learner.at_edge:  # the epoch of a hook: what it measured counts when that hook is over
             return
         self._writer.check()
-        value = (
-            self._value(learner) if self.monitor is not None and phase.name == self.monitor.partition("/")[0] else None
-        )
+        value, self._measured = self._value(learner) if self._measured else None, False
         at = learner.position
         complete = not learner.open_passes and at is not None and at.by_fit and not at.validate
         due = complete and self._is_epoch_due(learner)
@@ -262,6 +279,31 @@ class Checkpoint:
             _say(self._lock.took_over)
         storage.clean(self.directory, everything=True)
 
+    def _keep_directory(self) -> None:
+        """Take the directory anew if it, or the lock in it, was removed, moved or replaced under the run."""
+        was, lock = self.directory, self._lock
+        self.directory = storage.resolved(was)  # a link may have been left in its place
+        if lock is None or (self.directory == was and lock.in_place):
+            return
+        self._release()
+        try:
+            self._take_directory()
+            found, own = storage.listing(self.directory), self._newest_own
+            if not any(
+                own is not None and each.path.name == own.path.name and each.files == own.files for each in found
+            ):
+                self._refuse_others(found)
+        except BaseException:
+            self._release()
+            self._lock = lock
+            raise
+        where = "" if self.directory == was else f" to {self.directory}"
+        warnings.warn(
+            f"{was}, or the lock in it, was removed or moved{where} while the run saved there: it is locked again, and "
+            f"checkpoints go on in {self.directory}",
+            stacklevel=2,
+        )
+
     def _release(self) -> None:
         """Let the directory go; a lock that cannot be removed is no reason for a run to fail, or to hide why it did."""
         if self._lock is not None:
@@ -271,18 +313,19 @@ class Checkpoint:
                 _say(f"{error}. The next run takes the lock over")
 
     @contextmanager
-    def _guard(self, learner: Learner) -> Iterator[None]:
+    def _guard(self, learner: Learner, epoch: Epoch) -> Iterator[None]:
+        saves = self._on_error and learner.fitting_now and learner.world_size == 1  # else the others had to take part
+        mark = epoch.mark() if saves and self._tried else None
         try:
             yield
         except Exception as error:
-            if self._on_error and error is not self._failure and learner.fitting_now:
-                self._failure = error
-                alone = learner.world_size == 1  # else the others would have to take part
-                if alone and learner.at_edge and self._tried and self._saved_at != self._here(learner):
-                    try:
-                        self._save(learner, "error", now=True)
-                    except Exception as second:
-                        error.add_note(f"plugin {self.name!r}: nothing was saved at this error: {second}")
+            new, self._failure = error is not self._failure, error
+            here = new and learner.at_edge and (epoch.steps > 0 or mark is None)
+            if saves and self._tried and (here or mark is not None) and self._saved_at != self._here(learner):
+                try:
+                    self._save(learner, "error", now=True, at=None if here else mark)
+                except Exception as second:
+                    error.add_note(f"plugin {self.name!r}: nothing was saved at this error: {second}")
             raise
 
     def _start(self, learner: Learner) -> None:
@@ -304,6 +347,7 @@ class Checkpoint:
             own = self.resume if isinstance(self.resume, Path) else Path(path)  # each may have a disk of its own
             manifest, state = chosen or self._read(own)
             self._load(learner, manifest, state)
+            self._newest_own = manifest
 
     def _choose(self, learner: Learner) -> tuple[Manifest, dict[str, Any]] | None:
         found = storage.listing(self.directory)
@@ -393,7 +437,9 @@ class Checkpoint:
         Contents.of(learner, learner.state_dict()).files()
         self._tried += 1
 
-    def _save(self, learner: Learner, reason: str, value: float | None = None, now: bool = False) -> None:
+    def _save(
+        self, learner: Learner, reason: str, value: float | None = None, now: bool = False, at: Mark | None = None
+    ) -> None:
         self._writer.join()
         if not now:
             self._writer.check()
@@ -401,12 +447,13 @@ class Checkpoint:
             if (settle := getattr(plugin, "settle", None)) is not None:
                 settle(learner)
         _check_finite(learner)
-        contents = Contents.of(learner, learner.state_dict())
+        state = learner.state_dict(at)
+        contents = Contents.of(learner, state)
         if learner.rank > 0:
             self._saved_at = self._here(learner)
             self._plan_next(learner)
             return
-        about = describe(learner, contents, reason, monitored=self._monitored(value))
+        about = describe(learner, contents, reason, state["metrics"], monitored=self._monitored(value))
         write = partial(self._write, contents, about, self._here(learner))
         if self._snapshot is None or now:
             write()
@@ -421,7 +468,9 @@ class Checkpoint:
         """Write and rotate; in a thread of its own if ``background``."""
         if self._snapshot is not None:
             self._snapshot.wait()
-        storage.write(self.directory, contents.files(), about, label=f"step-{about['progress']['steps']}")
+        self._keep_directory()
+        label = f"step-{about['progress']['steps']}"
+        self._newest_own = storage.write(self.directory, contents.files(), about, label=label)
         self._saved_at = here
         found = self._found()
         protected = {manifest.path for _, manifest in self._ranked(found)[: self._keep_best]}
@@ -442,10 +491,10 @@ class Checkpoint:
         except CheckpointError as error:
             warnings.warn(str(error), stacklevel=2)
 
-    def _monitored(self, value: float | None) -> dict[str, str] | None:
+    def _monitored(self, value: float | None) -> dict[str, float | str] | None:
         if self.monitor is None or value is None:
             return None
-        return {"metric": self.monitor, "mode": self._mode, "value": repr(value)}
+        return {"metric": self.monitor, "mode": self._mode, "value": number(value)}
 
     def _value(self, learner: Learner) -> float:
         assert self.monitor is not None

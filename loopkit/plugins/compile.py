@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from loopkit.hooks import hookimpl
-from loopkit.order import nearest
+from loopkit.words import nearest
 
 __all__ = ["Compile"]
 

@@ -17,9 +17,9 @@ from loopkit.hooks import hookimpl
 from loopkit.phases import TrainingPhase
 
 if TYPE_CHECKING:
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-    from loopkit.step import Step
 
 __all__ = ["DDP"]
 
@@ -95,8 +95,8 @@ class DDP(Member):
         self._bucket_mb = bucket_mb
         self._bucket_bytes = BUCKET_BYTES if bucket_mb is None else int(bucket_mb * 2**20)
         self._static_graph = static_graph
-        self._unused = find_unused_parameters
-        self._fixed = fixed_buckets
+        self._find_unused_parameters = find_unused_parameters
+        self._fixed_buckets = fixed_buckets
         self._sync_batch_norm = sync_batch_norm
         self._broadcast_buffers = broadcast_buffers
         self._synced: dict[str, _Synced] = {}
@@ -139,7 +139,7 @@ class DDP(Member):
             reducer = DistributedDataParallel(
                 model,
                 bucket_cap_mb=self._bucket_mb,
-                find_unused_parameters=self._unused or self._fixed,
+                find_unused_parameters=self._find_unused_parameters or self._fixed_buckets,
                 static_graph=self._static_graph,
                 **options,
             )
@@ -240,7 +240,10 @@ class DDP(Member):
         assert learner.running is not None
         for window in learner.running.windows:
             weight = window.total + step.weight if window.weighted and window.count else step.weight
-            window.settle(step, self._share(weight, step.loss.device) if self.weighted else 1.0)
+            share = self._share(weight, step.loss.device) if self.weighted else 1.0
+            factor = window.settle(step, step.weight, share)
+            if isinstance(factor, Tensor) or factor != 1.0:
+                step.seed = step.seed * factor
 
     @hookimpl
     def backward_end(self, learner: Learner, phase: Phase, step: Step) -> None:
@@ -248,7 +251,7 @@ class DDP(Member):
         if not self.reducing:
             return
         self._reduced = True
-        if not self._unused:
+        if not self._find_unused_parameters:
             if any(p.grad is None and p.requires_grad for p in self._params):
                 unused = [
                     f"{name}.{path}" if len(learner.models) > 1 else path
@@ -276,7 +279,7 @@ class DDP(Member):
             return
         missing = {index for index, p in enumerate(step.params) if p.requires_grad and p.grad is None}
         key = phase.name, step.optimizer_name
-        if self._unused:
+        if self._find_unused_parameters:
             without = set.intersection(*self.world.gather(missing))
         else:
             if key not in self._without:
@@ -299,7 +302,8 @@ class DDP(Member):
                 grads.append(p.grad)
         if self.weighted and grads:
             assert learner.running is not None
-            share = self._share(learner.running.window(step.optimizer_name).weight, grads[0].device)
+            window = learner.running.window(step.optimizer_name)
+            share = self._share(window.total if window.weighted else window.last.weight, grads[0].device)
             torch._foreach_mul_(grads, share.to(grads[0].dtype))
         average(grads[::-1], self.world.size, bucket_bytes=self._bucket_bytes, dtype=COMPRESSION[self._compression])
 

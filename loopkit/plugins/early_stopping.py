@@ -13,9 +13,10 @@ from loopkit.criteria import Criterion, Mode, NumberSinceBest, is_better
 from loopkit.distributed import sharded
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
-from loopkit.order import nearest
+from loopkit.words import nearest
 
 if TYPE_CHECKING:
+    from loopkit.engine.epoch import Epoch
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
@@ -28,8 +29,8 @@ PATIENCE = 5
 class EarlyStopping:
     """End the fit by a criterion on one metric; ``FitResult.message`` says which criterion and with what values.
 
-    The metric is looked at in the ``phase_end`` of its phase, whoever runs the pass. A pass that ``learner.stop`` cut
-    short, or that had no step, is not looked at. The fit ends as a normal result, with reason ``"stop"``.
+    The metric is looked at in the ``phase_end`` of its phase, whoever runs the epoch. An epoch that ``learner.stop``
+    cut short, or that had no step, is not looked at. The fit ends as a normal result, with reason ``"stop"``.
 
     Args:
         monitor: The metric, as ``"<phase>/<metric>"``.
@@ -46,10 +47,10 @@ class EarlyStopping:
 
     The best value is the best finite one, by however little; nan and infinity never are.
 
-    What is restored is what was measured. It is copied at ``epoch_end``, while the contexts of the pass are entered:
-    if a plugin has put averaged weights in place for the pass, those are kept and become the parameters at the end.
+    What is restored is what was measured. It is copied at ``epoch_end``, while the contexts of the epoch are entered:
+    if a plugin has put averaged weights in place for the epoch, those are kept and become the parameters at the end.
     Memory: with ``restore_best``, one copy of the parameters and buffers, and a second one between ``epoch_end`` and
-    ``phase_end`` of the monitored phase. Copies to another device wait for the transfer, once a pass.
+    ``phase_end`` of the monitored phase. Copies to another device wait for the transfer, once an epoch.
 
     Several processes look at rank 0's value, with rank 0's criterion and clock, so that all keep the same best weights.
 
@@ -57,7 +58,7 @@ class EarlyStopping:
     the next one. State that was saved when it had asked for the end, but before that came, ends the next fit at once.
 
     Raises:
-        PluginError: An option is out of range; at ``phase_end``, the pass did not make the metric.
+        PluginError: An option is out of range; at ``phase_end``, the epoch did not make the metric.
 
     Example::
 
@@ -88,6 +89,7 @@ class EarlyStopping:
             raise PluginError(f"EarlyStopping: mode is {mode!r}: it is 'min' (lower is better) or 'max'")
         self.mode: Mode = mode
         self.restore_best = restore_best
+        own = criterion
         if criterion is None:
             criterion = _patience(patience, min_delta)
         elif not isinstance(criterion, Criterion):
@@ -103,11 +105,11 @@ class EarlyStopping:
         if best_device is not None and not restore_best:
             raise PluginError(f"EarlyStopping: best_device is {best_device!r} without restore_best=True")
         self._device = _device(best_device)
+        self._own = {"patience": patience, "min_delta": min_delta, "criterion": own, "best_device": best_device}
         self._given = copy.deepcopy(criterion)
         self._start()
-        self._measured: dict[str, Tensor] | None = None
-        self._cut: set[str] = set()
         self._passes = 0
+        """Epochs of the monitored phase that were looked at in this fit."""
 
     def _start(self) -> None:
         self.criterion = copy.deepcopy(self._given)
@@ -122,41 +124,40 @@ class EarlyStopping:
 
     @hookimpl(before=("average",), after=("checkpoint",))  # and so, turned round, in fit_end
     def fit_begin(self, learner: Learner) -> None:
-        """Start the clock; start from nothing if it ended the last fit, and end this one if that was interrupted."""
-        at = learner.position
-        goes_on = at is not None and at.start != learner.progress  # with a fit that was saved, be it at its end
-        if self.reason and self._ended and not goes_on:
-            self._start()
-        elif self.reason:
-            learner.stop(self.reason, by=self.name)
+        """Start the clock; start from nothing if it ended a fit, and this one is another."""
+        if self.reason and not learner.stop_requested:
+            goes_on = learner.current is not None and learner.current.resumed  # because a limit was raised
+            if self._ended or goes_on:
+                self._start()
+            else:
+                learner.stop(self.reason, by=self.name)
         self.criterion.start()
 
     @hookimpl(reads=lambda plugin: ("params", "buffers") if plugin.restore_best else ())
-    def epoch_end(self, learner: Learner, phase: Phase) -> None:
+    def epoch_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Copy what was measured, while it is in place."""
         if phase.name not in (self._phase, self._training_phase):
             return
-        epoch = learner.running
-        if epoch is not None and (epoch.stopped or epoch.steps == 0):
-            self._cut.add(phase.name)
-        elif phase.name == self._phase and self.restore_best and learner.fitting_now:
-            self._measured = {name: self._copy(tensor) for name, tensor in _tensors(learner).items()}
+        keep = epoch.keep(self)
+        keep["cut"] = epoch.stopped or epoch.steps == 0
+        if phase.name == self._phase and self.restore_best and learner.fitting_now and not keep["cut"]:
+            keep["measured"] = {name: self._copy(tensor) for name, tensor in _tensors(learner).items()}
 
     def _copy(self, tensor: Tensor) -> Tensor:
         tensor = tensor.detach()
         return tensor.clone() if self._device is None else tensor.to(self._device, copy=True)
 
     @hookimpl(reads=lambda plugin: ("progress", *plugin.metrics()))
-    def phase_end(self, learner: Learner, phase: Phase) -> None:
+    def phase_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Look at the metric, and ask for the end of the fit if the criterion says so."""
-        if phase.name in self._cut:
-            self._cut.remove(phase.name)
+        keep = epoch.keep(self)
+        if keep.get("cut", False):
             return
         if phase.name == self._training_phase and self.criterion.needs_training:
             self.criterion.observe_training(learner.world.share(self._value(learner, phase, self.training)))
         if phase.name != self._phase:
             return
-        measured, self._measured = self._measured, None
+        measured = keep.pop("measured", None)
         self._passes += 1
         value = learner.world.share(self._value(learner, phase, self.monitor))
         if is_better(value, self.best, self.mode):
@@ -169,7 +170,6 @@ class EarlyStopping:
     def fit_end(self, learner: Learner, result: FitResult) -> None:
         """Put back the best parameters."""
         self.criterion.pause()
-        self._measured = None
         self._ended = self.reason != ""
         passes, self._passes = self._passes, 0
         if result.reason == "error":
@@ -197,6 +197,11 @@ class EarlyStopping:
                 f"{nearest(name, known)}; there are: {', '.join(known) or 'none'}"
             )
         return float(value)
+
+    def options(self) -> dict[str, Any]:
+        """What it was made with."""
+        kept = {name: getattr(self, name) for name in ("monitor", "mode", "restore_best", "training", "name")}
+        return {**kept, **self._own}
 
     def state_dict(self) -> dict[str, Any]:
         """The criterion's state, the best value and, with ``restore_best``, its parameters and buffers."""

@@ -51,6 +51,7 @@ class Freeze:
 
     def __init__(self, *patterns: str | Mapping[str, int], norms: bool = True, name: str = "freeze") -> None:
         self.name = name
+        self.patterns = patterns
         self._norms = norms
         self._patterns: list[str] = []
         self._thaws: dict[str, int] = {}

@@ -15,15 +15,15 @@ from loopkit.distributed.member import Member
 from loopkit.distributed.sharded import is_sharded, like
 from loopkit.errors import PhaseError, PluginError
 from loopkit.hooks import hookimpl
-from loopkit.order import nearest
+from loopkit.words import nearest
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-    from loopkit.step import Step
 
 __all__ = ["FSDP"]
 
@@ -106,8 +106,8 @@ class FSDP(Member):
                 f"MixedPrecisionPolicy"
             )
         self.name = name
-        self._units = wrap
-        self._precision = mixed_precision
+        self._wrap = wrap
+        self._mixed_precision = mixed_precision
         self._reshard_after_forward = reshard_after_forward
         self._sync_each_step = sync_each_step
         self._meshes: dict[str, DeviceMesh] = {}
@@ -118,6 +118,8 @@ class FSDP(Member):
         self._syncing = True
         """Whether backward sums gradients over the processes."""
         self._unsummed = False
+        self._shown: list[tuple[Tensor, Tensor | None]] = []
+        """Parameters with gradients that are not summed, while whoever saves sees them as if they were."""
         """Whether there may be gradients that are not yet summed over the processes."""
 
     def wrap(self, learner: Learner, name: str, model: nn.Module) -> nn.Module:
@@ -144,7 +146,7 @@ class FSDP(Member):
 
     def _find_units(self, name: str, model: nn.Module) -> list[nn.Module]:
         """The modules to shard by themselves, inner ones first."""
-        chosen = self._units
+        chosen = self._wrap
         if chosen is None:
             return []
         if isinstance(chosen, (type, tuple)):
@@ -164,7 +166,7 @@ class FSDP(Member):
         """The policy of the units, and of what is left of the model."""
         from torch.distributed.fsdp import MixedPrecisionPolicy
 
-        given = self._precision
+        given = self._mixed_precision
         if given is None:
             return MixedPrecisionPolicy(), MixedPrecisionPolicy()
         if not isinstance(given, torch.dtype):
@@ -212,7 +214,7 @@ class FSDP(Member):
     def epoch_context(self, learner: Learner, phase: Phase) -> Iterator[None]:
         """Begin with sharded parameters, whatever was run in between."""
         self._reshard()
-        with super().epoch_context(learner, phase):
+        with super().epoch_context(learner, phase), learner.weights.replaced(self._hide, self._show):
             yield
 
     @hookimpl
@@ -258,20 +260,18 @@ class FSDP(Member):
                 f"{step.index}. Sharded parameters get theirs from step.backward(loss), not from one with a name"
             )
 
-    @contextmanager
-    def raw_weights(self, learner: Learner) -> Iterator[None]:
-        """What the engine enters when it collects the state: gradients that are not summed yet are, for that time."""
+    def _show(self) -> None:
+        """For whoever saves: parameters are sharded, and gradients that are not summed yet are, until `_hide`."""
         self._reshard()
-        kept: list[tuple[Tensor, Tensor | None]] = []
         if self._unsummed:
             for p, grad in self._sum(self._unsummed_grads()):
-                kept.append((p, p.grad))
+                self._shown.append((p, p.grad))
                 p.grad = grad if p.grad is None else p.grad + grad
-        try:
-            yield
-        finally:
-            for p, own in kept:
-                p.grad = own
+
+    def _hide(self) -> None:
+        for p, own in self._shown:
+            p.grad = own
+        self._shown.clear()
 
     def _set_syncing(self, syncing: bool) -> None:
         self._unsummed = self._unsummed or not syncing

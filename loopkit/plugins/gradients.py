@@ -15,9 +15,10 @@ from loopkit.hooks import hookimpl
 from loopkit.plugins.late import read
 
 if TYPE_CHECKING:
+    from loopkit.engine.epoch import Epoch
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-    from loopkit.step import Step
 
 __all__ = ["ClipGradNorm", "ClipGradValue", "GradNoise", "GradNorm"]
 
@@ -134,7 +135,7 @@ class ClipGradValue:
 class GradNorm:
     """Record the norm of the gradients, of each optimizer and of each of its parameter groups.
 
-    The mean over the updates of a pass is put into ``learner.metrics`` at its end, as ``"train/grad_norm"``, with
+    The mean over the updates of an epoch is put into ``learner.metrics`` at its end, as ``"train/grad_norm"``, with
     several optimizers ``"train/grad_norm_<optimizer>"``, with several groups also ``"..._group<i>"``. Skipped updates
     do not count. Nothing is read from the device before the end.
 
@@ -153,21 +154,11 @@ class GradNorm:
         check_positive("GradNorm", norm_type=norm_type)
         self.norm_type = norm_type
         self.name = name
+        self.clipped = clipped
         self.before = () if clipped else ("clip",)
         self.last: dict[str, Tensor] = {}
         """The norms of each optimizer's last update, on the device, under the names of the metrics."""
         self._measured: dict[str, Tensor] = {}
-        self._sums: dict[str, Tensor] = {}
-        self._counts: dict[str, int] = {}
-        self._resumed = False
-
-    @hookimpl
-    def epoch_begin(self, phase: Phase) -> None:
-        """Forget what a pass that failed has left."""
-        if phase.training:
-            if not self._resumed:
-                self._sums, self._counts = {}, {}
-            self._resumed = False
 
     @hookimpl(reads=("grads",))
     def update_begin(self, learner: Learner, step: Step) -> None:
@@ -181,29 +172,18 @@ class GradNorm:
         self.last.update(self._measured)
 
     @hookimpl
-    def update_end(self) -> None:
+    def update_end(self, step: Step) -> None:
         """Count what was measured: the update was applied."""
+        sums = step.epoch.store(self)  # next to a norm, it costs nothing to look it up here
         for key, value in self._measured.items():
-            self._sums[key] = self._sums[key] + value if key in self._sums else value
-            self._counts[key] = self._counts.get(key, 0) + 1
+            total, count = sums.get(key, (0.0, 0))
+            sums[key] = total + value, count + 1
 
     @hookimpl(writes=lambda plugin: (f"metrics.*/{plugin.name}*",))
-    def epoch_end(self, learner: Learner, phase: Phase) -> None:
+    def epoch_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Read the means."""
-        if phase.training:
-            values = read({key: value / self._counts[key] for key, value in self._sums.items()})
-            learner.metrics.update({f"{phase.name}/{key}": value for key, value in values.items()})
-            self._sums, self._counts = {}, {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The sums of the pass that is running."""
-        return {"sums": {key: value.clone() for key, value in self._sums.items()}, "counts": dict(self._counts)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
-        self._sums = {key: value.clone() for key, value in state["sums"].items()}
-        self._counts = dict(state["counts"])
-        self._resumed = True
+        values = read({key: total / count for key, (total, count) in epoch.store(self).items()})
+        learner.metrics.update({f"{phase.name}/{key}": value for key, value in values.items()})
 
 
 class GradNoise:

@@ -1,53 +1,56 @@
-"""A record of every metric, per pass and, if wanted, per step."""
+"""A record of every metric, per epoch and, if wanted, per step."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from loopkit.hooks import hookimpl
-from loopkit.order import nearest
 from loopkit.plugins.late import read
+from loopkit.words import nearest
 
 if TYPE_CHECKING:
+    from loopkit.engine.epoch import Epoch
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
-    from loopkit.step import Step
 
 __all__ = ["History"]
 
 
 @dataclass
-class _Pass:
-    """A pass that has begun: when, and the losses of its steps, unread."""
+class _Running:
+    """An epoch that has begun: when, and the losses of its steps, unread."""
 
-    phase: str
     started: float
-    steps: list[int] = field(default_factory=list)
-    losses: list[Tensor | float] = field(default_factory=list)
+    steps: list[int]
+    losses: list[Tensor | float]
 
     def read(self) -> list[float]:
         return list(read({str(i): loss for i, loss in enumerate(self.losses)}).values())
 
+    def state_dict(self) -> dict[str, Any]:
+        """How long it has run, and the losses so far."""
+        return {"seconds": time.monotonic() - self.started, "steps": list(self.steps), "losses": self.read()}
+
 
 class History:
-    """Keep every metric of every pass; ``FitResult.history`` holds the rows of its fit.
+    """Keep every metric of every epoch; ``FitResult.history`` holds the rows of its fit.
 
     Args:
-        steps: Also keep the loss of every step, in `step_rows`. The values stay on the device until the pass ends. Of
+        steps: Also keep the loss of every step, in `step_rows`. The values stay on the device until the epoch ends. Of
             several processes each keeps those of its own batches, also when it goes on from a checkpoint; those of
             processes that are no more go to the ones that are left.
 
-    A row of a pass is ``{"phase", "epoch", "steps", "updates", "samples", "seconds", "<phase>/<metric>", ...}``: the
-    learner's counters after the pass, the pass's duration and its metrics. ``epoch`` is the number of epochs that
-    were complete by then. A row of a step is ``{"phase", "epoch", "step", "<phase>/loss"}``, with the same ``epoch``
-    and the step's position in the pass, from 0.
+    A row of an epoch is ``{"phase", "epoch", "steps", "updates", "samples", "seconds", "<phase>/<metric>", ...}``: the
+    learner's counters after it, its duration and its metrics. ``"epoch"`` is the number of training epochs that were
+    complete by then. A row of a step is ``{"phase", "epoch", "step", "<phase>/loss"}``, with the same
+    ``"epoch"`` and the step's position, from 0.
 
     Example::
 
@@ -65,57 +68,51 @@ class History:
         self.rows: list[dict[str, Any]] = []
         self.step_rows: list[dict[str, Any]] = []
         self._steps = steps
-        self._passes: list[_Pass] = []
-        """The passes that have begun, the innermost last."""
-        self._resumed: dict[str, _Pass] = {}
-        self._first = self._outside = 0
-        """The rows, and the passes, that were there when the fit began."""
-        if steps:
-            self.reshard = self._reshard  # the rest is the same in every process, and need not be collected
+        self._first = 0
+        """The rows that were there when the fit began."""
+        if steps:  # the rest is the same in every process, and need not be collected
+            self.reshard, self.reshard_store = self._reshard, self._reshard_store
 
-    @hookimpl
+    @hookimpl(after=("checkpoint",))  # which may load the state of a fit that goes on
     def fit_begin(self, learner: Learner) -> None:
-        """Remember where this fit's rows begin; those that came before it was saved and resumed are among them."""
-        now, at = learner.progress.steps, learner.position
-        start = now if at is None else at.start.steps
-        earlier = sum(row["steps"] <= start for row in self.rows)
-        self._first, self._outside = len(self.rows) if start == now else earlier, len(self._passes)
+        """Remember where this fit's rows begin."""
+        if learner.current is None or not learner.current.resumed:
+            self._first = len(self.rows)
 
     @hookimpl
     def fit_end(self, result: FitResult) -> None:
         """Hand over this fit's rows."""
         result.history = self.rows[self._first :]
-        del self._passes[self._outside :]
 
     @hookimpl
-    @contextmanager
-    def epoch_context(self, learner: Learner, phase: Phase) -> Iterator[None]:
-        """Start the clock; after an error, for which there is no ``phase_end``, forget the pass."""
-        another = bool(learner.resuming) and not (learner.running is not None and learner.running.resumed)
-        loaded = None if another else self._resumed.pop(phase.name, None)
-        begun = loaded or _Pass(phase.name, time.monotonic())
-        self._passes.append(begun)
-        try:
-            yield
-        except BaseException:
-            self._passes.remove(begun)
-            raise
+    def epoch_begin(self, epoch: Epoch) -> None:
+        """Start the clock."""
+        self._running(epoch)
+
+    def _running(self, epoch: Epoch) -> _Running:
+        keep = epoch.keep(self)
+        if "now" not in keep:
+            store, now = epoch.store(self), time.monotonic()
+            saved = store.get("running")
+            if not isinstance(saved, dict):  # it begins, or another history was in this one's place
+                saved = {"seconds": 0.0, "steps": [], "losses": []}
+            keep["now"] = store["running"] = _Running(now - saved["seconds"], [*saved["steps"]], [*saved["losses"]])
+        return keep["now"]  # type: ignore[no-any-return]
 
     @hookimpl(reads=("loss",))
-    def step_end(self, phase: Phase, step: Step) -> None:
+    def step_end(self, step: Step) -> None:
         """Keep the loss, unread."""
         if self._steps:
             loss = getattr(step, "loss", None)
             if isinstance(loss, Tensor):
-                now = self._innermost(phase)
+                now = self._running(step.epoch)
                 now.steps.append(step.index)
                 now.losses.append(loss.detach().mean())
 
     @hookimpl(reads=("metrics", "progress"))
-    def phase_end(self, learner: Learner, phase: Phase) -> None:
+    def phase_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Make the row."""
-        done = self._innermost(phase)
-        self._passes.remove(done)
+        done = self._running(epoch)
         counts = learner.progress
         prefix = f"{phase.name}/"
         self.rows.append(
@@ -133,12 +130,6 @@ class History:
             {"phase": phase.name, "epoch": counts.epochs, "step": step, f"{phase.name}/loss": value}
             for step, value in zip(done.steps, done.read(), strict=True)
         ]
-
-    def _innermost(self, phase: Phase) -> _Pass:
-        """The pass that is running; a new one if the plugin was added in mid-pass."""
-        if not self._passes or self._passes[-1].phase != phase.name:
-            self._passes.append(_Pass(phase.name, time.monotonic()))
-        return self._passes[-1]
 
     def values(self, name: str) -> list[float]:
         """All values of one metric, such as ``"val/loss"``, in the order in which they were made."""
@@ -180,41 +171,27 @@ class History:
         return figure
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows, and of passes that are running the seconds and losses so far."""
-        now = time.monotonic()
-        running = [
-            {"phase": p.phase, "seconds": now - p.started, "steps": list(p.steps), "losses": p.read()}
-            for p in (*self._passes, *self._resumed.values())
-        ]
+        """The rows, and how many were there when the fit began."""
         return {
             "rows": [dict(row) for row in self.rows],
             "step_rows": [dict(row) for row in self.step_rows],
-            "running": running,
+            "first": self._first,
         }
 
     def _reshard(self, states: Sequence[dict[str, Any]], rank: int, size: int) -> dict[str, Any]:
         """The state of one of ``size`` processes: its own steps, and those of processes that are no more."""
-        own, first = states[rank::size], states[0]
+        return {**states[0], "step_rows": [row for state in states[rank::size] for row in state["step_rows"]]}
 
-        def steps_of(i: int, key: str) -> list[Any]:
-            return [each for state in own if i < len(state["running"]) for each in state["running"][i][key]]
-
-        return {
-            "rows": first["rows"],
-            "step_rows": [row for state in own for row in state["step_rows"]],
-            "running": [
-                {**each, "steps": steps_of(i, "steps"), "losses": steps_of(i, "losses")}
-                for i, each in enumerate(first["running"])
-            ],
-        }
+    def _reshard_store(self, stores: Sequence[dict[str, Any]], rank: int, size: int) -> dict[str, Any]:
+        """What one of ``size`` processes kept for an epoch, as `_reshard`."""
+        own = [store["running"] for store in stores[rank::size] if store]
+        if not stores[0]:
+            return {}
+        joined = {key: [each for one in own for each in one[key]] for key in ("steps", "losses")}
+        return {"running": {**stores[0]["running"], **joined}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from these rows."""
         self.rows = [dict(row) for row in state["rows"]]
         self.step_rows = [dict(row) for row in state["step_rows"]]
-        self._first = len(self.rows)
-        now = time.monotonic()
-        self._resumed = {
-            p["phase"]: _Pass(p["phase"], now - p["seconds"], list(p["steps"]), list(p["losses"]))
-            for p in state["running"]
-        }
+        self._first = state.get("first", len(self.rows))

@@ -14,8 +14,8 @@ from loopkit.hooks import hookimpl
 from loopkit.plugins.gradients import alike, total_norm
 
 if TYPE_CHECKING:
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
-    from loopkit.step import Step
 
 __all__ = ["LogGradients"]
 
@@ -62,6 +62,7 @@ class LogGradients:
         check_count("LogGradients", every=every, **({} if depth is None else {"depth": depth}))
         self.name = name
         self.every, self.depth, self.ratio = every, depth, ratio
+        self.clipped = clipped
         self.before = () if clipped else ("clip",)
         self._counts: dict[str, int] = {}
         """Updates by optimizer."""

@@ -16,8 +16,8 @@ from loopkit.plugins.log_gradients import check_count
 if TYPE_CHECKING:
     from torch import nn
 
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
-    from loopkit.step import Step
 
 __all__ = ["LogHistograms"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -15,6 +14,7 @@ from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 from loopkit.logs.kinds import Hyperparameters
 from loopkit.logs.masking import SECRET
+from loopkit.plugin import options_of
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner
@@ -34,8 +34,8 @@ class LogHyperparameters:
     the batch size where the data tells it; of each model the class and the numbers of parameters; the loss; of each
     optimizer the class and its options, by parameter group if there are several; the names of the plugins and their
     options, as ``"plugins.clip_grad_norm.max_norm"``, where they are plain values. Options that are called like a
-    password, a token or a key (``api_key``) are left out. The metrics of the end are scalars, as ``"final/val/loss"``;
-    a fit that an error or a signal ends has none.
+    password, a token or a key (``api_key``) are left out, and given values of such names are logged as ``***``. The
+    metrics of the end are scalars, as ``"final/val/loss"``; a fit that an error or a signal ends has none.
 
     A fit that goes on from a checkpoint does not log its hyperparameters again.
 
@@ -106,7 +106,7 @@ class LogHyperparameters:
             found["batch_size"] = self._batch_size
         for name, plugin in plugins.items():
             if plugin is not self:
-                found.update({f"plugins.{name}.{key}": value for key, value in _simple(_options(plugin))})
+                found.update({f"plugins.{name}.{key}": value for key, value in _simple(options_of(plugin))})
         return found
 
     def state_dict(self) -> dict[str, Any]:
@@ -154,16 +154,6 @@ def _simple(options: Mapping[str, Any]) -> Iterator[tuple[str, Simple]]:
             yield name, value
         elif name != "params" and type(value) in (tuple, list) and all(type(each) in (int, float) for each in value):
             yield from ((f"{name}.{i}", each) for i, each in enumerate(value))
-
-
-def _options(plugin: Any) -> dict[str, Any]:
-    """The arguments that a plugin was made with, as far as it keeps them under their names."""
-    try:
-        names = list(inspect.signature(type(plugin)).parameters)
-    except (TypeError, ValueError):
-        return {}
-    kept = vars(plugin) if hasattr(plugin, "__dict__") else {}
-    return {name: kept.get(name, kept.get(f"_{name}")) for name in names if name in kept or f"_{name}" in kept}
 
 
 def _name_of(loss_fn: Any) -> str:

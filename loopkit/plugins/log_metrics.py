@@ -10,9 +10,9 @@ from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 
 if TYPE_CHECKING:
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-    from loopkit.step import Step
 
 __all__ = ["LogMetrics", "learning_rates"]
 
@@ -64,7 +64,7 @@ class LogMetrics:
             learner.log(f"{phase.name}/loss/step", loss)
         for plugin in learner.plugins.values():
             if getattr(plugin, "provides", "") == "metrics" and hasattr(plugin, "peek"):
-                running = plugin.peek(phase.name)
+                running = plugin.peek(step.epoch)
                 learner.log_values({f"{phase.name}/{name}/running": value for name, value in running.items()})
         for name in learner.optimizers:
             now = learning_rates(learner, name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,14 +18,14 @@ from loopkit.batches import describe, first_tensor
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 from loopkit.logs.kinds import CHANNELS, Image, Table
-from loopkit.order import nearest
 from loopkit.plugins.log_gradients import check_count
+from loopkit.words import nearest
 
 if TYPE_CHECKING:
-    from loopkit.epoch import Epoch
+    from loopkit.engine.epoch import Epoch
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-    from loopkit.step import Step
 
 __all__ = ["LogPredictions"]
 
@@ -40,16 +39,16 @@ Columns = dict[str, Tensor]
 
 
 class LogPredictions:
-    """Log the predictions for some samples of each validation, or other pass of a fit that does not train.
+    """Log the predictions for some samples of each validation, or other epoch of a fit that does not train.
 
-    They are a table, ``"val/predictions"``, with a row for each sample: its position in the pass, what is predicted,
+    They are a table, ``"val/predictions"``, with a row for each sample: its position in the epoch, what is predicted,
     what is true, and the loss. Classes (outputs ``(batch, classes)``, targets whole numbers or none) are shown by
     their label or number, with the probability of the predicted one: outputs are taken as logits, or as probabilities
     where those of a whole batch are that already. Other outputs and targets are shown as numbers, if there are up to 16
     a sample. Inputs that are images are logged one by one, ``"val/predictions/0"`` and so on, with this as their
     caption; of other inputs the table shows the numbers, up to 16.
 
-    No more than ``count`` samples are kept, on the device, and read when the pass ends: no step waits for them. Of
+    No more than ``count`` samples are kept, on the device, and read when the epoch ends: no step waits for them. Of
     several processes the first one logs those of its part of the data. Outside of a fit nothing is kept.
 
     Args:
@@ -57,10 +56,10 @@ class LogPredictions:
             ``(samples, ...)`` in main memory, something to show for each: tensors or arrays are images, all else is
             text. By default inputs of the shape ``(batch, 1|3|4, H, W)`` are images. Images of floats that leave [0, 1]
             are stretched to it. Where inputs have several parts, the first tensor among them is taken.
-        every: Log every so many passes of a phase, the first one included.
+        every: Log every so many epochs of a phase, the first one included.
         count: How many samples.
         labels: Names of the classes, from class 0.
-        worst: Those with the highest loss; where there are no targets, and with False, the first ones of the pass.
+        worst: Those with the highest loss; where there are no targets, and with False, the first ones of the epoch.
         loss: ``loss(outputs, targets)``, one number for each sample, for ``worst`` and the table. By default that is
             the learner's loss if it is one of torch or loopkit; else cross entropy for classes, and the mean squared
             error where targets are as outputs.
@@ -68,7 +67,7 @@ class LogPredictions:
 
     Raises:
         PluginError: An option is out of range; in a step, there is no way to tell the loss of a sample.
-        LogError: When a pass ends, inputs that should be images are none.
+        LogError: When an epoch ends, inputs that should be images are none.
 
     Example::
 
@@ -101,29 +100,23 @@ class LogPredictions:
         self.labels = None if labels is None else list(labels)
         self.loss = loss
         self._done: dict[str, int] = {}
-        """Passes by phase."""
-        self._kept: weakref.WeakKeyDictionary[Epoch, _Kept] = weakref.WeakKeyDictionary()
-        """By pass, since one can run inside another, of those that are due."""
-        self._loaded: dict[str, _Kept] = {}
-        """Of passes that were open in a state that was loaded, by phase."""
+        """Epochs by phase."""
         self._warned = False
 
     @hookimpl
-    def epoch_begin(self, learner: Learner, phase: Phase) -> None:
-        """Start from nothing, unless a saved pass goes on."""
-        now = learner.running
-        if phase.training or now is None or not learner.fitting_now or learner.rank > 0:
+    def epoch_begin(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
+        """Start from nothing, unless a saved epoch goes on."""
+        if phase.training or not learner.fitting_now or learner.rank > 0:
             return
-        loaded = None if now.alone else self._loaded.pop(phase.name, None)
-        if now.resumed and loaded is not None:
-            self._kept[now] = loaded
-        elif self._done.get(phase.name, 0) % self.every == 0:
-            self._kept[now] = _Kept(phase.name)
+        store = epoch.store(self)
+        if "kept" in store or self._done.get(phase.name, 0) % self.every == 0:
+            kept = _Kept.of(store["kept"]) if "kept" in store else _Kept()
+            store["kept"] = epoch.keep(self)["kept"] = kept
 
     @hookimpl(reads=("inputs", "outputs", "targets"))
     def step_end(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Keep the samples of a step that belong to those that are shown."""
-        if phase.training or (now := learner.running) is None or (kept := self._kept.get(now)) is None:
+        if phase.training or (kept := step.epoch.keep(self).get("kept")) is None:
             return
         outputs = getattr(step, "outputs", None)
         if isinstance(outputs, Tensor) and outputs.ndim:
@@ -138,17 +131,12 @@ class LogPredictions:
             )
 
     @hookimpl
-    def epoch_end(self, learner: Learner, phase: Phase) -> None:
-        """Count the pass."""
-        if not phase.training and learner.fitting_now and learner.rank == 0:
+    def epoch_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
+        """Count the epoch, and log what was kept of it."""
+        if not phase.training and learner.fitting_now:
             self._done[phase.name] = self._done.get(phase.name, 0) + 1
-            if learner.running is not None and (kept := self._kept.pop(learner.running, None)) is not None:
-                self._log(learner, kept)
-
-    @hookimpl
-    def fit_end(self) -> None:
-        """Forget what a pass that failed has left."""
-        self._kept.clear()
+            if (kept := epoch.keep(self).get("kept")) is not None:
+                self._log(learner, phase.name, kept)
 
     def _columns(self, learner: Learner, seen: int, step: Step, outputs: Tensor) -> Columns:
         """What there is to know of the samples of a step."""
@@ -199,9 +187,9 @@ class LogPredictions:
             )
         return losses.detach().float().reshape(len(losses), -1).mean(1)
 
-    def _log(self, learner: Learner, kept: _Kept) -> None:
+    def _log(self, learner: Learner, phase: str, kept: _Kept) -> None:
         """Read what was kept, and log it."""
-        columns = {name: values.cpu() for name, values in kept.columns.items()}  # the pass is over: this may wait
+        columns = {name: values.cpu() for name, values in kept.columns.items()}  # the epoch is over: this may wait
         if not columns:
             return
         inputs = columns.pop("inputs", None)
@@ -211,10 +199,10 @@ class LogPredictions:
             cells["inputs"] = texts
         order = [name for name in ("sample", "inputs", "predicted", "true", "probability", "loss") if name in cells]
         rows = list(zip(*(cells[name] for name in order), strict=True))
-        learner.log(f"{kept.phase}/predictions", Table(order, rows))
+        learner.log(f"{phase}/predictions", Table(order, rows))
         for number, picture in enumerate(pictures):
             row = dict(zip(order, rows[number], strict=True))
-            learner.log(f"{kept.phase}/predictions/{number}", Image(picture, _caption(row)))
+            learner.log(f"{phase}/predictions/{number}", Image(picture, _caption(row)))
 
     def _cells(self, name: str, values: Tensor) -> list[Any]:
         """A column of the table."""
@@ -245,25 +233,18 @@ class LogPredictions:
         return [], _numbers(inputs.reshape(len(inputs), -1)) if inputs[0].numel() <= FEW else []
 
     def state_dict(self) -> dict[str, Any]:
-        """How many passes there were, and what is kept of those that are running."""
-        open_ = {**self._loaded, **{kept.phase: kept for now, kept in self._kept.items() if not now.alone}}
-        return {"done": dict(self._done), "kept": {phase: kept.state_dict() for phase, kept in open_.items()}}
+        """How many epochs there were."""
+        return {"done": dict(self._done)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
         self._done = dict(state["done"])
-        self._loaded = {phase: _Kept.of(phase, kept) for phase, kept in state["kept"].items()}
-
-    def reshard(self, states: Sequence[dict[str, Any]], rank: int, size: int) -> dict[str, Any]:
-        """The state of one of ``size`` processes: rank 0 alone has any."""
-        return states[0] if rank == 0 else {"done": {}, "kept": {}}
 
 
 @dataclass(eq=False)
 class _Kept:
-    """What is kept of one pass."""
+    """What is kept of one epoch."""
 
-    phase: str
     columns: Columns = field(default_factory=dict)
     seen: int = 0
 
@@ -287,9 +268,9 @@ class _Kept:
         return {"columns": {name: values.clone() for name, values in self.columns.items()}, "seen": self.seen}
 
     @classmethod
-    def of(cls, phase: str, state: Mapping[str, Any]) -> _Kept:
+    def of(cls, state: Mapping[str, Any]) -> _Kept:
         """What `state_dict` returned."""
-        return cls(phase, {name: values.clone() for name, values in state["columns"].items()}, state["seen"])
+        return cls({name: values.clone() for name, values in state["columns"].items()}, state["seen"])
 
 
 def _loss_of_each(loss_fn: Any, outputs: Tensor, targets: Tensor, plugin: str) -> Callable[[Any, Any], Tensor]:

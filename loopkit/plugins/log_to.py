@@ -20,11 +20,11 @@ from loopkit.logs.backend import Backend, Run
 from loopkit.logs.csv_file import Csv
 from loopkit.logs.json_lines import JsonLines
 from loopkit.logs.kinds import Value
-from loopkit.logs.masking import masked_config
+from loopkit.logs.masking import masked_config, masked_values
 from loopkit.logs.record import Records
 from loopkit.logs.transfer import Transfer
-from loopkit.order import nearest
 from loopkit.plugins.log_hyperparameters import made_with
+from loopkit.words import nearest
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner
@@ -274,7 +274,8 @@ class _Sink:
 
     def open(self, learner: Learner, hyperparameters: Mapping[str, Any]) -> None:
         config = getattr(learner, "config", None)
-        run = Run(learner, self.loaded, hyperparameters, None if config is None else masked_config(config))
+        known = masked_values(hyperparameters)
+        run = Run(learner, self.loaded, known, None if config is None else masked_config(config))
         self.loaded, self._open = False, True
         try:
             self.backend.open(run)

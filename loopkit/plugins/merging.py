@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from loopkit.batches import describe
+from loopkit.batches import describe, map_parts, map_tensors
 from loopkit.errors import PluginError
 from loopkit.metrics import Metric
-from loopkit.plugins.to_device import map_parts, map_tensors
 
 __all__ = ["accumulated", "can_merge", "merge", "packed", "to_host", "unpacked"]
 

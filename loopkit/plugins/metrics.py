@@ -1,4 +1,4 @@
-"""Metrics of each pass, accumulated on the device and read once, at the end of the pass."""
+"""Metrics of each epoch, accumulated on the device and read once, at its end."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from loopkit.plugins.late import read
 from loopkit.plugins.merging import accumulated, can_merge, merge, packed, to_host, unpacked
 
 if TYPE_CHECKING:
+    from loopkit.engine.epoch import Epoch
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-    from loopkit.step import Step
 
 __all__ = ["Metrics"]
 
 
 @dataclass
-class _Pass:
-    """The metrics of a phase, and how far its pass has come."""
+class _Running:
+    """The metrics of an epoch that is running."""
 
     metrics: dict[str, Any]
     means: list[tuple[str, Mean]] = field(init=False)
@@ -37,10 +38,6 @@ class _Pass:
     own: list[tuple[str, Any]] = field(init=False)
     """Those of `loopkit.metrics` that take outputs and targets and need no care: they keep no graph."""
     others: list[tuple[str, Any]] = field(init=False)
-    running: bool = False
-    """Between ``epoch_begin`` and ``epoch_end``: what there is to save."""
-    resumed: bool = False
-    """Loaded: the next pass goes on from here."""
     fed: bool = False
     """Outputs and targets were taken in."""
     placed: bool = False
@@ -53,9 +50,25 @@ class _Pass:
         self.own = [(name, metric) for name, metric in rest if _needs_no_care(metric)]
         self.others = [(name, metric) for name, metric in rest if not _needs_no_care(metric)]
 
+    def begin(self, saved: Any) -> None:
+        """Start from nothing, or from what `state_dict` returned."""
+        self.fed = self.placed = False
+        for metric in self.metrics.values():
+            metric.reset()
+        if isinstance(saved, dict):  # else it is what another plugin in this one's place has kept
+            self.fed = saved["fed"]
+            for name in saved["metrics"].keys() & self.metrics.keys():
+                with _named(name):
+                    self.metrics[name].load_state_dict(saved["metrics"][name])
+
+    def state_dict(self) -> dict[str, Any]:
+        """What they have accumulated; metrics without ``state_dict`` are left out."""
+        states = {name: dict(m.state_dict()) for name, m in self.metrics.items() if hasattr(m, "state_dict")}
+        return {"fed": self.fed, "metrics": states}
+
 
 class Metrics:
-    """Accumulate metrics over each pass of each phase; at its end put them into ``learner.metrics``.
+    """Accumulate metrics over each epoch of each phase; at its end put them into ``learner.metrics``.
 
     Args:
         metrics: Functions ``(outputs, targets) -> scalar or (batch, ...)``, or objects with
@@ -68,11 +81,11 @@ class Metrics:
     it, for example to a number of tokens.
 
     Where several processes train together, each accumulates its own batches. What they have is merged at the end of the
-    pass, by rank and in one exchange, so that all have the same values: those of all batches, exactly for counts, and
+    epoch, by rank and in one exchange, so that all have the same values: those of all batches, exactly for counts, and
     up to the order of the sums for means. A metric of your own then needs ``merge``, as in `loopkit.metrics.Metric`.
 
     Raises:
-        PluginError: Two metrics have one name, or something is no metric; when a pass begins, there are several
+        PluginError: Two metrics have one name, or something is no metric; when an epoch begins, there are several
             processes and no way to merge a metric.
 
     Example::
@@ -86,14 +99,14 @@ class Metrics:
     def __init__(self, *metrics: Any, **named: Any) -> None:
         given = [self._checked(metric, None) for metric in metrics]
         given += [self._checked(metric, name) for name, metric in named.items()]
+        self._metrics, self._named = metrics, named
         self._prototypes: dict[str, Any] = {"loss": Loss()}
         for i, (name, metric) in enumerate(given):
             if name in (other for other, _ in given[:i]):
                 raise PluginError(f"Metrics: two metrics are called {name!r}; name one: Metrics(other_{name}=...)")
             self._prototypes[name] = metric
-        self._passes: dict[str, _Pass] = {}
-        self._open: list[str] = []
-        """The phases whose pass is running, the innermost last."""
+        self._idle: dict[str, _Running] = {}
+        """Those of the last epoch of each phase, for the next one."""
 
     @staticmethod
     def _checked(metric: Any, name: str | None) -> tuple[str, Any]:
@@ -117,39 +130,27 @@ class Metrics:
         return tuple(f"metrics.*/{name}" for name in found)
 
     @hookimpl
-    @contextmanager
-    def epoch_context(self, learner: Learner, phase: Phase) -> Iterator[None]:
-        """Keep what a pass has accumulated, or a loaded state holds of one, while another of the same phase runs."""
-        before = self._passes.get(phase.name)
-        another = bool(learner.resuming) and not (learner.running is not None and learner.running.resumed)
-        keeps = phase.name in self._open or (another and before is not None and before.resumed)
-        outer = self._passes.pop(phase.name, None) if keeps else None
-        self._open.append(phase.name)
-        try:
-            yield
-        finally:
-            self._open.pop()
-            if outer is not None:
-                self._passes[phase.name] = outer
-
-    @hookimpl
-    def epoch_begin(self, learner: Learner, phase: Phase) -> None:
-        """Start from nothing."""
-        now = self._pass(phase.name)
+    def epoch_begin(self, learner: Learner, epoch: Epoch) -> None:
+        """Start from nothing, or go on from what was saved."""
+        now = self._begin(epoch)
         if learner.world.size > 1:
             for name, metric in now.metrics.items():
                 if not can_merge(metric):
                     raise PluginError(_unmergeable(name, metric, learner.world.size))
-        if not now.resumed:
-            now.fed = False
-            for metric in now.metrics.values():
-                metric.reset()
-        now.running, now.resumed, now.placed = True, False, False
+
+    def _begin(self, epoch: Epoch) -> _Running:
+        now = self._idle.pop(epoch.name, None)
+        if now is None:
+            now = _Running({name: _copied(metric) for name, metric in self._prototypes.items()})
+        store = epoch.store(self)
+        now.begin(store.get("so_far"))
+        store["so_far"] = epoch.keep(self)["now"] = now
+        return now
 
     @hookimpl(reads=("loss", "outputs", "targets", "step"))
-    def step_end(self, phase: Phase, step: Step) -> None:
+    def step_end(self, step: Step) -> None:
         """Take in one step."""
-        now = self._passes.get(phase.name) or self._pass(phase.name)
+        now = step.epoch.keep(self).get("now") or self._begin(step.epoch)
         name = ""
         try:
             if not now.placed:
@@ -179,10 +180,9 @@ class Metrics:
             raise
 
     @hookimpl(writes=lambda plugin: plugin.names())
-    def epoch_end(self, learner: Learner, phase: Phase) -> None:
-        """Read the values of this pass."""
-        now = self._pass(phase.name)
-        now.running = False
+    def epoch_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
+        """Read the values of this epoch."""
+        now = epoch.keep(self).get("now") or self._begin(epoch)
         if learner.world.size > 1:
             self._merge(learner, phase, now)
         values: dict[str, Any] = {}
@@ -196,8 +196,9 @@ class Metrics:
             if not _is_number(value):
                 raise PluginError(f"metric {name!r} is {describe(value)}: a metric is one number")
         learner.metrics.update({f"{phase.name}/{name}": value for name, value in read(values).items()})
+        self._idle[phase.name] = now
 
-    def _merge(self, learner: Learner, phase: Phase, now: _Pass) -> None:
+    def _merge(self, learner: Learner, phase: Phase, now: _Running) -> None:
         """Hold what all processes have accumulated, in each of them."""
         mine: dict[str, Any] = {"phase": phase.name, "fed": now.fed, "metrics": {}}
         for name, metric in now.metrics.items():
@@ -207,9 +208,9 @@ class Metrics:
         for rank, state in enumerate(states):
             if (state["phase"], state["metrics"].keys()) != (phase.name, now.metrics.keys()):
                 raise WorldError(
-                    f"rank {learner.rank} ends a pass of phase {phase.name!r} with the metrics "
+                    f"rank {learner.rank} ends an epoch of phase {phase.name!r} with the metrics "
                     f"{', '.join(now.metrics)}; rank {rank} one of {state['phase']!r} with "
-                    f"{', '.join(state['metrics'])}: they cannot be merged. Run the same passes, with the same "
+                    f"{', '.join(state['metrics'])}: they cannot be merged. Run the same epochs, with the same "
                     f"metrics, in all processes"
                 )
         now.fed = any(state["fed"] for state in states)
@@ -218,69 +219,38 @@ class Metrics:
                 with _named(name):
                     merge(metric, [state["metrics"][name] for state in states])
 
-    def peek(self, phase: str) -> dict[str, Tensor | float]:
-        """The values so far, in this process, of loopkit's own metrics, unread (they may still be on their way)."""
-        if phase not in self._passes:
-            return {}
-        own = {n: m for n, m in self._passes[phase].metrics.items() if isinstance(m, Metric) and not m.is_empty}
+    def peek(self, epoch: Epoch) -> dict[str, Tensor | float]:
+        """The values of an epoch so far, in this process, of loopkit's own metrics, unread (still on their way)."""
+        now = epoch.keep(self).get("now")
+        metrics = {} if now is None else now.metrics
+        own = {n: m for n, m in metrics.items() if isinstance(m, Metric) and not m.is_empty}
         values = {name: metric.compute() for name, metric in own.items()}
         return {name: value for name, value in values.items() if _is_number(value)}
 
-    def _pass(self, phase: str) -> _Pass:
-        if phase not in self._passes:
-            self._passes[phase] = _Pass({name: _copied(metric) for name, metric in self._prototypes.items()})
-        return self._passes[phase]
+    def reshard_store(self, stores: Sequence[dict[str, Any]], rank: int, size: int) -> dict[str, Any]:
+        """What one of ``size`` processes goes on from, made of what another number of processes saved.
 
-    def state_dict(self) -> dict[str, Any]:
-        """What the passes that are running have accumulated; metrics without ``state_dict`` are left out."""
-        return {
-            phase: {
-                "fed": now.fed,
-                "metrics": {n: dict(m.state_dict()) for n, m in now.metrics.items() if hasattr(m, "state_dict")},
-            }
-            for phase, now in self._passes.items()
-            if now.running or now.resumed
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next pass of each phase that was running go on from there."""
-        for now in self._passes.values():
-            now.running = now.resumed = False
-        for phase, saved in state.items():
-            now = self._pass(phase)
-            now.fed, now.resumed, now.placed = saved["fed"], True, False
-            for name, values in saved["metrics"].items():
-                now.metrics[name].reset()
-                now.metrics[name].load_state_dict(values)
-
-    def reshard(self, states: Sequence[dict[str, Any]], rank: int, size: int) -> dict[str, Any]:
-        """The state of one of ``size`` processes, made of those that another number of processes saved.
-
-        Rank 0 goes on from what all of them have accumulated, the others from nothing: merged at the end of the pass,
-        that is the whole. With the same number of processes each gets its own.
+        Rank 0 goes on from what all of them have accumulated, the others from nothing: merged at the end of the epoch,
+        that is the whole.
 
         Args:
-            states: Every process's `state_dict`, by rank.
-            rank: The process that the state is for.
+            stores: What each process kept for the epoch, by rank.
+            rank: The process that it is for.
             size: How many there are now.
 
         Raises:
             PluginError: A metric cannot be merged.
         """
-        if len(states) == size:
-            return states[rank]
-        made: dict[str, Any] = {}
-        for phase in dict.fromkeys(phase for state in states for phase in state):
-            saved = [to_host(state[phase]) for state in states if phase in state]
-            parts = saved if rank == 0 else []
-            made[phase] = {
-                "fed": any(part["fed"] for part in parts),
-                "metrics": {
-                    name: self._together(name, [part["metrics"][name] for part in parts])
-                    for name in saved[0]["metrics"]
-                },
-            }
-        return made
+        saved = [to_host(store["so_far"]) for store in stores if store]
+        if not saved:
+            return {}
+        parts = saved if rank == 0 else []
+        metrics = {
+            name: self._together(name, [part["metrics"][name] for part in parts])
+            for name in saved[0]["metrics"]
+            if name in self._prototypes
+        }
+        return {"so_far": {"fed": any(part["fed"] for part in parts), "metrics": metrics}}
 
     def _together(self, name: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
         """The state of a metric that holds what these hold; an empty one if there are none."""

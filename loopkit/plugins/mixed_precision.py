@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,12 +11,13 @@ from torch import Tensor, nn
 
 from loopkit.errors import PhaseError, PluginError
 from loopkit.hooks import hookimpl
-from loopkit.order import nearest
+from loopkit.words import nearest
 
 if TYPE_CHECKING:
+    from loopkit.engine.epoch import Epoch
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-    from loopkit.step import Step
 
 __all__ = ["MixedPrecision"]
 
@@ -43,7 +43,7 @@ class MixedPrecision:
         init_scale, growth_factor, backoff_factor, growth_interval: As in ``torch.amp.GradScaler``.
         min_scale: The scale never falls below it.
 
-    With scaling, each pass of a training phase puts ``loss_scale`` and ``skipped`` (updates so far) into
+    With scaling, each epoch of a training phase puts ``loss_scale`` and ``skipped`` (updates so far) into
     ``learner.metrics``.
 
     Raises:
@@ -79,7 +79,7 @@ class MixedPrecision:
         if not 0 <= min_scale <= init_scale:
             raise PluginError(f"MixedPrecision(min_scale={min_scale}): it is between 0 and init_scale={init_scale}")
         self._dtype = DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
-        self._wanted = scaling
+        self._scaling = scaling
         self._options: dict[str, Any] = {
             "init_scale": init_scale,
             "growth_factor": growth_factor,
@@ -90,14 +90,10 @@ class MixedPrecision:
         self._device = "cpu"
         self._scaler: torch.amp.GradScaler | None = None
         self._state: dict[str, Any] = {}
-        self._found: Tensor | None = None
-        """Above 0 if an update overflowed since the scale was adapted; None if there was no update since."""
         self._skipped = 0
         self._skipped_on_device: Tensor | None = None
         self._flagged: torch.optim.Optimizer | None = None
         """The fused optimizer that holds the flag of its update."""
-        self._depth = 0
-        """How many passes are running, one inside the other."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -128,31 +124,31 @@ class MixedPrecision:
         if self._dtype == "auto":
             without = self._device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
             self._dtype = torch.float16 if without else torch.bfloat16
-        if self._scaler is None and (self._wanted if self._wanted is not None else self.dtype == torch.float16):
+        if self._scaler is None and (self._scaling if self._scaling is not None else self.dtype == torch.float16):
             self._scaler = torch.amp.GradScaler(self._device, **self._options)
             if self._state:
                 self._scaler.load_state_dict(self._state)
         return model
 
     @hookimpl
-    @contextmanager
-    def epoch_context(self, phase: Phase) -> Iterator[None]:
-        """Forget at the end of a pass, failed ones included, what only counts inside it."""
-        self._depth += 1
-        try:
-            yield
-        finally:
-            self._depth -= 1
-            if phase.training:
-                self._found = None
-                self._take_flag()
+    def epoch_context(self, phase: Phase) -> AbstractContextManager[Any] | None:
+        """Take the flag from a fused optimizer, whatever was raised."""
+        if self._scaler is None or not phase.training:
+            return None
+        end = ExitStack()
+        end.callback(self._take_flag)
+        return end
 
     @hookimpl
-    def step_context(self) -> AbstractContextManager[Any] | None:
-        """Autocast; a pass inside the step of another leaves that one's cache of cast weights alone."""
+    def step_context(self, step: Step) -> AbstractContextManager[Any] | None:
+        """Autocast; an epoch inside the step of another leaves that one's cache of cast weights alone."""
         if self.dtype == torch.float32:
             return None
-        return torch.autocast(self._device, self.dtype, cache_enabled=None if self._depth == 1 else False)
+        keep = step.epoch.keep(self)
+        if "autocast" not in keep:  # one for all steps: to make it takes as long as to enter it
+            cached = None if step.epoch.depth == 0 else False
+            keep["autocast"] = torch.autocast(self._device, self.dtype, cache_enabled=cached)
+        return keep["autocast"]  # type: ignore[no-any-return]
 
     @hookimpl(reads=("loss",))
     def backward_begin(self, step: Step) -> None:
@@ -185,7 +181,9 @@ class MixedPrecision:
         found = flags[0]
         for flag in flags[1:]:
             found = torch.maximum(found, flag.to(found.device, non_blocking=True))
-        self._found = found if self._found is None else self._found.to(found.device, non_blocking=True) + found
+        store = step.epoch.store(self)  # above 0 if an update overflowed since the scale was adapted
+        earlier = store.get("found")
+        store["found"] = found if earlier is None else earlier.to(found.device, non_blocking=True) + found
         if getattr(optimizer, "_step_supports_amp_scaling", False):
             optimizer.found_inf = found  # type: ignore[attr-defined]
             self._flagged = optimizer
@@ -206,54 +204,51 @@ class MixedPrecision:
         self._take_flag()
 
     @hookimpl
-    def step_end(self, learner: Learner, phase: Phase) -> None:
+    def step_end(self, step: Step) -> None:
         """Adapt the scale."""
-        self._end_step(learner, phase)
+        self._adapt(step.epoch)
 
     @hookimpl
-    def step_cancelled(self, learner: Learner, phase: Phase) -> None:
+    def step_cancelled(self, step: Step) -> None:
         """Adapt the scale to an overflow all the same."""
-        self._end_step(learner, phase)
+        self._adapt(step.epoch)
 
     @hookimpl(writes=("metrics.*/loss_scale", "metrics.*/skipped"))
-    def epoch_end(self, learner: Learner, phase: Phase) -> None:
+    def epoch_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Adapt after an update that closed the epoch's last window; report."""
         if self._scaler is not None and phase.training:
-            self._adapt()
+            self._adapt(epoch)
             learner.metrics[f"{phase.name}/loss_scale"] = self.loss_scale
             learner.metrics[f"{phase.name}/skipped"] = float(self.skipped)
 
-    def _end_step(self, learner: Learner, phase: Phase) -> None:
-        if phase.training and learner.running is not None and not learner.running.window_open:
-            self._adapt()
-
-    def _adapt(self) -> None:
+    def _adapt(self, epoch: Epoch) -> None:
         scaler = self._scaler
-        if scaler is None or self._found is None:
+        if scaler is None or epoch.window_open or (found := epoch.store(self).pop("found", None)) is None:
             return
-        scaler._per_optimizer_states[0]["found_inf_per_device"] = {self._found.device: self._found}
+        scaler._per_optimizer_states[0]["found_inf_per_device"] = {found.device: found}
         scaler.update()
         if self._min_scale and scaler._scale is not None:
             scaler._scale.clamp_(min=self._min_scale)
-        self._found = None
 
     def _take_flag(self) -> None:
         if self._flagged is not None:
             del self._flagged.found_inf  # type: ignore[attr-defined]
             self._flagged = None
 
+    def options(self) -> dict[str, Any]:
+        """What it was made with."""
+        return {"dtype": self._dtype, "scaling": self._scaling, **self._options, "min_scale": self._min_scale}
+
     def state_dict(self) -> dict[str, Any]:
-        """The scaler's state, the count of skipped updates, and whether any overflowed since the scale was adapted."""
+        """The scaler's state and the count of skipped updates."""
         return {
             "scaler": dict(self._state if self._scaler is None else self._scaler.state_dict()),
             "skipped": self.skipped,
-            "found": None if self._found is None else self._found.clone(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
         self._skipped, self._skipped_on_device = state["skipped"], None
-        self._found = None if state["found"] is None else state["found"].clone()
         self._state = dict(state["scaler"])
         if self._scaler is not None and self._state:
             self._scaler.load_state_dict(self._state)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +16,13 @@ from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 
 if TYPE_CHECKING:
+    from loopkit.engine.epoch import Epoch
+    from loopkit.hooks import Target
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
 
-__all__ = ["Profile", "named_ranges"]
+__all__ = ["Profile"]
 
 STEPS = range(10, 20)
 PLANNED = ("epochs", "max_steps", "max_updates")
@@ -30,8 +31,7 @@ PLANNED = ("epochs", "max_steps", "max_updates")
 class Profile:
     """Run ``torch.profiler`` over some training steps, write a trace and print a table.
 
-    Steps have the range ``"<phase> step"`` and passes that begin meanwhile the range ``"<phase> epoch"``. Ranges for
-    each hook of each plugin come from ``Learner(instrument=named_ranges)``.
+    Steps have the range ``"<phase> step"`` and epochs that begin meanwhile the range ``"<phase> epoch"``.
 
     Args:
         steps: Training steps of the fit, from 0, one after the other. Outside of a fit they are counted from the last
@@ -42,6 +42,7 @@ class Profile:
         sort_by: The column of the table to sort by, as in torch's ``key_averages().table``; by default the device's own
             time if there is an accelerator, else the CPU's.
         rows: Of the table.
+        hooks: Give each call of another plugin's hook a range, too: ``"<plugin>.<hook>"``.
         options: For ``torch.profiler.profile``, such as ``record_shapes=True``, ``profile_memory=True``,
             ``with_stack=True``.
 
@@ -54,7 +55,7 @@ class Profile:
 
     Example::
 
-        learner = Learner(..., plugins=[Profile(range(100, 105), "step.json")], instrument=named_ranges)
+        learner = Learner(..., plugins=[Profile(range(100, 105), "step.json", hooks=True)])
     """
 
     name = "profile"
@@ -69,6 +70,7 @@ class Profile:
         show: bool = True,
         sort_by: str | None = None,
         rows: int = 20,
+        hooks: bool = False,
         **options: Any,
     ) -> None:
         steps = list(steps)
@@ -81,13 +83,12 @@ class Profile:
         self.show = show
         self.sort_by = sort_by
         self.rows = rows
+        self.hooks = hooks
         self.options = options
         self.table = ""
         """The table of the last profile, as text."""
         self._profiler: profile | None = None
         self._step = -1
-        self._depth = 0
-        """How many passes are open, one inside another."""
         self._done = False
 
     @property
@@ -96,27 +97,33 @@ class Profile:
         return self._profiler is not None
 
     @hookimpl
+    def instrument_call(self, target: Target, call: Callable[..., Any]) -> Callable[..., Any]:
+        """A range for the call, if that was asked for."""
+        if not self.hooks:
+            return call
+
+        def named(*values: Any) -> Any:
+            with record_function(f"{target.plugin}.{target.hook}"):
+                return call(*values)
+
+        return named
+
+    @hookimpl
     def fit_begin(self) -> None:
         """Count from 0."""
         self._step, self._done = -1, False
 
     @hookimpl
-    def epoch_context(self, learner: Learner, phase: Phase) -> AbstractContextManager[None]:
-        """A range for the pass; after an error, stop."""
-        return self._pass(learner, phase)
-
     @contextmanager
-    def _pass(self, learner: Learner, phase: Phase) -> Iterator[None]:
-        self._depth += 1
+    def epoch_context(self, learner: Learner, phase: Phase, epoch: Epoch) -> Iterator[None]:
+        """A range for the epoch; after an error, stop."""
         try:
             with record_function(f"{phase.name} epoch"):
                 yield
         except BaseException:
             self._stop()
             raise
-        finally:
-            self._depth -= 1
-        if not learner.fitting_now and not self._depth:
+        if not learner.fitting_now and epoch.depth == 0:
             self._finish()
 
     @hookimpl
@@ -188,9 +195,3 @@ class Profile:
             profiler.export_chrome_trace(str(self.path))
         if self.show:
             print(self.table)
-
-
-def named_ranges(hook: str, plugin: str, call: partial[Any]) -> Any:
-    """``Learner(instrument=named_ranges)``: each call of a plugin is the range ``"<plugin>.<hook>"`` in a profile."""
-    with record_function(f"{plugin}.{hook}"):
-        return call()

@@ -1,19 +1,22 @@
-"""Show how the run goes on: a bar for each pass and a line for each epoch."""
+"""Show how the run goes on: a bar for each epoch of a phase, and a line for each training epoch."""
 
 from __future__ import annotations
 
 import functools
+import math
 import select
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 from loopkit.hooks import hookimpl
 from loopkit.plugins.late import LateValues
 
 if TYPE_CHECKING:
+    from loopkit.engine.epoch import Epoch
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 
@@ -23,7 +26,7 @@ REDRAW_SECONDS = 0.1
 
 
 class Progress:
-    """A tqdm bar for each pass, and a row of metrics with time and time left for each epoch of a fit.
+    """A tqdm bar for each epoch, and a row of metrics with time and time left for each training epoch of a fit.
 
     Args:
         bar: Draw bars; by default if the output is a terminal or a notebook. Without bars there is one plain line
@@ -41,11 +44,11 @@ class Progress:
     provides = "progress"
 
     def __init__(self, bar: bool | None = None, file: TextIO | None = None) -> None:
-        self._wanted = bar
+        self.bar = bar
         self._file = file
         self._output: _Output | None = None
-        self._passes: list[_Pass] = []
-        """The passes that are running, the innermost last."""
+        self._next_redraw = math.inf
+        """When a bar is to be drawn again; there was none by now."""
         self._row: dict[str, float] = {}
         self._columns: list[str] = []
         self._epoch = 0
@@ -62,11 +65,11 @@ class Progress:
 
     @property
     def _draws(self) -> bool:
-        if self._out.broken or self._wanted is not None:
-            return bool(self._wanted) and not self._out.broken
+        if self._out.broken or self.bar is not None:
+            return bool(self.bar) and not self._out.broken
         return self._out.isatty() or (self._file is None and "ipykernel" in sys.modules)
 
-    @hookimpl
+    @hookimpl(after=("checkpoint",))  # which may load the state of a fit that goes on
     def fit_begin(self, learner: Learner) -> None:
         """Start the clock."""
         self._row, self._columns, self._epoch = {}, [], 0
@@ -84,29 +87,22 @@ class Progress:
         self._write_row(learner)
 
     @hookimpl
-    @contextmanager
-    def epoch_context(self, learner: Learner, phase: Phase) -> Iterator[None]:
-        """Write the row of the epoch before, if this pass begins another one; show a bar during the pass."""
+    def epoch_context(self, learner: Learner, phase: Phase, epoch: Epoch) -> closing[_Bar] | None:
+        """Write the row of the training epoch before, if another one begins; show a bar during the epoch."""
         if phase.training:
             self._write_row(learner)
-        now = _Pass(phase.training or any(outer.training for outer in self._passes))
-        if learner.rank == 0 and self._draws:
-            now.bar = self._bar(learner, self._title(learner, phase, now.training))
-        self._passes.append(now)
-        try:
-            yield
-        finally:
-            self._passes.pop()
-            if now.bar is not None:
-                now.bar.close()
+        if learner.rank > 0 or not self._draws:
+            return None
+        bar = epoch.keep(self)["bar"] = self._bar(learner, epoch)
+        self._next_redraw = time.monotonic() + REDRAW_SECONDS  # it has just been drawn, empty
+        return closing(bar)
 
     @hookimpl(reads=("metrics",), after=("metrics",))
-    def step_end(self, learner: Learner, phase: Phase) -> None:
+    def step_end(self, learner: Learner, step: Step) -> None:
         """Redraw the bar, ten times a second at most."""
-        now = self._passes[-1] if self._passes else None
-        if now is not None and now.bar is not None and time.monotonic() >= now.next_redraw:
-            now.next_redraw = time.monotonic() + REDRAW_SECONDS
-            self._redraw(now, learner, phase)
+        if time.monotonic() >= self._next_redraw and (bar := step.epoch.keep(self).get("bar")) is not None:
+            self._next_redraw = time.monotonic() + REDRAW_SECONDS
+            self._redraw(bar, learner, step.epoch)
 
     @hookimpl(reads=("metrics", "progress"))
     def phase_end(self, learner: Learner, phase: Phase) -> None:
@@ -117,34 +113,36 @@ class Progress:
             if phase.training:
                 self._epoch = learner.progress.epochs - self._done_before
 
-    def _title(self, learner: Learner, phase: Phase, training: bool) -> str:
+    def _title(self, learner: Learner, epoch: Epoch) -> str:
         planned = learner.result.planned.epochs if learner.result is not None and learner.fitting_now else None
         if not planned:
-            return phase.name
-        return f"epoch {learner.progress.epochs - self._done_before + training}/{planned} {phase.name}"
+            return epoch.name
+        number = learner.progress.epochs - self._done_before + any(each.trains for each in learner.open_passes)
+        return f"epoch {number}/{planned} {epoch.name}"
 
-    def _bar(self, learner: Learner, title: str) -> Any:
-        return _bar_class()(
-            total=None if learner.running is None else learner.running.length,
-            desc=self._out.encodable(title),
+    def _bar(self, learner: Learner, epoch: Epoch) -> _Bar:
+        drawn = _bar_class()(
+            total=epoch.length,
+            desc=self._out.encodable(self._title(learner, epoch)),
             leave=False,
             file=self._out,
             dynamic_ncols=True,
             unit="step",
             mininterval=0,
-            position=len(self._passes),
+            position=epoch.depth,
         )
+        return _Bar(drawn)
 
-    def _redraw(self, now: _Pass, learner: Learner, phase: Phase) -> None:
-        now.bar.n = 0 if learner.running is None else learner.running.steps
-        values = now.late.arrived()
+    def _redraw(self, bar: _Bar, learner: Learner, epoch: Epoch) -> None:
+        bar.drawn.n = epoch.steps
+        values = bar.late.arrived()
         if values:
             text = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
-            now.bar.set_postfix_str(self._out.encodable(text), refresh=False)
-        now.bar.refresh()
+            bar.drawn.set_postfix_str(self._out.encodable(text), refresh=False)
+        bar.drawn.refresh()
         for plugin in learner.plugins.values():
             if getattr(plugin, "provides", "") == "metrics" and hasattr(plugin, "peek"):
-                now.late.send(plugin.peek(phase.name))
+                bar.late.send(plugin.peek(epoch))
 
     def _write_row(self, learner: Learner) -> None:
         if not self._epoch or learner.rank != 0:
@@ -188,12 +186,15 @@ def _bar_class() -> Any:
     return Bar
 
 
-class _Pass:
-    def __init__(self, training: bool) -> None:
-        self.training = training
-        self.bar: Any = None
-        self.next_redraw = time.monotonic() + REDRAW_SECONDS  # the bar has just been drawn, empty
-        self.late = LateValues()
+@dataclass
+class _Bar:
+    """A bar of tqdm, and the values on their way to it."""
+
+    drawn: Any
+    late: LateValues = field(default_factory=LateValues)
+
+    def close(self) -> None:
+        self.drawn.close()
 
 
 class _Output:

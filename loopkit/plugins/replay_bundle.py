@@ -12,24 +12,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from loopkit import generators
-from loopkit.batches import describe
+from loopkit.batches import describe, map_tensors, move
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import Contents, read_state
 from loopkit.checkpoint.bundle import describe as describe_run
 from loopkit.checkpoint.encoding import encode
 from loopkit.checkpoint.tensors import check
 from loopkit.distributed.sharded import is_sharded
+from loopkit.engine import generators
 from loopkit.errors import Cancel, CheckpointError, PeerError, StateError, WorldError
 from loopkit.hooks import hookimpl
 from loopkit.plugins.buffers import Buffers
-from loopkit.plugins.to_device import map_tensors, move
-from loopkit.state import apply, collect, forget_open
 
 if TYPE_CHECKING:
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-    from loopkit.step import Step
 
 __all__ = ["ReplayBundle", "replay"]
 
@@ -60,7 +58,7 @@ class ReplayBundle:
     name = "replay_bundle"
 
     def __init__(self, directory: str | Path) -> None:
-        self.directory = Path(directory).absolute()
+        self.directory = storage.resolved(directory)
         self._tried = False
         self._begin: dict[str, Any] | None = None
         """What is copied as a step begins; None between two steps."""
@@ -142,11 +140,11 @@ class ReplayBundle:
         if phase.training:  # elsewhere they do not change, and may be those of an average
             self._buffers.restore(learner)
         try:
-            state = collect(learner, positions=False)
+            state = learner.state_dict(positions=False)
             updates = learner.progress.updates - begin["progress"]["updates"]
             state["progress"], state["generators"], state["fit"] = begin["progress"], begin["generators"], None
-            state["passes"] = [
-                {"phase": phase.name, "steps": begin["index"], "data": None, "windows": begin["windows"]}
+            state["epochs"] = [
+                {"phase": phase.name, "steps": begin["index"], "data": None, "windows": begin["windows"], "stores": {}}
             ]
             state["replay"] = {
                 "batch": begin["batch"],
@@ -245,17 +243,17 @@ def replay(
 
 
 def _run(learner: Learner, state: dict[str, Any], allow: Collection[str], *, anomaly: bool, check_nan: bool) -> Step:
-    apply(learner, state, allow=allow)
+    learner.load_state_dict(state, allow=allow)
     again = _Again(state, _model_device(learner) if state["replay"]["on_model"] else None)
     learner.add(again)
     step: Step | None = None
     try:
         with (
             torch.autograd.set_detect_anomaly(anomaly, check_nan),
-            learner.epoch(state["passes"][0]["phase"], state["replay"]["length"]) as epoch,
+            learner.epoch(state["epochs"][0]["phase"], state["replay"]["length"]) as epoch,
         ):
             if not epoch.resumed:  # a pass that does not train goes on from a saved place in a fit alone
-                epoch.go_on_at(state["passes"][0]["steps"])
+                epoch.go_on_at(state["epochs"][0]["steps"])
                 generators.restore(state["generators"])
             step = epoch.step(state["replay"]["batch"])
             raise _Done
@@ -263,7 +261,7 @@ def _run(learner: Learner, state: dict[str, Any], allow: Collection[str], *, ano
         pass
     finally:
         learner.remove(again.name)
-        forget_open(learner)
+        learner.forget()
     assert step is not None
     return step
 

@@ -12,9 +12,9 @@ from loopkit.hooks import hookimpl
 from loopkit.phases import PredictionPhase, TrainingPhase, ValidationPhase
 
 if TYPE_CHECKING:
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-    from loopkit.step import Step
 
 __all__ = ["SanityCheck"]
 

@@ -20,14 +20,14 @@ from loopkit import schedules
 from loopkit.errors import PluginError
 from loopkit.groups import matches, named_modules, nothing_matches
 from loopkit.hooks import hookimpl
-from loopkit.order import nearest
 from loopkit.schedules import OfLength, resolve
+from loopkit.words import nearest
 
 if TYPE_CHECKING:
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
-    from loopkit.step import Step
 
 __all__ = ["Plateau", "Schedule", "TorchSchedule"]
 
@@ -109,7 +109,6 @@ class Schedule:
         self._bases: dict[str, float] = {}
         self._whole_fit: tuple[int, int] | None = None
         """The k at which a schedule over the whole fit has its 0, and its length."""
-        self._restored = False
         self._call: schedules.Schedule | None = None if isinstance(schedule, OfLength) else schedule
         self._leader = ""
         self._writers: list[tuple[float, Setter]] = []
@@ -125,23 +124,18 @@ class Schedule:
         state = f"optimizer.{key}.{self._optimizer}.{self._groups.replace('.', '_')}"
         return (f"{state}.{index.rstrip(']')}" if index else state,)
 
-    @hookimpl
+    @hookimpl(after=("checkpoint",))  # which may load the state of a fit that goes on
     def fit_begin(self, learner: Learner) -> None:
         """Give a schedule over the whole fit its length."""
         if isinstance(self.schedule, OfLength):
-            at = learner.position
-            if self._restored and self._whole_fit is not None and at is not None and at.start != learner.progress:
+            planned, fit = self._planned(learner), learner.current
+            if fit is not None and fit.resumed and self._whole_fit is not None:
                 origin = self._whole_fit[0]  # the fit goes on, be it with another length
-                self._whole_fit = (origin, self._planned(learner) + (0 if origin else self._start))
-            elif not self._restored or self._is_over():
+                self._whole_fit = (origin, planned + (0 if origin else self._start))
+            else:
                 origin = 0 if self.count == self._start else self.count
-                self._whole_fit = (origin, self.count - origin + self._planned(learner))
+                self._whole_fit = (origin, self.count - origin + planned)
             self._resolve()
-        self._restored = False
-
-    def _is_over(self) -> bool:
-        """Whether the fit that a restored state belongs to has made all its updates."""
-        return self._whole_fit is None or self.count >= sum(self._whole_fit)
 
     def _planned(self, learner: Learner) -> int:
         planned = learner.result.planned if learner.result is not None and learner.fitting_now else None
@@ -166,7 +160,6 @@ class Schedule:
         if phase.training:
             if self._call is None:
                 self._planned(learner)  # says what is missing: there was no fit_begin
-            self._restored = self._restored and not learner.fitting_now
             self._find(learner)
             self._set(learner)
 
@@ -251,6 +244,13 @@ class Schedule:
         labels = [str(g.get("name", i)) for o in optimizers.values() for i, g in enumerate(o.param_groups)]
         return PluginError(f"{where}group pattern {nothing_matches(self._groups, labels)} (with {self.key!r})")
 
+    def options(self) -> dict[str, Any]:
+        """What it was made with."""
+        what = {"attribute": self.key} if self._of_modules else {"key": self.key}
+        where = {"optimizer": self._optimizer, "groups": self._groups, "every": self._every}
+        rest = {"absolute": self._absolute, "start": self._start, "name": self.name}
+        return {"schedule": self.schedule, "key": "lr", "attribute": None, **what, **where, **rest}
+
     def state_dict(self) -> dict[str, Any]:
         """How far it is, and each place's own value."""
         return {"count": self.count, "bases": dict(self._bases), "whole_fit": self._whole_fit}
@@ -259,7 +259,6 @@ class Schedule:
         """Go on from what `state_dict` returned."""
         self.count, self._bases = state["count"], dict(state["bases"])
         self._whole_fit = None if state["whole_fit"] is None else tuple(state["whole_fit"])
-        self._restored = True
         if isinstance(self.schedule, OfLength) and self._whole_fit is not None:
             self._resolve()
         self._writers = []
@@ -420,6 +419,11 @@ class TorchSchedule:
         finally:
             self._stepping = False
 
+    def options(self) -> dict[str, Any]:
+        """What it was made with."""
+        where = {"optimizer": self._optimizer, "every": self._every, "name": self.name}
+        return {"scheduler": self._given, **where}
+
     def state_dict(self) -> dict[str, Any]:
         """The scheduler's own state.
 
@@ -497,18 +501,18 @@ class Plateau:
         self._states: dict[str, dict[str, Any]] = {}
         self._seen = 0
         """The updates that there had been when it last looked."""
-        self._looked = self._restored = False
+        self._looked = False
+        """Whether it looked in this fit."""
 
     def owns(self) -> tuple[str, ...]:
         """The learning rate of its optimizers."""
         return (f"optimizer.lr.{self._optimizer}",)
 
-    @hookimpl
+    @hookimpl(after=("checkpoint",))  # which may load the state of a fit that goes on
     def fit_begin(self, learner: Learner) -> None:
         """Make the schedulers, so that wrong options are refused before the first step."""
-        if not self._restored:
+        if learner.current is None or not learner.current.resumed:
             self._looked = False
-        self._restored = False
         self._make(learner)
 
     @hookimpl(reads=lambda plugin: (f"metrics.{plugin.monitor}",), writes=lambda plugin: plugin.owns())
@@ -539,7 +543,6 @@ class Plateau:
                 f"plugin {self.name!r} never saw {self.monitor!r}: phase {phase!r} did not run in this fit",
                 stacklevel=2,
             )
-        self._restored = False
 
     def _make(self, learner: Learner) -> None:
         for name, optimizer in learner.optimizers.items():
@@ -558,7 +561,7 @@ class Plateau:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
-        self._seen, self._looked, self._restored = state["seen"], state["looked"], True
+        self._seen, self._looked = state["seen"], state["looked"]
         self._states = {name: dict(values) for name, values in state["schedulers"].items()}
         for name, scheduler in self._schedulers.items():
             if name in self._states:

@@ -12,9 +12,9 @@ from loopkit.errors import CancelStep, PluginError
 from loopkit.hooks import hookimpl
 
 if TYPE_CHECKING:
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-    from loopkit.step import Step
 
 __all__ = ["SkipSpikes"]
 

@@ -18,15 +18,15 @@ from loopkit.distributed import sharded
 from loopkit.distributed.votes import must_agree
 from loopkit.errors import CancelStep, NonFiniteError, PluginError
 from loopkit.hooks import hookimpl
-from loopkit.order import nearest
 from loopkit.plugins.buffers import Buffers, cells
 from loopkit.plugins.late import LateValues
-from loopkit.state import raw_weights
+from loopkit.words import nearest
 
 if TYPE_CHECKING:
+    from loopkit.engine.epoch import Epoch
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-    from loopkit.step import Step
 
 __all__ = ["StopOnNonFinite"]
 
@@ -38,9 +38,9 @@ class StopOnNonFinite:
 
     On the CPU the error comes before the optimizer moves, so the parameters are those of the last good update. On an
     accelerator losses and gradients are read when they have arrived, so that no step waits: the error comes some steps
-    later, by the end of the pass at the latest, and says between which steps it was; updates since then have used it,
+    later, by the end of the epoch at the latest, and says between which steps it was; updates since then have used it,
     unless ``gradients=True`` and the optimizer is fused: it skips them on the device. Until the numbers have arrived
-    `suspect` is true; what saves the parameters calls `settle` first.
+    `suspect` says so; what saves the parameters calls `settle` first.
 
     The other policies go on with the next batch. On an accelerator they wait for the loss and the gradients.
 
@@ -103,7 +103,7 @@ class StopOnNonFinite:
                 f"StopOnNonFinite: max_skips={max_skips} and max_rollbacks={max_rollbacks} must be at least 0, "
                 f"snapshot_every={snapshot_every} at least 1"
             )
-        self.policy = policy
+        self.policy, self.gradients, self.late = policy, gradients, late
         self.max_skips, self.max_rollbacks, self.snapshot_every = max_skips, max_rollbacks, snapshot_every
         self.skips = 0
         """Bad steps and updates in a row."""
@@ -113,18 +113,13 @@ class StopOnNonFinite:
         for hook in self._unused(gradients or self._goes_on):
             vars(self)[hook] = None  # no listener: a hook that does nothing would cost its call
         self._late = False if self._goes_on else late
-        self._pending = _Pending()
         self._flagged: torch.optim.Optimizer | None = None
         """The fused optimizer that holds a flag of ours."""
-        self._before_step, self._before_window = Buffers(), Buffers()
-        self._before = self._before_window
         self._snapshot: dict[str, Any] | None = None
-        self._depth = 0
-        """How many passes are running, one inside the other."""
 
     def _unused(self, gradients: bool) -> tuple[str, ...]:
-        after = ("update_end", "update_skipped")
-        return (*(() if self._goes_on else ("step_begin",)), *(() if gradients else ("update_begin", *after)))
+        flags = ("epoch_context", "update_begin", "update_end", "update_skipped")
+        return (*(() if self._goes_on else ("step_begin",)), *(() if gradients else flags))
 
     def _changed(self) -> tuple[str, ...]:
         if not self._goes_on:
@@ -134,27 +129,27 @@ class StopOnNonFinite:
     @hookimpl
     @contextmanager
     def epoch_context(self) -> Iterator[None]:
-        """Begin with no losses on their way, whatever became of those of an earlier pass."""
-        outer = self._pending, self._before, self._before_step, self._before_window
-        self._pending = _Pending()
-        if self._depth:  # a pass inside a step, whose copies are still needed
-            self._before_step, self._before_window = Buffers(), Buffers()
-        self._depth += 1
+        """Take the flag from a fused optimizer, whatever was raised."""
         try:
             yield
         finally:
-            self._depth -= 1
-            self._pending, self._before, self._before_step, self._before_window = outer
             self._take_flag()
 
+    def _of(self, epoch: Epoch) -> _Watched:
+        """What there is to know of an epoch; what may have to go back is saved with it."""
+        keep = epoch.keep(self)
+        if "now" not in keep:
+            keep["now"] = _Watched(epoch.store(self).setdefault("buffers", []) if self._goes_on else [])
+        return keep["now"]  # type: ignore[no-any-return]
+
     @hookimpl(updates=_changed)
-    def step_begin(self, learner: Learner, phase: Phase) -> None:
+    def step_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Copy what may have to go back: the buffers, and for rollback sometimes the rest."""
-        epoch = learner.running
-        if not phase.training or epoch is None:
+        if not phase.training:
             return
-        self._before = self._before_step if epoch.window_open else self._before_window
-        if self.policy == "rollback" and not epoch.window_open:
+        now, window_open = self._of(step.epoch), step.epoch.window_open
+        now.before = now.step if window_open else now.window
+        if self.policy == "rollback" and not window_open:
             due = self._snapshot is None or learner.progress.updates - self._snapshot["at"] >= self.snapshot_every
             params = [p for model in learner.models.values() for p in model.parameters()]
             if due and not any(map(is_lazy, params)):
@@ -163,8 +158,8 @@ class StopOnNonFinite:
                 else:
                     name, value = _first_bad(learner, gradients=False)
                     what = f"parameter {name!r} holds {value} ({learner.where(phase, None)})"
-                    self._roll_back(learner, what, self._warns(learner))
-        self._before.take(learner)
+                    self._roll_back(learner, what, self._warns(learner), step.epoch)
+        now.before.take(learner)
 
     @hookimpl(reads=("loss",), updates=_changed)
     def backward_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
@@ -173,7 +168,7 @@ class StopOnNonFinite:
         if not isinstance(loss, Tensor):
             return
         if self._is_late(loss):
-            self._look_later(loss.detach(), learner, phase, step)
+            self._look_later(loss.detach(), learner, step)
             return
         value = loss.item()  # host sync: on an accelerator, where late=False asks for it
         bad = not math.isfinite(value)
@@ -192,9 +187,9 @@ class StopOnNonFinite:
                 what = f"the loss of rank {first} is infinite or not a number ({where}){already}"
             if self._goes_on and step.closure is None:
                 if self.policy == "skip":
-                    self._skip(learner, what, learner.rank == first)
+                    self._skip(learner, what, learner.rank == first, self._of(step.epoch).before)
                 else:
-                    self._roll_back(learner, what, learner.rank == first)
+                    self._roll_back(learner, what, learner.rank == first, step.epoch)
                 raise CancelStep(what)
             raise NonFiniteError(
                 f"{what}. Its backward has not run: the parameters are those before this step{_closure(step)}. "
@@ -213,8 +208,8 @@ class StopOnNonFinite:
         if overflow is not None:  # loss scaling skips this update on the device
             largest = torch.where(overflow.to(largest.device, non_blocking=True).reshape(()) > 0, 0, largest)
         if self._is_late(largest):
-            self._look_later(largest, learner, phase, step)
-            self._guard(step.optimizer, overflow)
+            pending = self._look_later(largest, learner, step)
+            self._guard(pending, step.optimizer, overflow)
         elif not math.isfinite(largest.item()):  # host sync: on an accelerator, where late=False asks for it
             name, value = _first_bad(learner)
             name = name or "(of none of the models, or of a part that another process holds)"
@@ -222,11 +217,10 @@ class StopOnNonFinite:
             what = f"the gradient of parameter {name!r} holds {value} {where} although the loss is finite"
             if self._goes_on and step.closure is None:
                 if self.policy == "skip":
-                    self._before = self._before_window
-                    self._skip(learner, what, self._warns(learner))
+                    self._skip(learner, what, self._warns(learner), self._of(step.epoch).window)
                     step.skip_update(what)
                     return
-                self._roll_back(learner, what, self._warns(learner))
+                self._roll_back(learner, what, self._warns(learner), step.epoch)
                 raise CancelStep(what)
             raise NonFiniteError(
                 f"{what}. The optimizer has not run: the parameters are those before this update{_closure(step)}. "
@@ -246,14 +240,14 @@ class StopOnNonFinite:
         self._take_flag()
 
     @hookimpl(reads=("loss",))
-    def epoch_end(self, learner: Learner, phase: Phase) -> None:
+    def epoch_end(self, learner: Learner, epoch: Epoch) -> None:
         """Look at the losses that were still on their way."""
-        self._read_all(learner, phase)
+        self._read_all(learner, epoch)
 
-    @property
-    def suspect(self) -> bool:
+    def suspect(self, learner: Learner) -> bool:
         """Whether there are losses or gradients that have not been read yet."""
-        return self._pending.sum is not None and self._pending.good <= self._pending.index
+        watched = (epoch.keep(self).get("now") for epoch in learner.open_passes)
+        return any(now is not None and now.pending.is_unread for now in watched)
 
     def settle(self, learner: Learner) -> None:
         """Wait for the losses and gradients that have not been read yet.
@@ -261,46 +255,41 @@ class StopOnNonFinite:
         Raises:
             NonFiniteError: One of them is infinite or not a number.
         """
-        epoch = learner.running
-        if epoch is not None:
-            self._read_all(learner, epoch.phase)
+        for epoch in learner.open_passes:
+            self._read_all(learner, epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts, and what may have to go back; empty with ``policy="raise"``."""
+        """The counts, and the copy for rollback; empty with ``policy="raise"``."""
         if not self._goes_on:
             return {}
-        return {
-            "skips": self.skips,
-            "rollbacks": self.rollbacks,
-            "buffers": [tensor.clone() for tensor in self._before_window.copies],
-            "snapshot": copy.deepcopy(self._snapshot),
-        }
+        return {"skips": self.skips, "rollbacks": self.rollbacks, "snapshot": copy.deepcopy(self._snapshot)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
         if self._goes_on and state:
             self.skips, self.rollbacks = state["skips"], state["rollbacks"]
-            self._before_window.copies = [tensor.clone() for tensor in state["buffers"]]
             self._snapshot = copy.deepcopy(state["snapshot"])
 
     def _is_late(self, value: Tensor) -> bool:
         return value.device.type != "cpu" if self._late is None else self._late
 
-    def _look_later(self, value: Tensor, learner: Learner, phase: Phase, step: Step) -> None:
-        pending = self._pending
+    def _look_later(self, value: Tensor, learner: Learner, step: Step) -> _Pending:
+        pending = self._of(step.epoch).pending
         pending.add(value, step.index)
         values = pending.values.arrived()
         if values or not pending.under_way:
-            self._check(values, learner, phase)
+            self._check(pending, values, learner, step.epoch)
             pending.send()
+        return pending
 
-    def _read_all(self, learner: Learner, phase: Phase) -> None:
-        if self._pending.sum is not None:
-            self._pending.send()
-            self._check(self._pending.values.wait(), learner, phase)
+    def _read_all(self, learner: Learner, epoch: Epoch) -> None:
+        now = epoch.keep(self).get("now")
+        if now is not None and now.pending.sum is not None:
+            now.pending.send()
+            self._check(now.pending, now.pending.values.wait(), learner, epoch)
 
-    def _check(self, values: dict[str, float], learner: Learner, phase: Phase) -> None:
-        pending = self._pending
+    @staticmethod
+    def _check(pending: _Pending, values: dict[str, float], learner: Learner, epoch: Epoch) -> None:
         if math.isnan(values.get("sum", 0.0)):
             name, value = _first_bad(learner)
             now = f"Parameter {name!r}, or its gradient, holds {value} by now. " if name else ""
@@ -309,16 +298,16 @@ class StopOnNonFinite:
                 if pending.guarded
                 else "updates since then have used it; StopOnNonFinite(late=False) stops before them, and is slower"
             )
+            where = learner.where(epoch.phase, None)
             raise NonFiniteError(
                 f"the loss or a gradient was infinite or not a number in one of the steps {pending.good} to "
-                f"{pending.sent} ({learner.where(phase, None)}). {now}On an accelerator it is read late, so {since}"
+                f"{pending.sent} ({where}). {now}On an accelerator it is read late, so {since}"
             )
         if values:
             pending.good = pending.sent + 1
 
-    def _guard(self, optimizer: torch.optim.Optimizer, overflow: Tensor | None) -> None:
+    def _guard(self, pending: _Pending, optimizer: torch.optim.Optimizer, overflow: Tensor | None) -> None:
         """Let a fused optimizer skip this update, and those after it, on the device."""
-        pending = self._pending
         if not getattr(optimizer, "_step_supports_amp_scaling", False):
             pending.guarded = False
             return
@@ -341,15 +330,15 @@ class StopOnNonFinite:
         """Whether this process warns of what all see."""
         return learner.rank == 0 or not must_agree(learner)
 
-    def _skip(self, learner: Learner, what: str, warn: bool) -> None:
+    def _skip(self, learner: Learner, what: str, warn: bool, before: Buffers) -> None:
         if self.skips >= self.max_skips:
             raise NonFiniteError(f"{what}. {self.skips} in a row were skipped (max_skips={self.max_skips}): lower lr")
         self.skips += 1
-        self._before.restore(learner)
+        before.restore(learner)
         if warn:
             warnings.warn(f"{what}: skipped ({self.skips} in a row)", stacklevel=2)
 
-    def _roll_back(self, learner: Learner, what: str, warn: bool) -> None:
+    def _roll_back(self, learner: Learner, what: str, warn: bool, epoch: Epoch) -> None:
         if self.rollbacks >= self.max_rollbacks:
             raise NonFiniteError(
                 f"{what}, after {self.rollbacks} rollbacks (max_rollbacks={self.max_rollbacks}): lower lr"
@@ -357,9 +346,8 @@ class StopOnNonFinite:
         if self._snapshot is None:
             raise NonFiniteError(f"{what}, and there is no good state to go back to yet")
         self.rollbacks += 1
-        if learner.running is not None:
-            for window in learner.running.windows:
-                window.drop()
+        for window in epoch.windows:
+            window.drop()
         _put_back(learner, self._snapshot)
         if warn:
             warnings.warn(f"{what}: back to the state after {self._snapshot['at']} updates", stacklevel=2)
@@ -400,7 +388,7 @@ def _first_bad(learner: Learner, gradients: bool = True) -> tuple[str, float]:
 
 
 def _take_snapshot(learner: Learner) -> dict[str, Any]:
-    with raw_weights(learner):  # and sharded, where they are whole for the time of a step
+    with learner.weights.own():  # and sharded, where they are whole for the time of a step
         return {
             "at": learner.progress.updates,
             "params": [p.detach().clone() for model in learner.models.values() for p in model.parameters()],
@@ -413,13 +401,11 @@ def _take_snapshot(learner: Learner) -> dict[str, Any]:
 
 
 def _put_back(learner: Learner, snapshot: dict[str, Any]) -> None:
-    with raw_weights(learner):
+    with learner.weights.own():
         params = [p for model in learner.models.values() for p in model.parameters()]
         for p, saved in zip(params, snapshot["params"], strict=True):
             p.detach().copy_(sharded.like(saved, p))
-    buffers = Buffers()
-    buffers.copies = snapshot["buffers"]
-    buffers.restore(learner)
+    Buffers(snapshot["buffers"]).restore(learner)
     for name, optimizer in learner.optimizers.items():
         for i, param in enumerate(_params(optimizer)):
             optimizer.state.pop(param, None)
@@ -436,8 +422,22 @@ def _params(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
+class _Watched:
+    """What there is to know of an epoch.
+
+    Args:
+        buffers: The copy of those before the window, which is saved.
+    """
+
+    def __init__(self, buffers: list[Tensor]) -> None:
+        self.pending = _Pending()
+        self.step, self.window = Buffers(), Buffers(buffers)
+        self.before = self.window
+        """What goes back if this step is skipped."""
+
+
 class _Pending:
-    """The losses of a pass, and its largest gradients: multiplied by 0 and added up on the device.
+    """The losses of an epoch, and its largest gradients: multiplied by 0 and added up on the device.
 
     The sum is nan from the first of them on that is not finite.
     """
@@ -452,6 +452,11 @@ class _Pending:
         """The last step in the sum, and the last in the transfer under way."""
         self.good = 0
         """The first step that is not known to be good."""
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether there is something that was not read yet."""
+        return self.sum is not None and self.good <= self.index
 
     def add(self, loss: Tensor, index: int) -> None:
         zero = loss * 0

@@ -8,9 +8,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from loopkit.dispatch import plugin_name, unwrapped
+from loopkit.engine.refusals import plugin_name
 from loopkit.errors import PluginError
 from loopkit.hooks import PROJECT, hooks
+from loopkit.plugin import unwrapped
 
 __all__ = ["throttle"]
 
@@ -74,7 +75,7 @@ class _Throttled:
 
         def implementation(learner: Any, phase: Any, step: Any) -> Any:
             if self._decide(learner, phase, step):
-                given = {"learner": learner, "phase": phase, "step": step}
+                given = {"learner": learner, "phase": phase, "epoch": step.epoch, "step": step}
                 return method(*(given[name] for name in wanted))
             return None
 

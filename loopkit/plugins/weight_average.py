@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import chain
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,14 +17,14 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 from loopkit.distributed import sharded
 from loopkit.errors import EmptyDataError, PluginError
 from loopkit.hooks import hookimpl
-from loopkit.order import nearest
 from loopkit.phases import PredictionPhase
+from loopkit.words import nearest
 
 if TYPE_CHECKING:
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
-    from loopkit.step import Step
 
 __all__ = ["WeightAverage"]
 
@@ -32,8 +33,10 @@ class WeightAverage:
     """Average the parameters over the updates, and validate and predict with the average.
 
     After an applied update of an optimizer that owns a parameter of a model, the whole model is averaged, by one
-    foreach call for each device and dtype, as ``torch.optim.swa_utils.AveragedModel.update_parameters`` would do it,
-    bitwise. A skipped update moves nothing. With two optimizers over one model each of their updates counts.
+    foreach call for each device and dtype. The average is bitwise that of torch's ``AveragedModel(model,
+    multi_avg_fn=get_ema_multi_avg_fn(decay))``, or with ``decay=None`` of ``multi_avg_fn=get_swa_multi_avg_fn()``, from
+    ``torch.optim.swa_utils``. ``AveragedModel(model)`` alone computes otherwise on the CPU, and differs by rounding. A
+    skipped update moves nothing. With two optimizers over one model each of their updates counts.
 
     Args:
         decay: Exponential: ``average = decay * average + (1 - decay) * parameters``, from 0 to below 1. None: the equal
@@ -48,6 +51,9 @@ class WeightAverage:
         update_bn: Data (or a function that returns it) with which the running statistics of batch norm are estimated
             again for the averaged parameters; usually the training data. With several models, a mapping from their
             names to such data.
+        phases: Names of the phases in whose epochs the average stands in the place of the parameters; all that do not
+            train by default. With ``()`` it does so only inside `averaged`, and in ``learner.evaluate(weights=...)``.
+            Two averages need different ones.
         name: The plugin's name.
 
     The first average is a copy of the parameters; until then there is none, and passes use the parameters themselves.
@@ -94,6 +100,7 @@ class WeightAverage:
         every: int | Literal["epoch"] = 1,
         use_buffers: bool = False,
         update_bn: Any = None,
+        phases: Sequence[str] | None = None,
         name: str = "weight_average",
     ) -> None:
         number = isinstance(decay, Real) and not isinstance(decay, bool)
@@ -106,6 +113,8 @@ class WeightAverage:
                 raise PluginError(f"WeightAverage: {label} is {value!r}: it is a whole number, from 0")
         if every != "epoch" and (not _is_count(every) or int(every) < 1):
             raise PluginError(f"WeightAverage: every is {every!r}: it is a number of updates, from 1, or 'epoch'")
+        if isinstance(phases, str):
+            raise PluginError(f"WeightAverage: phases is {phases!r}: give a list of names, phases=[{phases!r}]")
         if isinstance(update_bn, (bool, int, str, bytes, Tensor)):
             raise PluginError(
                 f"WeightAverage: update_bn is {update_bn!r:.60}: it is an iterable of batches, or a function returning "
@@ -119,6 +128,7 @@ class WeightAverage:
         self.every = every
         self.use_buffers = use_buffers
         self.update_bn = update_bn
+        self.phases = None if phases is None else tuple(phases)
         self._models: dict[str, _Average] = {}
         self._owners: dict[str, list[str]] = {}
         """The models that an optimizer updates; of the pass that runs."""
@@ -130,6 +140,8 @@ class WeightAverage:
 
     def changed(self) -> tuple[str, ...]:
         """What it exchanges for a pass."""
+        if self.phases == ():
+            return ()
         return ("params",) if self.update_bn is None and not self.use_buffers else ("params", "buffers")
 
     def read(self) -> tuple[str, ...]:
@@ -179,42 +191,33 @@ class WeightAverage:
     @hookimpl(updates=changed)
     def epoch_context(self, learner: Learner, phase: Phase) -> AbstractContextManager[None] | None:
         """The average, in a pass that does not train."""
-        if phase.training != self.in_place:
-            return None  # what is in place already is what the phase needs
-        return self.averaged(learner, not phase.training)
+        if phase.training or learner.weights.by or not self._serves(phase):
+            return None  # what stands in the weights' place was put there on purpose
+        return self.averaged(learner)
+
+    def _serves(self, phase: Phase) -> bool:
+        return self.phases is None or phase.name in self.phases
+
+    def owns(self) -> tuple[str, ...]:
+        """The place of the weights, in the phases in which the average stands there."""
+        return ("weights",) if self.phases is None else tuple(f"weights.{phase}" for phase in self.phases)
 
     @property
     def in_place(self) -> bool:
         """Whether the average is in the place of the parameters now."""
         return self._placed is not None
 
-    @contextmanager
-    def averaged(self, learner: Learner, averaged: bool = True) -> Iterator[None]:
-        """The averaged parameters in place; with False the parameters as they are trained, in a pass that averages.
+    def averaged(self, learner: Learner) -> AbstractContextManager[None]:
+        """Inside, the averaged parameters stand in the place of the models' own.
 
         Example::
 
             with learner.plugins["weight_average"].averaged(learner):
                 torch.onnx.export(learner.model, ...)
         """
-        if averaged == self.in_place:
-            yield
-            return
-        if averaged:
-            self._place(learner)
-        else:
-            self._put_away()
-        try:
-            yield
-        finally:
-            if averaged:
-                self._put_away()
-            else:
-                self._place(learner)
-
-    def raw_weights(self, learner: Learner) -> AbstractContextManager[None]:
-        """What the engine enters when it collects the state: the parameters as they are trained."""
-        return self.averaged(learner, False)
+        if self.in_place:
+            return nullcontext()
+        return learner.weights.replaced(partial(self._place, learner), self._put_away, by=self.name)
 
     def model_state(self, learner: Learner, name: str | None = None) -> dict[str, Tensor]:
         """A copy of a model's ``state_dict`` with the average in it, for ``load_state_dict``.

@@ -10,49 +10,53 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from loopkit.engine.order import EVERYTHING, Entry
+from loopkit.engine.step import Step
+from loopkit.hooks import Target, hookimpl
 from loopkit.learner import Learner
-from loopkit.order import EVERYTHING, Entry
-from loopkit.step import Step
 from loopkit.testing.bits import Bits, tensors_in
 
 __all__ = ["AccessWatch"]
 
 
 class AccessWatch:
-    """An instrument that hands guarded views to one plugin, and compares before and after its calls."""
+    """Hands guarded views to one plugin, and compares before and after its calls."""
+
+    name = "~access_watch"
 
     def __init__(self, plugin: str) -> None:
         self.plugin = plugin
         self.broken: dict[tuple[str, str, str], str] = {}
-        """A message for each hook, verb and state."""
+        """A message for each hook, kind of access and state."""
         self._calls: list[Entry] = []
         self._hooks: list[str] = []
         self._learner_view: _LearnerView | None = None
 
-    def attach(self, learner: Learner) -> None:
-        """Watch this learner."""
-        self.learner = learner
+    @hookimpl
+    def instrument_call(self, learner: Learner, target: Target, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Watch the call, if it is the plugin's, and give it views."""
+        self.learner, hook = learner, target.hook
+        if target.plugin != self.plugin:
+            return call
 
-    def __call__(self, hook: str, plugin: str, call: partial[Any]) -> Any:
-        """Make the call; if it is the plugin's, with views."""
-        if plugin != self.plugin:
-            return call()
-        step = next((value for value in call.args if isinstance(value, Step)), None)
-        batch = [value for value in call.args if value is not self.learner] if hook == "move_batch" else []
-        with self.during(hook, step, batch):
-            result = call.func(*(self.view(value) for value in call.args))
-        if result is not None and hook in ("step_context", "epoch_context"):
-            return self._context(hook, step, result)
-        if hook in ("setup_model", "move_batch") and not any(result is value for value in call.args):
-            with self.entered(hook):
-                self.change("model" if hook == "setup_model" else "batch")
-        return result
+        def watched(*values: Any) -> Any:
+            step = next((value for value in values if isinstance(value, Step)), None)
+            batch = [value for value in values if value is not learner] if hook == "move_batch" else []
+            with self.during(hook, step, batch):
+                result = call(*map(self.view, values))
+            if result is not None and hook in ("step_context", "epoch_context"):
+                return self._context(hook, step, result)
+            if hook in ("setup_model", "move_batch") and not any(result is value for value in values):
+                with self.entered(hook):
+                    self.change("model" if hook == "setup_model" else "batch")
+            return result
+
+        return watched
 
     @contextmanager
     def _context(self, hook: str, step: Step | None, context: Any) -> Iterator[None]:
@@ -71,7 +75,7 @@ class AccessWatch:
     @contextmanager
     def entered(self, hook: str) -> Iterator[None]:
         """Charge to this hook what happens inside."""
-        entries = [impl.entry for impl in self.learner._registry.implementations(hook)]
+        entries = [impl.entry for impl in self.learner._core.registry.implementations(hook)]
         self._hooks.append(hook)
         self._calls.append(next(entry for entry in entries if entry.plugin == self.plugin))
         try:
@@ -135,10 +139,10 @@ class AccessWatch:
         elif self._calls and (name, self._calls[-1].provides) != ("world", "sync"):
             self._break("changes", f"learner.{name}", "an attribute of the plugin itself instead")
 
-    def _break(self, verb: str, state: str, remedy: str) -> None:
+    def _break(self, access: str, state: str, remedy: str) -> None:
         hook = self._hooks[-1]
-        message = f"{hook} of plugin {self.plugin!r} {verb} {state!r}, which it does not declare: add {remedy}"
-        self.broken.setdefault((hook, verb, state), message)
+        message = f"{hook} of plugin {self.plugin!r} {access} {state!r}, which it does not declare: add {remedy}"
+        self.broken.setdefault((hook, access, state), message)
 
 
 def _covered(state: str, names: Iterable[str]) -> bool:

@@ -8,11 +8,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 
-from loopkit.dispatch import Instrument
 from loopkit.events import Event, StepCancelled, UpdateSkipped
 from loopkit.learner import Learner
 from loopkit.phases import Phase, PredictionPhase
@@ -53,28 +52,18 @@ class Case:
         fits = (p for p in self.phases if not p.training and not isinstance(p, PredictionPhase))
         return next(fits, "val")
 
-    def bench(self, plugins: Iterable[Any], watch: Instrument | None = None, **options: Any) -> Bench:
-        """A quiet learner for a fresh problem; ``watch`` is its instrument."""
-        return Bench(self, self.problem(), watch, plugins=plugins, phases=self.phases, standard=False, **options)
-
-
-@runtime_checkable
-class Watch(Protocol):
-    """An instrument that looks at the learner, too."""
-
-    def attach(self, learner: Learner) -> None:
-        """The learner is being made."""
+    def bench(self, plugins: Iterable[Any], **options: Any) -> Bench:
+        """A quiet learner for a fresh problem."""
+        return Bench(self, self.problem(), plugins=plugins, phases=self.phases, standard=False, **options)
 
 
 class Bench(Learner):
     """A learner with the problem that it is for."""
 
-    def __init__(self, case: Case, problem: Problem, watch: Instrument | None = None, **options: Any) -> None:
+    def __init__(self, case: Case, problem: Problem, **options: Any) -> None:
         self.case = case
         self.problem = problem
-        if isinstance(watch, Watch):
-            watch.attach(self)  # before setup_model is called
-        super().__init__(problem.model, problem.loss_fn, problem.optimizer, instrument=watch, **options)
+        super().__init__(problem.model, problem.loss_fn, problem.optimizer, **options)
 
     def train(
         self,
@@ -102,7 +91,7 @@ class Bench(Learner):
         self.fit(train, val, epochs=epochs, max_steps=max_steps, phase=phase, val_phase=val_phase)
 
     def events(self) -> list[type[Event]]:
-        """The events that come in every pass of the training phase."""
+        """The events that come in every epoch of the training phase."""
         events = dict.fromkeys(self._phase(self.case.train_phase).events())
         return [event for event in events if event not in (StepCancelled, UpdateSkipped)]
 

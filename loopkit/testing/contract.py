@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
-from loopkit.dispatch import plugin_name
+from loopkit.engine.refusals import plugin_name
 from loopkit.errors import LoopkitError, PluginError
-from loopkit.order import nearest
 from loopkit.phases import Phase
 from loopkit.testing.case import Case, alone, described
 from loopkit.testing.checks import CHECKS
@@ -19,6 +18,7 @@ from loopkit.testing.declaration import declaration
 from loopkit.testing.overhead import measured
 from loopkit.testing.problems import Problem, tiny_problem
 from loopkit.testing.processes import case_of, two_processes
+from loopkit.words import nearest
 
 __all__ = ["PROMISES", "ContractError", "check_plugin", "plugin_contract"]
 

@@ -24,26 +24,35 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from loopkit.dispatch import plugin_name
+from loopkit.engine.refusals import plugin_name
+from loopkit.hooks import Target, hookimpl
 from loopkit.learner import Learner
 
 __all__ = ["Calls", "Running", "environment", "left_behind", "open_files", "put_back", "settings"]
 
 
 class Calls:
-    """An instrument that counts the fits that one plugin has begun and ended."""
+    """Counts the fits that one plugin has begun and ended."""
+
+    name = "~calls"
 
     def __init__(self, plugin: Any) -> None:
-        self.plugin, self.name = plugin, plugin_name(plugin)
+        self.plugin = plugin
         self.begun = self.ended = 0
 
-    def __call__(self, hook: str, plugin: str, call: partial[Any]) -> Any:
-        """Make the call, and count."""
-        mine = plugin == self.name
-        self.ended += mine and hook == "fit_end"
-        result = call()
-        self.begun += mine and hook == "fit_begin"
-        return result
+    @hookimpl
+    def instrument_call(self, target: Target, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Count the call, if it is the plugin's."""
+        if target.plugin != plugin_name(self.plugin):
+            return call
+
+        def counted(*values: Any) -> Any:
+            self.ended += target.hook == "fit_end"
+            result = call(*values)
+            self.begun += target.hook == "fit_begin"
+            return result
+
+        return counted
 
     def unbalanced(self) -> list[str]:
         """A message if the last fit had not one ``fit_end``, or none where no ``fit_begin`` was completed."""

@@ -6,10 +6,10 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
-from loopkit.dispatch import plugin_name
+from loopkit.engine.refusals import plugin_name
+from loopkit.hooks import Target, hookimpl
 from loopkit.testing.case import Case, alone
 from loopkit.testing.problems import Problem, tiny_problem
 
@@ -22,8 +22,8 @@ TIMES = 16
 def overhead(factory: Callable[[], Any], *, problem: Callable[[], Problem] = tiny_problem) -> dict[str, float]:
     """How long one call of each of a plugin's hooks takes on the host: the median in microseconds, by hook.
 
-    A context counts from its making to its entering, and with its leaving. Of a verb, what the default does is in it.
-    On an accelerator this is the time to launch the work, not to do it.
+    A context counts from its making to its entering, and with its leaving. Of a replacement, what the
+    default does is in it. On an accelerator this is the time to launch the work, not to do it.
 
     Args:
         factory: As for `check_plugin`.
@@ -41,7 +41,7 @@ def measured(case: Case) -> dict[str, float]:
     with alone():
         plugins = case.plugins()
         clock = _Clock(plugin_name(plugins[0]))
-        learner = case.bench(plugins, clock)
+        learner = case.bench([*plugins, clock])
         learner.train()  # what is made at the first call is made
         clock.spent.clear()
         learner.train(times=TIMES)
@@ -55,23 +55,31 @@ def _empty() -> float:
 
 
 class _Clock:
-    """An instrument that measures the calls of one plugin."""
+    """Measures the calls of one plugin."""
+
+    name = "~clock"
 
     def __init__(self, plugin: str) -> None:
         self.plugin = plugin
         self.spent: dict[str, list[int]] = {}
         """Nanoseconds of each call."""
 
-    def __call__(self, hook: str, plugin: str, call: partial[Any]) -> Any:
-        if plugin != self.plugin:
-            return call()
-        begun = time.perf_counter_ns()
-        result = call()
-        spent = time.perf_counter_ns() - begun
-        if result is not None and hook in ("step_context", "epoch_context"):
-            return self._context(hook, spent, result)
-        self.spent.setdefault(hook, []).append(spent)
-        return result
+    @hookimpl
+    def instrument_call(self, target: Target, call: Callable[..., Any]) -> Callable[..., Any]:
+        if target.plugin != self.plugin:
+            return call
+        hook = target.hook
+
+        def timed(*values: Any) -> Any:
+            begun = time.perf_counter_ns()
+            result = call(*values)
+            spent = time.perf_counter_ns() - begun
+            if result is not None and hook in ("step_context", "epoch_context"):
+                return self._context(hook, spent, result)
+            self.spent.setdefault(hook, []).append(spent)
+            return result
+
+        return timed
 
     @contextmanager
     def _context(self, hook: str, spent: int, context: Any) -> Iterator[None]:

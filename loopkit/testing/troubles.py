@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from loopkit.engine.step import Step
 from loopkit.errors import CancelStep
 from loopkit.events import BackwardBegin, BackwardEnd, Event, UpdateBegin, UpdateEnd, UpdateSkipped
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
 from loopkit.phases import Phase
-from loopkit.step import Step
 
 __all__ = [
     "Adversarial",
@@ -40,7 +40,7 @@ class Trouble:
     """Raise in one hook, once: at the first ``fit_begin`` or ``fit_end``, or when another has come before."""
 
     others = ("epoch_context", "step_context", "setup_data", "move_batch", "fit_end")
-    """The hooks, besides the events of a pass, in which it can raise."""
+    """The hooks, besides the events of an epoch, in which it can raise."""
 
     def __init__(self, last: bool) -> None:
         self.name = "~trouble" if last else "!trouble"  # last or first in the order of names

@@ -247,7 +247,7 @@ class Ended:
                 found.append(f"the hook is not named: {text}")
             if plan.kind in ("raise", "hang") and plan.hook in HOOKS[:3] and f"step {plan.step}" not in text:
                 found.append(f"the step is not named: {text}")
-            known = any(word in text for word in ("phase", "between two passes", "fit_begin"))
+            known = any(word in text for word in ("phase", "between two epochs", "fit_begin"))
             if plan.kind == "kill" and plan.delay > 1.0 and not known:  # a process tells where it is twice a second
                 found.append(f"the place is not named: {text}")
         if plan.kind == "hang" and self.victim.code is None:

@@ -126,7 +126,7 @@ def asked(rank, who, what, hook="step_end", accumulate=1, steps=40, val=False):
     learner = make_learner(asks, signalled, accumulate=accumulate)
     data = TensorLoader(*samples(steps), batch_size=2, shuffle=True, seed=3)
     more = {"val": TensorLoader(*samples(3), batch_size=2)} if val else {}
-    result = learner.fit(data, epochs=2, on_signal="return", **more)
+    result = learner.fit(data, epochs=2, on_interrupt="return", **more)
     return {**ended(learner, result), "asked": asks.at, "signalled": signalled.at}
 
 
@@ -266,7 +266,7 @@ class Begins:
 
 def begins(rank, what):
     learner = make_learner(Begins(what))
-    return ended(learner, learner.fit(TensorLoader(*samples(6), batch_size=2), epochs=2, on_signal="return"))
+    return ended(learner, learner.fit(TensorLoader(*samples(6), batch_size=2), epochs=2, on_interrupt="return"))
 
 
 @pytest.mark.parametrize("what", ["stop", "cancel_fit", "SIGTERM"])
@@ -306,7 +306,7 @@ def within(rank, what, phase):
     seen = Validated()
     learner = make_learner(InValidation(what, phase), Metrics(metrics.Accuracy()), seen)
     data, val = TensorLoader(*samples(24), batch_size=2), TensorLoader(*samples(3), batch_size=2)
-    result = learner.fit(data, val, epochs=1, validate_every_updates=4, on_signal="return")
+    result = learner.fit(data, val, epochs=1, validate_every_updates=4, on_interrupt="return")
     return {**ended(learner, result), "seen": seen.steps, "val": result.metrics.get("val/accuracy")}
 
 
@@ -373,7 +373,7 @@ def saving(rank, directory, what=None, accumulate=1):
         plugins.append(Asks(1, what, step=4, epoch=1))
     learner = make_learner(*plugins, accumulate=accumulate)
     data = TensorLoader(*samples(10), batch_size=2, shuffle=True, seed=3)
-    result = learner.fit(data, TensorLoader(*samples(3), batch_size=2), epochs=3, on_signal="return")
+    result = learner.fit(data, TensorLoader(*samples(3), batch_size=2), epochs=3, on_interrupt="return")
     return ended(learner, result), [value for p in learner.optimizer.state.values() for value in p.values()]
 
 

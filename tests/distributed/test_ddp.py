@@ -18,7 +18,7 @@ from loopkit import Learner, TrainingPhase, hookimpl
 from loopkit.data import TensorLoader
 from loopkit.distributed import join
 from loopkit.errors import CancelStep, PhaseError, PluginError, StateError, WorldError
-from loopkit.plugins import DDP, FSDP, AverageParameters, ClipGradNorm, Freeze, MixedPrecision, WeightAverage
+from loopkit.plugins import DDP, FSDP, ClipGradNorm, Freeze, MixedPrecision, WeightAverage
 
 LR = 0.1
 
@@ -616,7 +616,7 @@ def different_at_once(rank, plugin):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("plugin", [DDP, FSDP, AverageParameters])
+@pytest.mark.parametrize("plugin", [DDP, FSDP])
 def test_different_models_are_refused_before_anything_is_sent(plugin):
     assert all("(4, 6)" in text and "(3, 6)" in text for text in run(different_at_once, 2, plugin))
 

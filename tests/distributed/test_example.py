@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_docs import SHAPE, agrees, blocks
+from pages import SHAPE, agrees, blocks
 from torch import nn
 
 from distributed.processes import run

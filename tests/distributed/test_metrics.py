@@ -296,9 +296,12 @@ def test_different_metrics_are_refused():
 
     results = run(evaluate, 2)
     assert results[0].startswith(
-        "rank 0 ends a pass of phase 'val' with the metrics loss, accuracy; rank 1 one of 'val' with loss, accuracy, f1"
+        "rank 0 ends an epoch of phase 'val' with the metrics loss, accuracy; rank 1 one of 'val' with "
+        "loss, accuracy, f1"
     )
-    assert results[1].startswith("rank 1 ends a pass of phase 'val' with the metrics loss, accuracy, f1; rank 0 one of")
+    assert results[1].startswith(
+        "rank 1 ends an epoch of phase 'val' with the metrics loss, accuracy, f1; rank 0 one of"
+    )
 
 
 def test_merged_value_that_fails_names_the_metric():

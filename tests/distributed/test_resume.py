@@ -218,7 +218,7 @@ def part(rank, processes, directory, stop, lr, epochs):
 
     learner.add(Begun())
     data = TensorLoader(*labelled(), batch_size=GLOBAL // processes, shuffle=True, seed=3)
-    result = learner.fit(data, epochs=epochs, on_signal="return")
+    result = learner.fit(data, epochs=epochs, on_interrupt="return")
     return {
         "ids": seen.ids,
         "begun": begun,
@@ -248,7 +248,7 @@ def recorded(rank, directory, stop, epochs=2):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     learner = Learner(model, nn.CrossEntropyLoss(), optimizer, plugins=plugins, standard=False)
     data = TensorLoader(*labelled(), batch_size=40 // learner.world_size, shuffle=True, seed=3)
-    learner.fit(data, epochs=epochs, on_signal="return")
+    learner.fit(data, epochs=epochs, on_interrupt="return")
     return history.step_rows
 
 

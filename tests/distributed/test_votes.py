@@ -16,23 +16,19 @@ from loopkit.data import TensorLoader
 from loopkit.distributed import World
 from loopkit.errors import NonFiniteError, PluginError, WorldError
 from loopkit.lr_finder import LRFinder
-from loopkit.metrics import Accuracy
 from loopkit.plugins import (
     DDP,
     FSDP,
-    AverageParameters,
     ClipGradNorm,
     EarlyStopping,
     EvalMode,
     Freeze,
     GradNoise,
-    Metrics,
     MixedPrecision,
     ReplayBundle,
     Schedule,
     SkipSpikes,
     StopOnNonFinite,
-    Watch,
     WeightAverage,
     throttle,
 )
@@ -181,12 +177,6 @@ def test_parameters_thawed_in_the_middle_stay_bitwise_equal():
     check_equal(one[0], other[0])
 
 
-@pytest.mark.parametrize("name", ["noise", "spikes", "skip", "scaling"])
-def test_averaged_parameters_are_equal_at_the_end_with(name):
-    one, other = run(lambda rank: train(rank, KINDS[name], sync=AverageParameters), 2)
-    check_equal(one[0], other[0])
-
-
 @pytest.mark.parametrize("name", ["noise", "spikes", "clip", "scaling"])
 def test_sharded_parameters_train_with(name):
     one, other = run(lambda rank: train(rank, KINDS[name], sync=FSDP), 2)
@@ -232,17 +222,6 @@ def test_skipped_step_leaves_no_trace_in_what_is_accumulated():
     assert one[1].cancelled == other[1].cancelled == [3]
     check_equal(one[0], other[0])
     check_equal(one[0], without[0])
-
-
-def alone_spike(rank):
-    make = lambda rank: [SkipSpikes(8.0, warmup=3)]  # noqa: E731
-    return train(rank, make, [(1, 5, 1000.0)], sync=AverageParameters, model=linear(), lr=1e-4)
-
-
-def test_process_that_trains_by_itself_decides_by_itself():
-    one, other = run(alone_spike, 2)
-    assert (one[1].cancelled, other[1].cancelled) == ([], [5])
-    check_equal(one[0], other[0])
 
 
 def test_loss_that_is_not_finite_in_one_process_counts_in_none():
@@ -382,64 +361,7 @@ def test_gradients_are_looked_at_when_they_are_averaged():
     assert one == other == sorted(one)
 
 
-# Watch, and what monitors see
-
-
-def watched(rank, size):
-    make = lambda rank: [Watch({"encoder.0": "mean"}), Metrics(Accuracy())]  # noqa: E731
-    learner, _ = make_learner(rank, *make(rank), lr=0.0)
-    learner.model.encoder[3].p = 0.0
-    return learner.run("train", TensorLoader(*samples(), batch_size=size))
-
-
-def test_watched_outputs_are_those_of_all_processes():
-    one, other = run(watched, 2, SIZE)
-    alone = watched(0, 2 * SIZE)
-    assert one == other
-    assert one.keys() == alone.keys()
-    assert one["train/encoder.0"] == pytest.approx(alone["train/encoder.0"], rel=1e-5)  # sums in another order
-
-
-class Both(nn.Module):
-    """Calls a part in rank 1 alone."""
-
-    def __init__(self, rank):
-        super().__init__()
-        self.part, self.linear, self.rank = nn.Identity(), nn.Linear(6, 3), rank
-
-    def forward(self, inputs):
-        return self.linear(self.part(inputs) if self.rank else inputs)
-
-
-def test_module_that_one_process_calls_has_a_metric_in_all():
-    def each(rank):
-        learner, _ = make_learner(rank, Watch({"part": "max"}), model=Both(rank))
-        return learner.run("train", TensorLoader(*samples(), batch_size=SIZE))
-
-    one, other = run(each, 2)
-    assert one == other
-    assert list(one) == ["train/part"]
-
-
-def test_watch_is_resumed_with_another_number_of_processes():
-    states = []
-    for inputs in ([1.0, 2.0], [4.0]):
-        watch = Watch({"part": "mean"})
-        mean = watch._phases.setdefault("train", {"part": watch_mean()})["part"]
-        for value in inputs:
-            mean.add(torch.tensor(value), 2)
-        states.append(watch.state_dict())
-    watch = Watch({"part": "mean"})
-    assert watch.reshard(states, 1, 2) is states[1]
-    one, two, three = (watch.reshard(states, rank, 3)["train"]["part"] for rank in range(3))
-    assert (float(one["total"]), float(one["weight"])) == (14.0, 6.0)
-    assert two == three == {"total": None, "weight": 0.0}
-
-
-def watch_mean():
-    from loopkit.metrics import Mean
-
-    return Mean("part")
+# What monitors see
 
 
 class Local:
@@ -502,7 +424,7 @@ def test_only_what_syncs_may_set_the_world():
         check_plugin(Joins, checks=["declared_access"])
 
 
-@pytest.mark.parametrize("sync", [DDP, FSDP, AverageParameters])
+@pytest.mark.parametrize("sync", [DDP, FSDP])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_one_process_alone_trains_bitwise_as_without(sync, accumulate):
     learners = [make_learner(0, accumulate=accumulate, sync=each)[0] for each in (sync, Nothing)]

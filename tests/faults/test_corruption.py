@@ -22,8 +22,6 @@ from loopkit.plugins.checkpoint import Checkpoint
 
 EPOCHS = 2
 FILES = ("manifest.json", "model.safetensors", "state.json", "state.safetensors", "structure.json")
-READ = tuple(name for name in FILES if name != "structure.json")
-"""Files without which no run goes on; the structure is for people."""
 
 
 def make(*plugins):
@@ -110,10 +108,11 @@ def swap_with_next(path, name, older):
 
 
 DAMAGES = (cut, empty, grow, flip, zero, drop, swap_with_older, swap_with_next)
-SAMPLE = [(damage, READ[i % len(READ)]) for i, damage in enumerate(DAMAGES)] + [
-    (DAMAGES[(i + 2) % len(DAMAGES)], name) for i, name in enumerate(READ)
+SAMPLE = [(damage, FILES[i % len(FILES)]) for i, damage in enumerate(DAMAGES)] + [
+    (DAMAGES[(i + 3) % len(DAMAGES)], name) for i, name in enumerate(FILES)
 ]
-ALL = [(damage, name) for damage in DAMAGES for name in READ if (damage, name) not in SAMPLE]
+EQUAL = (swap_with_older, "structure.json")
+ALL = [(damage, name) for damage in DAMAGES for name in FILES if (damage, name) not in (*SAMPLE, EQUAL)]
 
 
 @pytest.mark.parametrize(
@@ -147,6 +146,19 @@ def test_damaged_checkpoint_is_not_loaded_and_changes_nothing(run, damage, name)
         with pytest.raises(CorruptCheckpointError, match=re.escape(str(newest))):
             checkpoint.load_weights(learner.model, newest)
         assert not list(differences(before, learner.state_dict()))
+
+
+def test_checkpoint_whose_files_are_all_those_of_another_is_not_loaded(run):
+    older, newest = run / "000001-step-5", run / "000002-step-6"
+    for name in FILES:
+        swap_with_older(newest, name, older)
+    learner, _ = make()
+    before = copy.deepcopy(learner.state_dict())
+    with pytest.raises(CorruptCheckpointError, match=r"manifest\.json says number 1: .* files exchanged"):
+        checkpoint.load(learner, newest)
+    with pytest.raises(CorruptCheckpointError, match="files exchanged"):
+        checkpoint.load_weights(learner.model, newest)
+    assert not list(differences(before, learner.state_dict()))
 
 
 def test_damage_of_all_checkpoints_is_an_error_and_nothing_begins_anew(run):
@@ -191,9 +203,7 @@ def test_disk_that_cannot_read_is_an_error_that_names_the_file(run):
 
 def read(learner, path, name, index):
     """Use a file, as those do who need it."""
-    if name == "structure.json":
-        checkpoint.verify(path)
-    elif name == "model.safetensors" and index % 2:
+    if name == "model.safetensors" and index % 2:
         checkpoint.load_weights(learner.model, path)
     else:
         checkpoint.load(learner, path)

@@ -362,13 +362,14 @@ def test_fault_matrix_samples_every_site_kind_and_place():
 def test_fault_matrix_holds_every_hook():
     own = {name for name, hook in hooks().items() if hook.kind != "event" or own_event(name)}
     others = {"signal_begin", "setup_data"}  # one comes by a signal alone, the other also before the fit: see below
-    others |= {"log_value", "instrument_call"}  # in tests/logs and tests/plugins/test_cost.py
+    others |= {"log_value", "instrument_call"}  # in tests/logs and tests/test_dispatch.py
     assert own - {site.hook for site in SITES} <= others
 
 
 @pytest.mark.parametrize("kind", ERRORS)
-@pytest.mark.parametrize("call", [1, 2, 3, 4])
-def test_fault_of_setup_data_passes_through(kind, call):
+@pytest.mark.parametrize("made", [False, True])
+@pytest.mark.parametrize("call", [1, 2])
+def test_fault_of_setup_data_passes_through(kind, call, made):
     error, calls, ends = ERRORS[kind](), [], []
 
     class Faulty:
@@ -388,10 +389,11 @@ def test_fault_of_setup_data_passes_through(kind, call):
         torch.nn.Linear(3, 1), torch.nn.MSELoss(), partial(torch.optim.SGD, lr=0.1), plugins=[Faulty()], standard=False
     )
     data = [(inputs, torch.ones(2, 1))]
+    given = (lambda: data) if made else data
     with pytest.raises(type(error)) as caught:
-        learner.fit(data, data, epochs=1)
+        learner.fit(given, given, epochs=1)
     assert caught.value is error
-    assert ends == ([] if call < 3 else ["error"])  # the lengths of both are asked for before the fit begins
+    assert ends == (["error"] if made else [])  # the lengths of lists are asked for before the fit begins
     assert any("setup_data of plugin 'faulty'" in note for note in error.__notes__)
     assert learner.running is None
     assert not learner.fitting_now
@@ -466,19 +468,21 @@ def test_fault_outside_plugins_passes_through_and_leaves_nothing_behind(place, k
 def test_fault_of_the_instrument_has_a_note_and_ends_the_fit_for_all():
     error = Fault("meter")
 
-    def instrument(hook, plugin, call):
-        if hook == "loss_begin":
-            raise error
-        return call()
+    class Meter:
+        @hookimpl
+        def instrument_call(self, target, call):
+            def fails(*values):
+                raise error
+
+            return fails if target.hook == "loss_begin" else call
 
     three, _, plugins = members(Site("none"), 0, 0, None)
     learner = Learner(
         nn.Linear(3, 1),
         nn.MSELoss(),
         sgd,
-        plugins=plugins,
+        plugins=[*plugins, Meter()],
         standard=False,
-        instrument=instrument,
         order=["surround", "a", "b", "c"],
     )
     with pytest.raises(Fault) as caught:

@@ -107,23 +107,23 @@ def test_second_sigterm_changes_nothing():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_on_signal_return_gives_the_result(number):
+def test_on_interrupt_return_gives_the_result(number):
     learner = make_learner(sending("step_end", number, at=1))
-    result = learner.fit(batches(4), epochs=2, on_signal="return")
+    result = learner.fit(batches(4), epochs=2, on_interrupt="return")
     assert (result.reason, result.message, result.steps) == ("signal", number.name, 2)
 
 
-def test_on_signal_none_leaves_signals_alone():
+def test_on_interrupt_none_leaves_signals_alone():
     got = []
     with handlers(lambda number, frame: got.append(number)):
         learner = make_learner(sending("step_end", at=1))
-        assert learner.fit(batches(4), epochs=2, on_signal=None).reason == "epochs"
+        assert learner.fit(batches(4), epochs=2, on_interrupt=None).reason == "epochs"
     assert got == [signal.SIGTERM]
 
 
-def test_on_signal_of_another_word_is_refused():
-    with pytest.raises(ValueError, match="on_signal is 'stop'"):
-        make_learner().fit(batches(2), epochs=1, on_signal="stop")
+def test_on_interrupt_of_another_word_is_refused():
+    with pytest.raises(ValueError, match="on_interrupt is 'stop'"):
+        make_learner().fit(batches(2), epochs=1, on_interrupt="stop")
 
 
 def test_sigusr1_saves_and_goes_on_with_equal_bits(tmp_path):
@@ -144,7 +144,7 @@ def test_handler_that_was_there_is_called_and_restored(number):
     with handlers(lambda number, frame: got.append((number, frame is not None))):
         there = signal.getsignal(number)
         learner = make_learner(sending("step_end", number))
-        learner.fit(batches(4), epochs=1, on_signal="return")
+        learner.fit(batches(4), epochs=1, on_interrupt="return")
         assert signal.getsignal(number) is there
     assert got == [(number, True)]
 
@@ -224,7 +224,7 @@ def test_signal_in_a_loop_of_ones_own_leaves_fitting(tmp_path):
     learner = make_learner(sending("step_end", at=5), Checkpoint(tmp_path, every_updates=100))
 
     def loop():
-        with learner.fitting():
+        with learner.rounds():
             for epoch in range(3):
                 learner.run("train", batches(4))
                 reached.append(epoch)
@@ -239,7 +239,7 @@ def test_signal_between_two_passes_of_ones_own_is_answered_before_the_next(tmp_p
     learner = make_learner(Checkpoint(tmp_path))
 
     def loop():
-        with learner.fitting():
+        with learner.rounds():
             for _ in range(3):
                 learner.run("train", batches(4))
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -271,7 +271,7 @@ def test_signal_while_a_loop_over_steps_fetches_a_batch_is_answered_after_its_st
     learner = make_learner(Checkpoint(tmp_path))
 
     def loop():
-        with learner.fitting():
+        with learner.rounds():
             for _ in range(2):
                 with learner.epoch("train", data=Interrupting(5, at)) as epoch:
                     for batch in epoch.batches():
@@ -338,7 +338,7 @@ def test_signal_in_a_nested_learner_ends_both_without_an_epoch_end():
 
 def test_nested_learner_that_returns_passes_the_signal_on_to_the_outer_one():
     inner = make_learner(sending("step_begin", at=1))
-    outer = make_learner(on("step_end", lambda step, **_: inner.fit(batches(4), epochs=1, on_signal="return")))
+    outer = make_learner(on("step_end", lambda step, **_: inner.fit(batches(4), epochs=1, on_interrupt="return")))
     with pytest.raises(SystemExit):
         outer.fit(batches(3), epochs=1)
     assert (inner.progress.steps, outer.progress.steps, outer.result.reason) == (2, 1, "signal")
@@ -447,7 +447,7 @@ def test_signal_between_resuming_and_the_first_step_loses_no_open_pass(tmp_path,
         make_learner(sending("step_end", at=5), History(steps=True), Checkpoint(tmp_path)).fit(batches(4), epochs=2)
     for _ in range(2):
         learner = make_learner(sending("fit_begin", number), History(steps=True), Checkpoint(tmp_path, resume=True))
-        learner.fit(batches(4), epochs=2, on_signal="return")
+        learner.fit(batches(4), epochs=2, on_interrupt="return")
     learner = make_learner(History(steps=True), Checkpoint(tmp_path, resume=True))
     learner.fit(batches(4), epochs=2)
     assert torch.equal(learner.model.weight, whole.model.weight)

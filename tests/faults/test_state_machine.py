@@ -19,7 +19,7 @@ from torch import nn
 from loopkit import Learner
 from loopkit.checkpoint import bundle, storage
 from loopkit.data import TensorLoader
-from loopkit.epoch import Epoch
+from loopkit.engine.epoch import Epoch
 from loopkit.errors import CorruptCheckpointError
 from loopkit.plugins import ClipGradNorm, History
 
@@ -110,7 +110,7 @@ class Training(RuleBasedStateMachine):
             bundle.load(self.learner, load)
         self.generator = torch.get_rng_state()
         self.stack = ExitStack()
-        self.stack.enter_context(self.learner.fitting(on_signal=None))
+        self.stack.enter_context(self.learner.rounds(on_interrupt=None))
         self.epoch: Epoch | None = None
         self.data = make_data()
 

@@ -405,7 +405,7 @@ def test_corruption_by_swapped_junk_and_extra_files_is_named(tmp_path):
     (path / "a").write_bytes(os.urandom(100))
     refused(path, "a")
     shutil.copy(path.with_name("000001") / storage.MANIFEST, path / storage.MANIFEST)
-    with pytest.raises(CorruptCheckpointError, match=r"'[ab]' \(2 such\)"):
+    with pytest.raises(CorruptCheckpointError, match="000002 was renamed, or its files exchanged"):
         storage.verify(path)
     assert newest(tmp_path) == OLD
 

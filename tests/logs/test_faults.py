@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import os
 import resource
 import signal
@@ -20,7 +21,7 @@ from helpers import batches, make_learner, on
 from loopkit.errors import LogError
 from loopkit.logs import Csv, JsonLines, read_log
 from loopkit.logs.log_file import LogFile
-from loopkit.plugins import LogTo
+from loopkit.plugins import Checkpoint, LogTo
 
 
 def logging_learner(*logs: Any, every: int | None = None) -> Any:
@@ -71,7 +72,7 @@ def test_missing_directories_are_made(tmp_path: Path) -> None:
 def test_two_runs_in_one_log_are_refused(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"log{ending}"
     first, second = logging_learner(path), logging_learner(path)
-    with first.fitting(on_signal=None):
+    with first.rounds(on_interrupt=None):
         first.run("train", batches(2))
         with pytest.raises(LogError, match="is being written by another run: stop that one, or give this one"):
             second.fit(batches(1), epochs=1)
@@ -85,6 +86,87 @@ def test_two_runs_in_one_log_are_refused(tmp_path: Path, ending: str) -> None:
 def test_one_log_given_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LogError, match="is being written by another run"):
         logging_learner(tmp_path / "log.jsonl", tmp_path / "log.jsonl").fit(batches(1), epochs=1)
+
+
+def cut_in_mid_line(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 5)
+
+
+LOSSES = [
+    (Path.unlink, "removed or renamed"),
+    (lambda path: path.rename(path.with_name("moved")), "removed or renamed"),
+    (lambda path: os.truncate(path, 0), "cut off at byte 0"),
+    (cut_in_mid_line, "cut off at byte"),
+]
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".csv"])
+@pytest.mark.parametrize(("lose", "what"), LOSSES, ids=["removed", "renamed", "emptied", "cut"])
+def test_log_that_is_lost_under_the_run_begins_anew(tmp_path: Path, ending: str, lose: Any, what: str) -> None:
+    path, set_aside = tmp_path / f"log{ending}", tmp_path / f"log-1{ending}"
+    before = []
+
+    def act(step: Any, **given: Any) -> None:
+        if step.index == 6:
+            before.append(path.read_bytes())
+            lose(path)
+
+    learner = logging_learner(path, every=1)
+    learner.add(on("step_begin", act, "losing"))
+    with pytest.warns(UserWarning, match=f"{what}.* while the run wrote it: another one begins") as said:
+        learner.fit(batches(10), epochs=1)
+    assert len(said) == 1
+    if ending == ".jsonl":
+        log = read_log(path)
+        values = log.values("index")
+        assert [(run["resumed"], run["step"]) for run in log.runs] == [(True, 7)]
+        assert log.ends[0]["reason"] == "epochs"
+    else:
+        with open(path, newline="") as file:
+            values = [float(row["index"]) for row in csv.DictReader(file)]
+    assert values == [float(index) for index in range(int(values[0]), 10)]
+    assert 5 <= values[0] <= 7  # what was written by then is in the old file alone
+    assert set_aside.exists() == (lose is cut_in_mid_line)
+    if lose is cut_in_mid_line:
+        assert set_aside.read_bytes() == before[0][:-5]
+
+
+def test_log_that_another_run_took_meanwhile_is_left_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    theirs = LogFile(path)
+
+    def act(step: Any, **given: Any) -> None:
+        if step.index == 3:
+            path.unlink()
+            theirs.open()
+
+    learner = logging_learner(path, every=1)
+    learner.add(on("step_begin", act, "losing"))
+    with pytest.warns(UserWarning, match="disabled for the rest of the fit: its write failed, LogError: .*another run"):
+        assert learner.fit(batches(6), epochs=1).steps == 6
+    assert path.read_bytes() == b""
+    theirs.close()
+
+
+def test_run_goes_on_with_the_log_that_began_under_it(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    options: dict[str, Any] = {"every_updates": 2, "resume": "auto"}
+
+    def act(learner: Any, step: Any, **given: Any) -> None:
+        if step.index == 3:
+            path.unlink()
+        if step.index == 7:
+            raise RuntimeError("killed")
+
+    learner = logging_learner(path, every=1)
+    learner.add(on("step_begin", act, "losing"), Checkpoint(tmp_path / "saved", **options))
+    with pytest.warns(UserWarning, match="removed or renamed"), pytest.raises(RuntimeError):
+        learner.fit(batches(10), epochs=1)
+    again = logging_learner(path, every=1)
+    again.add(Checkpoint(tmp_path / "saved", **options))
+    again.fit(batches(10), epochs=1)
+    values = read_log(path).values("index")
+    assert values == [float(index) for index in range(int(values[0]), 10)]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from loopkit.logs import (
     Value,
     read_log,
 )
+from loopkit.logs.masking import masked_text
 from loopkit.plugins import LogTo
 
 PLACE = {"phase": "train", "epoch": 0, "step": 1, "update": 1}
@@ -113,11 +115,21 @@ def test_line_of_the_run_has_no_passwords(tmp_path: Path, monkeypatch: pytest.Mo
         "--use-token": "--use-token",
         "--lr=0.1": "--lr=0.1",
         "schedule.key=momentum": "schedule.key=momentum",
+        "--pwd=hidden7": "--pwd=***",
+        "--auth": "--auth",
+        "hidden8": "***",
+        "-p": "-p",
+        "hidden9": "***",
+        "--db=postgres://me:hidden10@host:5432/x": "--db=postgres://me:***@host:5432/x",
+        "https://host/data?part=1&token=hidden11": "https://host/data?part=1&token=***",
+        "--author=me": "--author=me",
+        "--passes=2": "--passes=2",
     }
     monkeypatch.setattr("sys.argv", list(given))
     learner = make_learner(LogTo(tmp_path))
     learner.config = (
-        'key = "lr"\n[[loggers]]\nurl = "here"\nauth = {hf_token = "hidden5"}\n[secrets]\na = ["hidden6"]\nb = 7\n'
+        'key = "lr"\n[[loggers]]\nurl = "ftp://me:hidden12@here"\n'
+        'auth = {hf_token = "hidden5"}\n[secrets]\na = ["hidden6"]\nb = 7\n'
     )
     learner.fit(batches(1), epochs=1)
     text = (tmp_path / "log.jsonl").read_text()
@@ -126,9 +138,29 @@ def test_line_of_the_run_has_no_passwords(tmp_path: Path, monkeypatch: pytest.Mo
     assert run["argv"] == list(given.values())
     assert tomllib.loads(run["config"]) == {
         "key": "lr",
-        "loggers": [{"url": "here", "auth": {"hf_token": "***"}}],
+        "loggers": [{"url": "ftp://me:***@here", "auth": {"hf_token": "***"}}],
         "secrets": "***",
     }
+
+
+def test_last_line_has_no_passwords_of_urls(tmp_path: Path) -> None:
+    def fail(**given: Any) -> None:
+        error = ConnectionError("no answer from redis://:hidden1@cache:6379/0")
+        error.add_note("nor from https://hidden2@host")
+        raise error
+
+    with pytest.raises(ConnectionError, match="hidden1"):
+        make_learner(LogTo(tmp_path), on("step_end", fail)).fit(batches(1), epochs=1)
+    assert "hidden" not in (tmp_path / "log.jsonl").read_text()
+    end = read_log(tmp_path).ends[0]
+    assert end["error"] == "ConnectionError: no answer from redis://:***@cache:6379/0"
+
+
+def test_long_texts_are_searched_for_passwords_in_linear_time() -> None:
+    for part in ("a://b:", "a", "http://", "?x=", "://"):
+        begun = time.perf_counter()
+        masked_text("://" + part * (1_000_000 // len(part)))
+        assert time.perf_counter() - begun < 5.0  # quadratic, it would take an hour
 
 
 def test_config_without_passwords_is_logged_as_it_is(tmp_path: Path) -> None:

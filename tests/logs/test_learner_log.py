@@ -204,8 +204,8 @@ def test_place_of_a_record_is_that_of_its_moment(evaluates_at: str | None, accum
 
     def look(learner: Learner, **given: Any) -> None:
         learner.log("x", 1.0)
-        learner._logged_at = None
-        assert listener.records[-1][2:6] == learner._look()
+        learner._logbook.place = None
+        assert listener.records[-1][2:6] == learner._logbook.look()
         seen.add(listener.records[-1][2:6])
 
     def cancel(phase: Any, step: Any, **given: Any) -> None:
@@ -250,7 +250,7 @@ def test_place_that_another_thread_has_looked_up_is_not_kept() -> None:
         thread = threading.Thread(target=learner.log, args=("x", 1.0))
         thread.start()
         thread.join(60)
-        kept.append(learner._logged_at)
+        kept.append(learner._logbook.place)
 
     make_learner(listener, on("step_begin", act)).fit(batches(2), epochs=1)
     assert kept == [None, None]
@@ -324,12 +324,15 @@ def test_listeners_come_and_go_during_a_fit() -> None:
 def test_instrument_sees_listeners() -> None:
     seen = []
 
-    def instrument(hook: str, plugin: str, call: Any) -> Any:
-        seen.append((hook, plugin))
-        return call()
+    class Spy:
+        @hookimpl
+        def instrument_call(self, target: Any, call: Any) -> Any:
+            return lambda record: (seen.append((target.hook, target.plugin)), call(record))[1]
 
-    make_learner(Listener(), instrument=instrument).log("x", 1.0)
+    listener = Listener()
+    make_learner(listener, Spy()).log("x", 1.0)
     assert seen == [("log_value", "listener")]
+    assert listener.records[0].value == 1.0
 
 
 def test_log_value_of_no_phase_takes_no_phase() -> None:

@@ -137,13 +137,6 @@ def test_plugin_keeps_its_contract_in_two_processes(name: str) -> None:
     assert compared(run(lambda rank: train_together(Case(ALONE[name])), 2, timeout=60)) == []
 
 
-def test_predictions_that_two_processes_saved_go_on_in_one_and_in_three() -> None:
-    plugin = LogPredictions()
-    first, other = {"done": {"val": 2}, "kept": {}}, {"done": {}, "kept": {}}
-    assert plugin.reshard([first, other], 0, 1) == first
-    assert [plugin.reshard([first, other], rank, 3) for rank in range(3)] == [first, other, other]
-
-
 def test_logged_learning_rate_is_that_of_the_update(tmp_path: Path) -> None:
     used: list[float] = []
 

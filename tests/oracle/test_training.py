@@ -292,7 +292,7 @@ def test_fitting_equals_the_loop_by_hand(k, standard):
     batches = make_batches()
 
     def run(learner):
-        with learner.fitting():
+        with learner.rounds():
             for _ in range(2):
                 learner.run("train", batches)
 

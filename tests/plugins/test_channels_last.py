@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from loopkit import Learner, hookimpl
+from loopkit.batches import map_tensors
 from loopkit.plugins.channels_last import ChannelsLast
-from loopkit.plugins.to_device import ToDevice, map_tensors
+from loopkit.plugins.to_device import ToDevice
 from loopkit.testing import Problem, check_plugin
 
 LAST = torch.channels_last
@@ -118,9 +119,9 @@ def test_map_tensors_reaches_tensors_alone():
 
 def test_device_comes_first():
     learner = Learner(nn.Conv2d(3, 4, 3), plugins=[ChannelsLast(), ToDevice("cpu")], standard=False)
-    order = [placed.entry.plugin for placed in learner._registry.plan(learner.phases["train"]).order["move_batch"]]
+    order = [placed.entry.plugin for placed in learner._core.registry.plan(learner.phases["train"]).order["move_batch"]]
     assert order == ["to_device", "channels_last"]
-    assert [impl.entry.plugin for impl in learner._registry.ordered("setup_model")] == order
+    assert [impl.entry.plugin for impl in learner._core.registry.ordered("setup_model")] == order
 
 
 def test_channels_last_keeps_the_contract_on_images():

@@ -19,6 +19,7 @@ from torch import nn
 import loopkit
 from loopkit import Learner, hookimpl
 from loopkit.checkpoint import storage
+from loopkit.checkpoint.lock import Lock
 from loopkit.discovery import origin
 from loopkit.errors import (
     CheckpointError,
@@ -104,7 +105,67 @@ def test_every_updates_3_saves_between_steps(tmp_path):
 def test_every_updates_counts_updates_and_not_steps(tmp_path):
     learner = make_learner(Checkpoint(tmp_path, keep_last=99, every_updates=2), accumulate=3)
     learner.fit(batches(12), epochs=1)
-    assert found(tmp_path) == [(0, 6, "interval"), (0, 12, "interval"), (1, 12, "end")]
+    assert found(tmp_path) == [(0, 6, "interval"), (1, 12, "end")]
+
+
+def test_last_update_is_kept_once(tmp_path):
+    learner = make_learner(Metrics(), Checkpoint(tmp_path, every_updates=1))
+    learner.fit(batches(4), batches(1), epochs=2)
+    assert [step for _, step, _ in found(tmp_path)] == [7, 8]
+    newest = storage.listing(tmp_path)[0].about
+    assert (newest["reason"], newest["progress"]["epochs"]) == ("end", 2)
+    assert "val/loss" in newest["metrics"]
+
+
+def test_last_update_is_kept_with_its_monitored_value(tmp_path):
+    learner = make_learner(Checkpoint(tmp_path, monitor="val/score", every_updates=1, every_epochs=1), scores(3.0, 2.0))
+    learner.plugins["checkpoint"].unsaved = True  # as that of a log which has written since
+    learner.fit(batches(2), batches(1), epochs=2)
+    assert found(tmp_path) == [(1, 3, "interval"), (2, 4, "epoch"), (2, 4, "end")]
+    assert loopkit.checkpoint.best(tmp_path).about["reason"] == "epoch"
+
+
+def test_step_that_is_the_only_one_keeps_one_to_fall_back_to(tmp_path):
+    make_learner(Checkpoint(tmp_path, every_updates=1)).fit(batches(1), epochs=1)
+    assert found(tmp_path) == [(0, 1, "interval"), (1, 1, "end")]
+
+
+def test_saves_within_an_update_all_count(tmp_path):
+    ask = on("step_end", lambda learner, step, **given: step.index < 2 and learner.request_save(), "ask")
+    make_learner(Checkpoint(tmp_path, keep_last=3), ask, accumulate=4).fit(batches(3), epochs=1)
+    counts = [manifest.about["progress"] for manifest in storage.listing(tmp_path)]
+    assert [(each["steps"], each["updates"]) for each in counts] == [(3, 1), (2, 0), (1, 0)]
+
+
+def test_metrics_in_a_manifest_are_numbers(tmp_path):
+    learner = make_learner(Checkpoint(tmp_path, monitor="val/score", keep_best=1), scores(0.25))
+    learner.metrics["val/odd"] = math.nan
+    learner.fit(batches(1), batches(1), epochs=1)
+    about = storage.listing(tmp_path)[0].about
+    assert about["metrics"]["val/score"] == 0.25
+    assert about["monitored"] == {"metric": "val/score", "mode": "min", "value": 0.25}
+
+
+def test_metric_that_json_has_no_number_for_is_a_text(tmp_path):
+    learner = make_learner()
+    learner.metrics.update({"val/a": math.nan, "val/b": -math.inf, "val/c": 1})
+    assert loopkit.checkpoint.save(learner, tmp_path).about["metrics"] == {
+        "val/a": "nan",
+        "val/b": "-inf",
+        "val/c": 1.0,
+    }
+
+
+def test_values_that_were_saved_as_texts_are_still_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("loopkit.plugins.checkpoint.number", repr)
+    make_learner(Checkpoint(tmp_path, monitor="val/score", keep_best=1), scores(0.5, 0.25, 2.0, 3.0, 4.0)).fit(
+        batches(1), batches(1), epochs=5
+    )
+    monkeypatch.undo()
+    assert loopkit.checkpoint.best(tmp_path).about["monitored"]["value"] == "0.25"
+    learner = make_learner(Checkpoint(tmp_path, monitor="val/score", keep_best=1, resume="auto"), scores(0.3, 0.3))
+    learner.fit(batches(1), batches(1), epochs=7)
+    assert loopkit.checkpoint.best(tmp_path).about["monitored"]["value"] == "0.25"
 
 
 def test_every_updates_and_every_epochs_add_up(tmp_path):
@@ -140,9 +201,8 @@ def test_epochs_without_validation_are_complete_at_their_own_end(tmp_path):
 
 def test_own_loop_saves_after_each_training_pass(tmp_path):
     def loop(learner):
-        with learner.fitting():
-            for _ in range(2):
-                learner.run("train", batches(2))
+        for _ in learner.rounds(epochs=2):
+            learner.run("train", batches(2))
 
     assert saves(tmp_path, loop) == [(1, 2), (2, 4)]
 
@@ -155,7 +215,7 @@ def test_evaluate_outside_of_a_fit_saves_nothing(tmp_path):
 
 def test_nothing_trained_saves_nothing_at_the_end(tmp_path):
     learner = make_learner(Checkpoint(tmp_path))
-    with learner.fitting():
+    with learner.rounds():
         pass
     assert found(tmp_path) == []
 
@@ -262,7 +322,7 @@ def test_monitored_phase_that_ran_before_the_fit_was_resumed_is_no_reason_to_war
 
 def test_monitored_phase_of_a_fit_that_was_stopped_is_no_reason_to_warn(tmp_path):
     stop = on("step_end", lambda learner, **_: learner.stop("enough"))
-    learner = make_learner(Checkpoint(tmp_path, monitor="val/score", keep_best=1), scores(), stop)
+    learner = make_learner(Checkpoint(tmp_path, monitor="val/score", keep_best=1), scores(1.0), stop)
     assert learner.fit(batches(1), batches(1), epochs=2).reason == "stop"
 
 
@@ -313,6 +373,13 @@ def test_never_fewer_than_two_are_kept(last, tmp_path):
         {"every_minutes": math.nan},
         {"keep_last": 0},
         {"keep_last": "2"},
+        {"keep_last": 2.5},
+        {"keep_last": True},
+        {"keep_last": -1},
+        {"keep_best": "2", "monitor": "val/loss"},
+        {"keep_best": 2.5, "monitor": "val/loss"},
+        {"keep_best": True, "monitor": "val/loss"},
+        {"keep_best": -1, "monitor": "val/loss"},
         {"keep_best": 1},
         {"keep_best": 1, "monitor": "val/loss", "mode": "less"},
         {"monitor": "val_loss"},
@@ -490,6 +557,33 @@ def test_relative_directory_is_resolved_when_the_plugin_is_made(tmp_path, monkey
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
+def test_link_to_a_directory_is_resolved_when_the_plugin_is_made(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    learner = make_learner(Checkpoint(tmp_path / "link"))
+    (tmp_path / "link").unlink()
+    learner.fit(batches(1), epochs=1)
+    assert found(tmp_path / "disk") == [(1, 1, "epoch")]
+    assert not (tmp_path / "link").exists()
+
+
+def test_run_goes_on_through_a_link_to_its_directory(tmp_path):
+    make_learner(Checkpoint(tmp_path / "disk")).fit(batches(1), epochs=1)
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    path = tmp_path / "link" / storage.listing(tmp_path / "disk")[0].path.name
+    for epochs, resume in ((2, path), (3, "auto")):
+        learner = make_learner(Checkpoint(tmp_path / "link", resume=resume))
+        assert learner.fit(batches(1), epochs=epochs).epochs == epochs
+    loopkit.checkpoint.save(learner, tmp_path / "link")
+    assert found(tmp_path / "disk")[-1] == (3, 3, "asked for")
+
+
+def test_link_and_its_directory_are_one_directory(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    with pytest.raises(PluginConflict, match=r"both own"):
+        make_learner(Checkpoint(tmp_path / "disk"), Checkpoint(tmp_path / "link", name="second"))
+
+
 def test_file_in_the_place_of_the_directory_is_refused_before_the_first_step(tmp_path):
     (tmp_path / "runs").write_text("no directory")
     learner = make_learner(Checkpoint(tmp_path / "runs"))
@@ -511,6 +605,122 @@ def test_two_runs_in_one_directory_are_refused(tmp_path):
     make_learner(plugin, on("step_begin", second)).fit(batches(1), epochs=1)
     assert str(tmp_path) in errors[0]
     make_learner(Checkpoint(tmp_path, resume="auto")).fit(batches(1), epochs=1)
+
+
+# When the directory goes under the run
+
+GONE = r"was removed or moved.* while the run saved there: it is locked again"
+
+
+def at_step(index, act, name="at_step"):
+    """A plugin that acts once, before the step of this number."""
+    left = [act]
+
+    def step_begin(step, **given):
+        if step.index == index and left:
+            left.pop()()
+
+    return on("step_begin", step_begin, name)
+
+
+def is_locked(directory):
+    """Whether another process is refused there."""
+    outcome = forked(lambda: Lock(directory).acquire())
+    return "locked by process" in outcome.error if outcome.error else False
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_removed_directory_is_taken_again_with_its_lock(background, tmp_path):
+    path, locked = tmp_path / "runs", []
+
+    def written(act):
+        for thread in threading.enumerate():
+            if thread.name == "loopkit-checkpoint":
+                thread.join()
+        act()
+
+    learner = make_learner(
+        Checkpoint(path, every_updates=1, background=background),
+        at_step(2, lambda: written(lambda: shutil.rmtree(path))),
+        at_step(6, lambda: written(lambda: locked.append(is_locked(path))), "look"),
+    )
+    with pytest.warns(UserWarning, match=GONE) as said:
+        learner.fit(batches(8), epochs=1)
+    assert len(said) == 1
+    assert locked == [True]
+    assert found(path)[-1][1] == 8
+    assert sorted(os.listdir(path)) == [manifest.path.name for manifest in reversed(storage.listing(path))]
+
+
+def test_renamed_directory_is_free_for_others_and_a_new_one_begins(tmp_path):
+    path, other, locked = tmp_path / "runs", tmp_path / "other", []
+    learner = make_learner(
+        Checkpoint(path, every_updates=1),
+        at_step(2, lambda: path.rename(other)),
+        on("step_end", lambda step, **given: step.index == 3 and locked.extend([is_locked(path), is_locked(other)])),
+    )
+    with pytest.warns(UserWarning, match=GONE):
+        learner.fit(batches(4), epochs=1)
+    assert locked == [True, False]
+    assert [step for _, step, _ in found(other)] == [1, 2]
+    assert [step for _, step, _ in found(path)][-1] == 4
+
+
+def test_directory_that_another_run_has_taken_meanwhile_is_refused(tmp_path):
+    path, theirs = tmp_path / "runs", Lock(tmp_path / "runs")
+
+    def replace():
+        path.rename(tmp_path / "other")
+        path.mkdir()
+        theirs.acquire()
+
+    learner = make_learner(Checkpoint(path, every_updates=1, on_error=False), at_step(2, replace))
+    with pytest.raises(CheckpointError, match="is locked by this process"):
+        learner.fit(batches(4), epochs=1)
+    assert os.listdir(path) == [".lock"]
+    theirs.release()
+
+
+def test_checkpoints_of_another_run_in_the_place_of_the_directory_are_left_alone(tmp_path):
+    path = tmp_path / "runs"
+
+    def replace():
+        path.rename(tmp_path / "other")
+        make_learner(Checkpoint(path, every_updates=1)).fit(batches(4), epochs=1)
+
+    learner = make_learner(Checkpoint(path, every_updates=1), at_step(2, replace))
+    with pytest.raises(CheckpointError, match="holds checkpoints of another run"):
+        learner.fit(batches(4), epochs=1)
+    assert {reason for *_, reason in found(path)} == {"interval", "end"}
+    assert len(found(path)) == 2
+    assert not (path / ".lock").exists()
+
+
+def test_lock_that_was_removed_is_taken_again(tmp_path):
+    locked = []
+    learner = make_learner(
+        Checkpoint(tmp_path, every_updates=1, at_end=False),
+        at_step(2, (tmp_path / ".lock").unlink),
+        on("step_end", lambda step, **given: step.index == 3 and locked.append(is_locked(tmp_path))),
+    )
+    with pytest.warns(UserWarning, match=GONE):
+        learner.fit(batches(4), epochs=1)
+    assert locked == [True]
+    assert [step for _, step, _ in found(tmp_path)] == [3, 4]
+
+
+def test_directory_that_was_moved_and_left_a_link_is_followed(tmp_path):
+    path, other = tmp_path / "runs", tmp_path / "other"
+
+    def move():
+        path.rename(other)
+        path.symlink_to(other)
+
+    learner = make_learner(Checkpoint(path, every_updates=1, at_end=False), at_step(2, move))
+    with pytest.warns(UserWarning, match=f"moved to {other}"):
+        learner.fit(batches(4), epochs=1)
+    assert [step for _, step, _ in found(other)] == [3, 4]
+    assert not (other / ".lock").exists()
 
 
 def test_lock_is_let_go_after_an_error(tmp_path):

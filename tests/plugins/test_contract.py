@@ -17,16 +17,11 @@ from loopkit.metrics import F1, Accuracy
 from loopkit.plugins import (
     DDP,
     FSDP,
-    AverageParameters,
     ChannelsLast,
-    Cost,
-    CudnnBenchmark,
-    FindSyncs,
     History,
     LogMetrics,
     LogTo,
     Metrics,
-    ModuleProfile,
     Profile,
     Progress,
     SanityCheck,
@@ -67,9 +62,7 @@ class Terminal(io.StringIO):
 
 
 PLUGINS = {
-    "AverageParameters": AverageParameters,
     "ChannelsLast": ChannelsLast,
-    "CudnnBenchmark": CudnnBenchmark,
     "DDP": DDP,
     "DDP(overlap=False, weighted=True)": lambda: DDP(overlap=False, weighted=True),
     "FSDP": FSDP,
@@ -132,18 +125,9 @@ def test_plugin_keeps_the_contract(name):
     keeps_contract(PLUGINS[name], entry, skip=SKIPPED.get(name, ()))
 
 
-TOGETHER = {
-    **{name: factory for name, factory in PLUGINS.items() if name not in ALONE},
-    "Cost": lambda: Cost(show=False),
-    "FindSyncs": lambda: FindSyncs(show=False),
-    "ModuleProfile": lambda: ModuleProfile(every=2, show=False),
-}
-"""Those for two processes, with some whose other promises are in the tests of their own modules."""
-
-
-@pytest.mark.parametrize("name", rarely(TOGETHER))
+@pytest.mark.parametrize("name", rarely(name for name in PLUGINS if name not in ALONE))
 def test_plugin_keeps_in_two_processes(name):
-    assert compared(run(lambda rank: train_together(Case(TOGETHER[name])), 2, timeout=60)) == []
+    assert compared(run(lambda rank: train_together(Case(PLUGINS[name])), 2, timeout=60)) == []
 
 
 def test_every_exported_plugin_is_checked():

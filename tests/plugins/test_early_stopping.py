@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from helpers import on
 
 from loopkit import CancelEpoch, hookimpl
 from loopkit.criteria import (
@@ -211,7 +212,7 @@ def test_two_plugins_with_one_criterion_do_not_share_its_state():
     assert result.epochs == 3
 
 
-def test_pass_cut_short_by_a_stop_is_not_looked_at():
+def test_validation_in_which_a_stop_comes_is_looked_at_whole():
     class Stopper:
         @hookimpl
         def step_end(self, learner, phase):
@@ -220,7 +221,7 @@ def test_pass_cut_short_by_a_stop_is_not_looked_at():
 
     stopping = EarlyStopping("val/score", restore_best=True)
     run(stopping, Script(1.0, 0.5), Stopper())
-    assert (stopping.best, stopping.best_epoch) == (1.0, 1)
+    assert (stopping.best, stopping.best_epoch) == (0.5, 2)
 
 
 def test_pass_without_a_step_is_not_looked_at():
@@ -373,15 +374,13 @@ def test_restore_best_keeps_one_copy_during_training():
     stopping = EarlyStopping("val/score", patience=9, restore_best=True)
     seen = []
 
-    class Look:
-        @hookimpl
-        def step_end(self, phase):
-            if phase.training:
-                seen.append((stopping._best is not None, stopping._measured is not None))
+    def look(epoch):
+        if not epoch.trains:
+            seen.append((stopping._best is not None, "measured" in epoch.keep(stopping)))
 
-    run(stopping, Look(), Script(1, 2, 3), epochs=3)
-    assert set(seen[:4]) == {(False, False)}
-    assert set(seen[4:]) == {(True, False)}
+    looks = [on(hook, look, f"look_{hook}", after=("early_stopping",)) for hook in ("epoch_end", "phase_end")]
+    run(stopping, *looks, Script(1, 2), epochs=2)
+    assert seen == [(False, True), (True, False), (True, True), (True, False)]
 
 
 def test_error_leaves_the_parameters_as_they_were():

@@ -1,5 +1,6 @@
-"""History: a row per pass, the losses of steps, plots and state."""
+"""History: a row per epoch, the losses of steps, plots and state."""
 
+import copy
 import sys
 import time
 
@@ -65,8 +66,8 @@ def test_history_of_a_validation_inside_training(monkeypatch):
     clock, history = Clock(monkeypatch), History()
     learner = make_learner(history, clock.per_step(1.0))
     learner.fit(batches(3), batches(2), epochs=1, validate_every_updates=2)
-    assert counts(history.rows) == [("val", 0, 2, 2, 8), ("train", 1, 3, 3, 12)]
-    assert [row["seconds"] for row in history.rows] == [2.0, 5.0]
+    assert counts(history.rows) == [("val", 0, 2, 2, 8), ("train", 1, 3, 3, 12), ("val", 1, 3, 3, 12)]
+    assert [row["seconds"] for row in history.rows] == [2.0, 5.0, 2.0]
 
 
 def test_history_of_a_phase_inside_itself(monkeypatch):
@@ -155,15 +156,15 @@ def test_history_has_no_row_of_a_pass_that_failed(hook):
     assert history.rows == []
     learner.fit(batches(2, seed=1), epochs=1)
     assert [row["step"] for row in history.step_rows] == [0, 1]
-    assert history.state_dict()["running"] == []
 
 
-def test_history_forgets_a_pass_that_failed_outside_a_fit():
+def test_history_forgets_an_epoch_that_failed_outside_a_fit():
     history = History(steps=True)
     learner = make_learner(history, failing_once())
     with pytest.raises(RuntimeError, match="deliberate"):
         learner.run("train", batches(3))
-    assert history.state_dict() == {"rows": [], "step_rows": [], "running": []}
+    assert history.state_dict() == {"rows": [], "step_rows": [], "first": 0}
+    assert learner.state_dict()["epochs"] == []
 
 
 def test_history_added_in_mid_epoch():
@@ -208,28 +209,50 @@ def test_history_state_is_a_copy():
     assert state["rows"][0]["phase"] == "train"
 
 
-def test_history_loaded_at_the_begin_of_a_fit_hands_over_the_rows_of_the_fit():
-    history, resumed = History(), History()
-    make_learner(history).fit(batches(3), epochs=2)
-    load = on("fit_begin", lambda **_: resumed.load_state_dict(history.state_dict()), after=("history",))
-    result = make_learner(resumed, load).fit(batches(3), epochs=1)
-    assert len(resumed.rows) == 3
-    assert result.history == resumed.rows[2:]
+@pytest.mark.parametrize("order", [{"before": ("history",)}, {"after": ("history",)}])
+def test_history_loaded_at_the_begin_of_a_fit_hands_over_the_rows_of_that_fit(order):
+    def save(learner):
+        if learner.progress.epochs == 3:
+            states.append(copy.deepcopy(learner.state_dict()))
+
+    states, data = [], batches(3)
+    learner = make_learner(History(), on("phase_end", save, after=("history",)))
+    learner.fit(data, epochs=1)
+    learner.fit(data, epochs=3)
+    load = on("fit_begin", lambda learner: learner.load_state_dict(states[0]), **order)
+    resumed = make_learner(History(), load)
+    result = resumed.fit(data, epochs=3)
+    assert counts(resumed.plugins["history"].rows) == counts(learner.plugins["history"].rows)
+    assert result.history == resumed.plugins["history"].rows[1:]
 
 
 def test_history_goes_on_in_mid_epoch(monkeypatch):
-    def save(step, **_):
-        if step.index == 1:
-            states.append(history.state_dict())
+    def save(learner, phase, step):
+        if phase.name == "val" and step.index == 1:
+            states.append(copy.deepcopy(learner.state_dict()))
 
     clock, states = Clock(monkeypatch), []
     history, resumed = History(steps=True), History(steps=True)
-    make_learner(history, clock.per_step(2.0), on("step_end", save, after=("history", "tick"))).evaluate(batches(4))
+    saver = on("step_end", save, after=("history", "tick"))
+    make_learner(history, clock.per_step(2.0), saver).fit(batches(2), batches(4), epochs=1)
     clock.now += 500.0
-    resumed.load_state_dict(states[0])
-    make_learner(resumed, clock.per_step(2.0)).evaluate(batches(4)[2:])
-    assert [row["seconds"] for row in resumed.rows] == [8.0]
-    assert [row["val/loss"] for row in resumed.step_rows] == [row["val/loss"] for row in history.step_rows]
+    learner = make_learner(resumed, clock.per_step(2.0))
+    learner.load_state_dict(states[0])
+    learner.fit(batches(2), batches(4), epochs=1)
+    assert [row["seconds"] for row in resumed.rows] == [4.0, 8.0]
+    assert resumed.step_rows == history.step_rows
+
+
+def test_history_of_a_phase_inside_itself_is_kept_apart(monkeypatch):
+    def inside(learner, step):
+        if step.epoch.depth == 0 and step.index == 1:
+            learner.evaluate(batches(1))
+
+    clock, history = Clock(monkeypatch), History(steps=True)
+    acting = on("step_end", inside, after=("tick",))
+    make_learner(history, clock.per_step(2.0), acting).evaluate(batches(3))
+    assert [row["seconds"] for row in history.rows] == [2.0, 8.0]
+    assert [row["step"] for row in history.step_rows] == [0, 0, 1, 2]
 
 
 # Plots
@@ -307,9 +330,11 @@ def test_history_leaves_training_bitwise_alone():
 
 def test_history_of_fewer_processes_has_the_steps_of_all():
     def state(loss):
-        running = {"phase": "train", "seconds": 1.0, "steps": [0, 1], "losses": [loss, loss]}
         row = {"phase": "train", "epoch": 1, "step": 0, "train/loss": loss}
-        return {"rows": [{"phase": "train", "epoch": 1}], "step_rows": [row], "running": [running]}
+        return {"rows": [{"phase": "train", "epoch": 1}], "step_rows": [row], "first": 1}
+
+    def store(loss):
+        return {"running": {"seconds": 1.0, "steps": [0, 1], "losses": [loss, loss]}}
 
     states = [state(loss) for loss in (0.0, 1.0, 2.0)]
     history = History(steps=True)
@@ -317,8 +342,11 @@ def test_history_of_fewer_processes_has_the_steps_of_all():
         [0.0, 2.0],
         [1.0],
     ]
-    [running] = history.reshard(states, 0, 2)["running"]
-    assert (running["steps"], running["losses"]) == ([0, 1, 0, 1], [0.0, 0.0, 2.0, 2.0])
-    new = history.reshard(states, 3, 4)
-    assert (new["rows"], new["step_rows"], new["running"][0]["steps"]) == (states[0]["rows"], [], [])
+    stores = [store(loss) for loss in (0.0, 1.0, 2.0)]
+    running = history.reshard_store(stores, 0, 2)["running"]
+    assert running == {"seconds": 1.0, "steps": [0, 1, 0, 1], "losses": [0.0, 0.0, 2.0, 2.0]}
+    assert history.reshard(states, 3, 4) == {**states[0], "step_rows": []}
+    assert history.reshard_store(stores, 3, 4) == {"running": {"seconds": 1.0, "steps": [], "losses": []}}
+    assert history.reshard_store([{}, {}], 0, 1) == {}
     assert not hasattr(History(), "reshard")  # nothing is collected from all
+    assert not hasattr(History(), "reshard_store")

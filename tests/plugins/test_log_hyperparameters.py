@@ -99,6 +99,20 @@ def test_log_hyperparameters_leaves_out_secrets() -> None:
     assert not {"abc", "def"} & set(found.values())
 
 
+def test_log_hyperparameters_masks_given_secrets() -> None:
+    given = {"password": "abc", "db_pwd": 7, "http.auth": "me:abc", "url": "https://me:abc@host/x", "tokenizer": "gpt2"}
+    plugin = LogHyperparameters(given)
+    found = logged(make_learner(plugin))["hyperparameters"].values
+    assert {name: found[name] for name in given} == {
+        "password": "***",
+        "db_pwd": "***",
+        "http.auth": "***",
+        "url": "https://me:***@host/x",
+        "tokenizer": "gpt2",
+    }
+    assert plugin.values == given
+
+
 @pytest.mark.parametrize(
     ("loader", "size"),
     [

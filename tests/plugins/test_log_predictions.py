@@ -92,12 +92,13 @@ def test_log_predictions_of_a_short_pass_are_all() -> None:
 
 
 def test_log_predictions_keeps_no_more_than_count() -> None:
-    plugin, sizes = LogPredictions(count=2), []
+    sizes = []
 
-    def look(phase: Any, **given: Any) -> None:
-        sizes.extend(len(kept.columns["sample"]) for kept in plugin._kept.values())
+    def look(phase: Any, epoch: Any) -> None:
+        if phase.name == "val":
+            sizes.append(len(epoch.saved_stores()["log_predictions"]["kept"]["columns"]["sample"]))
 
-    learner, _ = learner_of(plugin, on("step_end", look, "watch"))
+    learner, _ = learner_of(LogPredictions(count=2), on("step_end", look, "watch"))
     learner.fit(split(SCORES, CLASSES), split(SCORES, CLASSES), epochs=1)
     assert sizes == [2, 2, 2]
 
@@ -148,11 +149,9 @@ def test_log_predictions_of_a_pass_inside_another_are_its_own() -> None:
 
 
 def test_log_predictions_forgets_a_pass_that_failed() -> None:
-    plugin = LogPredictions()
-    learner, records = learner_of(plugin, raising("step_end", RuntimeError("test"), at=1, phase="val"))
+    learner, records = learner_of(LogPredictions(), raising("step_end", RuntimeError("test"), at=1, phase="val"))
     with pytest.raises(RuntimeError, match="test"):
         learner.fit(split(SCORES, CLASSES), split(SCORES, CLASSES), epochs=1)
-    assert not plugin._kept
     learner.fit(split(SCORES, CLASSES), split(SCORES, CLASSES), epochs=1)
     assert len(rows(records)) == 7
 

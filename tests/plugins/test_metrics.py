@@ -1,11 +1,12 @@
-"""Metrics: what each pass accumulates, when it is read, and what it refuses."""
+"""Metrics: what each epoch accumulates, when it is read, and what it refuses."""
 
+import copy
 import gc
 import weakref
 
 import pytest
 import torch
-from helpers import Late, batches, make_learner, on
+from helpers import Late, batches, differences, make_learner, on
 from test_metrics import Reads
 from torch import nn
 
@@ -57,9 +58,18 @@ def classified(classes=4, image=()):
     return list(zip(outputs.split(SIZES), targets.split(SIZES), strict=True))
 
 
-def evaluate(metrics, data):
-    learner = Learner(nn.Identity(), plugins=[metrics], phases=[Classification()], standard=False)
-    return learner.evaluate(data)
+def classifier(*plugins):
+    return Learner(nn.Identity(), plugins=plugins, phases=[Classification()], standard=False)
+
+
+def goes_on(metrics, store):
+    """Lets the epoch begin with what was saved of one, as a resume does."""
+    given = copy.deepcopy(store)
+    return on("epoch_begin", lambda epoch: epoch.store(metrics).update(given), "resume", before=("metrics",))
+
+
+def evaluate(metrics, data, store=None):
+    return classifier(metrics, goes_on(metrics, store or {})).evaluate(data)
 
 
 # Values
@@ -423,7 +433,7 @@ def test_metrics_leave_training_bitwise_alone():
 def test_metrics_peek_gives_the_values_so_far():
     def peek(step, **_):
         if step.index == 1:
-            seen.append({name: float(value) for name, value in metrics.peek("val").items()})
+            seen.append({name: float(value) for name, value in metrics.peek(step.epoch).items()})
 
     seen = []
     metrics, data = Metrics(mae), uneven()
@@ -431,27 +441,22 @@ def test_metrics_peek_gives_the_values_so_far():
     assert seen == [
         {name.removeprefix("val/"): value for name, value in regression(Metrics(mae)).evaluate(data[:2]).items()}
     ]
-    assert metrics.peek("train") == {}
 
 
 # State
 
 
-def interrupted(metrics, data, at):
-    """The plugin's state after ``at`` steps of a pass."""
+def interrupted(metrics, data, at, store=None):
+    """What is saved of an epoch after ``at`` steps."""
     states = []
 
-    def save(step, **_):
+    def save(step):
         if step.index == at - 1:
-            states.append(metrics.state_dict())
+            states.append(copy.deepcopy(step.epoch.saved_stores()["metrics"]))
 
-    learner = Learner(
-        nn.Identity(),
-        plugins=[metrics, on("step_end", save, after=("metrics",))],
-        phases=[Classification()],
-        standard=False,
-    )
-    return states[0] if learner.evaluate(data) and states else None
+    saver = on("step_end", save, after=("metrics",))
+    classifier(metrics, saver, goes_on(metrics, store or {})).evaluate(data)
+    return states[0]
 
 
 KINDS = {
@@ -464,34 +469,69 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_metrics_go_on_in_mid_epoch(kind):
     data = classified()
-    resumed = KINDS[kind]()
-    resumed.load_state_dict(interrupted(KINDS[kind](), data, 2))
-    assert evaluate(resumed, data[2:]) == evaluate(KINDS[kind](), data)
+    store = interrupted(KINDS[kind](), data, 2)
+    assert evaluate(KINDS[kind](), data[2:], store) == evaluate(KINDS[kind](), data)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_metrics_start_anew_in_the_pass_after_the_resumed_one(kind):
-    data = classified()
-    resumed = KINDS[kind]()
-    resumed.load_state_dict(interrupted(KINDS[kind](), data, 2))
-    evaluate(resumed, data[2:])
+def test_metrics_start_anew_in_the_epoch_after_the_resumed_one(kind):
+    data, resumed = classified(), KINDS[kind]()
+    evaluate(resumed, data[2:], interrupted(KINDS[kind](), data, 2))
     assert evaluate(resumed, data) == evaluate(KINDS[kind](), data)
 
 
-def test_metrics_state_returns_what_was_loaded():
-    state = interrupted(KINDS["own"](), classified(), 2)
-    resumed = KINDS["own"]()
-    resumed.load_state_dict(state)
-    again = resumed.state_dict()
-    assert again.keys() == state.keys() == {"val"}
-    assert again["val"]["metrics"]["accuracy"] == state["val"]["metrics"]["accuracy"]
-    assert torch.equal(again["val"]["metrics"]["f1"]["hits"], state["val"]["metrics"]["f1"]["hits"])
+def test_metrics_save_what_was_loaded():
+    data = classified()
+    store = interrupted(KINDS["own"](), data, 2)
+    again = []
+    metrics = KINDS["own"]()
+    look = on(
+        "epoch_begin", lambda epoch: again.append(copy.deepcopy(epoch.saved_stores()["metrics"])), after=("metrics",)
+    )
+    classifier(metrics, look, goes_on(metrics, store)).evaluate(data[2:])
+    assert list(differences(store, again[0])) == []
 
 
-def test_metrics_state_is_empty_between_passes():
+def test_metrics_save_nothing_between_epochs():
     metrics = Metrics(Accuracy())
-    evaluate(metrics, classified())
-    assert metrics.state_dict() == {}
+    learner = classifier(metrics)
+    learner.evaluate(classified())
+    assert learner.state_dict()["epochs"] == []
+    assert "metrics" not in learner.state_dict()["plugins"]
+
+
+def test_metrics_of_an_epoch_go_on_where_others_have_begun_or_gone():
+    data = classified()
+    store = interrupted(Metrics(Accuracy(), F1()), data, 2)
+    assert evaluate(Metrics(Accuracy()), data[2:], store) == evaluate(Metrics(Accuracy()), data)
+    added = evaluate(Metrics(Accuracy(), F1()), data[2:], interrupted(Metrics(Accuracy()), data, 2))
+    assert added == {**evaluate(Metrics(F1()), data[2:]), **evaluate(Metrics(Accuracy()), data)}
+
+
+@pytest.mark.parametrize("store", [{"so_far": {}}, {"so_far": {"fed": True, "metrics": {"accuracy": {}}}}])
+def test_metrics_whose_saved_part_is_malformed_are_named(store):
+    with pytest.raises(KeyError) as caught:
+        evaluate(Metrics(Accuracy()), classified(), store)
+    assert "in epoch_begin of plugin 'metrics', phase 'val', epoch 0" in caught.value.__notes__[-1]
+
+
+def test_metrics_put_in_the_place_of_others_in_mid_epoch_begin_anew():
+    def replace(learner, step):
+        if step.index == 1:
+            learner.replace("metrics", Metrics(F1()))
+
+    data, acting = classified(), on("step_end", replace)
+    assert classifier(Metrics(Accuracy()), acting).evaluate(data) == evaluate(Metrics(F1()), data[2:])
+
+
+def test_metrics_of_a_phase_inside_itself_are_kept_apart():
+    def inside(learner, step):
+        if step.epoch.depth == 0 and step.index == 1:
+            learner.evaluate(data[:1])
+
+    data, metrics = classified(), KINDS["own"]()
+    for _ in range(2):
+        assert classifier(metrics, on("step_end", inside)).evaluate(data) == evaluate(KINDS["own"](), data)
 
 
 # Another number of processes
@@ -500,44 +540,43 @@ SHARES = [[0, 1], [2], [3]]
 """The batches that each of three processes has."""
 
 
-def loaded(kind, states, rank, size):
-    metrics = KINDS[kind]()
-    metrics.load_state_dict(metrics.reshard(states, rank, size))
-    return metrics
+def resharded(kind, stores, rank, size):
+    return KINDS[kind]().reshard_store(stores, rank, size)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_metrics_of_several_processes_go_on_in_one(kind):
     data = classified()
-    states = [interrupted(KINDS[kind](), [data[i] for i in share], len(share)) for share in SHARES[:2]]
-    assert evaluate(loaded(kind, states, 0, 1), data[3:]) == evaluate(KINDS[kind](), data)
+    stores = [interrupted(KINDS[kind](), [data[i] for i in share], len(share)) for share in SHARES[:2]]
+    assert evaluate(KINDS[kind](), data[3:], resharded(kind, stores, 0, 1)) == evaluate(KINDS[kind](), data)
 
 
 @pytest.mark.filterwarnings("ignore:No positive samples")  # torchmetrics, of the smallest part
 @pytest.mark.parametrize("kind", KINDS)
 def test_metrics_of_one_process_go_on_in_several(kind):
+    def share(batch, stores, rank, size):
+        return interrupted(KINDS[kind](), [batch], 1, resharded(kind, stores, rank, size))
+
     data = classified()
     one = [interrupted(KINDS[kind](), data[:2], 2)]
-    two = [interrupted(loaded(kind, one, rank, 2), [data[2]] if rank else [data[1]], 1) for rank in range(2)]
-    three = [interrupted(loaded(kind, two, rank, 3), [data[0]], 1) for rank in range(3)]
+    two = [share(data[2] if rank else data[1], one, rank, 2) for rank in range(2)]
+    three = [share(data[0], two, rank, 3) for rank in range(3)]
     expected = evaluate(KINDS[kind](), [data[0], data[1], data[1], data[2], *[data[0]] * 3, data[3]])
-    values = evaluate(loaded(kind, three, 0, 1), [data[3]])
+    values = evaluate(KINDS[kind](), [data[3]], resharded(kind, three, 0, 1))
     assert values == {name: pytest.approx(value, rel=1e-12) for name, value in expected.items()}  # order of the sums
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_metrics_of_other_ranks_start_from_nothing(kind):
     data = classified()
-    states = [interrupted(KINDS[kind](), data[:2], 2)] * 2
-    assert evaluate(loaded(kind, states, 1, 3), data[2:]) == evaluate(KINDS[kind](), data[2:])
-    assert KINDS[kind]().reshard(states, 1, 3)["val"]["fed"] is False
+    stores = [interrupted(KINDS[kind](), data[:2], 2)] * 2
+    store = resharded(kind, stores, 1, 3)
+    assert evaluate(KINDS[kind](), data[2:], store) == evaluate(KINDS[kind](), data[2:])
+    assert store["so_far"]["fed"] is False
 
 
-def test_metrics_of_as_many_processes_get_their_own():
-    states = [interrupted(KINDS["own"](), classified()[:n], n) for n in (1, 2)]
-    metrics = KINDS["own"]()
-    assert [metrics.reshard(states, rank, 2) for rank in range(2)] == states
-    assert metrics.reshard([{}, {}], 0, 3) == {}
+def test_metrics_of_an_epoch_that_had_not_begun_start_from_nothing():
+    assert resharded("own", [{}, {}], 0, 3) == {}
 
 
 def test_metrics_that_cannot_be_merged_go_on_in_as_many_processes_alone():
@@ -551,12 +590,11 @@ def test_metrics_that_cannot_be_merged_go_on_in_as_many_processes_alone():
         def compute(self):
             return len(self.kept)
 
-    states = [interrupted(Metrics(Last()), classified()[:2], 2)] * 2
+    stores = [interrupted(Metrics(Last()), classified()[:2], 2)] * 2
     metrics = Metrics(Last())
-    metrics.load_state_dict(metrics.reshard(states[:1], 0, 2))
-    assert evaluate(metrics, classified()[:1]) == {"val/last": 3.0}
+    assert evaluate(metrics, classified()[:1], metrics.reshard_store(stores[:1], 0, 2)) == {"val/last": 3.0}
     with pytest.raises(PluginError, match=r"metric 'last' \(Last\) cannot be merged, and each of 2 processes sees"):
-        metrics.reshard(states, 0, 1)
+        metrics.reshard_store(stores, 0, 1)
 
 
 # What is refused

@@ -9,7 +9,7 @@ from helpers import on, raising
 
 from loopkit import CancelStep
 from loopkit.errors import PluginError
-from loopkit.plugins.profile import Profile, named_ranges
+from loopkit.plugins.profile import Profile
 from loopkit.testing import tiny_problem
 
 
@@ -97,15 +97,16 @@ def test_options_go_to_the_profiler(path):
     assert any("Input Dims" in event.get("args", {}) for event in events)
 
 
-def test_instrument_names_plugins_and_events(path):
+@pytest.mark.parametrize("hooks", [True, False])
+def test_hooks_of_other_plugins_are_named_on_demand(path, hooks):
     logging = on("loss_begin", lambda **given: None, name="logging")
-    fit(Profile(range(1, 3), path, show=False), logging, instrument=named_ranges)
-    assert ranges(path)["logging.loss_begin"] == 2
+    fit(Profile(range(1, 3), path, show=False, hooks=hooks), logging)
+    assert ranges(path).get("logging.loss_begin", 0) == (2 if hooks else 0)
 
 
-def test_named_ranges_returns_what_the_call_does():
+def test_named_hooks_return_what_they_do_without():
     doubled = on("move_batch", lambda batch, **given: tuple(torch.cat([part, part]) for part in batch))
-    assert fit(doubled, instrument=named_ranges, epochs=1).progress.samples == 2 * 20
+    assert fit(doubled, Profile([1], None, show=False, hooks=True), epochs=1).progress.samples == 2 * 20
 
 
 @pytest.mark.parametrize("hook", ["step_begin", "loss_begin", "update_end", "step_end"])

@@ -117,8 +117,8 @@ def test_throttle_takes_the_arguments_that_the_plugin_wants():
             self.seen.append((step.index, learner.progress.steps))
 
         @hookimpl
-        def step_begin(self):
-            self.seen.append("begin")
+        def step_begin(self, epoch):
+            self.seen.append(epoch.name)
 
         @hookimpl
         @contextmanager
@@ -128,7 +128,7 @@ def test_throttle_takes_the_arguments_that_the_plugin_wants():
 
     wants = Wants()
     make_learner(throttle(wants, every=2)).fit(batches(3), epochs=1)
-    assert wants.seen == ["begin", "train", (0, 1), "begin", "train", (2, 3)]
+    assert wants.seen == ["train", "train", (0, 1), "train", "train", (2, 3)]
 
 
 def test_throttle_leaves_verbs_and_transforms_alone():
@@ -178,7 +178,10 @@ def test_throttle_names_a_plugin_after_its_class():
 def test_throttled_metrics_are_found_by_what_comes_after_them():
     seen = []
     plugin = call_on(
-        StepEnd, lambda learner: seen.append(dict(learner.plugins["metrics"].peek("val"))), name="a", after=("metrics",)
+        StepEnd,
+        lambda learner, epoch: seen.append(dict(learner.plugins["metrics"].peek(epoch))),
+        name="a",
+        after=("metrics",),
     )
     make_learner(plugin, throttle(Metrics(), every=2)).evaluate(batches(2))
     assert [list(values) for values in seen] == [["loss"], ["loss"]]

@@ -14,9 +14,9 @@ from helpers import batches, make_learner, on
 from torch import nn
 
 from loopkit import Learner, hookimpl
+from loopkit.batches import move
 from loopkit.errors import PluginError
 from loopkit.plugins import ToDevice
-from loopkit.plugins.to_device import move
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 Pair = namedtuple("Pair", ["inputs", "targets"])

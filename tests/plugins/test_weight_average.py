@@ -111,6 +111,21 @@ def test_average_is_that_of_averaged_model(decay, k, dtype):
     assert_equal(learner, plugin, *by_hand(average, k=k, dtype=dtype))
 
 
+def test_average_of_an_averaged_model_without_a_function_differs_by_rounding():
+    plugin = WeightAverage(None)
+    learner = learner_of(plugin, dtype=torch.float64)
+    fit(learner, dtype=torch.float64)
+    _, averaged = by_hand(AveragedModel, dtype=torch.float64)
+    state = plugin.model_state(learner)
+    pairs = [(state[name], p) for name, p in averaged.module.named_parameters()]
+    assert not all(torch.equal(ours, theirs) for ours, theirs in pairs)
+    for ours, theirs in pairs:
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)  # 1 / n is a float32 in the foreach form
+    doc = WeightAverage.__doc__
+    assert "get_swa_multi_avg_fn()" in doc
+    assert "get_ema_multi_avg_fn(decay)" in doc
+
+
 @pytest.mark.parametrize("k", [1, 2])
 def test_skipped_updates_do_not_move_the_average(k):
     updates = []
@@ -636,7 +651,7 @@ def test_parameters_can_be_read_in_a_validation_pass():
     expected = copy.deepcopy(learner.model.state_dict())
 
     def read(learner, **given):
-        with plugin.averaged(learner, False):
+        with learner.weights.own():
             states.append(copy.deepcopy(learner.model.state_dict()))
 
     learner.add(on("step_end", read))

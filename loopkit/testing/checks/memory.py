@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from loopkit.engine.step import Step
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
 from loopkit.phases import Phase
-from loopkit.step import Step
 from loopkit.testing.case import Case, seed_all
 
 __all__ = ["bounded_memory", "learner_freed", "no_graph_kept"]
@@ -87,7 +87,7 @@ def _graphs_alive(case: Case, plugins: Sequence[Any]) -> list[int]:
 
 
 STEPS, EPOCHS, PIECE, LAST = 120, 5, 15, 3
-"""Steps of a pass, epochs, steps between two counts, and how many of the last passes are compared."""
+"""Steps of an epoch, epochs, steps between two counts, and how many of the last epochs are compared."""
 
 
 BYTES = 900
@@ -95,9 +95,9 @@ BYTES = 900
 
 
 def bounded_memory(case: Case) -> list[str]:
-    """Neither the tensors nor the bytes in use grow with the steps of a pass, or with the epochs.
+    """Neither the tensors nor the bytes in use grow with the steps of an epoch, or with the epochs.
 
-    A plugin may keep some tensors, such as the last three hundred, or the last fifty of a pass, and a few numbers of
+    A plugin may keep some tensors, such as the last three hundred, or the last fifty of an epoch, and a few numbers of
     each step; but no tensor of each step, nor 900 bytes. It is observed over the last three of five long epochs, on
     what Python holds: tensors and objects. The fit ends after the third epoch if nothing has grown in that one.
     """
@@ -107,12 +107,12 @@ def bounded_memory(case: Case) -> list[str]:
         learner.train(epochs=EPOCHS, times=-(-STEPS // len(learner.problem.train)))
     if tensors := _within(census.tensors):
         return [
-            f"within a pass it keeps about {tensors:.2g} tensors more with each step: keep sums, or read them by "
+            f"within an epoch it keeps about {tensors:.2g} tensors more with each step: keep sums, or read them by "
             f"LateValues, or a bounded number of them"
         ]
     if held := _within(census.held, BYTES * PIECE):
         return [
-            f"within a pass it keeps about {held:.0f} bytes more with each step: keep sums, or a bounded number of "
+            f"within an epoch it keeps about {held:.0f} bytes more with each step: keep sums, or a bounded number of "
             f"things"
         ]
     if tensors := _between(census.tensors):
@@ -139,18 +139,18 @@ def learner_freed(case: Case) -> list[str]:
     return ["something that outlives it holds the learner, and so the model, after the fit: let go of it in fit_end"]
 
 
-def _within(passes: Sequence[Sequence[int]], by: int = 1) -> float:
-    """How much the counts rise with a step, if they rise in the later half of each of the last passes."""
-    growths = [_growth(counts[:-1], (len(counts) - 1) // 2, by) for counts in passes[-LAST:]]  # all but that of its end
+def _within(epochs: Sequence[Sequence[int]], by: int = 1) -> float:
+    """How much the counts rise with a step, if they rise in the later half of each of the last epochs."""
+    growths = [_growth(counts[:-1], (len(counts) - 1) // 2, by) for counts in epochs[-LAST:]]  # all but that of its end
     return growths[-1] / PIECE if growths and all(growths) else 0.0
 
 
-def _between(passes: Sequence[Sequence[int]], by: int = 1) -> float:
-    """How much the last and the highest counts of the last passes rise with a pass, if both do.
+def _between(epochs: Sequence[Sequence[int]], by: int = 1) -> float:
+    """How much the last and the highest counts of the last epochs rise with an epoch, if both do.
 
-    A buffer that is emptied now and then may happen to be a little fuller at the end of each pass.
+    A buffer that is emptied now and then may happen to be a little fuller at the end of each epoch.
     """
-    last = [counts for counts in passes if counts][-LAST - 1 :]
+    last = [counts for counts in epochs if counts][-LAST - 1 :]
     return min(_growth([counts[-1] for counts in last], 0, by), _growth([max(counts) for counts in last], 0, by))
 
 
@@ -179,7 +179,7 @@ def _grows(passes: Sequence[Sequence[int]], within: int, between: int) -> bool:
 
 
 class _Census:
-    """Count the tensors that are alive, and the bytes in use: some times in each pass, and at its end."""
+    """Count the tensors that are alive, and the bytes in use: some times in each epoch, and at its end."""
 
     name = "~~census"
 

@@ -9,10 +9,11 @@ from itertools import zip_longest
 
 from torch import nn
 
-from loopkit.dispatch import declared, plugin_name, provided
+from loopkit.engine.refusals import plugin_name
 from loopkit.errors import StepStateError
 from loopkit.hooks import STATES, hooks
 from loopkit.learner import Learner
+from loopkit.plugin import declared, provided
 from loopkit.testing.access import AccessWatch
 from loopkit.testing.bits import difference, plain, weights
 from loopkit.testing.case import Case, seed_all
@@ -62,18 +63,18 @@ def declared_access(case: Case) -> list[str]:
     """
     plugins = case.plugins()
     watch = AccessWatch(plugin_name(plugins[0]))
-    learner = case.bench([*plugins, Disturbance()], watch)
+    learner = case.bench([*plugins, Disturbance(), watch])
     try:
         learner.train()
         if isinstance(learner.model, nn.Module) and not case.phases:
             learner.predict(learner.problem.train)
     except StepStateError:
         pass  # another check reports it
-    hooks_changing = {(hook, state) for hook, verb, state in watch.broken if verb == "changes"}
+    hooks_changing = {(hook, state) for hook, access, state in watch.broken if access == "changes"}
     return [
         message
-        for (hook, verb, state), message in watch.broken.items()
-        if verb == "changes" or (hook, state) not in hooks_changing  # what may change it may read it
+        for (hook, access, state), message in watch.broken.items()
+        if access == "changes" or (hook, state) not in hooks_changing  # what may change it may read it
     ]
 
 
@@ -91,7 +92,7 @@ def no_undeclared_effect(case: Case) -> list[str]:
     plugins = case.plugins()
     name, log = plugin_name(plugins[0]), EventLog("~log")
     learner = case.bench([*plugins, log])
-    entries = [(hook, impl.entry) for hook in hooks() for impl in learner._registry.implementations(hook)]
+    entries = [(hook, impl.entry) for hook in hooks() for impl in learner._core.registry.implementations(hook)]
     changed = [s for _, e in entries if e.plugin == name for s in (*e.updates, *e.writes)]
     changed += declared(plugins[0], "owns", getattr(plugins[0], "owns", ()))
     if any(state.split(".")[0] in EFFECTS for state in changed) or any(

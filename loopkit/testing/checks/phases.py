@@ -25,7 +25,7 @@ def unknown_phases(case: Case) -> list[str]:
             problem = adversarial_problem(problem.train)
         try:
             learner = problem.learner(plugins=case.plugins(), phases=(*case.phases, phase), standard=False)
-            with learner.fitting():
+            with learner.rounds():
                 for _ in range(2):
                     learner.run(phase, problem.train)
         except Exception as error:

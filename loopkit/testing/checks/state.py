@@ -13,7 +13,7 @@ from typing import Any
 
 from loopkit.checkpoint import bundle, storage
 from loopkit.checkpoint.diff import differences
-from loopkit.dispatch import plugin_name
+from loopkit.engine.refusals import plugin_name
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
 from loopkit.phases import Phase
@@ -23,8 +23,8 @@ from loopkit.testing.case import Case, described, seed_all
 __all__ = ["exact_resume", "state_round_trip"]
 
 EPOCHS = 3
-DRAWN = {"training step": 2, "other step": 1, "pass": 1}
-"""How many edges of each kind are drawn."""
+DRAWN = {"training step": 2, "other step": 1, "epoch": 1}
+"""How many places of each kind are drawn."""
 
 
 def state_round_trip(case: Case) -> list[str]:
@@ -32,7 +32,7 @@ def state_round_trip(case: Case) -> list[str]:
 
     Allowed are None, booleans, numbers, strings, lists, tuples, dicts with string or int keys, and tensors. The state
     is saved between two fits; together with the weights, optimizers, counters, metrics and generators, and the state
-    of the companions, it goes into a fresh learner. A plugin without state passes.
+    of the companions, it goes into a fresh learner. A plugin without state keeps it.
     """
     plugins = case.plugins()
     plugin, ignored = plugins[0], case.ignored(plugins)
@@ -98,7 +98,7 @@ def state_round_trip(case: Case) -> list[str]:
 def exact_resume(case: Case) -> list[str]:
     """A run that is killed and goes on from its saved state ends with the same bits as one that is not.
 
-    A fit of three epochs is killed at edges that are drawn, by a fixed seed, among the ends of its steps and passes;
+    A fit of three epochs is killed at places that are drawn, by a fixed seed, among the ends of its steps and epochs;
     and at two of them one after the other; and one with accumulation, within a window. Right before, it is saved as a
     checkpoint on the disk; then the plugins, the model and all else are made anew, loaded and fitted on. Compared are
     the whole of ``learner.state_dict()`` at the end, and what was given to ``learner.log``, but for ``volatile`` names.
@@ -110,15 +110,15 @@ def exact_resume(case: Case) -> list[str]:
 def _resumed(case: Case) -> list[str]:
     whole = _run(case, [])
     drawn = _draw(whole.kinds, DRAWN)
-    runs = [(whole, 1, [edge]) for edge in drawn]
+    runs = [(whole, 1, [place]) for place in drawn]
     if len(drawn) > 1:
         runs.append((whole, 1, [drawn[0], drawn[-1]]))
     accumulated = _run(case, [], accumulate=2)
-    runs += [(accumulated, 2, [edge]) for edge in _draw(accumulated.kinds, {"open window": 1})]
+    runs += [(accumulated, 2, [place]) for place in _draw(accumulated.kinds, {"open window": 1})]
     broken: dict[str, str] = {}
     for whole, accumulate, kills in runs:
         resumed = _run(case, kills, accumulate)
-        where = " and ".join(whole.edges[edge] for edge in kills)
+        where = " and ".join(whole.places[place] for place in kills)
         if resumed.refused:
             return [f"killed {where}, it could not go on: {resumed.refused}"]
         found = differences(whole.state, resumed.state, ignore=whole.ignored)
@@ -128,8 +128,8 @@ def _resumed(case: Case) -> list[str]:
             broken.setdefault(
                 first.part,
                 f"killed {where}, then made anew and loaded, the run ends with other bits than one that went through: "
-                f"{first}. What a plugin keeps from step to step belongs into state_dict; fit_begin and epoch_begin "
-                f"come again in a run that goes on, and learner.running.resumed says so of a pass",
+                f"{first}. What a plugin keeps from step to step belongs into epoch.store(self) or state_dict; "
+                f"fit_begin and epoch_begin come again in a run that goes on, and epoch.resumed says so",
             )
         elif path := difference(whole.logged, resumed.logged, "logged", whole.ignored):
             broken.setdefault(
@@ -157,7 +157,7 @@ def _never_synced() -> Iterator[None]:
 
 
 def _draw(kinds: Sequence[str], counts: Mapping[str, int]) -> list[int]:
-    """Some numbers of edges, in order, by their kinds."""
+    """Some numbers of places, in order, by their kinds."""
     draw = random.Random(0)
     drawn: list[int] = []
     for kind, count in counts.items():
@@ -170,7 +170,7 @@ def _draw(kinds: Sequence[str], counts: Mapping[str, int]) -> list[int]:
 class _Run:
     """What a fit, in one piece or in several, came to."""
 
-    edges: list[str] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
     """Where it could have been killed."""
     kinds: list[str] = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict)
@@ -184,7 +184,7 @@ class _Killed(BaseException):
 
 
 class _Kill:
-    """Save and kill the fit at one edge; write down all that is logged before."""
+    """Save and kill the fit at one place; write down all that is logged before."""
 
     name = "~~kill"
 
@@ -197,18 +197,18 @@ class _Kill:
         kind = "training step" if phase.training else "other step"
         if phase.training and (step.index + 1) % learner.accumulate and not step.last:
             kind, where = "open window", f"{where} with accumulate={learner.accumulate}"
-        self._edge(learner, where, kind)
+        self._place(learner, where, kind)
 
     @hookimpl(reads=("*",))
     def phase_end(self, learner: Learner, phase: Phase) -> None:
-        self._edge(learner, f"after phase {phase.name!r} in epoch {learner.progress.epochs}", "pass")
+        self._place(learner, f"after phase {phase.name!r} in epoch {learner.progress.epochs}", "epoch")
 
-    def _edge(self, learner: Learner, where: str, kind: str) -> None:
+    def _place(self, learner: Learner, where: str, kind: str) -> None:
         if not learner.at_edge:
-            return  # in a pass that a hook runs
-        self.run.edges.append(where)
+            return  # in an epoch that a hook runs
+        self.run.places.append(where)
         self.run.kinds.append(kind)
-        if len(self.run.edges) - 1 == self.at:
+        if len(self.run.places) - 1 == self.at:
             bundle.save(learner, self.directory)
             raise _Killed
 
@@ -228,7 +228,7 @@ class _Records:
 
 
 def _run(case: Case, kills: Sequence[int], accumulate: int = 1) -> _Run:
-    """Fit, killed and resumed at each of these edges."""
+    """Fit, killed and resumed at each of these places."""
     run = _Run()
     seed_all()
     with warnings.catch_warnings(), tempfile.TemporaryDirectory(prefix="loopkit-testing-") as directory:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from types import FrameType
 from typing import Any
 
 import torch
 
-from loopkit.dispatch import plugin_name
-from loopkit.hooks import hooks
+from loopkit.engine.refusals import plugin_name
+from loopkit.engine.step import Step
+from loopkit.hooks import Target, hookimpl, hooks
 from loopkit.learner import Learner
 from loopkit.phases import Phase
-from loopkit.step import Step
 from loopkit.syncs import TensorReads
 from loopkit.testing.case import Case
 from loopkit.testing.troubles import Disturbance
@@ -36,7 +35,7 @@ def no_device_sync(case: Case) -> list[str]:
     """
     plugins = case.plugins()
     watch = _SyncWatch(plugins[0])
-    case.bench([*plugins, Disturbance()], watch).train(times=TIMES)
+    case.bench([*plugins, Disturbance(), watch]).train(times=TIMES)
     return [
         f"{hook} calls {call}, which waits for the device within a step. Keep the tensor and read it in epoch_end; or, "
         f'if it must be, say syncs = ("{hook}",) in the class'
@@ -45,7 +44,9 @@ def no_device_sync(case: Case) -> list[str]:
 
 
 class _SyncWatch(TensorReads):
-    """An instrument that notes what one plugin reads on the host in hooks that belong to a step."""
+    """Notes what one plugin reads on the host in hooks that belong to a step."""
+
+    name = "~sync_watch"
 
     def __init__(self, plugin: Any) -> None:
         super().__init__()
@@ -60,13 +61,19 @@ class _SyncWatch(TensorReads):
         self._hook = ""
         self.found: dict[tuple[str, str], None] = {}
 
-    def __call__(self, hook: str, plugin: str, call: partial[Any]) -> Any:
-        if plugin != self.plugin or hook not in self._watched:
-            return call()
-        args = [self._unwatched(value) if hook == "optimizer_step" else value for value in call.args]
-        with self._during(hook):
-            result = call.func(*args)
-        return self._context(hook, result) if hook == "step_context" and result is not None else result
+    @hookimpl
+    def instrument_call(self, target: Target, call: Callable[..., Any]) -> Callable[..., Any]:
+        hook = target.hook
+        if target.plugin != self.plugin or hook not in self._watched:
+            return call
+
+        def watched(*values: Any) -> Any:
+            given = [self._unwatched(value) for value in values] if hook == "optimizer_step" else values
+            with self._during(hook):
+                result = call(*given)
+            return self._context(hook, result) if hook == "step_context" and result is not None else result
+
+        return watched
 
     @contextmanager
     def _during(self, hook: str) -> Iterator[None]:

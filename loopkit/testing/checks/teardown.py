@@ -19,7 +19,7 @@ def fit_twice(case: Case) -> list[str]:
     """A second ``fit`` works like the first: ``fit_end`` comes once, and what was changed outside is put back."""
     plugins = case.plugins()
     calls = Calls(plugins[0])
-    learner = case.bench(plugins, calls)
+    learner = case.bench([*plugins, calls])
     before = environment(learner)
     gc.collect()  # else a file of an earlier fit could be closed in this one, and another have its number
     running, files = Running(), open_files().items()
@@ -78,7 +78,7 @@ def error_elsewhere(case: Case) -> list[str]:
     for last in (False, True):
         trouble, plugins = Trouble(last), case.plugins()
         calls = Calls(plugins[0])
-        learner = case.bench([*plugins, trouble], calls)
+        learner = case.bench([*plugins, trouble, calls])
         before, running = environment(learner), Running()
         hooks = ("fit_begin", *(event.hook for event in learner.events()), *trouble.others)
         for hook, error in (*((hook, Deliberate) for hook in hooks), ("step_end", DeliberateExit)):

@@ -11,7 +11,7 @@ from loopkit import phases
 from loopkit.batches import describe
 from loopkit.errors import LossError, PhaseError, PhaseInputError
 from loopkit.events import LossBegin
-from loopkit.order import nearest
+from loopkit.words import nearest
 
 if TYPE_CHECKING:
     from loopkit import Learner, Step

@@ -18,7 +18,7 @@ from loopkit.batches import describe
 from loopkit.criteria import is_better
 from loopkit.distributed import sharded
 from loopkit.errors import PluginError
-from loopkit.order import nearest
+from loopkit.words import nearest
 
 __all__ = ["SavePretrained"]
 
@@ -194,7 +194,7 @@ class SavePretrained:
         """The weights to save, in the model."""
         for plugin in learner.plugins.values():
             if getattr(plugin, "provides", None) == "average" and hasattr(plugin, "averaged"):
-                return plugin.averaged(learner, self.averaged)  # type: ignore[no-any-return]
+                return plugin.averaged(learner) if self.averaged else learner.weights.own()
         return nullcontext()
 
     def _paths(self, label: str) -> tuple[Path, Path, Path]:

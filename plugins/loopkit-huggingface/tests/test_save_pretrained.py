@@ -151,7 +151,7 @@ def test_an_error_leaves_the_last_of_before_and_a_resumed_run_ends_as_a_whole_on
         assert same(weights(one), weights(other))
 
 
-def test_a_pass_that_was_cut_short_is_never_the_best(tmp_path):
+def test_a_validation_in_which_a_stop_comes_is_whole_and_counts(tmp_path):
     class Stop:
         @hookimpl
         def step_end(self, learner, phase):
@@ -159,7 +159,7 @@ def test_a_pass_that_was_cut_short_is_never_the_best(tmp_path):
                 learner.stop("enough", by="stop")
 
     run(gpt2(), SavePretrained(tmp_path, None, monitor="val/loss"), Stop())
-    assert os.listdir(tmp_path) == ["last"]
+    assert sorted(os.listdir(tmp_path)) == ["best", "last"]
 
 
 def test_a_fit_without_the_monitored_phase_is_warned_of(tmp_path):
@@ -238,7 +238,7 @@ def test_one_of_several_models_is_named(tmp_path):
     def fit(**options):
         plugin = SavePretrained(tmp_path, None, **options)
         used = Learner(models, None, dict.fromkeys(models, sgd), plugins=[plugin], standard=False)
-        with used.fitting():
+        with used.rounds():
             pass
 
     with pytest.raises(PluginError, match=r"say which model to save, model=\.\.\.: teacher, student"):

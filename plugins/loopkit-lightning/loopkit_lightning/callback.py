@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 from loopkit.errors import PluginError
 from loopkit.events import snake_case
 from loopkit.hooks import hookimpl
-from loopkit.order import nearest
 from loopkit.phases import PredictionPhase
+from loopkit.words import nearest
 from loopkit_lightning.common import LIMITS, load, made, plain
 from loopkit_lightning.trainer import Module, Now, Trainer
 
 if TYPE_CHECKING:
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
-    from loopkit.step import Step
 
 __all__ = ["REFUSED", "SUPPORTED", "LightningCallback"]
 

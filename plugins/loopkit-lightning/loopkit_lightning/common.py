@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from loopkit.errors import PluginError
-from loopkit.order import nearest
+from loopkit.words import nearest
 
 __all__ = ["LIMITS", "Metrics", "UnsupportedError", "lacks", "load", "made", "plain"]
 

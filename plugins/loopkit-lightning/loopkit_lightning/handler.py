@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 from loopkit.errors import PluginError
 from loopkit.events import snake_case
 from loopkit.hooks import hookimpl
-from loopkit.order import nearest
 from loopkit.progress import Progress
+from loopkit.words import nearest
 from loopkit_lightning.common import LIMITS, Metrics, load, made, plain
 
 if TYPE_CHECKING:
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
-    from loopkit.step import Step
     from loopkit_lightning.engine import Groups, PhaseEngine
 
 __all__ = ["REFUSED", "SUPPORTED", "IgniteHandler"]

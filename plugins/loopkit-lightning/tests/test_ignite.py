@@ -294,7 +294,7 @@ def test_each_optimizer_can_have_a_scheduler():
         for name, value in (("one", 0.5), ("two", 0.25))
     ]
     learner = Learner(models, None, dict.fromkeys(models, sgd), plugins=stack, standard=False)
-    with learner.fitting():
+    with learner.rounds():
         pass
     stack[0].step_begin(learner, learner.phases["train"], None)
     assert [optimizer.param_groups[0]["lr"] for optimizer in learner.optimizers.values()] == [0.5, 0.1]

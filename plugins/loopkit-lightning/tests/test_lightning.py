@@ -330,7 +330,7 @@ def test_a_signal_reaches_on_exception(number, raised):
         on_exception=lambda trainer, module, error: seen.append(type(error)),
         on_train_end=lambda *_: seen.append("end"),
     )
-    result = make_learner(LightningCallback(callback)).fit(TRAIN, epochs=1, on_signal="return")
+    result = make_learner(LightningCallback(callback)).fit(TRAIN, epochs=1, on_interrupt="return")
     assert (result.reason, result.steps, seen) == ("signal", 1, [raised])
 
 

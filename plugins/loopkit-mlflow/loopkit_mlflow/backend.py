@@ -35,6 +35,7 @@ from loopkit.logs import (
     Text,
     Value,
 )
+from loopkit.logs.masking import masked_values
 from loopkit.plugins import Checkpoint, LogTo
 from loopkit.result import FitResult
 from loopkit_mlflow.client import Client, check_uri
@@ -289,7 +290,7 @@ class MLflow(Backend):
             "mlflow.source.name": sys.argv[0] or "python",
             "mlflow.source.type": "LOCAL",
             **({} if self.parent is None else {"mlflow.parentRunId": self.parent}),
-            **{name_for(key): clean(str(value))[:LONGEST_TAG] for key, value in self.tags.items()},
+            **{name_for(key): clean(str(value))[:LONGEST_TAG] for key, value in masked_values(self.tags).items()},
         }
         now = _milliseconds(time.time())
         return Header(self.tracking_uri, self.experiment, self.run_name, tags, now, **more)

@@ -10,6 +10,7 @@ from urllib.parse import quote, urlsplit
 import requests
 
 from loopkit.errors import LoopkitError, PluginError
+from loopkit.logs.masking import masked_text
 
 __all__ = ["Client", "Denied", "Refused", "ServerError", "Unavailable", "check_uri"]
 
@@ -49,7 +50,7 @@ def check_uri(uri: str) -> str:
         fits = False
     if not fits:
         raise PluginError(
-            f"MLflow: tracking_uri is {uri!r}, which is no address of a server: give one such as "
+            f"MLflow: tracking_uri is {masked_text(repr(uri))}, which is no address of a server: give one such as "
             f"'http://127.0.0.1:5000', where this runs: mlflow server --backend-store-uri sqlite:///mlflow.db"
         )
     if parts.username is not None or parts.password is not None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from loopkit.checkpoint.lock import Lock
 from loopkit.errors import LoopkitError
-from loopkit.order import nearest
+from loopkit.words import nearest
 
 __all__ = ["Header", "Sent", "Spool", "SpoolError", "find"]
 

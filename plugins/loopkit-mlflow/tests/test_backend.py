@@ -77,7 +77,7 @@ def losses(learner_of, batches, steps):
 
 
 def test_a_run_arrives(make_learner, batches, backend, mlflow_server, experiment, server):
-    log = backend(run_name="first", tags={"team": "vision"})
+    log = backend(run_name="first", tags={"team": "vision", "password": "hidden"})
     learner = make_learner(LogLoss(), LogTo(log))
     learner.fit(batches, epochs=2)
     assert mlflow_server.history(experiment, "train/loss") == losses(make_learner, batches, 8)
@@ -87,7 +87,7 @@ def test_a_run_arrives(make_learner, batches, backend, mlflow_server, experiment
     params = mlflow_server.params(experiment)
     assert (params["optimizer"], params["optimizer.lr"], params["model.parameters"]) == ("SGD", "0.1", "4")
     tags = mlflow_server.tags(experiment)
-    assert tags["team"] == "vision"
+    assert (tags["team"], tags["password"]) == ("vision", "***")
     assert tags["mlflow.user"]
     assert Spool(log.spool).left == 0
     read = MlflowClient(server).get_metric_history(log.run_id, "train/loss")
@@ -211,7 +211,7 @@ def test_without_a_best_checkpoint_there_is_a_warning(make_learner, batches, bac
 
 def test_a_run_that_a_signal_ends_says_so(make_learner, batches, backend, mlflow_server, experiment):
     stop = At(3, lambda _: os.kill(os.getpid(), signal.SIGTERM))
-    result = make_learner(LogLoss(), stop, LogTo(backend())).fit(batches, epochs=1, on_signal="return")
+    result = make_learner(LogLoss(), stop, LogTo(backend())).fit(batches, epochs=1, on_interrupt="return")
     assert result.reason == "signal"
     assert mlflow_server.run(experiment)["info"]["status"] == "KILLED"
 
@@ -554,6 +554,7 @@ def test_a_spool_that_cannot_be_written_is_said_before_the_first_step(make_learn
     ("arguments", "message"),
     [
         ({"tracking_uri": "sqlite:///mlflow.db"}, "'sqlite:///mlflow.db', which is no address of a server"),
+        ({"tracking_uri": "sqlite://me:secret@db"}, r"'sqlite://me:\*\*\*@db', which is no address"),
         ({"tracking_uri": "http://me:secret@host"}, "holds a name or password for host.*MLFLOW_TRACKING_USERNAME"),
         ({"tracking_uri": NOWHERE, "checkpoints": "worst"}, "checkpoints is 'worst'"),
         ({"tracking_uri": NOWHERE, "wait": -1}, "wait is -1"),

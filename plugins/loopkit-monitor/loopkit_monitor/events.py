@@ -37,11 +37,6 @@ class Live:
         self._polled = float("-inf")
         self._used = float("-inf")
 
-    @property
-    def listeners(self) -> int:
-        """How many streams are open."""
-        return self._listeners
-
     async def ask(self, view: Callable[..., Result], *arguments: Any) -> Result:
         """Call a function of the store, after reading what is new."""
         self._used = asyncio.get_running_loop().time()

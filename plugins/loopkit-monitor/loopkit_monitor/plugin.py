@@ -21,14 +21,15 @@ from loopkit.checkpoint.storage import Manifest
 from loopkit.errors import CheckpointError, LogError, PluginError
 from loopkit.hooks import hookimpl
 from loopkit.logs import Graph, JsonLines, Record, Table, Text
+from loopkit.logs.masking import masked_text
 from loopkit.plugins import Checkpoint, LogMetrics, LogTo, MixedPrecision
 from loopkit.plugins.log_metrics import learning_rates
 from loopkit_monitor.background import Background, running
 
 if TYPE_CHECKING:
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-    from loopkit.step import Step
 
 __all__ = ["Monitor", "Report"]
 
@@ -337,7 +338,7 @@ class Monitor:
     def _news(self) -> Iterator[tuple[str, Text | Table]]:
         assert self._warnings is not None
         for text in self._warnings.take():
-            yield "run/warning", Text(text)
+            yield "run/warning", Text(masked_text(text))
         for row in self._checkpoints():
             yield "run/checkpoint", Table(CHECKPOINT, [row])
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from loopkit_monitor import views
 from loopkit_monitor.lines import Values, parse_values
 from loopkit_monitor.page import embed
-from loopkit_monitor.store import Run, Store
+from loopkit_monitor.store import Run, Store, pieces
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -227,11 +227,11 @@ def _file_name(text: str, taken: set[str]) -> str:
 def _scalars(store: Store, run: Run) -> Iterator[tuple[str | float, ...]]:
     """All values with their places, in the order of the columns."""
     with os.fdopen(store.folder.open(run.path), "rb") as log:
-        for line in log:
-            said = parse_values(line) if line.endswith(b"\n") else None  # else it is being written
-            if isinstance(said, Values):
-                for name, value in said.values.items():
-                    yield name, value, said.phase, said.epoch, said.step, said.update, said.time
+        for _, data in pieces(log.fileno(), 0, os.fstat(log.fileno()).st_size):
+            for line in data.split(b"\n"):
+                if isinstance(said := parse_values(line), Values):
+                    for name, value in said.values.items():
+                        yield name, value, said.phase, said.epoch, said.step, said.update, said.time
 
 
 def _cell(value: Any) -> Any:

@@ -27,6 +27,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from loopkit_monitor import views
 from loopkit_monitor.events import Live
@@ -117,6 +118,7 @@ def make_app(store: Store, options: Options, port: int, end: Callable[[], None] 
         end: Called when it was idle for as long as the options say.
     """
     live = Live(store)
+    places = _Places()
     files = _static_files()
 
     async def page(request: Request) -> Response:
@@ -163,10 +165,8 @@ def make_app(store: Store, options: Options, port: int, end: Callable[[], None] 
     async def events(request: Request) -> Response:
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
-        if live.listeners >= MOST_STREAMS:
-            return PlainTextResponse("too many pages are open\n", 503, {"retry-after": "5"})
         last = request.headers.get("last-event-id") or request.query_params.get("since")
-        return StreamingResponse(live.stream(last), media_type="text/event-stream")
+        return _Events(live.stream(last), places)
 
     async def end_when_idle(seconds: float) -> None:
         await live.idle(seconds)
@@ -268,6 +268,32 @@ class _Content:
 
     def close(self) -> None:
         self._file.close()
+
+
+@dataclass
+class _Places:
+    """For how many more streams there is a place."""
+
+    left: int = MOST_STREAMS
+
+
+class _Events(StreamingResponse):
+    """A stream of changes, which has a place from the moment when it is seen that there is one."""
+
+    def __init__(self, changes: AsyncIterator[bytes], places: _Places) -> None:
+        super().__init__(changes, media_type="text/event-stream")
+        self._places = places
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._places.left <= 0:
+            full = PlainTextResponse("too many pages are open\n", 503, {"retry-after": "5"})
+            await full(scope, receive, send)
+            return
+        self._places.left -= 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._places.left += 1
 
 
 # --------------------------------------------------------------------------------------------------------- the process

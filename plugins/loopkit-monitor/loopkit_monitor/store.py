@@ -5,6 +5,7 @@ Nothing here writes, locks or waits: a log is opened for reading, without follow
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import socket
@@ -23,14 +24,14 @@ from loopkit_monitor.folder import Folder
 from loopkit_monitor.lines import Lines, Points, parse, parse_line
 from loopkit_monitor.series import FEWEST, References, Series
 
-__all__ = ["Change", "Run", "Store", "UnknownRun"]
+__all__ = ["Change", "Run", "Store", "UnknownRun", "pieces"]
 
 PIECE = 1 << 20
 """Bytes that are read at once."""
 LONGEST_LINE = 8 << 20
 """Bytes of a line, such as a large table; a longer one is left out."""
 LONGEST_SKIPPED = 256 << 20
-"""Bytes of a line that is left out; what comes after a longer one, such as the hole of a sparse file, is not read."""
+"""Bytes that are read of a line that is left out; what comes after a longer one is not read. A hole takes none."""
 GLANCE = 32 << 10
 """Bytes at the end of a log of which a run's state is told, until it is looked at more closely."""
 HEAD = ("run/throughput/steps_per_second", "run/throughput/samples_per_second", "run/time_left", "val/loss")
@@ -376,7 +377,7 @@ class Store:
             more: dict[str, list[Points]] = {}
             known = _totals(run)
             marks = [(run.offset, run.check)]
-            for begin, data in _pieces(file, run.offset, about.st_size):
+            for begin, data in pieces(file, run.offset, about.st_size):
                 lines = self._take(run, begin, data)
                 marks.append((run.offset, run.check))
                 for name, points in lines.points.items():
@@ -424,7 +425,7 @@ class Store:
                 fresh.seen = about.st_ino, about.st_size, about.st_mtime_ns
                 fresh.grown = _grown(about.st_mtime)
                 marks = []
-                for begin, data in _pieces(file, 0, about.st_size):
+                for begin, data in pieces(file, 0, about.st_size):
                     self._take(fresh, begin, data)
                     marks.append((fresh.offset, fresh.check))
                     while _count(fresh) > self._most_points and _thin(fresh):
@@ -451,7 +452,7 @@ class Store:
                 if not run.runs:
                     self._take(run, 0, _line_at(file, 0))
                 run.end, known = None, len(run.runs)
-            for at, data in _pieces(file, begin, end):
+            for at, data in pieces(file, begin, end):
                 self._take(run, at, data)
             if begin and run.end is None and len(run.runs) == known:
                 run.unsearched = begin
@@ -648,34 +649,46 @@ def _is_still(file: int, marks: list[tuple[int, bytes]]) -> bool:
     return all(os.pread(file, len(check), offset - len(check)) == check for offset, check in marks)
 
 
-def _pieces(file: int, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """The whole lines between two places, some at a time, and where they begin; what is too long is left out."""
+def pieces(file: int, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """The whole lines between two places, some at a time, and where they begin; what is too long is left out.
+
+    The holes of a sparse file are passed over, as are the lines that they are in.
+    """
     size = PIECE
     while begin < end:
-        data = os.pread(file, min(size, end - begin), begin)
+        hole = min(_seek(file, begin, os.SEEK_HOLE), end)
+        data = os.pread(file, min(size, hole - begin), begin)
         whole = data.rfind(b"\n") + 1
         if whole:
             yield begin, data[:whole]
             begin, size = begin + whole, PIECE
-        elif len(data) < size:
+        elif len(data) < size and hole == end:
             return  # a line that is being written
-        elif size < LONGEST_LINE:
+        elif len(data) == size < LONGEST_LINE:
             size *= 2
         else:
-            begin = _after_line(file, begin + len(data), end)
+            begin, size = _after_line(file, begin + len(data), end), PIECE
 
 
 def _after_line(file: int, begin: int, end: int) -> int:
     """Where the next line begins; the end of the log, if that is too far."""
-    stop = min(end, begin + LONGEST_SKIPPED)
-    while begin < stop:
-        data = os.pread(file, PIECE, begin)
+    left = LONGEST_SKIPPED
+    while left > 0 and (begin := _seek(file, begin, os.SEEK_DATA)) < end:
+        data = os.pread(file, min(PIECE, _seek(file, begin, os.SEEK_HOLE) - begin), begin)
         if not data:
             break
         if (found := data.find(b"\n")) >= 0:
             return begin + found + 1
-        begin += len(data)
+        begin, left = begin + len(data), left - len(data)
     return end
+
+
+def _seek(file: int, begin: int, what: int) -> int:
+    """Where a file's next data, or its next hole, begin; far beyond its end, if there are none or nobody knows."""
+    try:
+        return os.lseek(file, begin, what)
+    except OSError as error:
+        return begin if what == os.SEEK_DATA and error.errno != errno.ENXIO else 2**63
 
 
 def _last_lines(file: int, end: int) -> int:

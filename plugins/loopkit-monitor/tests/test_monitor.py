@@ -346,6 +346,23 @@ def test_warnings_are_logged_and_shown(tmp_path):
     assert __file__ in said[0]
 
 
+def test_no_password_is_logged(tmp_path, monkeypatch):
+    def warn(learner):
+        warnings.warn("no answer from ftp://me:hidden@host", stacklevel=1)
+
+    monkeypatch.setattr("sys.argv", ["train.py", "--pwd=hidden", "-p", "hidden"])
+    with pytest.warns(UserWarning, match="hidden"):
+        make_learner(Monitor(tmp_path), LogHyperparameters(password="hidden"), On("step_end", warn)).fit(
+            batches(1), epochs=1
+        )
+    (log,) = tmp_path.glob("*.jsonl")
+    assert "hidden" not in log.read_text()
+    said = views.run(Store(tmp_path), ".")
+    assert said["header"]["argv"] == ["train.py", "--pwd=***", "-p", "***"]
+    assert said["hyperparameters"]["password"] == "***"
+    assert "ftp://me:***@host" in said["warnings"][0]["text"]
+
+
 def test_a_flood_of_warnings_is_bounded(tmp_path):
     def warn(learner):
         for _ in range(300):
@@ -371,15 +388,15 @@ def test_warnings_are_shown_as_before_when_the_fit_is_over(tmp_path):
 
 
 def test_checkpoints_are_logged(tmp_path):
-    save = Checkpoint(tmp_path / "checkpoints", every_updates=2, keep_last=10)
-    make_learner(Monitor(tmp_path, every=1), save).fit(batches(4), batches(1), epochs=1)
+    save = Checkpoint(tmp_path / "checkpoints", every_updates=3, keep_last=10)
+    make_learner(Monitor(tmp_path, every=1), save).fit(batches(7), batches(1), epochs=1)
     rows = [record.value["rows"][0] for record in read_log(tmp_path).of("run/checkpoint")]
     assert [row[1:] for row in rows] == [
-        ["interval", None, None, None, 0, 2],
-        ["interval", None, None, None, 0, 4],
-        ["end", None, None, None, 1, 4],
+        ["interval", None, None, None, 0, 3],
+        ["interval", None, None, None, 0, 6],
+        ["end", None, None, None, 1, 7],
     ]
-    assert [Path(row[0]).name for row in rows] == ["000001-step-2", "000002-step-4", "000003-step-4"]
+    assert [Path(row[0]).name for row in rows] == ["000001-step-3", "000002-step-6", "000003-step-7"]
 
 
 def test_the_helper_is_no_hyperparameter(tmp_path):
@@ -409,7 +426,8 @@ def test_the_log_goes_on_after_the_checkpoint_of_the_end(tmp_path):
     kinds = [said.get("kind") or said["name"] for said in map(json.loads, log.read_text().splitlines())]
     assert kinds.count("run") == kinds.count("end") == 2
     rows = [record.value["rows"][0] for record in read_log(tmp_path).of("run/checkpoint")]
-    assert [Path(row[0]) for row in rows] == sorted((tmp_path / "checkpoints").iterdir())
+    saved, gone = ([Path(row[0]) for row in rows if (row[1] == "removed") is removed] for removed in (False, True))
+    assert [path for path in saved if path not in gone] == sorted((tmp_path / "checkpoints").iterdir())
 
 
 def test_a_warning_of_the_last_save_is_logged(tmp_path):

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import os
 import re
 import warnings
 from html.parser import HTMLParser
@@ -228,9 +229,25 @@ def test_report_without_a_log_is_a_warning(tmp_path):
     def remove(learner):
         (tmp_path / "a" / "log.jsonl").unlink()
 
-    plugins = Report(tmp_path / "report.html"), LogTo(tmp_path / "a"), On("fit_end", remove)
+    after_the_log = On("fit_end", remove, after=("log",), before=("report",))
+    plugins = Report(tmp_path / "report.html"), LogTo(tmp_path / "a"), after_the_log
     with pytest.warns(UserWarning, match="was not written: FileNotFoundError"):
         make_learner(*plugins).fit(batches(2), epochs=1)
+
+
+@pytest.mark.timeout(60)
+def test_a_sparse_log_is_reported(tmp_path):
+    writer = Writer(tmp_path / "run")
+    writer.begin()
+    writer.values(2)
+    with open(writer.path, "r+b") as log:
+        log.seek(3 << 40)  # a hole, which takes no room; to read it takes an hour
+        log.write(b"\n")
+    writer.values(2)
+    os.truncate(writer.path, 4 << 40)
+    assert command([str(tmp_path / "run"), "--csv", str(tmp_path / "a.csv"), "-o", str(tmp_path / "a.html")]) == 0
+    with open(tmp_path / "a.csv", newline="") as file:
+        assert [row["step"] for row in csv.DictReader(file) if row["name"] == "lr"] == ["1", "2", "3", "4"]
 
 
 def test_a_report_replaces_the_one_before_whole_or_not_at_all(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 from support import SECONDS, Server, eventually, points
@@ -178,6 +179,34 @@ def test_a_million_points_take_little_memory(serve, tmp_path, writer):
     assert server.memory[1] < 150 << 20
     for each in listeners:
         each.close()
+
+
+def test_streams_that_are_asked_for_at_once_are_bounded_and_give_their_places_back(serve, tmp_path, writer):
+    writer.begin()
+    server = serve(tmp_path / "runs", most_waiting=300)
+
+    host = f"{server.host}:{server.port}"
+    words = f"GET /events HTTP/1.1\r\nHost: {host}\r\nCookie: {server.cookie}\r\n\r\n".encode()
+
+    def ask(count):
+        found = []
+        for _ in range(count):
+            found.append(socket.create_connection((server.host, server.port), timeout=SECONDS))
+            found[-1].sendall(words)
+        return found, [each.recv(12).decode() for each in found]
+
+    opened, answers = ask(100)
+    assert Counter(answers) == {"HTTP/1.1 200": 64, "HTTP/1.1 503": 36}
+    for each in opened:
+        each.close()
+
+    def again():
+        more, answers = ask(64)
+        for each in more:
+            each.close()
+        return set(answers) == {"HTTP/1.1 200"}
+
+    eventually(again)
 
 
 def test_an_address_of_ipv6_works(tmp_path, writer):

@@ -84,6 +84,19 @@ def test_a_line_without_an_end_holds_nobody_up(store, writer):
     assert store.get("a").series["lr"].step.tolist() == [1]
 
 
+@pytest.mark.timeout(60)
+def test_holes_of_a_sparse_log_are_passed_over(store, writer):
+    writer.values(1)
+    for number in range(1, 3_000):  # of a gigabyte each
+        with open(writer.path, "r+b") as log:
+            log.seek(number << 30)
+            log.write(b"the end of a line\n")
+        if number % 1_000 == 0:
+            writer.values(1)
+    scan(store)
+    assert store.get("a").series["lr"].step.tolist() == [1, 2, 3]
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_a_log_that_is_cut_back_is_told_of_exactly(store, writer, seed):
     """Whoever applies the changes has what the log has, whatever happened between two polls."""
@@ -115,7 +128,7 @@ def test_a_log_that_is_cut_back_is_told_of_exactly(store, writer, seed):
 @pytest.mark.parametrize("opened", [False, True])
 def test_a_log_that_is_cut_back_while_it_is_read_is_read_again(store, writer, monkeypatch, opened):
     monkeypatch.setattr(store_module, "PIECE", 1000)
-    read_pieces, left = store_module._pieces, [1]
+    read_pieces, left = store_module.pieces, [1]
     writer.begin()
     writer.values(5)
     size = writer.size
@@ -134,7 +147,7 @@ def test_a_log_that_is_cut_back_while_it_is_read_is_read_again(store, writer, mo
                 writer.begin(resumed=True)
                 writer.values(200)
 
-    monkeypatch.setattr(store_module, "_pieces", pieces)
+    monkeypatch.setattr(store_module, "pieces", pieces)
     if opened:
         store.poll()
     store.get("a")

@@ -116,7 +116,7 @@ def test_validation_within_an_epoch_has_a_line(tmp_path):
         "epoch 1/2  val/loss",
         "epoch 1/2  train/loss",
         "epoch 2/2  val/loss",
-        "epoch 2/2  train/loss",
+        "epoch 2/2  train/loss  val/loss",  # the last weights
     ]
 
 

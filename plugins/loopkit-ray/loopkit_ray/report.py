@@ -13,9 +13,9 @@ from ray.train.collective import broadcast_from_rank_zero
 from loopkit import Learner, Phase, hookimpl
 from loopkit.checkpoint import listing
 from loopkit.errors import PluginError
-from loopkit.order import nearest
 from loopkit.plugins import Checkpoint
 from loopkit.result import FitResult
+from loopkit.words import nearest
 from loopkit_ray.resume import in_worker
 
 __all__ = ["RayReport"]

@@ -118,11 +118,12 @@ def test_values_are_plain_numbers(batches, reports):
 
 
 def test_an_old_validation_is_not_reported_again(batches, reports):
-    in_ray_fit(make_learner(RayReport()), batches, batches[:1], epochs=3, validate_every=2)
+    in_ray_fit(make_learner(RayReport()), batches, batches[:1], epochs=4, validate_every=2)
     assert [sorted(metrics) for metrics, _ in reports] == [
         ["train/passes"],
         ["train/passes", "val/passes"],
         ["train/passes"],
+        ["train/passes", "val/passes"],
     ]
 
 
@@ -140,7 +141,7 @@ def test_a_phase_that_does_not_exist_is_refused(batches, reports):
 def test_a_loop_of_ones_own_needs_a_phase(batches, reports):
     def train(plugin):
         learner = make_learner(plugin)
-        with learner.fitting():
+        with learner.rounds():
             for _ in range(2):
                 learner.run("train", batches)
                 learner.run("val", batches[:1])
@@ -187,7 +188,7 @@ def test_an_epoch_that_was_cut_is_reported_at_the_end(batches, reports, tmp_path
                 learner.stop("enough")
 
     in_ray_fit(make_learner(RayReport(), Checkpoint(tmp_path), Stop()), batches, batches[:1], epochs=3)
-    assert reports[1:] == [({"train/passes": 2.0}, "000002-step-5")]
+    assert reports[1:] == [({"train/passes": 2.0, "val/passes": 2.0}, "000002-step-5")]
 
 
 def test_nothing_is_reported_after_an_error(batches, reports, tmp_path):

@@ -172,6 +172,14 @@ def test_hyperparameters(logged):
     assert texts(events, "train/x")[0].endswith("| rate | 0.5 |\n| deep | True |\n| name | a |\n| none | None |")
 
 
+def test_hyperparameters_hide_passwords(logged):
+    events = logged(x=Hyperparameters({"password": "hidden", "url": "ftp://me:hidden@host"}))
+    start = hparams(events, "session_start_info").session_start_info
+    assert start.hparams["password"].string_value == "***"
+    assert start.hparams["url"].string_value == "ftp://me:***@host"
+    assert "hidden" not in texts(events, "train/x")[0]
+
+
 @pytest.mark.parametrize(("error", "status"), [(None, 1), (ValueError("no"), 2)])
 def test_how_a_run_ended(make_learner, batches, tmp_path, read, error, status):
     class Fail:

@@ -114,7 +114,7 @@ def fit(make_learner, batches, tmp_path):
         run = Checkpoint(tmp_path / "checkpoints", every_updates=2, resume=resume)
         learner = make_learner(LogLoss(), Metrics(), LogMetrics(), run, Stop(at), LogTo(backend, every=1))
         try:
-            learner.fit(batches, batches, epochs=3, on_signal=None)
+            learner.fit(batches, batches, epochs=3, on_interrupt=None)
         except KeyboardInterrupt:
             assert at
         return backend

@@ -175,7 +175,7 @@ def test_a_running_tensorboard_forgets_what_a_resumed_run_has_cut_off(make_learn
     def fit(*plugins):
         run = Checkpoint(tmp_path / "checkpoints", every_updates=5, resume="auto")
         learner = make_learner(LogLoss(), run, LogTo(TensorBoard(tmp_path / "runs/a"), every=1), *plugins)
-        learner.fit(batches, epochs=3, on_signal=None)
+        learner.fit(batches, epochs=3, on_interrupt=None)
 
     (tmp_path / "runs").mkdir()
     with serve(tmp_path / "runs", *options) as board:

@@ -1,4 +1,4 @@
-"""The largest loss of each pass, as a metric of loopkit."""
+"""The largest loss of each epoch, as a metric of loopkit."""
 
 from loopkit_my_name.my_name import MyName
 

@@ -10,7 +10,7 @@ from loopkit_my_name import MyName
 test_contract = plugin_contract(MyName, name="my_name")
 
 
-def test_my_name_is_the_largest_loss_of_each_pass() -> None:
+def test_my_name_is_the_largest_loss_of_each_epoch() -> None:
     problem, history = tiny_problem(), History(steps=True)
     learner = problem.learner(plugins=[MyName(), history], standard=False)
     result = learner.fit(problem.train, problem.val, epochs=2)

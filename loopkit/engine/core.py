@@ -1,0 +1,106 @@
+"""Core: what the parts of the engine share, of one learner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from loopkit.distributed.world import World
+from loopkit.engine.logbook import Logbook
+from loopkit.engine.phase_states import PhaseStates
+from loopkit.engine.registry import Registry
+from loopkit.engine.requests import Requests
+from loopkit.engine.resume import Resume
+from loopkit.progress import Progress
+
+if TYPE_CHECKING:
+    from loopkit.engine.epoch import Epoch
+    from loopkit.engine.fit import Fit
+    from loopkit.engine.models import Models
+    from loopkit.engine.step import Step
+    from loopkit.learner import Learner
+    from loopkit.phases import Phase
+
+__all__ = ["Core"]
+
+
+class Core:
+    """What a learner consists of, and what of it is running. Only the learner has it, and the engine's parts.
+
+    Args:
+        learner: What hooks are given as ``learner``; the engine itself calls nothing of it.
+        models: Modules and optimizers.
+        phases: By name.
+        accumulate: Steps per update.
+        order: What the user gave as ``order``.
+    """
+
+    def __init__(
+        self, learner: Learner, models: Models, phases: dict[str, Phase], accumulate: int, order: Sequence[Any]
+    ) -> None:
+        self.learner = learner
+        self.models = models
+        self.phases = phases
+        self.accumulate = accumulate
+        self.sums = False
+        """Whether losses are sums, so that a window's gradient is the sum of those of its steps."""
+        self.progress = Progress()
+        self.metrics: dict[str, float] = {}
+        self.world = World()
+        self.logbook = Logbook(self.progress)
+        self.requests = Requests()
+        self.registry = Registry(learner, phases, order, self.logbook, self.where)
+        self.resume = Resume()
+        self.phase_states = PhaseStates(phases)
+        self.epochs: list[Epoch] = []
+        """The epochs that are open, the outermost first."""
+        self.fit: Fit | None = None
+        self._hooks = 0
+
+    def where(self, phase: Phase, step: Step | None) -> str:
+        """Phase, epoch and step, for messages."""
+        at = "" if step is None else f", step {step.index}"
+        return f"phase {phase.name!r}, epoch {self.progress.epochs}{at}"
+
+    def join(self, world: World) -> None:
+        """Train together with these processes."""
+        self.world = world
+        self.requests.join(world)
+
+    def enter(self, fit: Fit | None) -> None:
+        """A fit begins; None: it is over."""
+        self.fit = fit
+
+    def forget_metrics(self, prefix: str) -> None:
+        """Forget the values of the metrics whose names begin so."""
+        for name in list(self.metrics):
+            if name.startswith(prefix):
+                del self.metrics[name]
+
+    @contextmanager
+    def hook(self) -> Iterator[None]:
+        """Inside, hooks run that belong to no open epoch: ``fit_begin``, ``phase_end`` or ``fit_end``."""
+        self._hooks += 1
+        try:
+            yield
+        finally:
+            self._hooks -= 1
+
+    @property
+    def in_hook(self) -> bool:
+        """Whether such hooks run: an epoch that begins now is one of theirs."""
+        return self._hooks > 0
+
+    @property
+    def open_epochs(self) -> list[Epoch]:
+        """The epochs that are open, the outermost first, without those that were open when the fit began."""
+        return self.epochs if self.fit is None else self.epochs[self.fit.depth :]
+
+    @property
+    def can_save(self) -> bool:
+        """Whether the state can be saved now: no step is under way, nor an epoch that a hook has begun."""
+        epochs = self.open_epochs
+        if self._hooks:
+            return self._hooks == 1 and all(epoch.between for epoch in epochs)
+        return all(epoch.between for epoch in epochs[:-1]) and all(epoch.at_edge for epoch in epochs[-1:])

@@ -1,0 +1,461 @@
+"""Epoch: one run of a phase over its data, with its events, contexts, modes, and what plugins keep for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from loopkit.engine.loop import Loop, Until, stronger
+from loopkit.engine.plan import Plan
+from loopkit.engine.positions import leave
+from loopkit.engine.resume import Mark, restore_windows
+from loopkit.engine.sources import Source
+from loopkit.engine.state import PHASE, mark
+from loopkit.engine.step import Step
+from loopkit.engine.timeout import bounded_wait
+from loopkit.engine.window import Window
+from loopkit.errors import Cancel, CancelEpoch, CancelFit, PhaseError, ReentrancyError, WorldError
+from loopkit.events import EpochBegin, EpochEnd, Event, PhaseEnd
+from loopkit.notes import locate
+from loopkit.phases import Phase
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from loopkit.distributed.world import World
+    from loopkit.engine.core import Core
+
+__all__ = ["Epoch", "StopEpoch"]
+
+
+class StopEpoch(Exception):
+    """Leaves a user's loop at the first step after ``learner.stop``, as a normal end of the epoch."""
+
+
+class Epoch:
+    """One run of a phase over its data; made by ``learner.epoch(phase)`` and used as a context manager.
+
+    Example::
+
+        with learner.epoch("train", length=len(batches)) as epoch:
+            for batch in batches:
+                step = epoch.step(batch)
+    """
+
+    def __init__(self, core: Core, phase: Phase, source: Source | None = None, length: int | None = None) -> None:
+        self.phase = phase
+        self.name, self.trains = phase.name, phase.training
+        self.made = source is not None and source.made
+        """Whether a function made the data for this epoch."""
+        self.data: Any = None
+        """What the engine iterates over; None in a loop of the user's own."""
+        if source is not None:
+            self.data, known = source.epoch()
+            length = known if length is None else length
+        self.depth = 0
+        """How many epochs are open around it."""
+        self.around = 0
+        """Training steps that are under way around it: it runs in a hook of theirs."""
+        self.alone = False
+        """Whether it belongs to no run that could be saved: an ``evaluate`` outside of a fit, or run by a hook."""
+        self.begun: Any = None
+        """The random generators when the epoch began, if a replay of its data will need them."""
+        self.saved: dict[str, Any] | None = None
+        """What a loaded state holds of this epoch, if it was open then."""
+        self.pending: Cancel | None = None
+        """A cancel raised at ``epoch_begin``; the first step raises it."""
+        self.goes_on = False
+        """Its ``epoch_begin`` is over and its data are where they were: what comes now is new, be it resumed."""
+        self.turns: dict[str, int] = {}
+        """How many epochs of each phase its hooks have run."""
+        self._core = core
+        self._outer: Epoch | None = None
+        self._loop = Loop(core, self, phase)
+        self._contexts = ExitStack()
+        self._modes: list[tuple[nn.Module, bool]] = []
+        self._stores: dict[str, dict[str, Any]] = {}
+        self._kept: dict[int, tuple[Any, dict[str, Any]]] = {}
+        self._source = source
+        self.set_length(length)
+
+    # What it is
+
+    def set_length(self, length: int | None) -> None:
+        """Say how many steps there will be, if that is known."""
+        self.length = length
+        self._loop.last_index = -1 if length is None else length - 1
+
+    @property
+    def plan(self) -> Plan:
+        """What the engine calls."""
+        return self._loop.plan
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        """The accumulation windows, one for each optimizer; none, if it does not train."""
+        return self._loop.windows
+
+    def window(self, name: str) -> Window:
+        """The window of an optimizer."""
+        return self._loop.window(name)
+
+    @property
+    def current(self) -> Step | None:
+        """The last step that was begun, while the epoch runs."""
+        return self._loop.current
+
+    @property
+    def steps(self) -> int:
+        """Steps begun so far, cancelled ones included."""
+        return self._loop.steps
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the epoch goes on from a saved state: its ``epoch_begin`` has come once before."""
+        return self.saved is not None
+
+    @property
+    def at_edge(self) -> bool:
+        """Whether no step is under way."""
+        return self._loop.at_edge
+
+    @property
+    def between(self) -> bool:
+        """Whether it is between two steps, with no hook running."""
+        return self._loop.between
+
+    @property
+    def window_open(self) -> bool:
+        """Whether any optimizer's accumulation window holds gradients that wait for their update."""
+        return any(window.count for window in self._loop.windows)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether ``learner.stop`` was called during this epoch, which trains."""
+        return self._loop.stopped
+
+    @property
+    def agrees(self) -> bool:
+        """Whether several processes agree, between two of its steps, on what ends it."""
+        return self._loop.agrees
+
+    @property
+    def asks(self) -> bool:
+        """Whether this process wants to end it, and the others do not know yet."""
+        return self._loop.asks
+
+    # What plugins keep
+
+    def store(self, owner: Any) -> dict[str, Any]:
+        """What a plugin keeps for this epoch, saved with it: after a resume, what was saved; else empty at first.
+
+        It holds what a state can hold, or objects with a ``state_dict``, of which that is saved.
+
+        Args:
+            owner: The plugin; a phase finds its own at ``step.store``.
+        """
+        name = PHASE if isinstance(owner, Phase) else self._core.registry.name_of(owner)
+        return self._stores.setdefault(name, {})
+
+    def keep(self, owner: Any) -> dict[str, Any]:
+        """What a plugin keeps for this epoch, not saved with it; empty at first. Quick enough for each step."""
+        try:
+            return self._kept[id(owner)][1]
+        except KeyError:
+            kept: dict[str, Any] = {}
+            self._kept[id(owner)] = owner, kept  # with the owner, so that its id stays its own
+            return kept
+
+    def saved_stores(self) -> dict[str, Any]:
+        """What a state holds of the stores."""
+        return {name: _plain(store) for name, store in self._stores.items() if store}
+
+    # Its begin
+
+    def __enter__(self) -> Epoch:
+        core, phase, loop = self._core, self.phase, self._loop
+        core.requests.answer(core)
+        fitting, in_hook = core.fit is not None, core.in_hook
+        if not core.epochs and not fitting and not in_hook:
+            core.requests.forget_stop()
+        nested = in_hook or (bool(core.epochs) and not all(epoch.between for epoch in core.open_epochs))
+        self.alone = nested or not (phase.training or fitting)
+        if not self.alone:
+            self.saved = core.resume.take(phase)
+        core.registry.check_phase(phase)
+        core.phase_states.use(phase)
+        if phase.training and core.epochs and any(outer.window_open for outer in core.epochs):
+            raise ReentrancyError(f"phase {phase.name!r} trains inside an open accumulation window")
+        loop.open(0 if self.saved is None else self.saved["steps"], in_hook)
+        loop.count_stops_from(None if self.resumed else core.requests.stopped)
+        if self.saved is not None:
+            restore_windows(self, self.saved["windows"])
+            self._stores = {name: dict(store) for name, store in self.saved.get("stores", {}).items()}
+        loop.replan()
+        self._begin(core)
+        return self
+
+    def _begin(self, core: Core) -> None:
+        """Enter the contexts and fire ``EpochBegin``."""
+        outer = core.logbook.epoch
+        if outer is not None:
+            under_way = outer.trains and outer.current is not None and not outer.current.ended
+            self._outer, self.around = outer, outer.around + under_way
+        self.depth = len(core.epochs)
+        core.epochs.append(self)
+        core.logbook.move_to(self)
+        self._contexts.callback(self._forget)
+        try:
+            if self.trains and core.models.weights.by:
+                self._contexts.enter_context(core.models.weights.own())
+            self._modes = core.models.set_modes(self.trains)
+            self._contexts.callback(self.restore_modes)
+            core.forget_metrics(f"{self.name}/")
+            for make in self.plan.epoch_contexts:
+                if (context := make(self)) is not None:
+                    self._contexts.enter_context(context)
+            self._fire(EpochBegin)
+        except (CancelEpoch, CancelFit) as cancel:
+            self.pending = cancel
+        except BaseException as error:
+            locate(error, self._loop.of_context("epoch_context", None))
+            self._leave(error)
+            raise
+        if core.world.size > 1:
+            try:
+                _compare(core.world, self)
+                self.pending = self._loop.settle_cancel(self.pending)
+                if not self.resumed and len(core.open_epochs) > 1:  # what was asked for around it is not for this one
+                    self._loop.count_stops_from(core.requests.stopped)
+            except BaseException as error:
+                self._leave(error)
+                raise
+        self.goes_on = self.data is None
+
+    def _forget(self) -> None:
+        self._core.epochs.remove(self)
+        self._loop.close()
+        self._core.logbook.move_to(self._outer)
+
+    def set_modes(self) -> None:
+        """Put the modules in the phase's mode, remembering the one that each was in."""
+        self._modes = self._core.models.set_modes(self.trains)
+
+    def restore_modes(self) -> None:
+        """Put the modules back in the modes in which `set_modes` found them."""
+        for module, training in self._modes:
+            if module.training is not training:  # assigning to a module's attribute is slow
+                module.training = training
+
+    def batches(self) -> Iterable[Any]:
+        """The batches of the data that the epoch was given, from where a saved state was."""
+        if self.data is None:
+            raise PhaseError(f"phase {self.name!r}: learner.epoch was given no data=..., so it has no batches")
+        core = self._core
+        if self.alone and core.fit is not None and self._core.epochs[-1] is self:
+            core.resume.inner(self._key(), self.data)
+        batches: Iterable[Any] = core.resume.batches(self)
+        self.goes_on = True
+        return batches
+
+    def _key(self) -> str:
+        """Where in a fit it is run by a hook: in which epoch, of which phase, for the how-manieth time."""
+        if self._outer is None:
+            return f"fit/{self.name}/0"
+        turn = self._outer.turns.get(self.name, 0)
+        self._outer.turns[self.name] = turn + 1
+        return f"{self._outer.name}/{self.name}/{turn}"
+
+    def replay_from(self, begun: Any) -> None:
+        """Where the random generators were when the epoch began, for a replay of its data."""
+        self.begun = begun
+
+    def mark(self) -> Mark | None:
+        """What a state as of its begin needs, for a saver when a step of it fails: for ``learner.state_dict(at=...)``.
+
+        Call it when the epoch begins, in ``epoch_context``. None if no such state can be made: the epoch trains, or a
+        hook runs it, or it goes on from a saved state, which stands.
+        """
+        if self.alone or self.trains or self.resumed or self.data is None:
+            return None
+        return mark(self._core, self)
+
+    def go_on_at(self, steps: int) -> None:
+        """Count on from so many steps."""
+        self._loop.go_on_at(steps)
+
+    def last_step(self) -> Step:
+        """The step before the first one of a resumed epoch, as far as it is known."""
+        step = Step(self._loop, self._loop.steps - 1, None, 0)
+        step.ended = step.had_backward = True
+        return step
+
+    # Its steps
+
+    def step(self, batch: Any) -> Step:
+        """Run one step of the phase, between its events.
+
+        Raises:
+            PhaseInputError: The batch is None or holds no sample.
+            StepResultError: The phase's ``step`` returned something.
+        """
+        if self.pending is not None:
+            raise self.pending
+        if self.stopped:
+            raise StopEpoch
+        self._loop.refresh()
+        self.run((batch,))
+        assert self.current is not None
+        return self.current
+
+    def run(self, batches: Iterable[Any], until: Until | None = None) -> bool:
+        """Run a step for each batch; returns whether they were all taken."""
+        if not self.alone:
+            self._core.resume.restore_generators()
+        return self._loop.run(batches, until)
+
+    @contextmanager
+    def feeding(self, timeout: float | None) -> Iterator[Iterable[Any]]:
+        """Its batches; inside, workers of a ``DataLoader`` may take so many seconds for one."""
+        with bounded_wait(self.data, timeout, lambda: self.steps):
+            batches = self.batches()
+            if self.pending is not None:
+                raise self.pending
+            yield batches
+
+    def run_all(self, timeout: float | None, first: bool) -> None:
+        """Run a step for each of its batches; ``first`` says that it is the first epoch over these data."""
+        with self.feeding(timeout) as batches:
+            if self.stopped:
+                self.leave_data()
+            elif self.run(batches):
+                self.check_count(first)
+
+    def check_count(self, first: bool) -> None:
+        """After all batches: look at how many they were."""
+        assert self._source is not None
+        self._source.check_count(self.data, self.steps, self.length, first)
+
+    def leave_data(self) -> None:
+        """It ends without another batch: its data are where the next epoch begins."""
+        if self.resumed:
+            self._core.resume.restore_generators()
+            leave(self.data)
+
+    @property
+    def resting(self) -> Any:
+        """A context: inside, the epoch is between two steps, and no hook runs."""
+        return self._loop.resting
+
+    def agree(self, *numbers: float) -> list[float]:
+        """Let all processes act, after this step, on what any of them asks for; see `Learner.agree`."""
+        return self._loop.agree(*numbers)
+
+    # Its end
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self.finish(self.end(error))
+        return not isinstance(error, GeneratorExit)
+
+    def end(self, error: BaseException | None) -> Cancel | None:
+        """Close the windows, fire ``EpochEnd`` and leave the contexts; returns the cancel that ended it, if one did.
+
+        Raises:
+            BaseException: What was raised in it, unless that ends an epoch normally.
+        """
+        core, loop = self._core, self._loop
+        cancel: Cancel | None = self.pending
+        loop.refresh()
+        try:
+            if isinstance(error, (CancelEpoch, CancelFit)):
+                cancel = error
+            elif error is not None and (error is loop.failure or not isinstance(error, (StopEpoch, GeneratorExit))):
+                raise error
+            loop.closing = True
+            if cancel is None:
+                cancel = _caught(loop.close_windows)
+            loop.drop_windows()
+            cancel = stronger(cancel, _caught(lambda: self._fire(EpochEnd)))
+        except BaseException as raised:
+            locate(raised, core.where(self.phase, None))
+            try:
+                self._leave(raised)  # a saver's context may want the windows as they are
+            finally:
+                loop.drop_windows()
+            raise
+        self._leave(None)
+        if self.trains:
+            core.progress.epochs += 1
+        return cancel
+
+    def finish(self, cancel: Cancel | None) -> None:
+        """Fire ``PhaseEnd``, and pass on what ends more than the epoch.
+
+        Raises:
+            CancelFit: The fit, or what is around the epoch, ends by it.
+        """
+        core, loop = self._core, self._loop
+        core.logbook.move_to(self)
+        try:
+            with core.hook():
+                cancel = stronger(cancel, _caught(lambda: self._fire(PhaseEnd)))
+        finally:
+            core.logbook.move_to(self._outer)
+        if core.world.size > 1:
+            cancel = loop.settle_cancel(cancel)
+        if isinstance(cancel, CancelFit):
+            if core.fit is not None or core.epochs:
+                raise cancel
+            core.requests.stop(cancel.reason, cancel.by)
+
+    def _fire(self, event: type[Event]) -> None:
+        if (fire := self.plan.fire[event]) is not None:
+            fire(self)
+
+    def _leave(self, error: BaseException | None) -> None:
+        """Leave the contexts, be it because of an error, which none of them may swallow."""
+        try:
+            self._contexts.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+        except BaseException as raised:
+            if raised is not error:
+                locate(raised, self._loop.of_context("epoch_context", None))
+            raise
+
+
+def _compare(world: World, epoch: Epoch) -> None:
+    """Refuse an epoch that is not the same in all processes."""
+    said = world.gather((epoch.name, epoch.length, epoch.steps))
+    if any(each != said[0] for each in said):
+        each = "; ".join(f"rank {rank}: {_described(*what)}" for rank, what in enumerate(said))
+        raise WorldError(
+            f"the processes begin different epochs ({each}): give all of them the same phases in the same order, and "
+            f"data with the same number of batches; loopkit's own loaders are shared out so"
+        )
+
+
+def _described(phase: str, length: int | None, steps: int) -> str:
+    many = "batches of a number that is not known" if length is None else f"{length} batches"
+    return f"phase {phase!r} over {many}" + (f" from step {steps} on" if steps else "")
+
+
+def _caught(act: Callable[[], None]) -> Cancel | None:
+    try:
+        act()
+    except (CancelEpoch, CancelFit) as cancel:
+        return cancel
+    return None
+
+
+def _plain(value: Any) -> Any:
+    """What a state holds of what is in a store."""
+    if callable(getattr(value, "state_dict", None)):
+        return value.state_dict()
+    if type(value) is dict:
+        return {key: _plain(part) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_plain(part) for part in value)
+    return value

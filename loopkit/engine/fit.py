@@ -1,0 +1,621 @@
+"""Fit: one running fit, from ``fit_begin`` to ``fit_end``; Rounds: the same, lent to a loop of the user's."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import astuple, dataclass, replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loopkit.engine.epoch import Epoch, StopEpoch
+from loopkit.engine.loop import Until
+from loopkit.engine.requests import Ending, Interrupted, Stop
+from loopkit.engine.resume import Position
+from loopkit.engine.signals import Signals
+from loopkit.engine.sources import Source
+from loopkit.errors import Cancel, CancelFit, PhaseError, ReentrancyError
+from loopkit.notes import add_note, locate, say, shown
+from loopkit.result import FitResult, Planned
+
+if TYPE_CHECKING:
+    from loopkit.engine.core import Core
+    from loopkit.engine.plan import Implementation
+    from loopkit.phases import Phase
+
+__all__ = ["Fit", "Limits", "Rounds", "Validation"]
+
+INTERRUPTS = ("raise", "return", None)
+PAUSED = 75
+"""The exit code of a process that was paused (EX_TEMPFAIL): start it again."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What ends a fit.
+
+    Raises:
+        ValueError: One is not a count from 1.
+    """
+
+    epochs: int | float | None = None
+    max_steps: int | None = None
+    max_updates: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value is not None:
+                check_count(name, value, endless=name == "epochs")
+
+    @property
+    def none(self) -> bool:
+        """Whether there is none."""
+        return self.epochs is None and self.max_steps is None and self.max_updates is None
+
+    def saved(self) -> dict[str, int | None]:
+        """What a state holds of them; an endless number of epochs is no limit."""
+        return {name: None if value == math.inf else value for name, value in vars(self).items()}
+
+    def raised_from(self, before: dict[str, int | None]) -> bool:
+        """Whether any is higher than it was, or gone."""
+        now = self.saved()
+        return any(limit is not None and (now[name] or math.inf) > limit for name, limit in before.items())
+
+    def planned(self, length: int | None, accumulate: int) -> Planned:
+        """How far a fit over so many batches an epoch goes."""
+        finite = int(self.epochs) if self.epochs is not None and self.epochs != math.inf else None
+        steps, updates = self.max_steps, self.max_updates
+        if finite is not None and length is not None:
+            steps = min(finite * length, steps or finite * length)
+        if steps is not None and length is not None:
+            full, rest = divmod(steps, length)
+            updates = full * math.ceil(length / accumulate) + math.ceil(rest / accumulate)
+            updates = min(updates, self.max_updates or updates)
+        return Planned(finite, steps, updates)
+
+
+@dataclass(frozen=True)
+class Validation:
+    """When a fit validates: after every so many epochs, or else in mid-epoch after every so many updates."""
+
+    source: Source
+    epochs: int = 1
+    updates: int | None = None
+
+
+class Fit:
+    """One fit that is running; `Learner.current` is it.
+
+    Args:
+        core: The learner's.
+        limits: What ends it.
+        planned: How far it is meant to go, for displays and schedules.
+        on_interrupt: What comes after ``fit_end`` when a signal or a pause ended it; None: signals are not caught.
+        timeout: Seconds that the workers of a ``DataLoader`` may take for a batch.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        limits: Limits,
+        planned: Planned,
+        on_interrupt: str | None,
+        timeout: float | None = None,
+    ) -> None:
+        if on_interrupt not in INTERRUPTS:
+            raise ValueError(f"on_interrupt is {on_interrupt!r}: it is 'raise', 'return' or None")
+        self.limits = limits
+        self.result = FitResult(seed=torch.initial_seed(), planned=planned)
+        """What it comes to; complete in ``fit_end``."""
+        self.failure: BaseException | None = None
+        """What it failed with, during ``fit_end``."""
+        self.beginning = self.ending = False
+        """Whether its ``fit_begin``, its ``fit_end`` is running."""
+        self.resumed = False
+        """Whether it goes on with a fit that was saved, or interrupted in this process."""
+        self.depth = len(core.epochs)
+        """How many epochs were open around it when it began."""
+        self.cancelled: CancelFit | None = None
+        """What ends it before its next epoch."""
+        self.position = Position(replace(core.progress))
+        """Where it is."""
+        self.managed = False
+        """Whether a ``with`` block of the user's ends it."""
+        self.timeout = timeout
+        self.over = False
+        """Whether its ``fit_end`` has come."""
+        self._core = core
+        self._raises = on_interrupt != "return"
+        self._signals = Signals(core.requests.change, lambda: not core.can_save) if on_interrupt else None
+        self._started = time.monotonic()
+        self._ends: list[Implementation] = []
+        self._not_begun: set[str] = set()
+        self._counts = False
+        """Whether the user's loop asks for rounds."""
+        self._turn = 0
+        """In a loop of the user's: epochs of this round that were run, or passed over."""
+        self._barren = 0
+        """Training epochs in a row without a step that was completed."""
+
+    def manage(self) -> None:
+        """A ``with`` block of the user's ends it."""
+        self.managed = True
+
+    @property
+    def seconds(self) -> float:
+        """How long it has run, before it was saved and since."""
+        return self.position.seconds + time.monotonic() - self._started
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop is in force."""
+        return self._core.requests.stopped is not None
+
+    def saved(self) -> dict[str, Any]:
+        """What a state holds of it."""
+        stop, reason = self._core.requests.stopped, self.result.reason
+        over = reason in ("epochs", "max_steps", "max_updates", "stop")
+        keeps = stop if over or reason == "running" else None
+        return replace(self.position, ended=reason if over else "").saved(self.seconds, keeps)
+
+    # Its begin
+
+    def begin(self) -> None:
+        """Fire ``fit_begin``.
+
+        Raises:
+            ReentrancyError: Another fit is running.
+        """
+        core = self._core
+        if core.fit is not None:
+            raise ReentrancyError("a fit is running: call run, evaluate or predict from a hook, not fit")
+        core.requests.begin(self._signals)
+        core.resume.begin_fit()
+        core.enter(self)
+        self.position, goes_on = core.resume.begin(replace(core.progress))
+        if self.position.start == core.progress and not self.position.epochs:
+            core.metrics.clear()
+        self._go_on()
+        if goes_on:
+            say(
+                f"the fit goes on where it was interrupted, after epoch {core.progress.epochs} and step "
+                f"{core.progress.steps:,} (learner.forget() would begin a new one)"
+            )
+        if (left := core.resume.unfinished) and not self.resumed:
+            say(f"{left}; this is a new fit, which begins that epoch anew")
+        core.resume.leave_unfinished("")
+        if self._signals is not None:
+            self._signals.__enter__()
+        self.beginning = True
+        try:
+            with core.hook():
+                self.begin_plugins(core.registry.plugins)
+                self._agree_to_begin()
+                core.phase_states.begin()
+        except BaseException as error:
+            self.beginning = False
+            self.end(error)
+            raise
+        self.beginning = False
+
+    def go_on(self) -> None:
+        """Go on from the position that was loaded, with the limits of this fit."""
+        position = self._core.resume.take_position()
+        if position is not None:
+            self.position = position
+            self._go_on()
+
+    def _go_on(self) -> None:
+        at = self.position
+        self.resumed = at.epochs > 0 or at.start != self._core.progress
+        reopened = bool(at.limits) and self.limits.raised_from(at.limits)
+        stop = None if at.stop is None or reopened else Stop(*at.stop)
+        self._core.requests.resume(stop)
+        ended = "" if reopened else at.ended
+        self.position = replace(at, stop=None, ended=ended, limits=self.limits.saved())
+
+    def begin_plugins(self, names: Collection[str]) -> None:
+        """Fire the ``fit_begin`` of these plugins."""
+        registry = self._core.registry
+        brackets = [each for each in registry.brackets() if each[0] in names]
+        for name, begin, end in brackets:
+            if end is not None:
+                self._ends.append(end)
+            if begin is not None:
+                self._not_begun.add(name)
+        for name, begin, _ in brackets:
+            if begin is not None:
+                try:
+                    registry.call(begin)
+                except CancelFit as cancel:
+                    cancel.by = cancel.by or name
+                    self.cancelled = self.cancelled or cancel
+                except BaseException as error:
+                    locate(error, f"in fit_begin of plugin {name!r}")
+                    raise
+                self._not_begun.discard(name)
+
+    def forget_plugins(self, plugins: dict[str, Any]) -> None:
+        """Take plugins whose begin failed out again."""
+        failed = [plugins[name] for name in plugins if name in self._not_begun]
+        self._ends = [impl for impl in self._ends if not any(impl.plugin is each for each in failed)]
+        self._not_begun -= set(plugins)
+
+    def _agree_to_begin(self) -> None:
+        """What one process asked for in ``fit_begin`` holds for all."""
+        core = self._core
+        if core.world.size > 1:
+            agreed, _ = core.requests.agree(core.world.rank, core.progress.updates, self.cancelled, ())
+            if isinstance(agreed, CancelFit):
+                self.cancelled = agreed
+
+    # Its rounds, where the loop is its own
+
+    def run(self, train: Source, validation: Validation | None) -> None:
+        """Train, and validate, until it is over."""
+        core, at = self._core, self.position
+        at.run_by_fit()
+        sources = [train] if validation is None else [validation.source, train]
+        for source in sources:
+            core.resume.expect(source.phase.name, source.ready)
+        while True:
+            core.requests.answer(core)
+            if self.cancelled is not None:
+                raise self.cancelled
+            waiting = core.resume.waits
+            if at.validate and validation is not None:
+                self._validate(validation)
+            elif not waiting and (reason := self.reason_to_end()):
+                if validation is None or not self._is_unvalidated():
+                    self.result.reason = reason  # type: ignore[assignment]
+                    return
+                at.want_validation()
+            else:
+                self._train(train, validation)
+
+    def reason_to_end(self) -> str:
+        """Why it is over, as `FitResult.reason`; an empty string if it is not."""
+        limits, at, progress = self.limits, self.position, self._core.progress
+        if self.stopped:
+            return "stop"
+        if at.ended:
+            return at.ended
+        if limits.max_steps is not None and progress.steps - at.start.steps >= limits.max_steps:
+            return "max_steps"
+        if limits.max_updates is not None and progress.updates - at.start.updates >= limits.max_updates:
+            return "max_updates"
+        return "epochs" if limits.epochs is not None and at.epochs >= limits.epochs else ""
+
+    def _is_unvalidated(self) -> bool:
+        """Whether the weights have changed since the last validation."""
+        at, updates = self.position, self._core.progress.updates
+        return not at.ended and updates > max(at.validated, at.start.updates)
+
+    def _train(self, source: Source, validation: Validation | None) -> None:
+        core, at = self._core, self.position
+        before = core.progress.steps
+        epoch = Epoch(core, source.phase, source)
+        cancel = self._run(epoch, validation, first=at.epochs == 0)
+        at.count_epoch(validate=False)
+        if validation is not None and not validation.updates:
+            due = at.epochs % validation.epochs == 0
+            if due or (self.reason_to_end() and self._is_unvalidated()):
+                at.want_validation()
+        self._check_progress(source.phase, before)
+        epoch.finish(cancel)
+
+    def _validate(self, validation: Validation) -> None:
+        core, at = self._core, self.position
+        epoch = Epoch(core, validation.source.phase, validation.source)
+        if not core.resume.waits:
+            at.begin_validation(core.progress.updates)
+        first = at.epochs <= validation.epochs
+        cancel = self._run(epoch, None, first=first)
+        at.end_validation()
+        epoch.finish(cancel)
+
+    def _run(self, epoch: Epoch, validation: Validation | None, first: bool) -> Cancel | None:
+        """Run an epoch up to its end, but for ``phase_end``; returns the cancel that ended it, if one did."""
+        epoch.__enter__()
+        try:
+            with epoch.feeding(self.timeout) as batches:
+                if epoch.trains and self._stops_between(validation):
+                    complete = self._run_in_parts(epoch, batches, validation)
+                elif epoch.stopped:
+                    epoch.leave_data()
+                    complete = False
+                else:
+                    complete = epoch.run(batches)
+                if complete:
+                    epoch.check_count(first)
+        except GeneratorExit as error:  # it ends the epoch normally, and then what is around it
+            epoch.finish(epoch.end(error))
+            raise
+        except BaseException as error:
+            return epoch.end(error)
+        return epoch.end(None)
+
+    def _stops_between(self, validation: Validation | None) -> bool:
+        """Whether a training epoch is looked at between its steps."""
+        limits = self.limits
+        return bool(limits.max_steps or limits.max_updates or (validation is not None and validation.updates))
+
+    def _run_in_parts(self, epoch: Epoch, batches: Iterable[Any], validation: Validation | None) -> bool:
+        """Run its steps up to a limit, with the validations that are due between them."""
+        if epoch.resumed:  # what comes after the step at which the state was saved, which may be the end
+            if (self._core.resume.waits or not epoch.stopped) and self._between(epoch, validation):
+                epoch.leave_data()
+                return False
+        if epoch.stopped:
+            epoch.leave_data()
+            return False
+        batches = iter(batches)
+        while True:
+            if epoch.run(batches, self._until(validation)):
+                return True
+            if epoch.stopped or self._between(epoch, validation):
+                return False
+
+    def _until(self, validation: Validation | None) -> Until:
+        at, limits = self.position, self.limits
+        steps = math.inf if limits.max_steps is None else at.start.steps + limits.max_steps
+        updates = math.inf if limits.max_updates is None else at.start.updates + limits.max_updates
+        if validation is not None and validation.updates:
+            updates = min(updates, at.validated + validation.updates)
+        return Until(steps, updates, math.inf)
+
+    def _between(self, epoch: Epoch, validation: Validation | None) -> bool:
+        """Between two steps: validate if that is due; returns whether a limit is reached."""
+        at, core = self.position, self._core
+        with epoch.resting():
+            if validation is not None and validation.updates:
+                if core.progress.updates - at.validated >= validation.updates:
+                    at.want_validation(core.progress.updates)
+                if at.validating:
+                    self._validate(validation)
+        return self.reason_to_end() in ("max_steps", "max_updates") or epoch.stopped
+
+    def _check_progress(self, phase: Phase, before: int) -> None:
+        """Refuse to go on for ever without a step that is completed, where only steps or updates end the fit."""
+        self._barren = 0 if self._core.progress.steps > before else self._barren + 1
+        endless = self.limits.epochs is None or self.limits.epochs == math.inf
+        if self._barren >= 2 and endless and not self.stopped:
+            raise PhaseError(
+                f"phase {phase.name!r} completed no step in two epochs in a row (each was cancelled), and the fit ends "
+                f"by {', '.join(name for name, limit in self.limits.saved().items() if limit)} alone: it would never "
+                f"end. Give epochs=, or look at what cancels the steps"
+            )
+
+    # Its rounds, where the loop is the user's
+
+    def begin_round(self) -> bool:
+        """Whether there is another round."""
+        if self.over:
+            return False
+        self._counts = True
+        self._core.requests.answer(self._core)
+        if self.cancelled is not None:
+            raise self.cancelled
+        if reason := self.reason_to_end():
+            self.result.reason = reason  # type: ignore[assignment]
+        return not reason
+
+    def end_round(self) -> None:
+        """A round is complete."""
+        self.position.end_round()
+        self._turn = 0
+
+    def turn(self, phase: Phase, source: Source | None, length: int | None) -> Epoch:
+        """The next epoch of the user's loop."""
+        return Turn(self, self._core, phase, source, length)
+
+    def passes_over(self, phase: Phase) -> bool:
+        """Whether an epoch of the user's loop is not to be run: it is done, or the fit is over."""
+        if self.over or self.cancelled is not None or (self.stopped and phase.training):
+            return True
+        if not self._counts:  # no rounds are asked for, so there is only the name to go by
+            waiting = self._core.resume.waiting
+            return bool(waiting) and waiting[0] != phase.name
+        self._turn += 1
+        return self._turn <= self.position.done
+
+    def count_turn(self) -> None:
+        """An epoch of the user's loop is over."""
+        self.position.end_turn(self._turn)
+
+    def cancel(self, cancel: CancelFit) -> None:
+        """End it before its next epoch."""
+        self.cancelled = cancel
+
+    # Its end
+
+    def end(self, error: BaseException | None) -> None:
+        """Fire ``fit_end``, then raise what there is to raise."""
+        if self.over:
+            return
+        core, result, signals = self._core, self.result, self._signals
+        ending: Ending | None = None
+        failure: BaseException | None = None
+        if isinstance(error, CancelFit):
+            result.reason, result.message, result.by = "cancel", error.reason, error.by
+        elif isinstance(error, Interrupted):
+            ending = error.ending
+            result.reason = "signal" if ending.signal else "pause"
+            result.message, result.by = ending.reason, ending.by
+        elif error is not None:
+            result.reason, failure = "error", error
+            self.failure = error
+            core.resume.leave_unfinished(f"the last fit failed in epoch {core.progress.epochs + 1}")
+        elif result.reason == "running":
+            result.reason = "end"
+        stop = core.requests.stopped
+        if stop is not None and result.reason not in ("signal", "pause", "error"):
+            result.reason, (result.message, result.by) = "stop", stop
+        result.epochs, result.steps, result.updates, result.samples = (
+            now - then for now, then in zip(astuple(core.progress), astuple(self.position.start), strict=True)
+        )
+        result.metrics = dict(core.metrics)
+        result.seconds = self.seconds
+        self.ending = True
+        try:
+            with core.hook():
+                self._end_plugins(result, failure)
+        finally:
+            self.ending, self.over = False, True
+            self.failure, self.cancelled = None, None
+            core.enter(None)
+            core.requests.end()
+            if signals is not None:
+                signals.__exit__(None, None, None)
+        if ending is None and signals is not None and signals.ending is not None:
+            ending = Ending(signals.ending)  # it came too late to be acted upon
+        if ending is not None and self._raises:
+            raise _interruption(ending)
+
+    def _end_plugins(self, result: FitResult, failure: BaseException | None) -> None:
+        """Call every ``fit_end`` whose ``fit_begin`` was completed, then raise what there is to raise."""
+        errors: list[BaseException] = []
+        for impl in reversed(self._ends):
+            if impl.entry.plugin not in self._not_begun:
+                try:
+                    self._core.registry.call(impl, result=result)
+                except Cancel:
+                    pass  # the fit has ended already
+                except BaseException as error:
+                    locate(error, f"in fit_end of plugin {impl.entry.plugin!r}")
+                    if error is not failure:
+                        errors.append(error)
+        if failure is None and len(errors) == 1:
+            raise errors[0]
+        if errors and (failure is None or isinstance(failure, Exception)):
+            causes = errors if failure is None else [failure, *errors]
+            raise BaseExceptionGroup("fit_end failed" if failure is None else "the fit failed, then fit_end", causes)
+        if failure is not None:
+            for late in errors:
+                add_note(failure, f"loopkit: fit_end failed too: {shown(late)}")
+            raise failure
+
+
+class Turn(Epoch):
+    """An epoch of a fit whose loop is the user's own; one that was over before the run went on does nothing."""
+
+    def __init__(self, fit: Fit, core: Core, phase: Phase, source: Source | None, length: int | None) -> None:
+        super().__init__(core, phase, source, length)
+        self._fit = fit
+        self.passed_over = False
+
+    def __enter__(self) -> Epoch:
+        try:
+            self.passed_over = self._fit.passes_over(self.phase)
+            return self if self.passed_over else super().__enter__()
+        except BaseException as error:
+            self._end_fit(error)
+            self.passed_over = True
+            return self
+
+    def batches(self) -> Iterable[Any]:
+        """Its batches; none if it is passed over."""
+        return () if self.passed_over else super().batches()
+
+    def step(self, batch: Any) -> Any:
+        """Run one step, unless it is passed over."""
+        if self.passed_over:
+            raise StopEpoch
+        return super().step(batch)
+
+    def run_all(self, timeout: float | None, first: bool) -> None:
+        """Run a step for each of its batches, unless it is passed over."""
+        if not self.passed_over:
+            super().run_all(timeout, first)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if self.passed_over:
+            return isinstance(error, StopEpoch)
+        try:
+            cancel = self.end(error)
+            self._fit.count_turn()
+            self.finish(cancel)
+        except CancelFit as cancel:
+            self._fit.cancel(cancel)
+        except BaseException as raised:
+            self._end_fit(raised)
+        return not isinstance(error, GeneratorExit)
+
+    def _end_fit(self, error: BaseException) -> None:
+        """End the fit, if no ``with`` block does; raises what there is to raise."""
+        if self._fit.managed:
+            raise error
+        self._fit.end(error)
+
+
+class Rounds:
+    """A fit whose loop is the user's own; made by ``learner.rounds`` and iterated over, round by round."""
+
+    def __init__(self, fit: Fit) -> None:
+        self._fit = fit
+        self._begun = False
+
+    @property
+    def result(self) -> FitResult:
+        """What the fit comes to; complete when it is over."""
+        return self._fit.result
+
+    def __iter__(self) -> Iterator[int]:
+        if self._begun and not self._fit.managed:
+            raise ReentrancyError("these rounds were run already: call learner.rounds() again for another fit")
+        if not self._begun:
+            self._begun = True
+            self._fit.begin()
+        try:
+            while self._fit.begin_round():
+                yield self._fit.position.epochs
+                if not self._fit.over:
+                    self._fit.end_round()
+        except GeneratorExit:  # the user's loop was left
+            if not self._fit.managed:
+                self._fit.end(None)
+            raise
+        except BaseException as error:
+            if self._fit.managed:
+                raise
+            self._fit.end(error)
+        else:
+            if not self._fit.managed:
+                self._fit.end(None)
+
+    def __enter__(self) -> Rounds:
+        self._begun = True
+        self._fit.manage()
+        self._fit.begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._fit.end(error)
+        return True
+
+
+def check_count(name: str, value: Any, endless: bool = False) -> None:
+    """Refuse what is no count from 1.
+
+    Raises:
+        ValueError: It is not.
+    """
+    whole = isinstance(value, int) or (endless and value == math.inf)
+    if value is not None and (isinstance(value, bool) or not whole or value < 1):
+        raise ValueError(f"{name} is {value!r}: it counts from 1" + (", or is math.inf" if endless else ""))
+
+
+def _interruption(ending: Ending) -> BaseException:
+    """What a process that was interrupted ends by."""
+    import signal
+
+    if ending.signal == signal.SIGINT:
+        return KeyboardInterrupt()
+    return SystemExit(128 + ending.signal if ending.signal else PAUSED)

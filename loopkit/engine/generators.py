@@ -1,0 +1,110 @@
+"""The global random generators: Python's, NumPy's and torch's, saved and restored together."""
+
+from __future__ import annotations
+
+import random
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from loopkit.errors import StateError
+
+__all__ = ["restore", "save"]
+
+
+def save() -> dict[str, Any]:
+    """The states of Python's, NumPy's (if it is imported) and torch's global generators.
+
+    CUDA's are read from the host, without waiting for a device, and only if CUDA is in use by now; other accelerators'
+    are left out. The result shares no memory with the generators. It takes less than 0.1 ms, most of it for NumPy's.
+
+    Returns:
+        ``python``: a tuple; ``numpy``: a dict with tensors for arrays, or None; ``torch``: a tensor; ``cuda``: a list
+        of one tensor for each device.
+
+    Example::
+
+        state = generators.save()
+        first = torch.rand(3)
+        generators.restore(state)
+        assert torch.equal(first, torch.rand(3))
+    """
+    numpy = sys.modules.get("numpy")
+    return {
+        "python": random.getstate(),
+        "numpy": None if numpy is None else _numpy_state(numpy.random.get_state(legacy=False)),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],  # type: ignore[no-untyped-call]
+    }
+
+
+def restore(state: Mapping[str, Any]) -> None:
+    """Put the generators into a state from `save`, all of them or none.
+
+    If the state is of more or fewer CUDA devices than there are, or of NumPy, which is not imported now, what is there
+    is restored, with a warning. It does not initialise CUDA: what is not in use yet gets its state when it is.
+
+    Raises:
+        StateError: The state is malformed, or of another kind of generator.
+    """
+    missing = [name for name in ("python", "numpy", "torch", "cuda") if name not in state]
+    if missing:
+        raise StateError(
+            f"the state of the random generators lacks {', '.join(missing)}: it is what generators.save made"
+        )
+    before = save()
+    try:
+        lost = _set(state)
+    except BaseException:
+        _set(before)
+        raise
+    if lost:
+        warnings.warn(
+            f"not all random generators are as they were saved: {' and '.join(lost)}; numbers drawn there will differ",
+            stacklevel=2,
+        )
+
+
+def _set(state: Mapping[str, Any]) -> list[str]:
+    """Set the states; returns what could not be."""
+    lost = []
+    _try("python", state, random.setstate)
+    _try("torch", state, torch.set_rng_state)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and state["numpy"] is not None:
+        _try("numpy", state, lambda value: numpy.random.set_state(_arrays(value)))
+    elif numpy is None and state["numpy"] is not None:
+        lost.append("NumPy is not imported (import it first)")
+    if state["cuda"]:
+        count = torch.cuda.device_count()
+        _try("cuda", state, lambda values: _set_cuda(values[:count]))
+        if len(state["cuda"]) != count:
+            lost.append(f"{len(state['cuda'])} CUDA devices were saved, {count} are here")
+    return lost
+
+
+def _set_cuda(states: list[torch.Tensor]) -> None:
+    for device, state in enumerate(states):
+        torch.cuda.set_rng_state(state, device)
+
+
+def _try(name: str, state: Mapping[str, Any], put: Callable[[Any], object]) -> None:
+    try:
+        put(state[name])
+    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError, IndexError, OverflowError) as error:
+        raise StateError(f"the state of the random generator {name!r} cannot be restored: {error}") from error
+
+
+def _numpy_state(state: dict[str, Any]) -> dict[str, Any]:
+    """NumPy's state, with a tensor for the array in it."""
+    inner = state["state"]
+    return {**state, "state": {**inner, "key": torch.from_numpy(inner["key"])} if "key" in inner else inner}
+
+
+def _arrays(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _arrays(part) for key, part in value.items()}
+    return value.numpy() if isinstance(value, torch.Tensor) else value

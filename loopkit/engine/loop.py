@@ -1,0 +1,361 @@
+"""Loop: the steps of one epoch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from loopkit.batches import count_samples, describe
+from loopkit.engine.plan import Plan
+from loopkit.engine.step import Frame, Step, autocast_off
+from loopkit.engine.window import Window
+from loopkit.errors import Cancel, CancelFit, CancelStep, PhaseError, PhaseInputError, StepResultError
+from loopkit.events import (
+    BackwardBegin,
+    BackwardEnd,
+    StepBegin,
+    StepCancelled,
+    StepEnd,
+    UpdateBegin,
+    UpdateEnd,
+    UpdateSkipped,
+)
+from loopkit.notes import locate, shown
+
+if TYPE_CHECKING:
+    from loopkit.engine.core import Core
+    from loopkit.engine.epoch import Epoch
+    from loopkit.engine.requests import Stop
+    from loopkit.phases import Phase
+
+__all__ = ["Loop", "Until"]
+
+PAIRS = (tuple, list)
+LOOK_AGAIN = -1
+"""In the place of the number of the last request: look again after the next step, since one waits for its place."""
+GRAD_MODES: dict[str, Callable[[], Any]] = {
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "grad": nullcontext,
+}
+
+
+class Until(NamedTuple):
+    """How far steps go: to the first of these."""
+
+    steps: float
+    updates: float
+    time: float
+    """By ``time.monotonic``."""
+
+    def reached(self, steps: int, updates: int) -> bool:
+        """Whether one of them is there."""
+        return steps >= self.steps or updates >= self.updates or time.monotonic() >= self.time
+
+
+class Loop(Frame):
+    """Runs the steps of an epoch, between their events and in their contexts."""
+
+    def __init__(self, core: Core, epoch: Epoch, phase: Phase) -> None:
+        self.epoch, self.phase = epoch, phase
+        self.progress, self.logbook = core.progress, core.logbook
+        self.windows: tuple[Window, ...] = ()
+        self.last_index = -1
+        self.current: Step | None = None
+        """The last step that was begun, while the epoch runs."""
+        self.failure: BaseException | None = None
+        """What a step raised."""
+        self.closing = False
+        """The last update, or the end, is under way, after the last step."""
+        self.between = False
+        """Whether it is between two steps, with no hook running."""
+        self.in_hook = False
+        """Whether the epoch is run by a hook that belongs to no epoch."""
+        self.plan: Plan
+        self._core = core
+        self._taken = 0
+        self._seen = LOOK_AGAIN
+        self._stop_before: Stop | None = None
+        self._wanted: Cancel | None = None
+        """What this process wants to end the epoch, or the fit, by, where all have to agree."""
+        self._agreed: Cancel | None = None
+        self._grad_mode: Callable[[], Any] | None
+        if phase.grad_mode not in GRAD_MODES:
+            raise PhaseError(f"{phase!r}: grad_mode is {phase.grad_mode!r}; it is one of {', '.join(GRAD_MODES)}")
+        self._grad_mode = GRAD_MODES[phase.grad_mode]
+
+    def open(self, taken: int, in_hook: bool) -> None:
+        """The epoch begins, after so many steps of it were taken before."""
+        self._taken, self.in_hook = taken, in_hook
+        if self.phase.training:
+            size, mean = self._core.accumulate, not self._core.sums
+            optimizers = self._core.models.optimizers.items()
+            self.windows = tuple([Window(name, optimizer, size, mean) for name, optimizer in optimizers])
+            self._grad_mode = None if torch.is_grad_enabled() else torch.enable_grad
+
+    def count_stops_from(self, stop: Stop | None) -> None:
+        """The stop that was there before the epoch, which does not end it."""
+        self._stop_before = stop
+
+    def go_on_at(self, steps: int) -> None:
+        """Count on from so many steps."""
+        self._taken = steps
+
+    def close(self) -> None:
+        """Let go of the last step, whose graph would live on in the cycle of epoch and step."""
+        self._taken, self.current = self.steps, None
+
+    @property
+    def steps(self) -> int:
+        """Steps begun so far, cancelled ones included."""
+        return self._taken if self.current is None else self.current.index + 1
+
+    @property
+    def at_edge(self) -> bool:
+        """Whether no step is under way."""
+        return not self.closing and (self.current is None or self.current.ended)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop came during this epoch, which trains."""
+        return self.phase.training and self._core.requests.stopped is not self._stop_before
+
+    @property
+    def agrees(self) -> bool:
+        """Whether several processes agree, between two of its steps, on what ends it."""
+        world = self._core.world
+        return world.size > 1 and (self.phase.training or (world.in_step and self.last_index >= 0))
+
+    def replan(self) -> None:
+        """Take over the plan of the plugins as they are now."""
+        requests = self._core.requests
+        version = requests.version  # read first: a handler may run between any two lines
+        self._seen = LOOK_AGAIN if requests.waits else version
+        plan = self.plan = self._core.registry.plan(self.phase)
+        self.fire, self.optimizer_step = plan.fire, plan.optimizer_step
+        only = self.windows[0] if len(self.windows) == 1 and self.windows[0].is_plain else None
+        heard = plan.heard
+        self.plain_backward = None if BackwardBegin in heard or BackwardEnd in heard else only
+        quiet = heard.isdisjoint((UpdateBegin, UpdateEnd, UpdateSkipped)) and plan.optimizer_step is None
+        self.plain_update = only if quiet else None
+
+    def refresh(self) -> None:
+        """Take over the plan if it has changed."""
+        if self._seen != self._core.requests.version:
+            self.replan()
+
+    def run(self, batches: Iterable[Any], until: Until | None = None) -> bool:
+        """Run a step for each batch; returns whether they were all taken, else it goes on where it was left.
+
+        Args:
+            batches: What the steps process.
+            until: Where to return; a stop returns, too, in an epoch that trains.
+        """
+        try:
+            if self._grad_mode is None:
+                return self._run(batches, until)
+            for batch in batches:
+                with self._grad_mode():
+                    complete = self._run((batch,), until)
+                if not complete:
+                    return False
+        except Cancel:
+            raise
+        except Exception as error:  # what a step or a hook raised has its note by now
+            if self.at_edge:
+                with self.resting():
+                    self._core.requests.answer(self._core)  # a signal that also ended the loader's workers
+            hint = "; workers that are spawned need functions that can be pickled: def them in a module, no lambda"
+            pickling = hint if "pickle" in shown(error).lower() else ""
+            where = self._core.where(self.phase, None)
+            locate(error, f"the loader raised this while making batch {self.steps}, {where}{pickling}")
+            raise
+        return True
+
+    def _run(self, batches: Iterable[Any], until: Until | None) -> bool:
+        """The loop itself; what it needs in every step is in local variables, which is what makes it fast."""
+        core, phase = self._core, self.phase
+        learner, logbook, requests = core.learner, core.logbook, core.requests
+        phase_step: Callable[..., Any] = phase.step
+        progress = core.progress if phase.training else None
+        index = self.steps
+        version: int | None = None
+        for batch in batches:
+            if version != self._seen:
+                version, plan = self._seen, self.plan
+                begin, end = plan.fire[StepBegin], plan.fire[StepEnd]
+                contexts, move = plan.step_contexts, plan.move_batch
+            if move is not None and batch is not None:
+                batch = move(batch, index)
+            first = batch[0] if batch.__class__ in PAIRS and batch else None
+            samples = first.shape[0] if first.__class__ is Tensor and first.ndim else count_samples(batch)
+            step = self.current = Step(self, index, batch, samples)
+            index += 1
+            logbook.place = None
+            try:
+                if not samples or batch is None:
+                    if batch is None and phase.skip_none and not self.agrees:
+                        step.ended = True
+                        continue
+                    raise PhaseInputError(f"batch {step.index} is {describe(batch)}: {NONE if samples else EMPTY}")
+                if begin is not None:
+                    begin(step)
+                if contexts:
+                    self._run_in_contexts(step)
+                elif (result := phase_step(learner, step)) is not None:
+                    raise self._bad_result(result)
+            except Cancel as cancel:
+                self._cancel_step(step, cancel)
+            except BaseException as error:
+                self._explain(error, step)
+                raise
+            else:
+                step.ended = True
+                if progress is not None:
+                    progress.steps += 1
+                    progress.samples += samples
+                if end is not None:
+                    try:
+                        end(step)
+                    except CancelStep:
+                        pass  # the step has ended already
+                    except Cancel as cancel:
+                        self._leave_by(cancel)
+                    except BaseException as error:
+                        step.ended = isinstance(error, Cancel)  # not all plugins have seen its end after an error
+                        raise
+            if requests.version != version:
+                self.replan()
+                with self.resting():
+                    requests.answer(core)
+                if self._agreed is not None:
+                    agreed, self._agreed = self._agreed, None
+                    raise agreed
+                if self.stopped:
+                    return False
+            if until is not None and until.reached(core.progress.steps, core.progress.updates):
+                return False
+        return True
+
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """Inside, the epoch is between two steps, and no hook runs."""
+        self.between = not self.in_hook
+        try:
+            yield
+        finally:
+            self.between = False
+
+    def agree(self, *numbers: float) -> list[float]:
+        """Let all processes act on what any of them asks for; returns the highest of each number."""
+        wanted, self._wanted = self._wanted, None
+        agreed, highest = self._core.requests.agree(self._core.world.rank, self._core.progress.updates, wanted, numbers)
+        self._agreed = agreed or self._agreed
+        return highest
+
+    def settle_cancel(self, cancel: Cancel | None) -> Cancel | None:
+        """What all processes end the epoch, or the fit, by, if this one wants to do so by ``cancel``."""
+        self._wanted = stronger(cancel, self._wanted)
+        self.agree()
+        agreed, self._agreed = self._agreed, None
+        return agreed
+
+    def _run_in_contexts(self, step: Step) -> None:
+        raised: BaseException | None = None
+        try:
+            with ExitStack() as contexts:
+                for make in self.plan.step_contexts:
+                    if (context := make(step)) is not None:
+                        contexts.enter_context(context)
+                try:
+                    phase_step: Callable[..., Any] = self.phase.step
+                    if (result := phase_step(self._core.learner, step)) is not None:
+                        raise self._bad_result(result)
+                except BaseException as error:
+                    raised = error
+                    raise
+        except BaseException as error:
+            if error is not raised and not isinstance(error, Cancel):
+                locate(error, self.of_context("step_context", step))
+            raise
+        finally:
+            del raised  # else a cycle with the traceback would keep the step and its graph
+
+    def of_context(self, hook: str, step: Step | None) -> str:
+        """Where an error was raised that came from entering or leaving a context."""
+        plugins = " or ".join(repr(placed.entry.plugin) for placed in self.plan.order[hook])
+        who = f"in {hook} of plugin {plugins}" if plugins else "at the begin or end of the epoch"
+        return f"{who}, {self._core.where(self.phase, step)}"
+
+    def _cancel_step(self, step: Step, cancel: Cancel) -> None:
+        step.ended = True
+        self.logbook.place = None
+        cancel.by = cancel.by or f"phase {self.phase.name}"
+        for window in self.windows:
+            if window.count and window.last is step:
+                window.drop()
+        try:
+            if (fire := self.plan.fire[StepCancelled]) is not None:
+                fire(step)
+        except Cancel as again:
+            cancel = again if isinstance(cancel, CancelStep) else stronger(cancel, again) or cancel
+        if not isinstance(cancel, CancelStep):
+            self._leave_by(cancel)
+
+    def _leave_by(self, cancel: Cancel) -> None:
+        """End the epoch; where processes train together, not before all of them do."""
+        if not self.agrees:
+            raise cancel
+        self._wanted = self._wanted or cancel
+
+    @property
+    def asks(self) -> bool:
+        """Whether this process wants to end the epoch, and the others do not know yet."""
+        return self._wanted is not None
+
+    def _bad_result(self, result: Any) -> StepResultError:
+        name = type(self.phase).__name__
+        return StepResultError(
+            f"{name}.step returned {describe(result)}: a step returns nothing. Put results on the step "
+            f"(step.loss = loss) and call step.backward(loss) and step.update()"
+        )
+
+    def _explain(self, error: BaseException, step: Step) -> None:
+        """Say where an error came from, and what the batch was."""
+        hint = "; this loss was differentiated before: compute it again in each step, or detach what is carried over"
+        again = hint if "backward through the graph a second time" in shown(error) else ""
+        self.failure = error
+        where = f"in {type(self.phase).__name__}.step, {self._core.where(self.phase, step)}"
+        locate(error, f"{where}; batch: {describe(step.batch)}; model on {self._core.models.device()}{again}")
+
+    def close_windows(self) -> None:
+        """Give each window that is still open its update, after the last step."""
+        for window in self.windows:
+            if window.last is not None:
+                try:
+                    with autocast_off():
+                        window.last.apply(window)
+                except CancelStep:
+                    window.drop()  # the step has ended already; its update does not happen
+                finally:
+                    torch.clear_autocast_cache()
+
+    def drop_windows(self) -> None:
+        """Drop what is still in a window."""
+        for window in self.windows:
+            if window.count:
+                window.drop()
+
+
+def stronger(one: Cancel | None, other: Cancel | None) -> Cancel | None:
+    """The one that ends more; the first, if they end the same."""
+    return other if one is None or (isinstance(other, CancelFit) and not isinstance(one, CancelFit)) else one
+
+
+EMPTY = "it has no samples; drop empty batches in the loader"
+NONE = "drop such batches in the loader, or let the phase pass over them with skip_none=True (in one process alone)"

@@ -1,0 +1,206 @@
+"""Models: modules, what wraps them, their optimizers, and Weights: what stands in the place of their own weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from loopkit.batches import describe
+from loopkit.engine.routing import Route
+from loopkit.errors import PhaseError, PluginError
+from loopkit.notes import locate
+from loopkit.words import nearest
+
+if TYPE_CHECKING:
+    from loopkit.engine.registry import Registry
+
+__all__ = ["Models", "Weights"]
+
+Factory = Callable[[Any], torch.optim.Optimizer]
+Optimizers = torch.optim.Optimizer | Factory
+
+
+class Models:
+    """The modules by name, routed through what plugins wrap around them, and their optimizers.
+
+    Args:
+        given: A module, or a mapping of named modules.
+    """
+
+    def __init__(self, given: nn.Module | Mapping[str, nn.Module]) -> None:
+        self.given = given
+        self.by_name: dict[str, nn.Module] = dict(given) if isinstance(given, Mapping) else {"model": given}
+        for name, module in self.by_name.items():
+            if not isinstance(module, nn.Module):
+                raise PhaseError(f"model {name!r} is {module!r}: it must be an instance of torch.nn.Module")
+        self.optimizer: Any = None
+        """The optimizer, or the mapping of them, as it was given."""
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self.weights = Weights()
+        self._routes: dict[str, Route] = {}
+        self._wrapped: set[str] = set()
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Every module of every model."""
+        for model in self.by_name.values():
+            yield from model.modules()
+
+    def set_modes(self, training: bool) -> list[tuple[nn.Module, bool]]:
+        """Put the modules in train or eval mode; returns the mode in which each was."""
+        modes = [(module, module.training) for module in self.modules()]
+        if any(was is not training or type(each).train is not nn.Module.train for each, was in modes):
+            for model in self.by_name.values():
+                model.train(training)
+        return modes
+
+    def device(self) -> str:
+        """Where the first parameter is, in words."""
+        return next((str(p.device) for model in self.by_name.values() for p in model.parameters()), "no parameters")
+
+    # Plugins around the modules
+
+    def has_wrapper_of(self, plugin: str) -> bool:
+        """Whether a plugin has put a wrapper around a module, so that it cannot be taken out."""
+        return plugin in self._wrapped
+
+    def wrappers(self) -> dict[str, nn.Module]:
+        """What is called in the place of each module that is wrapped."""
+        return {name: route.wrapper for name, route in self._routes.items()}
+
+    @contextmanager
+    def unwrapped(self) -> Iterator[None]:
+        """Inside, calls reach the modules directly."""
+        wrappers = self.wrappers()
+        for name, route in self._routes.items():
+            route.wrapper = self.by_name[name]
+        try:
+            yield
+        finally:
+            for name, wrapper in wrappers.items():
+                self._routes[name].wrapper = wrapper
+
+    def put_back(self, wrappers: Mapping[str, nn.Module], plugins: Iterable[str]) -> None:
+        """Take back what `set_up` of these plugins did."""
+        self._wrapped -= set(plugins)
+        for name, route in list(self._routes.items()):
+            if name in wrappers:
+                route.wrapper = wrappers[name]
+            else:
+                self._routes.pop(name).undo()
+
+    def set_up(self, registry: Registry, plugins: Iterable[str]) -> None:
+        """Run the ``setup_model`` of these plugins on every module, and route calls through what wraps it."""
+        for impl in registry.ordered("setup_model"):
+            if impl.entry.plugin not in plugins:
+                continue
+            for name, module in self.by_name.items():
+                top = self._routes[name].wrapper if name in self._routes else module
+                wrapper = registry.call(impl, name=name, model=top)
+                if not isinstance(wrapper, nn.Module):
+                    raise PluginError(
+                        f"plugin {impl.entry.plugin!r}: setup_model returned {describe(wrapper)}, not a module"
+                    )
+                if wrapper is module or wrapper is top:
+                    continue
+                self._wrapped.add(impl.entry.plugin)
+                if name in self._routes:
+                    self._routes[name].wrapper = wrapper
+                else:
+                    self._routes[name] = Route(module, wrapper)
+
+    # Optimizers
+
+    def set_optimizers(self, given: Optimizers | Mapping[str, Optimizers] | None) -> None:
+        """Take optimizers, or make them by their factories."""
+        if given is None:
+            return
+        if isinstance(given, Mapping):
+            self.optimizers = {name: self._make_optimizer(name, each, True) for name, each in given.items()}
+            self.optimizer = self.optimizers
+        else:
+            self.optimizer = self._make_optimizer("optimizer", given, False)
+            self.optimizers = {"optimizer": self.optimizer}
+
+    def _make_optimizer(self, name: str, given: Optimizers, named: bool) -> torch.optim.Optimizer:
+        if isinstance(given, torch.optim.Optimizer):
+            return given
+        if not callable(given):
+            raise PhaseError(f"optimizer {name!r} is {given!r}: give an optimizer, or a function params -> optimizer")
+        if named and name not in self.by_name:
+            raise PhaseError(
+                f"optimizer {name!r} is a factory, but no model has that name{nearest(name, self.by_name)}; "
+                f"the models are {', '.join(self.by_name)}"
+            )
+        models = [self.by_name[name]] if named else self.by_name.values()
+        try:
+            made = given([p for model in models for p in model.parameters()])
+        except Exception as error:
+            locate(error, f"the factory of optimizer {name!r} raised this")
+            raise
+        if not isinstance(made, torch.optim.Optimizer):
+            raise PhaseError(f"the factory of optimizer {name!r} returned {made!r}: it must return a torch optimizer")
+        return made
+
+
+class StandIn(NamedTuple):
+    """What stands in the weights' place."""
+
+    by: str
+    put: Callable[[], None]
+    away: Callable[[], None]
+
+
+class Weights:
+    """What stands in the place of the models' own weights: a stack, put away from the top by whoever saves."""
+
+    def __init__(self) -> None:
+        self._stack: list[StandIn] = []
+
+    @property
+    def by(self) -> str:
+        """The plugin whose weights stand in the place of the models' own; empty if they are in place themselves."""
+        for each in reversed(self._stack):
+            if each.by:
+                return each.by
+        return ""
+
+    @contextmanager
+    def replaced(self, put: Callable[[], None], away: Callable[[], None], by: str = "") -> Iterator[None]:
+        """Inside, something stands in the weights' place.
+
+        Args:
+            put: Puts it there.
+            away: Puts the weights back.
+            by: The plugin whose weights these are; empty if the models' own weights stay, in another form.
+        """
+        entry = StandIn(by, put, away)
+        put()
+        self._stack.append(entry)
+        try:
+            yield
+        finally:
+            at = next(i for i, each in enumerate(self._stack) if each is entry)
+            above = self._stack[at + 1 :]  # of contexts that are left out of turn, such as those of a generator
+            for each in reversed(above):
+                each.away()
+            away()
+            del self._stack[at]
+            for each in above:
+                each.put()
+
+    @contextmanager
+    def own(self) -> Iterator[None]:
+        """Inside, the models hold their own weights, as they are trained and saved."""
+        away, self._stack = self._stack, []
+        for each in reversed(away):
+            each.away()
+        try:
+            yield
+        finally:
+            for each in away:
+                each.put()
+            self._stack = away

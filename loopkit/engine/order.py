@@ -1,0 +1,228 @@
+"""From declared access to an order, or to an error that names the conflict.
+
+Per event: writers before updaters before readers of overlapping state; readers of ``"*"`` last, and of these a
+plugin that saves (``provides = "checkpoint"``) at the very end. Two writers
+or two updaters of the same state need an explicit order between them. An explicit order replaces the derived
+one for its pair, and a chain that the user gives replaces what the plugins say. What remains free is ordered
+by name, so that the order in which plugins are listed never matters.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import pairwise
+
+from loopkit.errors import OrderError
+from loopkit.hooks import STATES
+
+__all__ = ["Entry", "Placed", "arrange", "overlaps"]
+
+EVERYTHING = "*"
+SAVER = "checkpoint"
+"""What is provided by a plugin that saves the state: what others did after it would be lost."""
+BY_USER = "the order given to the learner"
+WILDCARD = re.compile(r"[*?[\]]")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one plugin declares for one event."""
+
+    plugin: str
+    provides: str = ""
+    reads: tuple[str, ...] = ()
+    updates: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+
+    def is_called(self, word: str) -> bool:
+        """Whether ``word`` is the plugin's name or what it provides."""
+        return word in (self.plugin, self.provides)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An entry in its place, and why it stands there."""
+
+    entry: Entry
+    reasons: tuple[str, ...]
+    """Each once, whatever number of other entries it comes from."""
+
+
+def overlaps(one: str, other: str) -> bool:
+    """Whether two state names meet: equal, or one is above the other. A part may be a pattern.
+
+    >>> overlaps("optimizer", "optimizer.lr"), overlaps("loss", "outputs")
+    (True, False)
+    >>> overlaps("metrics.*/loss", "metrics.val/loss")
+    True
+    """
+    pairs = zip(_parts(one), _parts(other), strict=False)
+    return all(a == b or fnmatchcase(a, b) or fnmatchcase(b, a) or _both_match(a, b) for a, b in pairs)
+
+
+def _parts(state: str) -> list[str]:
+    """The parts of a name; ``metrics.<phase>/<metric>`` has three, so that the pattern of a phase ends with it."""
+    parts = state.split(".")
+    return [parts[0], *parts[1].split("/", 1), *parts[2:]] if parts[0] == "metrics" and len(parts) > 1 else parts
+
+
+def _both_match(one: str, other: str) -> bool:
+    """Whether two patterns, both with a wildcard, can match the same text: what is around the wildcards agrees."""
+    a, b = WILDCARD.split(one), WILDCARD.split(other)
+    if len(a) == 1 or len(b) == 1:
+        return False
+    starts = a[0].startswith(b[0]) or b[0].startswith(a[0])
+    return starts and (a[-1].endswith(b[-1]) or b[-1].endswith(a[-1]))
+
+
+def arrange(entries: Sequence[Entry], chains: Sequence[Sequence[str]] = (), event: str = "event") -> list[Placed]:
+    """Put the entries of one event in order.
+
+    Args:
+        entries: One per plugin, in any order.
+        chains: Orders given by the user, each a sequence of plugin names or provided words.
+        event: The hook's name, for messages.
+
+    Raises:
+        OrderError: Two plugins change the same state without an order between them, or there is a cycle.
+    """
+    entries = sorted(entries, key=lambda entry: entry.plugin)
+    edges = _explicit(entries, chains)
+    settled = _closure(len(entries), edges)
+    for i, one in enumerate(entries):
+        for j in range(i + 1, len(entries)):
+            if (i, j) in settled or (j, i) in settled:
+                continue
+            other = entries[j]
+            if clash := _clash(one, other):
+                raise OrderError(_ambiguous(one, other, clash, event))
+            if reason := _precedes(one, other):
+                edges[i, j] = reason
+            if reason := _precedes(other, one):
+                edges[j, i] = reason
+    return _sort(entries, edges, event)
+
+
+Edges = dict[tuple[int, int], str]
+
+
+def _explicit(entries: Sequence[Entry], chains: Sequence[Sequence[str]]) -> Edges:
+    """The edges that the user's chains and the plugins' ``before`` and ``after`` give."""
+    edges: Edges = {}
+    for chain in chains:
+        members = [[i for i, entry in enumerate(entries) if entry.is_called(word)] for word in chain]
+        for k, group in enumerate(members):
+            for later in members[k + 1 :]:
+                edges.update({(i, j): BY_USER for i in group for j in later if i != j})
+    chained = _closure(len(entries), edges)
+    for i, entry in enumerate(entries):
+        for j, other in enumerate(entries):
+            if i == j or (i, j) in chained or (j, i) in chained:
+                continue
+            if any(other.is_called(word) for word in entry.before):
+                edges[i, j] = f"{entry.plugin!r} says before {other.plugin!r}"
+            if any(other.is_called(word) for word in entry.after):
+                edges[j, i] = f"{entry.plugin!r} says after {other.plugin!r}"
+    return edges
+
+
+def _closure(size: int, edges: Edges) -> set[tuple[int, int]]:
+    """Every pair that is connected by a path of edges."""
+    reach: list[set[int]] = [{j for (i, j) in edges if i == start} for start in range(size)]
+    for middle in range(size):
+        for start in range(size):
+            if middle in reach[start]:
+                reach[start] |= reach[middle]
+    return {(i, j) for i in range(size) for j in reach[i]}
+
+
+def _clash(one: Entry, other: Entry) -> str:
+    """``"update grads"`` if both change the same state in the same way, else an empty string."""
+    for verb, mine, theirs in (("write", one.writes, other.writes), ("update", one.updates, other.updates)):
+        for a in mine:
+            for b in theirs:
+                if overlaps(a, b) and EVERYTHING not in (a, b):
+                    return f"{verb} {max(a, b, key=len)!r}"
+    return ""
+
+
+def _precedes(first: Entry, second: Entry) -> str:
+    """Why ``first`` runs before ``second`` by access, or an empty string."""
+    if EVERYTHING in second.reads and EVERYTHING not in first.reads:
+        return f"{second.plugin!r} reads everything"
+    if EVERYTHING in second.reads and second.provides == SAVER != first.provides:
+        return f"{second.plugin!r} saves what was done by then"
+    if EVERYTHING in first.writes and EVERYTHING not in second.writes:
+        return f"{first.plugin!r} writes everything"
+    own = tuple(word for word in (first.plugin, first.provides) if word and word not in STATES)
+    changed = second.updates + second.writes
+    reads = tuple(r for r in second.reads if not any(_covers(state, r) for state in changed))
+    for verb, states, others in (
+        ("writes", first.writes + own, (("updates", second.updates), ("reads", reads))),
+        ("updates", first.updates, (("reads", reads),)),
+    ):
+        for state in states:
+            for word, theirs in others:
+                for name in theirs:
+                    if name != EVERYTHING and overlaps(state, name):
+                        return f"{first.plugin!r} {verb} {state!r}, {second.plugin!r} {word} {name!r}"
+    return ""
+
+
+def _covers(above: str, below: str) -> bool:
+    return below == above or below.startswith(above + ".")
+
+
+def _ambiguous(one: Entry, other: Entry, clash: str, event: str) -> str:
+    return (
+        f"{event}: plugins {one.plugin!r} and {other.plugin!r} both {clash}, and nothing says which comes first. "
+        f'Give the learner order=["{one.plugin}", "{other.plugin}"] (or the reverse), or declare '
+        f'before=("{other.plugin}",) or after=("{other.plugin}",) in {one.plugin!r}'
+    )
+
+
+def _sort(entries: Sequence[Entry], edges: Edges, event: str) -> list[Placed]:
+    """Sort topologically, by name where nothing else decides."""
+    waits = {i: {a for a, b in edges if b == i} for i in range(len(entries))}
+    ready = [(entries[i].plugin, i) for i, earlier in waits.items() if not earlier]
+    heapq.heapify(ready)
+    placed: list[Placed] = []
+    while ready:
+        _, i = heapq.heappop(ready)
+        del waits[i]
+        reasons = dict.fromkeys(edges[a, i] for a in range(len(entries)) if (a, i) in edges)
+        placed.append(Placed(entries[i], tuple(reasons)))
+        for j, earlier in waits.items():
+            if i in earlier:
+                earlier.remove(i)
+                if not earlier:
+                    heapq.heappush(ready, (entries[j].plugin, j))
+    if waits:
+        raise OrderError(_cycle(entries, edges, waits, event))
+    return placed
+
+
+def _cycle(entries: Sequence[Entry], edges: Edges, waits: dict[int, set[int]], event: str) -> str:
+    """Walk backwards from any waiting entry until one repeats; that stretch is a cycle."""
+    path = [min(waits)]
+    while True:
+        previous = min(waits[path[-1]])
+        if previous in path:
+            cycle = [previous, *reversed(path[path.index(previous) :])]
+            break
+        path.append(previous)
+    steps = "; ".join(edges[a, b] for a, b in pairwise(cycle))
+    names = " -> ".join(repr(entries[i].plugin) for i in cycle)
+    fix = "Remove one of them from order=[...]"
+    for a, b in pairwise(cycle):
+        if edges[a, b] != BY_USER:
+            turned = f'["{entries[b].plugin}", "{entries[a].plugin}"]'
+            fix = f"Remove one of these declarations, or give the learner order={turned} to turn one round"
+            break
+    return f"{event}: the order of the plugins is a cycle, {names}: {steps}. {fix}"

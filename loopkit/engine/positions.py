@@ -1,0 +1,518 @@
+"""Positions of data: what is saved about a loader so that a run goes on with the batch that comes next.
+
+How the engine uses it::
+
+    begun = begin(data, generators.save())           # before a pass begins, if needs_replay(data)
+    saved = save_position(data, steps, running=True, begun=begun)
+
+    skip = load_position(data, saved, replay=True)   # in another process
+    if skip and needs_replay(data):
+        generators.restore(saved["begun"]["generators"])
+    batches = resume(data, saved, skip)              # in the place of iter(data)
+    generators.restore(...)                          # those of the edge where it was saved
+
+Where several processes share the samples, a position says how many samples of the epoch all of them have used. It is
+the same in each, and fits any number of processes; the steps go on counting, see `pass_length`.
+
+What cannot be saved: the generators inside of a ``DataLoader``'s workers. `loopkit.data.seeded` needs none.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+from loopkit.data import Loader, LoaderError, ResumableBatchSampler, ResumableSampler, Shares
+from loopkit.engine import generators
+from loopkit.engine.sources import length_of
+from loopkit.errors import StateError
+from loopkit.kinds import ANY, COUNT, FLAG, MAPPING, Kind, is_plain, wrong
+
+__all__ = [
+    "begin",
+    "facts",
+    "keeps_place",
+    "leave",
+    "load_position",
+    "malformed",
+    "needs_replay",
+    "pass_length",
+    "resume",
+    "save_position",
+]
+
+# Kinds of data, by where their position is
+LOADER = "loader"  # a loopkit.data.Loader has it
+SAMPLER = "sampler"  # a DataLoader's ResumableSampler has it
+STATEFUL = "stateful"  # the data has a state of its own
+SEQUENCE = "sequence"  # an index is all it takes
+ITERATOR = "iterator"  # nowhere, and it can be passed over once
+ITERABLE = "iterable"  # nowhere
+
+WORDS = {
+    "kind": "position kept by",
+    "class": "class",
+    "length": "batches",
+    "batch_size": "batch size",
+    "samples": "samples",
+    "workers": "workers",
+    "in_order": "in_order",
+    "processes": "processes",
+    "per_step": "samples per step of all processes",
+}
+# What must not change in mid-pass, because the position would be that of another batch
+UNSAFE = {
+    LOADER: ("length", "batch_size", "samples"),
+    SAMPLER: ("samples",),
+    STATEFUL: ("class", "length", "batch_size", "samples", "workers"),
+    SEQUENCE: ("length",),
+    ITERATOR: ("length",),
+    ITERABLE: ("length", "batch_size", "samples"),
+}
+# What makes no difference at all
+FREE = {LOADER: ("class",), SAMPLER: ("class", "workers"), SEQUENCE: ("class",)}
+
+GENERATORS = ("generator", "sampler.generator", "batch_sampler.sampler.generator")
+
+KIND: Kind = ("a kind of position", lambda v: v in (LOADER, SAMPLER, STATEFUL, SEQUENCE, ITERATOR, ITERABLE))
+FACTS: Kind = ("facts about data", lambda v: is_plain(v) and type(v.get("class")) is str)
+STATES: Kind = (
+    "states of generators",
+    lambda v: isinstance(v, Mapping) and all(isinstance(t, Tensor) and t.dtype == torch.uint8 for t in v.values()),
+)
+PLACE: Kind = ("a place in an epoch", lambda v: is_plain(v) and all(COUNT[1](v.get(k)) for k in ("epoch", "position")))
+
+_resumed: WeakKeyDictionary[ResumableSampler, tuple[int, int, int]] = WeakKeyDictionary()
+"""The epoch and the samples at which a sampler's pass was resumed, and the steps that had been taken by then."""
+
+
+def keeps_place(data: Any) -> bool:
+    """Whether passes over the data move a position that it keeps."""
+    return _kind(data) in (LOADER, SAMPLER, STATEFUL)
+
+
+def needs_replay(data: Any) -> bool:
+    """Whether a position in mid-pass can only be reached by making the batches before it again."""
+    return _kind(data) in (ITERATOR, ITERABLE)
+
+
+def facts(data: Any) -> dict[str, Any]:
+    """What identifies the data for a person and tells that it changed, as far as it can be told.
+
+    ``kind`` and ``class`` (names), ``length`` (batches), ``batch_size``, ``samples`` (of the dataset), ``workers``,
+    ``processes`` (if they share the samples).
+    """
+    found: dict[str, Any] = {"kind": _kind(data), "class": type(data).__name__, "length": length_of(data)}
+    if isinstance(data, DataLoader):
+        found["batch_size"] = _batch_size(data)
+        found["samples"] = length_of(data.dataset)
+        found["workers"] = data.num_workers
+        found["in_order"] = data.num_workers == 0 or getattr(data, "in_order", True)
+    elif isinstance(data, Loader):
+        found["batch_size"] = getattr(data, "batch_size", None)
+        found["samples"] = getattr(data, "samples", None)
+    if (shares := _shares(data)) is not None and shares.size > 1:
+        found["processes"] = shares.size
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def begin(data: Any, generators_now: Any) -> dict[str, Any]:
+    """What a replay of the pass that begins now will need, for ``save_position(..., begun=...)``.
+
+    Args:
+        data: What ``iter()`` will be called on.
+        generators_now: The states of the global generators, kept under ``"generators"``.
+    """
+    return {"generators": generators_now, "own": _states(data), "workers_running": _workers_running(data)}
+
+
+def save_position(
+    data: Any, steps: int, *, running: bool, begun: Any = None, earlier_passes: int = 0
+) -> dict[str, Any]:
+    """What there is to save about data after some batches of a pass were consumed.
+
+    Args:
+        data: What ``iter()`` is called on.
+        steps: Batches that were consumed in this pass.
+        running: A pass is open. Without one, or before its first batch, the next pass is a new epoch.
+        begun: What `begin` returned when the pass began; needed if ``needs_replay(data)`` and a pass is open.
+        earlier_passes: Passes that came before over this very object; only for iterators does it make a difference.
+
+    Raises:
+        StateError: The data's own state holds what cannot be saved, or another pass has moved its position.
+    """
+    kind = _kind(data)
+    middle = running and steps > 0
+    saved: dict[str, Any] = {
+        "kind": kind,
+        "facts": facts(data),
+        "running": middle,
+        "steps": steps if middle else 0,
+        "own": _states(data),
+        "workers_running": _workers_running(data),
+    }
+    if kind == LOADER:
+        saved["state"] = data.state_dict(next_pass=not middle)
+        if middle and saved["state"]["position"] < steps:
+            raise StateError(
+                f"{steps} batches of {_name(data)} were used, but its position is {saved['state']['position']}: "
+                f"another pass over the same object moved it. Give each phase a loader of its own; "
+                f"loader.map(lambda batch: batch) makes one"
+            )
+    elif kind == SAMPLER:
+        sampler = _sampler(data)
+        assert sampler is not None
+        position = _samples_used(data, sampler, steps) if middle else None
+        saved["state"] = sampler.state_dict(position, next_pass=not middle)
+    elif kind == STATEFUL and (middle or not _is_torchdata(data)):
+        saved["state"] = _copy(data.state_dict(), f"{_name(data)}.state_dict()")
+    elif kind == ITERATOR:
+        saved["used"] = earlier_passes > 0 or (steps > 0 and not running)
+    if kind in (ITERATOR, ITERABLE):
+        saved["begun"] = begun if middle else None
+        if (sampler := _sampler(data)) is not None:
+            saved["state"] = sampler.state_dict(0) if middle else sampler.state_dict(next_pass=True)
+    return saved
+
+
+def load_position(data: Any, saved: Mapping[str, Any], *, replay: bool) -> int:
+    """Put data where it was saved.
+
+    Between passes a change of the data gives one warning that lists what changed. In mid-pass it is refused where the
+    next batch would be another one; a `ResumableSampler` goes on with another batch size, see `pass_length`. Another
+    number of processes makes no difference by itself; a warning says if a step has another number of samples then.
+
+    Args:
+        data: What ``iter()`` will be called on.
+        saved: What `save_position` returned.
+        replay: Whether the batches before the position may be made again where there is no other way.
+
+    Returns:
+        How many batches the pass has to leave out; hand it to `resume`.
+
+    Raises:
+        StateError: The position cannot be reached, or is not one of this data.
+    """
+    kind, here, middle = _kind(data), facts(data), bool(saved["running"])
+    then = saved["facts"]
+    free: tuple[str, ...] = FREE.get(kind, ())
+    if kind == saved["kind"] in (LOADER, SAMPLER) and then.get("processes") != here.get("processes"):
+        own = data.state_dict() if isinstance(data, Loader) else {}
+        then = {**then, "per_step": _per_step(then, saved["state"])}
+        here = {**here, "per_step": _per_step(here, own)}
+        free += ("length", "batch_size", "processes")
+    changed = [name for name in WORDS if then.get(name) != here.get(name) and name not in free]
+    if saved["kind"] == ITERATOR and saved["used"]:
+        raise StateError(
+            f"{then['class']} is an iterator that can be passed over once, and an earlier pass had used it: what comes "
+            f"next cannot be reached again. Give a list, a loader, or a function that returns a new iterator"
+        )
+    if middle:
+        _check_middle(data, kind, saved, here, changed, replay)
+    safe = _load(data, kind, saved, here, changed)
+    if middle and saved["kind"] == kind:
+        _tell_filled_up(data)
+    if changed or safe:
+        listed = [f"{WORDS[name]}: {then.get(name)} before, {here.get(name)} now" for name in changed]
+        place = "in mid-epoch" if middle else "between epochs"
+        warnings.warn(
+            f"the data of {_name(data)} changed since its position was saved, {place}: {'; '.join(listed + safe)}. "
+            f"The run goes on, but it is not the one that would have been",
+            stacklevel=3,
+        )
+    if not middle or kind in (LOADER, SAMPLER, STATEFUL):
+        return 0
+    return int(saved["steps"])
+
+
+def resume(data: Any, saved: Mapping[str, Any], skip: int) -> Iterator[Any]:
+    """An iterator over the rest of the pass, after `load_position`.
+
+    It leaves the data's own generators where they were when the position was saved; the global ones may have moved.
+
+    Raises:
+        StateError: The data ended before the position.
+    """
+    if skip and _kind(data) == SEQUENCE:
+        batches: Iterator[Any] = map(data.__getitem__, range(skip, len(data)))
+    else:
+        batches = iter(data)
+        for index in range(skip):
+            try:
+                next(batches)
+            except StopIteration:
+                raise StateError(
+                    f"{_name(data)} ended after {index} batches, but {skip} of this epoch were used before: "
+                    f"the data is not the same. Begin without its position, or restore the data"
+                ) from None
+    if saved["running"]:
+        _set_generators(data, saved["own"])
+    return batches
+
+
+def leave(data: Any) -> None:
+    """Let a pass whose position was loaded be over without another batch; the next one begins the next epoch."""
+    target = data if isinstance(data, Loader) else _sampler(data)
+    if target is not None:
+        target.set_epoch(target.epoch + 1)
+
+
+def pass_length(data: Any, saved: Mapping[str, Any]) -> int | None:
+    """How many steps the resumed pass will have in all, those before its position included; None if unknown.
+
+    It is ``len(data)``, unless the batch size or the number of processes changed in mid-pass.
+    """
+    sampler, shares = _sampler(data), _shares(data)
+    if saved["running"] and shares is not None and saved["kind"] == _kind(data):
+        used = data.consumed if isinstance(data, Loader) else int(saved["state"]["position"])
+        if sampler is not None or data.position == saved["steps"]:
+            return int(saved["steps"]) + shares.steps(used)
+    if not saved["running"] or _kind(data) != SAMPLER or sampler is None:
+        return length_of(data)
+    left, size = sampler.samples - int(saved["state"]["position"]), _batch_size(data) or 1
+    drops = bool(getattr(data.batch_sampler, "drop_last", False))
+    return int(saved["steps"]) + (left // size if drops else -(-left // size))
+
+
+def malformed(where: str, saved: Any) -> list[str]:
+    """What in a position at ``where`` is not as `save_position` makes it, whatever the data."""
+    kinds = {"kind": KIND, "facts": FACTS, "running": FLAG, "steps": COUNT, "own": STATES, "workers_running": FLAG}
+    problems = wrong(where, saved, kinds)
+    if problems:
+        return problems
+    if saved["kind"] in (LOADER, SAMPLER):
+        problems += wrong(where, saved, {"state": PLACE})
+    if saved["kind"] == ITERATOR:
+        problems += wrong(where, saved, {"used": FLAG})
+    if saved["kind"] in (ITERATOR, ITERABLE):
+        problems += wrong(where, saved, {"begun": ANY})
+    if saved.get("begun") is not None:
+        kinds = {"generators": MAPPING, "own": STATES, "workers_running": FLAG}
+        problems += wrong(f"{where}.begun", saved["begun"], kinds)
+    return problems
+
+
+def _kind(data: Any) -> str:
+    if isinstance(data, Loader):
+        return LOADER
+    if isinstance(data, DataLoader) and _sampler(data) is not None and _batch_size(data) is not None:
+        return SAMPLER
+    if callable(getattr(data, "state_dict", None)) and callable(getattr(data, "load_state_dict", None)):
+        return STATEFUL
+    if isinstance(data, Sequence) or (hasattr(data, "__getitem__") and not hasattr(data, "__iter__")):
+        return SEQUENCE
+    return ITERATOR if hasattr(data, "__next__") else ITERABLE
+
+
+def _name(data: Any) -> str:
+    return type(data).__name__
+
+
+def _sampler(data: Any) -> ResumableSampler | None:
+    """The resumable sampler that decides about the order of the samples."""
+    if not isinstance(data, DataLoader):
+        return None
+    for sampler in (getattr(data.batch_sampler, "sampler", None), data.sampler):
+        if isinstance(sampler, ResumableSampler):
+            return sampler
+    return None
+
+
+def _batch_size(data: DataLoader[Any]) -> int | None:
+    """Samples per batch, where they are as many in every batch but the last."""
+    if data.batch_size is not None:
+        return data.batch_size
+    batch_sampler = data.batch_sampler
+    if batch_sampler is None:
+        return 1
+    plain = type(batch_sampler) in (BatchSampler, ResumableBatchSampler) or type(batch_sampler).__module__.startswith(
+        "torchdata."
+    )
+    return batch_sampler.batch_size if plain and isinstance(batch_sampler, BatchSampler) else None
+
+
+def _samples_used(data: DataLoader[Any], sampler: ResumableSampler, steps: int) -> int:
+    epoch, start, before = _resumed.get(sampler, (-1, -1, 0))
+    if (epoch, start) != (sampler.epoch, sampler.start):
+        before = 0
+    if sampler.shares is not None:
+        return sampler.shares.used(sampler.start, steps - before)
+    return sampler.start + (steps - before) * (_batch_size(data) or 1)
+
+
+def _shares(data: Any) -> Shares | None:
+    """How processes share the samples of data that keeps its position in an epoch; None if that is not known."""
+    if isinstance(data, Loader):
+        return data.shares
+    sampler = _sampler(data)
+    return None if sampler is None else sampler.shares
+
+
+def _per_step(facts: Mapping[str, Any], state: Mapping[str, Any]) -> int:
+    """Samples per step of all processes, as the facts, or the state of a loader, tell them."""
+    return int(facts.get("batch_size", state.get("batch_size", 1))) * int(facts.get("processes", 1))
+
+
+def _tell_filled_up(data: Any) -> None:
+    """Warn if the rest of the epoch cannot be shared out among the processes."""
+    sampler, shares = _sampler(data), _shares(data)
+    if shares is not None:
+        left = shares.short(sampler.start if sampler is not None else data.consumed)
+        if left:
+            warnings.warn(
+                f"the rest of the epoch of {_name(data)} is {left} of {shares.samples} samples, fewer than the "
+                f"{shares.size} processes: samples from the epoch's begin fill up its step",
+                stacklevel=4,
+            )
+
+
+def _is_torchdata(data: Any) -> bool:
+    """Whether it is a StatefulDataLoader, whose state is one of a pass.
+
+    Between passes its ``state_dict`` would begin the next one. A state of a pass that has ended, or was left early,
+    makes samplers and datasets with a state begin the next pass where the last one was.
+    """
+    return any(cls.__module__.startswith("torchdata.stateful_dataloader") for cls in type(data).__mro__)
+
+
+def _workers_running(data: Any) -> bool:
+    """Whether workers that outlive their pass have been started: if so, the next pass draws no seed for them."""
+    persistent = isinstance(data, DataLoader) and data.num_workers > 0 and data.persistent_workers
+    return persistent and getattr(data, "_iterator", None) is not None
+
+
+def _start_workers(data: Any) -> None:
+    """Start workers that outlive their pass, as they were when the position was saved."""
+    if isinstance(data, DataLoader) and data.num_workers and data.persistent_workers and not _workers_running(data):
+        before = generators.save()
+        iter(data)
+        generators.restore(before)
+
+
+def _parts_with_state(data: Any) -> list[str]:
+    """The dataset and samplers of a StatefulDataLoader that have a state which is not torchdata's."""
+    parts = (data.dataset, data.sampler, data.batch_sampler, getattr(data.batch_sampler, "sampler", None))
+    names = [
+        type(part).__name__
+        for part in parts
+        if callable(getattr(part, "state_dict", None)) and not type(part).__module__.startswith("torchdata.")
+    ]
+    return list(dict.fromkeys(names))
+
+
+def _generators(data: Any) -> dict[str, torch.Generator]:
+    found = {}
+    for path in GENERATORS:
+        value = data
+        for name in path.split("."):
+            value = getattr(value, name, None)
+        if isinstance(value, torch.Generator):
+            found[path] = value
+    return found
+
+
+def _states(data: Any) -> dict[str, Tensor]:
+    """The states of the data's own generators, by where they are."""
+    return {path: generator.get_state() for path, generator in _generators(data).items()}
+
+
+def _set_generators(data: Any, states: Mapping[str, Tensor]) -> None:
+    for path, generator in _generators(data).items():
+        if path in states:
+            generator.set_state(states[path])
+
+
+def _check_middle(
+    data: Any, kind: str, saved: Mapping[str, Any], here: Mapping[str, Any], changed: list[str], replay: bool
+) -> None:
+    """Raise why a position in mid-pass cannot be reached."""
+    then, steps = saved["facts"], saved["steps"]
+    if not then.get("in_order", True) or not here.get("in_order", True):
+        raise StateError(
+            f"{_name(data)} gives batches in the order in which its workers make them (in_order=False): there is no "
+            f"position in mid-epoch to go on from. Use in_order=True"
+        )
+    unsafe = [name for name in changed if name in ("kind", *UNSAFE[kind])]
+    if kind == ITERABLE and isinstance(getattr(data, "dataset", None), IterableDataset) and "workers" in changed:
+        unsafe.append("workers")  # which samples a worker gives depends on how many there are
+    if unsafe:
+        listed = "; ".join(f"{WORDS[name]}: {then.get(name)} before, {here.get(name)} now" for name in unsafe)
+        elastic = "kind" in unsafe and ("processes" in then or "processes" in here)
+        raise StateError(
+            f"the position in mid-epoch (after {steps} batches) is not one of this {_name(data)}: {listed}. Give the "
+            f"data as it was, or go on from a checkpoint that was saved at the end of an epoch"
+            + (
+                "; for positions that fit any number of processes, use loopkit.data.TensorLoader or a DataLoader with "
+                "sampler=loopkit.data.ResumableSampler(dataset)"
+                if elastic
+                else ""
+            )
+        )
+    if kind in (ITERATOR, ITERABLE) and not replay:
+        raise StateError(
+            f"{_name(data)} has no position, and {steps} batches of the epoch were used: use "
+            f"loopkit.data.TensorLoader, a DataLoader with sampler=loopkit.data.ResumableSampler(dataset), or "
+            f"torchdata's StatefulDataLoader; or let the {steps} batches be made again and passed over, with "
+            f"Checkpoint(replay=True)"
+        )
+
+
+def _load(data: Any, kind: str, saved: Mapping[str, Any], here: Mapping[str, Any], changed: list[str]) -> list[str]:
+    """Load the data's own state; returns what else has changed."""
+    middle, state = saved["running"], saved.get("state")
+    sampler = _sampler(data)
+    target = data if kind == LOADER else sampler
+    if saved["kind"] != kind:
+        return []
+    replayed = saved["begun"] if middle and kind in (ITERATOR, ITERABLE) else None
+    at = replayed or saved
+    if at["workers_running"] and (replayed or not middle):
+        _start_workers(data)
+    if kind == STATEFUL and state is not None:
+        data.load_state_dict(state)
+    elif kind == STATEFUL and (names := _parts_with_state(data)):
+        warnings.warn(
+            f"the state of {' and '.join(names)} in {_name(data)} is not restored between epochs: what depends on the "
+            f"epoch there has to be set at epoch_begin, by set_epoch or the like",
+            stacklevel=4,
+        )
+    elif target is not None and state is not None:
+        try:
+            target.load_state_dict(state)
+        except LoaderError as error:
+            if middle:
+                raise StateError(f"the position in mid-epoch cannot be restored: {error}") from error
+            target.set_epoch(state["epoch"])
+            own = target.state_dict()
+            return [
+                f"{name}: {state.get(name)} before, {own.get(name)} now"
+                for name in {**state, **own}
+                if name not in ("epoch", "position", "consumed", *changed) and state.get(name) != own.get(name)
+            ]
+        if kind == SAMPLER and middle and sampler is not None:
+            _resumed[sampler] = (sampler.epoch, sampler.start, int(saved["steps"]))
+    _set_generators(data, at["own"])
+    return []
+
+
+def _copy(value: Any, path: str) -> Any:
+    """A deep copy of a state, which holds nothing but what can be saved."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if type(value) in (list, tuple):
+        return type(value)(_copy(part, f"{path}[{index}]") for index, part in enumerate(value))
+    if isinstance(value, Mapping) and all(type(key) in (str, int) for key in value):
+        return {key: _copy(part, f"{path}[{key!r}]") for key, part in value.items()}
+    what = f"dict with the keys {list(value)[:3]}" if isinstance(value, Mapping) else type(value).__name__
+    raise StateError(
+        f"{path} is {what}, which cannot be saved: a state holds None, numbers, strings, lists, tuples, dicts with "
+        f"string or int keys, and tensors. Let state_dict() return such (torch.Generator: get_state())"
+    )

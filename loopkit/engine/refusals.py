@@ -1,0 +1,208 @@
+"""Refusals: every conflict between plugins, and all that is wrong with one, in words."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from loopkit.engine.order import EVERYTHING, overlaps
+from loopkit.errors import OrderError, PluginConflict, PluginError
+from loopkit.events import FitBegin, FitEnd, SignalBegin, snake_case
+from loopkit.hooks import PROJECT, PROVIDES, STATES, Hook, HookOptions, hooks, implemented
+from loopkit.logs.backend import Backend
+from loopkit.metrics import MetricLike
+from loopkit.plugin import declared, provided
+from loopkit.schedules import OfLength
+from loopkit.words import nearest
+
+if TYPE_CHECKING:
+    from loopkit.engine.plan import Implementation
+    from loopkit.phases import Phase
+
+__all__ = ["LOG_VALUE", "chains", "check_names", "check_owners", "check_plugin", "check_run", "plugin_name"]
+
+LOG_VALUE = "log_value"
+
+
+def check_names(
+    plugins: Mapping[str, Any], implementations: Sequence[Implementation], chains: Iterable[tuple[str, ...]]
+) -> None:
+    """Refuse names of states and plugins that nobody knows."""
+    names = {*plugins, *map(provided, plugins.values())} - {""}
+    written = {s for i in implementations for s in (*i.entry.writes, *i.entry.updates)}
+    declared = [(i.entry.plugin, i.hook.name, i.entry) for i in implementations]
+    for plugin, hook, entry in declared:
+        for state in (*entry.reads, *entry.updates, *entry.writes):
+            root = state.split(".")[0]
+            if root in STATES or root in names or root in PROVIDES or state == EVERYTHING:
+                continue
+            hint = nearest(root, [*STATES, *names])
+            if hint or not any(overlaps(state, other) for other in written):
+                raise PluginError(
+                    f"plugin {plugin!r}, {hook}: no state is called {state!r}{hint}; "
+                    f"known are {', '.join(STATES)}, step.<attribute> and <plugin>.<field>"
+                )
+        for word in (*entry.before, *entry.after):
+            _check_word(word, f"plugin {plugin!r}, {hook}", names)
+    for chain in chains:
+        for word in chain:
+            _check_word(word, "order", names)
+
+
+def _check_word(word: str, where: str, names: set[str]) -> None:
+    if word not in names and word not in PROVIDES and (hint := nearest(word, names | set(PROVIDES))):
+        raise OrderError(f"{where}: no plugin is called {word!r}{hint}")
+
+
+def check_owners(plugins: Mapping[str, Any]) -> None:
+    """Refuse two owners of one thing."""
+    owners: list[tuple[str, str]] = []
+    for name, plugin in plugins.items():
+        for state in declared(plugin, "owns", getattr(plugin, "owns", ())):
+            root = state.split(".")[0]
+            if root.isidentifier() and root not in {*STATES, *PROVIDES, *plugins}:
+                if hint := nearest(root, STATES):
+                    raise PluginError(f"plugin {name!r}: owns {state!r}, but no state is called so{hint}")
+            for other, theirs in owners:
+                if other != name and overlaps(state, theirs):
+                    raise PluginConflict(f'{other!r} and {name!r} both own "{state}": {_way_out(state)}')
+            owners.append((name, state))
+
+
+def _way_out(state: str) -> str:
+    """How two owners of a state can live together."""
+    if overlaps(state, "weights"):
+        return "give one of them phases=(), and use it by learner.evaluate(data, weights=...), or keep one of them"
+    return "keep one of them"
+
+
+def check_run(plugins: Mapping[str, Any], implementations: Sequence[Implementation], phases: Sequence[Phase]) -> None:
+    """Refuse what can never work with these phases: events that none emits, state that nobody makes."""
+    emitted = {event.hook for phase in phases for event in phase.events()}
+    emitted |= {FitBegin.hook, SignalBegin.hook, FitEnd.hook, LOG_VALUE}
+    phase_names = [phase.name for phase in phases]
+    makers = {*plugins, *map(provided, plugins.values())}
+    changed = [state for impl in implementations for state in (*impl.entry.writes, *impl.entry.updates)]
+    written = [state for state in changed if state != EVERYTHING]
+    for impl in implementations:
+        where = f"plugin {impl.entry.plugin!r}, {impl.hook.name}"
+        may_never_come = getattr(impl.plugin, "optional", ())  # hooks that a plugin can do without
+        if impl.hook.kind == "event" and impl.hook.name not in emitted and impl.hook.name not in may_never_come:
+            raise PluginError(
+                f"{where}: no known phase emits this event; the phases are {', '.join(phase_names)}. "
+                f"Give the phase that does: Learner(phases=[...])"
+            )
+        for state in impl.entry.reads:
+            root, _, rest = state.partition(".")
+            if root == "metrics" and rest:
+                phase = rest.split("/")[0]
+                made = [other.partition(".")[2] for other in written if other.startswith("metrics.")]
+                if "/" in rest and "*" not in phase and phase not in phase_names:
+                    raise PluginError(
+                        f"{where}: reads {state!r}, but no phase is called {phase!r}{nearest(phase, phase_names)}"
+                    )
+                if not any(overlaps(state, other) for other in written):
+                    names = sorted({name.replace("*/", f"{phase}/") for name in made})
+                    raise PluginError(
+                        f"{where}: reads {state!r}, which no plugin makes{nearest(rest, names)}; "
+                        f"made are {', '.join(names) or 'none'}"
+                    )
+            elif root in PROVIDES and root not in STATES and root not in makers:
+                raise PluginError(f"{where}: reads {state!r}, but no plugin is called {root!r} or provides it")
+
+
+def plugin_name(plugin: Any) -> str:
+    """A plugin's ``name``, else its class's in snake case."""
+    if isinstance(plugin, Backend):
+        made = type(plugin).__name__
+        raise PluginError(f"{made} is where a log goes, and no plugin: wrap it, LogTo({made}(...))")
+    if inspect.isclass(plugin):
+        raise PluginError(f"{plugin.__name__} is a class; a plugin is an instance: {plugin.__name__}(...)")
+    if plugin is None or type(plugin) in (str, list, tuple, set, dict):
+        raise PluginError(
+            f"{plugin!r} is no plugin: plugins are objects with hooks, such as Learner(plugins=[Metrics()])"
+        )
+    if (wrapped := _wrapped(plugin)) and not implemented(plugin):
+        raise PluginError(f"{plugin!r:.80} is no plugin: wrap it, {wrapped}")
+    name = getattr(plugin, "name", None)
+    if name is None:
+        name = snake_case(type(plugin).__name__)
+    if not isinstance(name, str) or not name or "." in name or not name.isprintable():
+        raise PluginError(f"plugin {plugin!r}: its name is {name!r}; a name is printable text without a dot")
+    return name
+
+
+def _wrapped(part: Any) -> str:
+    """The plugin that takes what is a part of one: a metric, a scheduler of torch, a schedule; else an empty string."""
+    made = f"{type(part).__name__}(...)"
+    if isinstance(part, MetricLike):
+        return f"Metrics({made})"
+    if isinstance(part, ReduceLROnPlateau):
+        return "Plateau(monitor=...)"
+    if isinstance(part, LRScheduler):
+        return f"TorchSchedule({made})"
+    if getattr(part, "__module__", None) == OfLength.__module__:
+        return f"Schedule({part.name if isinstance(part, OfLength) else part.__name__})"
+    return ""
+
+
+def check_plugin(plugin: Any, name: str) -> None:
+    """Refuse what pluggy would take silently, or with a message that does not say what to write instead."""
+    known = hooks()
+    where = f"plugin {name!r} ({type(plugin).__name__})"
+    word = provided(plugin)
+    has_hooks = False
+    if not isinstance(word, str) or not (word == "" or word.isidentifier()):
+        raise PluginError(f"{where}: provides is {word!r}; it is one word, such as {'clip'!r}")
+    for attribute in dir(plugin):
+        method = inspect.getattr_static(plugin, attribute)
+        if isinstance(method, (staticmethod, classmethod)):
+            method = method.__func__
+        if not inspect.isroutine(method):
+            continue
+        options = getattr(method, f"{PROJECT}_impl", None)
+        own_options: HookOptions | None = getattr(method, "loopkit_options", None)
+        if options is None:
+            if attribute in known:
+                raise PluginError(
+                    f"{where}: {attribute} has a hook's name but no @hookimpl; add it, or rename the method"
+                )
+            continue
+        if any(options.get(key) for key in ("tryfirst", "trylast", "wrapper", "hookwrapper")):
+            raise PluginError(f"{where}: {attribute} uses pluggy's own options; use before=, after= or a context")
+        if own_options is None:
+            raise PluginError(f"{where}: {attribute} is marked by pluggy's marker; use loopkit.hookimpl")
+        has_hooks = True
+        if attribute not in known:
+            raise PluginError(f"{where}: there is no hook {attribute!r}{nearest(attribute, known)}")
+        _check_arguments(getattr(plugin, attribute), known[attribute], f"{where}, {attribute}")
+        if "phase" not in known[attribute].arguments and own_options.phase is not None:
+            raise PluginError(f"{where}: {attribute} belongs to no phase, so it takes no phase=...")
+    if not has_hooks:
+        raise PluginError(f"{where} has no hooks, so nothing would call it: mark its methods with @hookimpl")
+
+
+def _check_arguments(method: Callable[..., Any], hook: Hook, where: str) -> None:
+    for argument in inspect.signature(method).parameters.values():
+        if argument.default is not argument.empty:
+            raise PluginError(f"{where}: argument {argument.name!r} has a default; a hook's arguments have none")
+        if argument.kind is not argument.POSITIONAL_OR_KEYWORD or argument.name not in hook.arguments:
+            raise PluginError(
+                f"{where}: no argument is called {argument.name!r}{nearest(argument.name, hook.arguments)}; "
+                f"it can take {', '.join(hook.arguments)}"
+            )
+
+
+def chains(order: Sequence[Any]) -> list[tuple[str, ...]]:
+    """``order=["a", "b"]`` is one chain, ``order=[["a", "b"], ["c", "d"]]`` are two."""
+    if isinstance(order, str):
+        raise OrderError(f"order is the string {order!r}: write a list of plugin names")
+    if all(isinstance(item, str) for item in order):
+        return [tuple(order)] if order else []
+    for chain in order:
+        if isinstance(chain, str) or not all(isinstance(word, str) for word in chain):
+            raise OrderError(f"order holds {chain!r}: write one list of plugin names, or a list of such lists")
+    return [tuple(chain) for chain in order]

@@ -1,0 +1,259 @@
+"""Registry: the plugins of one learner, and the plans compiled from them.
+
+pluggy holds the specifications and the plugins, and validates and lists the implementations.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from loopkit.engine import refusals
+from loopkit.engine.logbook import Listeners
+from loopkit.engine.order import Entry, Placed, arrange
+from loopkit.engine.plan import INSTRUMENT, Compiler, Implementation, Plan
+from loopkit.engine.refusals import LOG_VALUE
+from loopkit.errors import PluginError
+from loopkit.events import FitBegin, FitEnd
+from loopkit.hooks import PROJECT, Hook, HookOptions, hooks, specification
+from loopkit.logs.record import Packed
+from loopkit.plugin import declared, provided, unwrapped
+from loopkit.words import nearest
+
+if TYPE_CHECKING:
+    from loopkit.engine.logbook import Logbook
+    from loopkit.engine.plan import Where
+    from loopkit.learner import Learner
+    from loopkit.phases import Phase
+
+__all__ = ["Registry"]
+
+
+class Registry:
+    """The plugins of one learner.
+
+    Args:
+        learner: What hooks are given as ``learner``.
+        phases: The learner's.
+        order: What the user gave as ``order``.
+        logbook: Where the listeners to what is logged are entered.
+        where: Says in words where a step of a phase is.
+    """
+
+    def __init__(
+        self, learner: Learner, phases: dict[str, Phase], order: Sequence[Any], logbook: Logbook, where: Where
+    ) -> None:
+        self.chains = refusals.chains(order)
+        self.version = 0
+        """Changes whenever a plugin comes or goes."""
+        self._learner, self._phases, self._logbook, self._where = learner, phases, logbook, where
+        self._manager = pluggy.PluginManager(PROJECT)
+        self._specified: set[str] = set()
+        self._plans: dict[int, tuple[Phase, Plan]] = {}
+        self._learner_plans: dict[str, list[Implementation]] = {}
+        self._brackets: list[tuple[str, Implementation | None, Implementation | None]] | None = None
+        self._implementations: list[Implementation] = []
+        self._names: dict[int, str] = {}
+        self._packs: list[tuple[Any, list[Packed]]] = []
+        self._checked: dict[int, tuple[Phase, int]] = {}
+        """The phases that were run, and the version with which each was looked at."""
+
+    @property
+    def plugins(self) -> dict[str, Any]:
+        """The plugins by name, sorted."""
+        return dict(sorted(self._manager.list_name_plugin(), key=lambda item: item[0]))
+
+    def name_of(self, plugin: Any) -> str:
+        """The name of a plugin; a plugin that wraps it has the same."""
+        name = self._names.get(id(plugin))
+        if name is None:
+            name = self._names[id(plugin)] = refusals.plugin_name(plugin)
+        return name
+
+    def change(self, add: Iterable[Any] = (), remove: Iterable[str] = ()) -> None:
+        """Remove and add plugins, all or none.
+
+        Raises:
+            PluginError: What is wrong with a plugin, or how it clashes with another one.
+        """
+        removed: list[tuple[str, Any]] = []
+        added: list[str] = []
+        try:
+            for name in remove:
+                removed.append((name, self._unregister(name)))  # noqa: PERF401 - a comprehension loses the first ones
+            for plugin in add:
+                added.append(self._register(plugin))  # noqa: PERF401
+            self._check()
+        except BaseException:
+            for name in added:
+                self._manager.unregister(name=name)
+            for name, plugin in removed:
+                self._manager.register(plugin, name)
+            self._collect()
+            raise
+        finally:
+            self._bind_log()
+
+    def find(self, word: str) -> str:
+        """The name of the plugin that is called ``word`` or is the only one that provides it.
+
+        Raises:
+            PluginError: None is, or several provide it.
+        """
+        plugins = self.plugins
+        if word in plugins:
+            return word
+        matches = [name for name, plugin in plugins.items() if provided(plugin) == word]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            raise PluginError(f"several plugins provide {word!r}: {', '.join(matches)}; use a name")
+        raise PluginError(f"no plugin is called {word!r}{nearest(word, plugins)}; there are: {', '.join(plugins)}")
+
+    def _register(self, plugin: Any) -> str:
+        name = refusals.plugin_name(plugin)
+        registered = self._manager.get_plugin(name)
+        if registered is not None:
+            again = "the same object" if registered is plugin else f"{registered!r} and {plugin!r}"
+            raise PluginError(f"two plugins are called {name!r}: {again}; give it name=... to have both")
+        self._specify()
+        refusals.check_plugin(plugin, name)
+        self._manager.register(plugin, name)
+        return name
+
+    def _unregister(self, word: str) -> Any:
+        return self._manager.unregister(name=self.find(word))
+
+    def _specify(self) -> None:
+        """Tell pluggy of the hooks that were defined since the last time."""
+        new = [hook for name, hook in hooks().items() if name not in self._specified]
+        if new:
+            self._manager.add_hookspecs(specification(new))
+            self._specified.update(hook.name for hook in new)
+
+    def _collect(self) -> None:
+        self.version += 1
+        self._plans.clear()
+        self._names = {id(each): name for name, plugin in self.plugins.items() for each in (plugin, unwrapped(plugin))}
+        self._learner_plans.clear()
+        self._brackets = None
+        self._implementations = []
+        for name, hook in hooks().items():
+            if name in self._specified:
+                for impl in getattr(self._manager.hook, name).get_hookimpls():
+                    self._implementations.append(_implementation(impl, hook))
+
+    def _check(self) -> None:
+        """Everything that can be told before a phase runs."""
+        self._collect()
+        refusals.check_names(self.plugins, self._implementations, self.chains)
+        refusals.check_owners(self.plugins)
+        for hook in ("setup_model", "fit_begin", LOG_VALUE, INSTRUMENT):
+            self.ordered(hook)
+        self.brackets()
+        for phase in self._phases.values():
+            self.plan(phase)
+
+    def implementations(self, hook: str, phase: Phase | None = None) -> list[Implementation]:
+        """The implementations of a hook, those for ``phase`` if given, in no order."""
+        return [
+            impl
+            for impl in self._implementations
+            if impl.hook.name == hook and (phase is None or impl.phase is None or isinstance(phase, impl.phase))
+        ]
+
+    def ordered(self, hook: str) -> list[Implementation]:
+        """The implementations of a hook that belongs to no phase, in order."""
+        if hook not in self._learner_plans:
+            impls = {impl.entry.plugin: impl for impl in self.implementations(hook)}
+            placed = arrange([impl.entry for impl in impls.values()], self.chains, hook)
+            self._learner_plans[hook] = [impls[p.entry.plugin] for p in placed]
+        return self._learner_plans[hook]
+
+    def brackets(self) -> list[tuple[str, Implementation | None, Implementation | None]]:
+        """The plugins that set up or tear down a fit, in the order of ``fit_begin``, with what does so."""
+        if self._brackets is None:
+            begins = {impl.entry.plugin: impl for impl in self.ordered(FitBegin.hook)}
+            ends = {impl.entry.plugin: impl for impl in self.implementations(FitEnd.hook)}
+            names = [place.entry.plugin for place in self.fit_order()]
+            self._brackets = [(name, begins.get(name), ends.get(name)) for name in names]
+        return self._brackets
+
+    def fit_order(self) -> list[Placed]:
+        """The plugins that set up or tear down a fit, in the order of ``fit_begin``.
+
+        A plugin with a ``fit_end`` alone stands where its ``before`` and ``after``, turned round, put it.
+        """
+        entries = {impl.entry.plugin: _reverse(impl.entry) for impl in self.implementations(FitEnd.hook)}
+        entries.update({impl.entry.plugin: impl.entry for impl in self.implementations(FitBegin.hook)})
+        return arrange(list(entries.values()), self.chains, FitBegin.hook)
+
+    def call(self, impl: Implementation, **given: Any) -> Any:
+        """Call an implementation that belongs to no epoch."""
+        return self._compiler().call(impl, **given)
+
+    def check_phase(self, phase: Phase) -> None:
+        """What only shows when a phase is run: events that never come, state that nobody makes."""
+        if self._implementations and self._checked.get(id(phase)) != (phase, self.version):
+            known = {p.name: p for p in (*self._phases.values(), *(p for p, _ in self._checked.values()), phase)}
+            refusals.check_run(self.plugins, self._implementations, list(known.values()))
+            self._checked[id(phase)] = (phase, self.version)
+
+    def plan(self, phase: Phase) -> Plan:
+        """The compiled plan of a phase."""
+        if id(phase) not in self._plans:
+            self._plans[id(phase)] = (phase, self._compile(phase))
+        return self._plans[id(phase)][1]
+
+    def _compiler(self) -> Compiler:
+        return Compiler(self._learner, self._where, self.ordered(INSTRUMENT))
+
+    def _compile(self, phase: Phase) -> Plan:
+        self._specify()
+        order: dict[str, list[Placed]] = {}
+        impls: dict[str, list[Implementation]] = {}
+        for name, hook in hooks().items():
+            if "phase" in hook.arguments:
+                found = {impl.entry.plugin: impl for impl in self.implementations(name, phase)}
+                order[name] = arrange([impl.entry for impl in found.values()], self.chains, name)
+                impls[name] = [found[placed.entry.plugin] for placed in order[name]]
+        return self._compiler().plan(phase, impls, order)
+
+    def pack(self, plugin: Any, packed: list[Packed] | None) -> None:
+        """What `Learner.pack_log` does."""
+        self._packs = [each for each in self._packs if each[0] is not plugin]
+        if packed is not None:
+            self._packs.append((plugin, packed))
+        self._bind_log()
+
+    def _bind_log(self) -> None:
+        """Find what takes what is logged to the plugins."""
+        impls, compiler = self.ordered(LOG_VALUE), self._compiler()
+        packs = [packed for plugin, packed in self._packs if any(impl.plugin is plugin for impl in impls)]
+        heard = [impl for impl in impls if all(impl.plugin is not plugin for plugin, _ in self._packs)]
+        calls = [(compiler.bound(impl, ("record",), None), impl.entry.plugin) for impl in heard]
+        if calls or len(packs) > 1:
+            self._logbook.listen(Listeners(packs, calls))
+        else:
+            self._logbook.listen(packs[0] if packs else None)
+
+
+def _implementation(impl: pluggy.HookImpl, hook: Hook) -> Implementation:
+    options: HookOptions = impl.function.loopkit_options  # type: ignore[attr-defined]
+    plugin = impl.plugin
+
+    def names(label: str) -> tuple[str, ...]:
+        return declared(plugin, label, getattr(options, label) or getattr(plugin, label, ()))
+
+    labels = ("reads", "updates", "writes", "before", "after")
+    entry = Entry(impl.plugin_name, provided(plugin), **{label: names(label) for label in labels})
+    arguments = tuple(inspect.signature(impl.function).parameters)  # pluggy sees those of plain functions alone
+    return Implementation(plugin, hook, impl.function, arguments, options.phase, entry)
+
+
+def _reverse(entry: Entry) -> Entry:
+    """The entry as it must stand in a list that is run backwards; access has no say there."""
+    return Entry(entry.plugin, entry.provides, before=entry.after, after=entry.before)

@@ -1,0 +1,237 @@
+"""Requests: the one mailbox of a run, for stops, pauses, saves and signals.
+
+Alone, a request takes effect at the next place between two steps or two epochs. Where several processes train
+together, it takes effect in all of them, at the place where they next agree (`Requests.agree`).
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from loopkit.distributed.world import World
+from loopkit.engine.signals import Signals
+from loopkit.errors import Cancel, CancelEpoch, CancelFit, WorldError
+from loopkit.events import SignalBegin
+
+if TYPE_CHECKING:
+    from loopkit.engine.core import Core
+
+__all__ = ["Ending", "Interrupted", "Requests", "Stop", "Wishes"]
+
+CANCELS: dict[str, type[Cancel]] = {cancel.__name__: cancel for cancel in (CancelEpoch, CancelFit)}
+
+
+class Stop(NamedTuple):
+    """Why a run is over, and who says so."""
+
+    reason: str
+    by: str
+
+
+class Ending(NamedTuple):
+    """What ends this process although its run is not over: a signal, or `Learner.pause`."""
+
+    signal: int = 0
+    """Its number; 0 for a pause."""
+    reason: str = ""
+    by: str = ""
+
+
+class Interrupted(BaseException):
+    """Leaves a fit between two steps, after a signal or a pause."""
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__(ending)
+        self.ending = ending
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What one process asks for, or all have agreed on."""
+
+    stop: Stop | None = None
+    save: bool = False
+    ending: Ending | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is asked for."""
+        return self.save or self.stop is not None or self.ending is not None
+
+    def __or__(self, later: Wishes) -> Wishes:
+        """These, and what later ones add."""
+        return Wishes(self.stop or later.stop, self.save or later.save, self.ending or later.ending)
+
+
+class Requests:
+    """What was asked for and has not taken effect yet. Any thread, and any handler of a signal, may ask."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        """The one number that the loop looks at after each step: it changes with every request, and every plan."""
+        self.stopped: Stop | None = None
+        """The stop that is in force."""
+        self.signal: signal.Signals | None = None
+        """The signal that was caught, during ``signal_begin``."""
+        self._world = World()
+        self._signals: Signals | None = None
+        self._asked = Wishes()
+        """What this process asks the others for."""
+        self._due: Wishes | None = None
+        """What is to be acted upon at the next place."""
+
+    @property
+    def together(self) -> bool:
+        """Whether several processes act as one."""
+        return self._world.size > 1
+
+    def join(self, world: World) -> None:
+        """From now on act together with these processes."""
+        self._world = world
+
+    def begin(self, signals: Signals | None) -> None:
+        """A fit begins, and nothing is asked for."""
+        self._signals, self._asked, self._due, self.stopped, self.signal = signals, Wishes(), None, None, None
+
+    def end(self) -> None:
+        """A fit is over; signals are not listened to any more."""
+        self._signals, self._due = None, None
+
+    def resume(self, stopped: Stop | None) -> None:
+        """Go on with a stop that was asked for before a state was saved."""
+        self.stopped = self.stopped or stopped
+
+    def forget_stop(self) -> None:
+        """The stop that was in force does not count any more."""
+        self.stopped = None
+
+    def change(self) -> None:
+        """Let the loop look again: at the plan, and at what is asked for."""
+        self.version += 1
+
+    def stop(self, reason: str, by: str) -> None:
+        """Ask for the end of the run."""
+        if self.together:
+            self._asked |= Wishes(stop=Stop(reason, by))
+        elif self.stopped is None:
+            self.stopped = Stop(reason, by)
+            self.change()
+
+    def pause(self, reason: str, by: str) -> None:
+        """Ask for the end of this process, at the next place where the state can be saved."""
+        self._ask(Ending(0, reason, by))
+
+    def save(self) -> None:
+        """Ask that the state is saved."""
+        self._ask(None)
+
+    def _ask(self, ending: Ending | None) -> None:
+        wishes = Wishes(save=True, ending=ending)
+        if self.together:
+            self._asked |= wishes
+        else:
+            self._due = wishes if self._due is None else self._due | wishes
+            self.change()
+
+    @property
+    def waits(self) -> bool:
+        """Whether a signal was caught, or a save or pause is due, that nobody has acted upon yet."""
+        return self._due is not None or (self._signals is not None and self._signals.caught is not None)
+
+    @property
+    def asks(self) -> bool:
+        """Whether this process asks for something that the processes have not agreed on yet."""
+        return self.waits or self._asked.any
+
+    def answer(self, core: Core) -> None:
+        """Between two steps, or two epochs: let plugins save, and end the process if that is asked for.
+
+        Raises:
+            Interrupted: It is.
+        """
+        if not self.waits or not core.can_save:
+            return
+        if self.together and any(epoch.window_open for epoch in core.open_epochs):
+            return  # a window holds gradients of this process alone, which cannot be saved
+        wishes = self._take()
+        if core.fit is None or not (wishes.save or wishes.ending):
+            return
+        for impl in core.registry.ordered(SignalBegin.hook):
+            core.registry.call(impl)
+        if wishes.ending is not None:
+            core.resume.hold(core)
+            raise Interrupted(wishes.ending)
+
+    def _take(self) -> Wishes:
+        wishes, self._due = self._due or Wishes(), None
+        self.signal = None
+        if wishes.ending is not None and wishes.ending.signal:
+            self.signal = signal.Signals(wishes.ending.signal)
+        if not self.together and (caught := self._caught()) is not None:
+            wishes, self.signal = wishes | caught[1], caught[0]
+        return wishes
+
+    def _caught(self) -> tuple[signal.Signals, Wishes] | None:
+        """The signal that was caught and what it asks for, once."""
+        signals = self._signals
+        if signals is None or (caught := signals.take()) is None:
+            return None
+        ending = None if signals.ending is None else Ending(signals.ending, signals.ending.name)
+        return caught, Wishes(save=True, ending=ending)
+
+    def agree(
+        self, rank: int, updates: int, cancel: Cancel | None, numbers: tuple[float, ...]
+    ) -> tuple[Cancel | None, list[float]]:
+        """Let all processes act on what any of them asks for. One collective, and two more if anything is asked for.
+
+        Args:
+            rank: Of this process.
+            updates: That were made; equal in all of them, where they train in step.
+            cancel: What this one wants to end the innermost epoch, or the fit, by.
+            numbers: Sent along.
+
+        Returns:
+            The cancel that is agreed on, and the highest of each number. The lowest rank's reasons count.
+        """
+        world = self._world
+        if (caught := self._caught()) is not None:
+            self._asked |= caught[1]
+        asked = self._asked
+        wanted = float(asked.any or cancel is not None)
+        wanted, most, least, *highest = world.highest(wanted, float(updates), -float(updates), *numbers)
+        agreed = None
+        if wanted:
+            own = cancel and (type(cancel).__name__, cancel.reason, cancel.by)
+            said = world.gather((asked.stop, own, asked.save, asked.ending))
+            stops, cancels, saves, endings = zip(*said, strict=True)
+            self._asked = Wishes()
+            ending, stop = _first(endings), _first(stops)
+            self.stopped = self.stopped or (None if stop is None else Stop(*stop))
+            agreed = _strongest([each for each in cancels if each is not None])
+            due = Wishes(save=any(saves), ending=None if ending is None else Ending(*ending))
+            if due.any:
+                self._due = due if self._due is None else self._due | due
+            self.change()
+        if world.in_step and most != -least:
+            raise WorldError(
+                f"the processes have made from {-least:.0f} to {most:.0f} updates, rank {rank} {updates}: a step was "
+                f"cancelled, or an update skipped, in some of them alone, and their parameters have parted. Decide by "
+                f"what all of them know, such as learner.world.highest(value)"
+            )
+        return agreed, highest
+
+
+def _strongest(said: list[tuple[str, str, str]]) -> Cancel | None:
+    """The cancel of any process that ends the most."""
+    if not said:
+        return None
+    name, reason, by = next((each for each in said if each[0] == CancelFit.__name__), said[0])
+    cancel = CANCELS[name](reason)
+    cancel.by = by
+    return cancel
+
+
+def _first(values: tuple[Any, ...]) -> Any:
+    return next((value for value in values if value is not None), None)

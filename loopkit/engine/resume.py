@@ -1,0 +1,367 @@
+"""Resume: what is saved of a run that is under way, and what a loaded state left open until it begins again."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from loopkit.distributed import sharded
+from loopkit.engine import generators
+from loopkit.engine.positions import (
+    begin,
+    keeps_place,
+    load_position,
+    needs_replay,
+    pass_length,
+    resume,
+    save_position,
+)
+from loopkit.engine.requests import Stop
+from loopkit.errors import StateError
+from loopkit.progress import Progress
+
+if TYPE_CHECKING:
+    from loopkit.engine.core import Core
+    from loopkit.engine.epoch import Epoch
+    from loopkit.phases import Phase
+
+__all__ = ["Mark", "Position", "Resume"]
+
+
+@dataclass
+class Position:
+    """Where a fit is: what it has done, and which epoch comes next or is under way."""
+
+    start: Progress
+    """The counters when the fit began."""
+    number: int = 1
+    """Which of the learner's fits it is, from 1."""
+    by_fit: bool = False
+    """Whether ``fit`` runs the loop, so that it is known which epoch comes next."""
+    epochs: int = 0
+    """Rounds that are complete but for a validation: training epochs, in a loop of ``fit``."""
+    done: int = 0
+    """In a loop of the user's own: epochs of this round that are over."""
+    validate: bool = False
+    """The next epoch, or the one under way, is the validation that follows a training epoch."""
+    validating: bool = False
+    """A validation in the middle of a training epoch is due or under way."""
+    validated: int = 0
+    """Updates when the last validation began, or the fit."""
+    seconds: float = 0.0
+    """How long the fit had run when it was saved; those since then are not in it."""
+    stop: tuple[str, str] | None = None
+    """The request for an end that was there when it was saved: its reason, and by whom."""
+    ended: str = ""
+    """Why the run is over, as `FitResult.reason`; empty if it is not."""
+    limits: dict[str, int | None] = field(default_factory=dict)
+    """``epochs``, ``max_steps`` and ``max_updates``, as the fit was given them."""
+
+    def run_by_fit(self) -> None:
+        """``fit`` runs the loop."""
+        self.by_fit = True
+
+    def count_epoch(self, validate: bool) -> None:
+        """A training epoch is over; a validation follows, or not."""
+        self.epochs, self.validate = self.epochs + 1, validate
+
+    def want_validation(self, updates: int | None = None) -> None:
+        """A validation is due: before the next training epoch, or now, in the middle of one, after these updates."""
+        if updates is None:
+            self.validate = True
+        else:
+            self.validating, self.validated = True, updates
+
+    def begin_validation(self, updates: int) -> None:
+        """A validation begins, after these updates."""
+        self.validated = updates
+
+    def end_validation(self) -> None:
+        """A validation is over."""
+        self.validate = self.validating = False
+
+    def end_round(self) -> None:
+        """A round of the user's loop is complete."""
+        self.epochs, self.done = self.epochs + 1, 0
+
+    def end_turn(self, turn: int) -> None:
+        """So many epochs of a round of the user's loop are over."""
+        self.done = turn
+
+    @classmethod
+    def of(cls, saved: Mapping[str, Any]) -> Position:
+        """The position that `saved` was made of; what it lacks has its default."""
+        known = {each.name for each in fields(cls)}
+        given = {name: value for name, value in saved.items() if name in known}
+        return cls(**{**given, "start": Progress(**saved["start"]), "limits": dict(saved.get("limits", {}))})
+
+    def saved(self, seconds: float, stop: Stop | None) -> dict[str, Any]:
+        """What a state holds of it."""
+        return {**asdict(self), "seconds": seconds, "stop": None if stop is None else tuple(stop)}
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What an epoch that does not train began with, so that a state as of its begin can be made later."""
+
+    epoch: Epoch
+    data: dict[str, Any]
+    """Positions of loaders, by phase."""
+    nested: dict[str, Any]
+    generators: Any
+    progress: Progress
+    metrics: dict[str, float]
+    plugins: dict[str, Any]
+    """The states of the plugins that the epoch calls."""
+    phases: dict[str, Any]
+    """The state of its phase, if it has one."""
+
+
+class Resume:
+    """Open epochs, loaders and generators, of a state that was loaded and of the run that is under way."""
+
+    def __init__(self) -> None:
+        self.position: Position | None = None
+        """Of the fit that the next one goes on with."""
+        self.fits = 0
+        """How many fits the learner has begun."""
+        self._epochs: list[dict[str, Any]] = []
+        """Epochs that were open, the outermost first, and have not begun again."""
+        self._data: dict[str, Any] = {}
+        """Positions of loaders without an open epoch, by phase."""
+        self._nested: dict[str, Any] = {}
+        """Positions of loaders of epochs that hooks run, by where they run."""
+        self._generators: Any = None
+        self._replay = True
+        self._loaders: dict[str, Any] = {}
+        """What the last epoch of each phase went over, in this fit."""
+        self._earlier: dict[str, list[weakref.ref[Any]]] = {}
+        self._alternating: set[str] = set()
+        """The phases that have several loaders in turn."""
+        self._inner: dict[str, weakref.ref[Any]] = {}
+        """The loaders of epochs that hooks run, where they have a position of their own."""
+        self._placed: list[weakref.ref[Any]] = []
+        """The inner loaders that were put where a state says."""
+        self._unclear: set[str] = set()
+        """Where hooks run epochs over another loader each time."""
+        self.unfinished = ""
+        """What the last fit left behind by failing, in words."""
+        self._held: dict[str, Any] | None = None
+        """What a fit of this process that was interrupted left open."""
+
+    # What was open
+
+    @property
+    def waiting(self) -> list[str]:
+        """The phases whose epoch was open in a loaded state and has not begun again yet, the outermost first."""
+        return [saved["phase"] for saved in self._epochs]
+
+    @property
+    def waits(self) -> bool:
+        """Whether any such epoch has not begun again yet."""
+        return bool(self._epochs)
+
+    def load(self, state: Mapping[str, Any], position: Position | None, replay: bool) -> None:
+        """Take over what a state left open."""
+        self._epochs, self._data, self._nested = list(state["epochs"]), dict(state["data"]), dict(state["nested"])
+        self._generators, self._replay = state["generators"], replay
+        self.position, self._held = position, None
+        self._placed.clear()
+
+    def forget(self) -> None:
+        """Forget what was left open."""
+        self._epochs, self._data, self._nested, self._generators, self.position = [], {}, {}, None, None
+        self._held = None
+
+    def begin(self, start: Progress) -> tuple[Position, bool]:
+        """Where the fit that begins now is, and whether it goes on with one that was interrupted in this process."""
+        held, self._held = self._held, None
+        if held is not None and self.position is None:
+            self.load(held, Position.of(held["fit"]), True)
+        position = self.take_position()
+        if position is None:
+            self.fits += 1
+            return Position(start, self.fits, validated=start.updates), False
+        return position, held is not None
+
+    def take_position(self) -> Position | None:
+        """The position that was loaded, which then belongs to a fit."""
+        position, self.position = self.position, None
+        if position is not None:
+            self.fits = position.number
+        return position
+
+    def take(self, phase: Phase) -> dict[str, Any] | None:
+        """What a loaded state holds of the epoch that begins now, if that was open."""
+        if not self._epochs:
+            self.restore_generators()
+        elif self._epochs[0]["phase"] == phase.name:
+            return self._epochs.pop(0)
+        elif phase.training:
+            raise StateError(
+                f"the state that was loaded was saved in an epoch of phase {self._epochs[0]['phase']!r}, and this is "
+                f"one of {phase.name!r}: run the same phases in the same order as when it was saved"
+            )
+        return None
+
+    def restore_generators(self) -> None:
+        """Put the random generators where they were, when what was open is open again."""
+        if not self._epochs and self._generators is not None:
+            generators.restore(self._generators)
+            self._generators = None
+
+    def leave_unfinished(self, what: str) -> None:
+        """A fit has failed, and left an epoch unfinished; an empty string: that was said."""
+        self.unfinished = what
+
+    # Loaders
+
+    def begin_fit(self) -> None:
+        """A fit begins, over loaders that are not known yet."""
+        for memory in (self._earlier, self._alternating, self._loaders, self._inner, self._unclear):
+            memory.clear()
+
+    def expect(self, phase: str, data: Any) -> None:
+        """Put the loader of a phase where it was; it may be saved before its first epoch."""
+        if hasattr(data, "__iter__"):
+            self._loaders[phase] = data
+            if phase in self._data and phase not in self.waiting:
+                self._place(phase, data)
+
+    def _place(self, phase: str, data: Any) -> None:
+        """Put data without an open epoch where it was."""
+        if phase in self._data and hasattr(data, "__iter__"):
+            load_position(data, self._data.pop(phase), replay=self._replay)
+
+    def batches(self, epoch: Epoch) -> Any:
+        """Put the data of an epoch that is about to begin where it was; returns what to iterate over."""
+        data = epoch.data
+        if epoch.saved is None and not epoch.alone and self._data:
+            self._place(epoch.phase.name, data)
+        saved = None if epoch.saved is None else epoch.saved["data"]
+        if saved is None:
+            if needs_replay(data):
+                epoch.replay_from(begin(data, generators.save()))
+            batches = data
+        else:
+            passed = load_position(data, saved, replay=self._replay)
+            begun = saved.get("begun")
+            if not epoch.steps and needs_replay(data):
+                self.restore_generators()
+                begun = begin(data, generators.save())
+            epoch.replay_from(begun)
+            if passed and begun is not None:
+                generators.restore(begun["generators"])
+            epoch.set_length(pass_length(data, saved))
+            batches = resume(data, saved, passed)
+        if not epoch.alone and not (epoch.made and hasattr(data, "__next__")):  # else it is of this epoch alone
+            self._remember(epoch.phase.name, data)
+        return batches
+
+    def _remember(self, phase: str, data: Any) -> None:
+        """Note what the epochs of a phase go over; with several loaders there is no saying which comes next."""
+        before = self._loaders.get(phase)
+        self._loaders[phase] = data
+        if before is not None and before is not data and keeps_place(before):
+            self._earlier.setdefault(phase, []).append(weakref.ref(before))
+        if any(ref() is data for ref in self._earlier.get(phase, ())):
+            self._alternating.add(phase)
+
+    def inner(self, key: str, data: Any) -> None:
+        """Put the data of an epoch that a hook runs where it was, if it has a position of its own, and remember it."""
+        if not keeps_place(data) or any(data is loader for loader in self._loaders.values()):
+            return  # of the fit's own loaders the position is known
+        saved = self._nested.pop(key, None)
+        if saved is not None and all(ref() is not data for ref in self._placed):
+            load_position(data, saved, replay=False)
+            self._placed.append(weakref.ref(data))
+        before = self._inner.get(key)
+        if before is not None and before() is not data and key not in self._unclear:
+            self._unclear.add(key)  # a fresh one each time begins where it likes
+        self._inner[key] = weakref.ref(data)
+
+    # What is saved
+
+    def parts(self, core: Core, mark: Mark | None = None) -> dict[str, Any]:
+        """What there is to save of open epochs, loaders, generators and the fit."""
+        if self._held is not None and core.fit is None:
+            return copy.deepcopy(self._held)
+        if self._alternating:
+            raise StateError(
+                f"phase {min(self._alternating)!r} runs over several loaders in turn, and one position is kept for a "
+                f"phase: give each loader a phase of its own, TrainingPhase(name=...)"
+            )
+        epochs = [epoch for epoch in core.open_epochs if mark is None or epoch is not mark.epoch]
+        records = [*(_record(core, epoch) for epoch in epochs), *self._epochs]
+        fit = core.fit
+        if fit is not None:
+            at: dict[str, Any] | None = fit.saved()
+        else:
+            at = None if self.position is None else self.position.saved(self.position.seconds, self._stop())
+        return {
+            "epochs": records,
+            "data": self.positions({record["phase"] for record in records}) if mark is None else mark.data,
+            "nested": self.inner_positions() if mark is None else mark.nested,
+            "fit": at,
+            "generators": self.random_state() if mark is None else mark.generators,
+        }
+
+    def positions(self, opened: Collection[str]) -> dict[str, Any]:
+        """Where the loaders are of the phases that have no open epoch."""
+        data = dict(self._data)
+        for phase, loader in self._loaders.items():
+            if phase not in opened and phase not in data:  # else not restored yet
+                data[phase] = save_position(loader, 0, running=False)
+        return data
+
+    def random_state(self) -> Any:
+        """Where the random generators are, or will be when what was open is open again."""
+        return generators.save() if self._generators is None else self._generators
+
+    def _stop(self) -> Stop | None:
+        return None if self.position is None or self.position.stop is None else Stop(*self.position.stop)
+
+    def inner_positions(self) -> dict[str, Any]:
+        """Where the loaders are of epochs that hooks run."""
+        positions = dict(self._nested)
+        for key, ref in self._inner.items():
+            loader = ref()
+            if loader is not None and key not in self._unclear:
+                positions[key] = save_position(loader, 0, running=False)
+        return positions
+
+    def hold(self, core: Core) -> None:
+        """Keep what is open for the next fit of this process, which goes on from here."""
+        try:
+            self._held = copy.deepcopy(self.parts(core))
+        except StateError:
+            self._held = None  # such data have no position: the next fit is a new one
+
+
+def _record(core: Core, epoch: Epoch) -> dict[str, Any]:
+    """What a state holds of an open epoch."""
+    if epoch.data is None:
+        raise StateError(
+            f"the epoch of phase {epoch.phase.name!r} has data that the learner does not know, so it could not go on "
+            f"from here: give learner.epoch({epoch.phase.name!r}, data=loader), and take epoch.batches()"
+        )
+    position = None if core.fit is None else core.fit.position
+    earlier = 0 if position is None or epoch.made else position.epochs - position.validate
+    return {
+        "phase": epoch.phase.name,
+        "steps": epoch.steps,
+        "data": save_position(epoch.data, epoch.steps, running=True, begun=epoch.begun, earlier_passes=earlier),
+        "windows": {window.name: window.state_dict() for window in epoch.windows if window.count},
+        "stores": epoch.saved_stores(),
+    }
+
+
+def restore_windows(epoch: Epoch, saved: Mapping[str, Any]) -> None:
+    """Reopen the accumulation windows of an epoch."""
+    for name, values in saved.items():
+        window = epoch.window(name)
+        grads = [g if g is None else sharded.like(g, p) for g, p in zip(values["grads"], window.params, strict=True)]
+        window.reopen(epoch.last_step(), {**values, "grads": grads})

@@ -1,0 +1,99 @@
+"""Signals during a fit: a handler only sets a flag, which the engine looks at between two steps."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+__all__ = ["Signals"]
+
+ENDING = (signal.SIGINT, signal.SIGTERM)
+SAVING, CHILD = getattr(signal, "SIGUSR1", None), getattr(signal, "SIGCHLD", None)  # there are none on Windows
+
+
+class Signals:
+    """Catch SIGINT, SIGTERM and SIGUSR1 inside a ``with`` block; afterwards the handlers are those from before.
+
+    A handler that was there before is called, too, unless it is Python's or the system's default. Off the main thread,
+    where Python allows no handlers, nothing is installed; a signal that was ignored stays ignored.
+
+    In a forked child it is as if nothing was installed. A signal to the whole process group ends the workers of
+    loaders, too; what torch then raises in the middle of a step is held back, so that the step can end.
+
+    Args:
+        notice: Called by the handlers, after the flag is set.
+        in_step: Tells whether a step is under way.
+    """
+
+    def __init__(self, notice: Callable[[], None], in_step: Callable[[], bool]) -> None:
+        self.ending: signal.Signals | None = None
+        """The signal that asks for the end."""
+        self.caught: signal.Signals | None = None
+        """The last signal that nobody has acted upon yet."""
+        self._notice = notice
+        self._in_step = in_step
+        self._process = os.getpid()
+        self._before: dict[int, Any] = {}
+        self._installed: dict[int, Callable[[int, FrameType | None], None]] = {}
+
+    def take(self) -> signal.Signals | None:
+        """The last signal that nobody has acted upon, which from now on somebody has."""
+        caught, self.caught = self.caught, None
+        return caught
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (*ENDING, SAVING):
+                before = None if number is None else signal.getsignal(number)
+                if number is not None and before is not None and before is not signal.SIG_IGN:
+                    self._install(number, self._handle)
+        return self
+
+    def _install(self, number: int, handler: Callable[[int, FrameType | None], None]) -> None:
+        self._before[number], self._installed[number] = signal.getsignal(number), handler
+        signal.signal(number, handler)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, before in self._before.items():
+            if signal.getsignal(number) == self._installed[number]:  # else somebody has put another one in its place
+                signal.signal(number, before)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a forked child, to which the fit does not belong
+            before = self._before[number]
+            signal.signal(number, before)
+            os.kill(os.getpid(), number)
+            return
+        self.caught = signal.Signals(number)
+        if number in ENDING:
+            if number == signal.SIGINT and self.ending is not None:
+                raise KeyboardInterrupt
+            if self.ending is None:
+                if CHILD is not None and callable(signal.getsignal(CHILD)):
+                    self._install(CHILD, self._lose_child)
+                _say(f"loopkit: {self.caught.name}: the fit ends after this step (Ctrl-C ends it at once)\n")
+            self.ending = self.ending or self.caught
+        self._notice()
+        before = self._before[number]
+        if callable(before) and before is not signal.default_int_handler:
+            before(number, frame)
+
+    def _lose_child(self, number: int, frame: FrameType | None) -> None:
+        try:
+            self._before[number](number, frame)
+        except RuntimeError:  # torch's: a worker is dead
+            if not self._in_step():
+                raise
+
+
+def _say(text: str) -> None:
+    try:
+        os.write(2, text.encode())  # a handler may run in the middle of a print
+    except OSError:
+        pass

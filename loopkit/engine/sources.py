@@ -1,0 +1,142 @@
+"""Source: data that was given, asked once a fit for batches, length and set-up."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+from loopkit.batches import describe
+from loopkit.errors import EmptyDataError, ExhaustedIteratorError, PhaseInputError, PluginError
+
+if TYPE_CHECKING:
+    from loopkit.engine.registry import Registry
+    from loopkit.phases import Phase
+
+__all__ = ["Prepared", "Source", "length_of"]
+
+
+class Prepared(list[Any]):
+    """Batches that the plugins have set up already."""
+
+
+class Source:
+    """The data of a phase.
+
+    Args:
+        registry: Holds the plugins that set data up.
+        phase: The phase.
+        given: An iterable of batches, or a function that returns one for each epoch.
+
+    Raises:
+        PhaseInputError: It is neither.
+    """
+
+    def __init__(self, registry: Registry, phase: Phase, given: Any) -> None:
+        _check_data(given)
+        self.phase, self.given = phase, given
+        self.made = not hasattr(given, "__iter__") and callable(given)
+        """Whether a function makes the data of each epoch."""
+        self._registry = registry
+        self._ready: Any = given
+        self._seen = -1
+        self._length: int | None = None
+
+    @property
+    def ready(self) -> Any:
+        """The data as the plugins have set it up; a function that makes data as it is."""
+        if not self.made and self._seen != self._registry.version:  # the first time, or a plugin came or went
+            self._ready = self._set_up(self.given)
+            self._length = length_of(self._ready)
+            self._seen = self._registry.version
+        return self._ready
+
+    @property
+    def length(self) -> int | None:
+        """How many batches an epoch has, if that is known.
+
+        Raises:
+            EmptyDataError: None.
+        """
+        return self.epoch()[1] if not self.made else None
+
+    def epoch(self) -> tuple[Any, int | None]:
+        """The data of the epoch that begins, and how many batches they are.
+
+        Raises:
+            EmptyDataError: None.
+        """
+        data, length = self.ready, self._length
+        if self.made:
+            data = self._set_up(self.given())
+            length = length_of(data)
+        if length == 0:
+            raise EmptyDataError(
+                f"the data of phase {self.phase.name!r} holds no batch: len() is 0 ({type(data).__name__})"
+            )
+        return data, length
+
+    def check_count(self, data: Any, steps: int, length: int | None, first: bool) -> None:
+        """Look at how many batches came.
+
+        Args:
+            data: The data of an epoch that has ended.
+            steps: The batches that came.
+            length: How many there were to be.
+            first: It was the first epoch over this data.
+        """
+        if steps == 0:
+            if hasattr(data, "__next__") and not first:
+                raise ExhaustedIteratorError(
+                    f"the data of phase {self.phase.name!r} is a {type(data).__name__} that an earlier epoch used up: "
+                    f"pass something that can be iterated again, or a function that returns a new iterator"
+                )
+            raise EmptyDataError(f"the data of phase {self.phase.name!r} gave no batch ({type(data).__name__})")
+        if length is not None and steps != length:
+            warnings.warn(
+                f"len() of the data of phase {self.phase.name!r} is {length}, but it gave {steps} batches; {steps} "
+                f"counts",
+                stacklevel=2,
+            )
+
+    def _set_up(self, data: Any) -> Any:
+        """What the plugins put in the place of the data."""
+        if hasattr(data, "__iter__") and not isinstance(data, Prepared):
+            for impl in self._registry.plan(self.phase).setup_data:
+                data = self._registry.call(impl, phase=self.phase, data=data)
+                if not hasattr(data, "__iter__"):
+                    raise PluginError(
+                        f"plugin {impl.entry.plugin!r}: setup_data returned {describe(data)}, not an iterable of "
+                        f"batches"
+                    )
+        return data
+
+
+def length_of(data: Any) -> int | None:
+    """``len(data)``; None where there is none, or where it says that it does not know."""
+    try:
+        return len(data)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _check_data(data: Any) -> None:
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        raise PhaseInputError(
+            f"data is a {type(data).__name__}, which gives samples, not batches: DataLoader(data, batch_size=32) does"
+        )
+    if isinstance(data, tuple) and data and all(isinstance(part, Tensor) for part in data):
+        raise PhaseInputError(
+            f"data is {describe(data)}, which is one batch, or whole tensors: give [batch], or "
+            f"loopkit.data.TensorLoader(*tensors, batch_size=32)"
+        )
+    if isinstance(data, (Tensor, str, bytes, Mapping)) or not (
+        callable(data) or hasattr(data, "__iter__") or hasattr(data, "__getitem__")
+    ):
+        hint = "; loopkit.data.TensorLoader(inputs, targets, batch_size=32) makes batches of tensors"
+        raise PhaseInputError(
+            f"data is {describe(data)}: it must be an iterable of batches, or a function returning one{hint}"
+        )

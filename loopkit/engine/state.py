@@ -1,0 +1,286 @@
+"""The state of a learner: everything that decides how training goes on, collected and put back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from loopkit.distributed import sharded
+from loopkit.engine import generators
+from loopkit.engine.check import VERSIONS, check, stateful, unsaved_buffers
+from loopkit.engine.positions import save_position
+from loopkit.engine.resume import Mark, Position
+from loopkit.errors import ReentrancyError, StateError
+from loopkit.events import PhaseEnd
+from loopkit.notes import add_note, locate
+
+if TYPE_CHECKING:
+    from loopkit.engine.core import Core
+    from loopkit.engine.epoch import Epoch
+
+__all__ = ["PHASE", "apply", "collect", "mark", "shares"]
+
+PHASE = ".phase"
+"""The owner of what a phase keeps for an epoch; no plugin can be called so."""
+
+
+def collect(core: Core, mark: Mark | None = None, positions: bool = True) -> dict[str, Any]:
+    """What ``Learner.state_dict`` returns; without positions there is nothing in it of open epochs and their data."""
+    plugins, models = core.registry.plugins, core.models
+    kept = {} if mark is None else mark.plugins
+    state: dict[str, Any] = {
+        "versions": dict(VERSIONS),
+        "models": {},
+        "buffers": {},
+        "optimizers": {
+            name: {"class": type(optimizer).__name__, **optimizer.state_dict()}
+            for name, optimizer in models.optimizers.items()
+        },
+        "progress": asdict(core.progress),
+        "metrics": dict(core.metrics if mark is None else mark.metrics),
+        "plugins": {**_states({n: p for n, p in plugins.items() if n not in kept}), **kept},
+        "phases": core.phase_states.collect(),
+    }
+    if mark is not None:
+        state["phases"].update(mark.phases)
+    with models.weights.own():
+        for name, model in models.by_name.items():
+            state["models"][name] = sharded.weights(model)
+            state["buffers"][name] = {key: tensor.detach() for key, tensor in unsaved_buffers(model).items()}
+        if positions:
+            state.update(core.resume.parts(core, mark))
+        else:
+            state.update({"epochs": [], "data": {}, "nested": {}, "fit": None, "generators": generators.save()})
+    for part in ("optimizers", "plugins", "epochs"):
+        state[part] = sharded.whole(state[part])
+    return state
+
+
+def mark(core: Core, epoch: Epoch) -> Mark | None:
+    """What `collect` needs for a state as of now, the begin of an epoch that does not train; None if there is none.
+
+    It copies the states of plugins that the epoch's steps call, and states without tensors of plugins that only its
+    begin and end call. The others are taken to stay as they are: an average of the weights is too large to be copied.
+    """
+    phase, resume = epoch.phase, core.resume
+    if phase.name in resume.waiting:
+        return None
+    try:
+        data = resume.positions({outer.phase.name for outer in core.open_epochs if outer is not epoch})
+        if phase.name not in data and not (epoch.made and hasattr(epoch.data, "__next__")):
+            data[phase.name] = save_position(epoch.data, 0, running=False)
+        nested = resume.inner_positions()
+    except StateError:
+        return None  # such data have no position
+    called: dict[str, bool] = {}
+    for event in phase.events():
+        if event is not PhaseEnd:
+            for placed in epoch.plan.order[event.hook]:
+                called[placed.entry.plugin] = called.get(placed.entry.plugin, False) or "step" in event.arguments
+    plugins = core.registry.plugins
+    states = _states({name: plugin for name, plugin in plugins.items() if name in called})
+    states = {name: state for name, state in states.items() if called[name] or not _holds_tensors(state)}
+    phases = {phase.name: phase.state_dict()} if phase.has_state else {}
+    kept = copy.deepcopy((states, phases))
+    return Mark(epoch, data, nested, resume.random_state(), replace(core.progress), dict(core.metrics), *kept)
+
+
+def _holds_tensors(state: Any) -> bool:
+    if isinstance(state, Mapping):
+        return any(map(_holds_tensors, state.values()))
+    return isinstance(state, Tensor) or (isinstance(state, (list, tuple)) and any(map(_holds_tensors, state)))
+
+
+def _own_parts(state: Mapping[str, Any], plugins: Mapping[str, Any]) -> dict[str, Any]:
+    """What differs from process to process in a state that was collected in one of them."""
+    return {
+        "generators": state["generators"],
+        "plugins": {name: value for name, value in state["plugins"].items() if hasattr(plugins.get(name), "reshard")},
+        "phases": state["phases"],
+        "stores": [
+            {
+                owner: store
+                for owner, store in epoch["stores"].items()
+                if owner == PHASE or hasattr(plugins.get(owner), "reshard_store")
+            }
+            for epoch in state["epochs"]
+        ],
+    }
+
+
+def shares(core: Core, state: dict[str, Any]) -> list[dict[str, Any]]:
+    """What differs from process to process, of all of them."""
+    return core.world.gather(_own_parts(state, core.registry.plugins))
+
+
+def _localized(core: Core, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The state with what is this process's own; with another number of processes than at the save, its share of it."""
+    world, plugins = core.world, core.registry.plugins
+    state = {**given, "plugins": dict(given["plugins"])}
+    ranks = state.get("ranks") or [_own_parts(state, plugins)]
+    own = ranks[min(world.rank, len(ranks) - 1)]
+    # of a process that was not there, the generators are its own
+    state["generators"] = own["generators"] if world.rank < len(ranks) else generators.save()
+    state["phases"] = own["phases"]
+    same = len(ranks) == world.size
+    for name in ranks[0]["plugins"]:
+        reshard = None if same else getattr(plugins.get(name), "reshard", None)
+        saved = [rank["plugins"][name] for rank in ranks]
+        state["plugins"][name] = own["plugins"][name] if reshard is None else reshard(saved, world.rank, world.size)
+    state["epochs"] = [
+        {**epoch, "stores": {**epoch["stores"], **_stores(core, [rank["stores"][i] for rank in ranks])}}
+        for i, epoch in enumerate(state["epochs"])
+    ]
+    return state
+
+
+def _stores(core: Core, saved: list[dict[str, Any]]) -> dict[str, Any]:
+    """This process's share of what each process has kept for an epoch."""
+    world, plugins, made = core.world, core.registry.plugins, {}
+    for owner in dict.fromkeys(owner for each in saved for owner in each):
+        reshard = None if len(saved) == world.size else getattr(plugins.get(owner), "reshard_store", None)
+        if reshard is None:
+            made[owner] = saved[min(world.rank, len(saved) - 1)].get(owner, {})
+        else:
+            made[owner] = reshard([each.get(owner, {}) for each in saved], world.rank, world.size)
+    return made
+
+
+def apply(
+    core: Core, state: Mapping[str, Any], *, allow: Collection[str] = (), replay: bool = True, own: bool = False
+) -> None:
+    """What ``Learner.load_state_dict`` does; with ``own`` the state's tensors may be taken over instead of copied."""
+    if core.epochs:
+        raise ReentrancyError("load_state_dict: an epoch is running; load before it begins")
+    check(core, state, allow)
+    state = _localized(core, state if own else copy.deepcopy(dict(state)))
+    undo: list[tuple[str, Callable[[], None]]] = []
+    try:
+        _load(core, state, undo)
+    except BaseException as error:
+        for what, put_back in reversed(undo):
+            try:
+                put_back()
+            except Exception as second:
+                add_note(error, f"{what} could not be put back as it was before the load: {second!r}")
+        raise
+    for counter, value in state["progress"].items():
+        setattr(core.progress, counter, value)
+    core.logbook.move_to(core.logbook.epoch)
+    core.metrics.clear()
+    core.metrics.update(state["metrics"])
+    position = None if state["fit"] is None else Position.of(state["fit"])
+    core.resume.load(state, position, replay)
+    if core.fit is not None and position is not None:
+        core.fit.go_on()
+
+
+def _load(core: Core, state: Mapping[str, Any], undo: list[tuple[str, Callable[[], None]]]) -> None:
+    """Load what may refuse; ``undo`` collects how to put back what has changed."""
+    for name, plugin in stateful(core.registry.plugins).items():
+        if name in state["plugins"]:
+            undo.append((f"plugin {name!r}", _undo_plugin(plugin)))
+            try:
+                plugin.load_state_dict(state["plugins"][name])
+            except Exception as error:
+                locate(error, f"in load_state_dict of plugin {name!r}, whose saved state may be of another version")
+                raise
+    undo += [(f"phase {phase.name!r}", _undo_attributes(phase)) for phase in core.phases.values()]
+    core.phase_states.load(state["phases"])
+    for name, optimizer in core.models.optimizers.items():
+        undo.append((f"optimizer {name!r}", _undo_attributes(optimizer)))
+        try:
+            _load_optimizer(optimizer, state["optimizers"][name])
+        except Exception as error:
+            locate(error, f"in load_state_dict of optimizer {name!r}")
+            raise
+    before = generators.save()
+    undo.append(("the random generators", lambda: generators.restore(before)))
+    generators.restore(state["generators"])
+    with torch.no_grad():
+        for name, model in core.models.by_name.items():
+            if any(not isinstance(value, Tensor) for value in model.state_dict().values()):
+                undo.append((f"model {name!r}", partial(model.load_state_dict, copy.deepcopy(model.state_dict()))))
+            try:
+                model.load_state_dict(_alike(state["models"][name], model.state_dict()))
+            except Exception as error:
+                locate(error, f"in load_state_dict of model {name!r}")
+                raise
+            for key, buffer in unsaved_buffers(model).items():
+                buffer.copy_(state["buffers"][name][key])
+
+
+def _undo_plugin(plugin: Any) -> Callable[[], None]:
+    """What puts a plugin back into the state that it has now."""
+    attributes = _undo_attributes(plugin)
+    try:
+        before = copy.deepcopy(plugin.state_dict())
+    except Exception:  # it has none before the first fit
+        return attributes
+
+    def undo() -> None:
+        try:
+            plugin.load_state_dict(before)  # what its parts hold
+        finally:
+            attributes()
+
+    return undo
+
+
+def _undo_attributes(owner: Any) -> Callable[[], None]:
+    """What gives an object the attributes that it has now."""
+    attributes = getattr(owner, "__dict__", {})
+    before = dict(attributes)
+
+    def undo() -> None:
+        attributes.clear()
+        attributes.update(before)
+
+    return undo
+
+
+def _states(plugins: Mapping[str, Any]) -> dict[str, Any]:
+    """The states of those plugins that have one."""
+    states = {}
+    for name, plugin in stateful(plugins).items():
+        try:
+            states[name] = plugin.state_dict()
+        except Exception as error:
+            locate(error, f"in state_dict of plugin {name!r}")
+            raise
+    return states
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Load the state with the dtypes that it was saved with, where torch would cast to those of the parameters."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    state = {
+        index: {key: sharded.like(value, params[index]) if _is_of(value, params[index]) else value
+                for key, value in values.items()}
+        for index, values in saved["state"].items()
+    }  # fmt: skip
+    optimizer.load_state_dict({"state": state, "param_groups": saved["param_groups"]})
+    for index, values in state.items():
+        now = optimizer.state[params[index]]
+        for key, value in values.items():
+            if isinstance(value, Tensor) and value.dtype != now[key].dtype:
+                now[key] = value.to(now[key].device)
+
+
+def _is_of(value: Any, param: Tensor) -> bool:
+    """Whether a value in an optimizer's state has a number for each of its parameter's."""
+    return isinstance(value, Tensor) and value.shape == param.shape
+
+
+def _alike(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Saved weights, sharded where the model's own are."""
+    return {
+        key: sharded.like(value, own[key]) if isinstance(own.get(key), Tensor) else value
+        for key, value in saved.items()
+    }

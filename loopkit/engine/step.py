@@ -1,0 +1,373 @@
+"""Step: one batch on its way through a phase, and what a phase calls on it; Frame: what it needs of its epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from loopkit.batches import describe
+from loopkit.errors import EventError, LossError, PhaseError, StepStateError
+from loopkit.events import BackwardBegin, BackwardEnd, Event, UpdateBegin, UpdateEnd, UpdateSkipped
+
+if TYPE_CHECKING:
+    from loopkit.engine.epoch import Epoch
+    from loopkit.engine.logbook import Logbook
+    from loopkit.engine.plan import Fire
+    from loopkit.engine.window import Window
+    from loopkit.phases import Phase
+    from loopkit.progress import Progress
+
+__all__ = ["Frame", "Step"]
+
+autocast_is_on = torch._C._is_any_autocast_enabled  # one call for all device types
+ones_like = torch.ones_like
+run_backward = torch.autograd.Variable._execution_engine.run_backward
+"""What ``Tensor.backward`` comes to: ``(tensors, gradients, keep_graph, create_graph, inputs, allow_unreachable,
+accumulate_grad)``. Its checks, made here once and more cheaply, are a tenth of a small step's time."""
+SET_BEFORE = {"inputs": "LossBegin", "targets": "LossBegin", "outputs": "LossBegin", "loss": "BackwardBegin"}
+
+
+class Frame:
+    """What the steps of an epoch need of it."""
+
+    epoch: Epoch
+    phase: Phase
+    fire: dict[type[Event], Fire | None]
+    """What calls the plugins, for every event that may come."""
+    optimizer_step: Callable[..., Any] | None
+    """What a plugin puts in the place of the optimizer's step."""
+    windows: tuple[Window, ...]
+    plain_backward: Window | None
+    """The only window, if nobody listens to a backward, and it is no more than clearing gradients and calling torch."""
+    plain_update: Window | None
+    """The same of an update."""
+    last_index: int
+    """Of the last step, where the length of the data is known; else -1."""
+    progress: Progress
+    logbook: Logbook
+
+    def window(self, name: str) -> Window:
+        """The window of an optimizer."""
+        for window in self.windows:
+            if window.name == name:
+                return window
+        names = ", ".join(repr(window.name) for window in self.windows)
+        raise PhaseError(f"no optimizer is called {name!r}; there are: {names or 'none'}")
+
+    def count_update(self) -> None:
+        """The parameters were updated."""
+        self.progress.updates += 1
+        self.logbook.place = None
+
+
+class Step:
+    """One batch's state. Any attribute can be put on it; these have a meaning:
+
+    ``batch`` is what the loader yielded; the phase adds ``inputs``, ``targets``, ``outputs`` and ``loss``, a
+    scalar. ``samples`` is the length of the batch's first tensor. During an update, ``optimizer_name``,
+    ``optimizer`` and ``params`` say whose it is.
+    """
+
+    batch: Any
+    inputs: Any
+    targets: Any
+    outputs: Any
+    loss: Tensor
+    index: int
+    """Position in the epoch, from 0."""
+    samples: int
+    weight: float | Tensor
+    """The step's share in its window: its number of samples unless the phase sets it before ``backward``."""
+    seed: float | Tensor
+    """The gradient that backward starts from. Plugins multiply it at ``backward_begin``."""
+    optimizer_name: str
+    optimizer: torch.optim.Optimizer
+    params: Sequence[Tensor]
+    closure: Callable[[], Any] | None = None
+    """What the optimizer evaluates the loss with, during an update that was given one."""
+
+    ended: bool = False
+    """Whether the phase's part is over, be it cancelled; plugins may still be at ``step_end``."""
+    had_backward: bool = False
+    """Whether the phase has called `backward` on this step."""
+    skip_reason: str | None = None
+    """Why the last update of this step was skipped; None if it was applied."""
+
+    def __init__(self, frame: Frame, index: int, batch: Any, samples: int) -> None:
+        self._frame = frame
+        self.index = index
+        self.batch = batch
+        self.samples = self.weight = samples
+
+    if not TYPE_CHECKING:  # else every misspelt attribute would type-check
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            phase = self._frame.phase
+            if name in SET_BEFORE:
+                when = f"the phase sets it in its step, before {SET_BEFORE[name]}; listen to that event or a later one"
+            elif name == "seed":
+                when = "it exists from backward_begin on"
+            elif name in ("optimizer_name", "optimizer", "params"):
+                when = "it exists from the step's first update_begin on"
+            else:
+                when = f"{type(phase).__name__}.step has not set it by now"
+            raise StepStateError(f"step.{name} is not set: {when} (phase {phase.name!r}, step {self.index})")
+
+    @property
+    def epoch(self) -> Epoch:
+        """The epoch that it is a step of."""
+        return self._frame.epoch
+
+    @property
+    def store(self) -> dict[str, Any]:
+        """What the phase keeps for this epoch: saved with it, and handed back when it goes on."""
+        return self._frame.epoch.store(self._frame.phase)
+
+    @property
+    def last(self) -> bool:
+        """Whether ``len(data)`` says that this is the epoch's last step."""
+        return self.index == self._frame.last_index
+
+    @property
+    def update_overdue(self) -> bool:
+        """Whether a window is full although the phase had its chance to call `update`."""
+        return any(window.count >= window.size for window in self._frame.windows)
+
+    def emit(self, event: type[Event]) -> None:
+        """Fire an event: call the plugins that listen to it.
+
+        Raises:
+            EventError: The phase does not list the event in ``emits``.
+        """
+        try:
+            fire = self._frame.fire[event]
+        except KeyError:
+            again = [known for known in self._frame.fire if known.hook == event.hook]
+            if again:  # the class was defined again, as by a notebook's cell that is run twice
+                self.emit(again[0])
+                return
+            phase = type(self._frame.phase).__name__
+            raise EventError(
+                f"{phase}.step emits {event.__name__}, which {phase}.emits does not list: add it there, so that "
+                f"plugins which wait for it can be told whether it comes"
+            ) from None
+        if fire is not None:
+            fire(self)
+
+    def backward(self, loss: Tensor, name: str | None = None) -> None:
+        """Fire ``BackwardBegin``, run backward from ``loss``, fire ``BackwardEnd``.
+
+        During the two events ``step.loss`` is this loss, whatever the phase keeps there.
+
+        Args:
+            loss: A scalar that requires grad.
+            name: Add gradients only to the parameters of this optimizer; to all by default.
+
+        Raises:
+            LossError: The loss is no tensor, no scalar, or does not require grad.
+        """
+        window = self._frame.plain_backward
+        if window is None or name is not None or not is_plain_scalar(loss) or autocast_is_on():
+            self._backward(loss, name)
+            return
+        window.enter(self, self.weight)
+        self.had_backward = True
+        try:
+            run_backward((loss,), (ones_like(loss),), False, False, (), True, True)
+        except RuntimeError:
+            self._check_loss(loss)
+            raise
+
+    def _backward(self, loss: Tensor, name: str | None) -> None:
+        """What `backward` does when there is more to it than clearing gradients and calling torch."""
+        self._check_loss(loss)
+        if autocast_is_on():
+            with autocast_off():
+                self._backward_from(loss, name)
+        else:
+            self._backward_from(loss, name)
+
+    def _backward_from(self, loss: Tensor, name: str | None) -> None:
+        frame = self._frame
+        begin, end = frame.fire[BackwardBegin], frame.fire[BackwardEnd]
+        windows = frame.windows if name is None else (frame.window(name),)
+        if windows[0].weighted and isinstance(self.weight, Tensor):  # counts of tokens, say: as exact as the loss
+            self.weight = self.weight.to(torch.promote_types(loss.dtype, torch.float32))
+        seed = self.seed = windows[0].seed(self, self.weight)
+        if len(windows) > 1 and windows[0].size > 1:
+            self._check_shared_seed(windows)
+        own = vars(self).get("loss")
+        self.loss = loss
+        if begin is not None:
+            begin(self)
+            seed = self.seed
+        for window in windows:
+            window.enter(self, self.weight)
+        self.had_backward = True
+        gradient = seed.to(loss).reshape(loss.shape) if isinstance(seed, Tensor) else torch.full_like(loss, seed)
+        inputs = () if name is None else tuple(p for p in windows[0].params if p.requires_grad)
+        if is_plain_scalar(loss) and (inputs or name is None):
+            run_backward((loss,), (gradient,), False, False, inputs, True, True)
+        else:
+            loss.backward(gradient, inputs=None if name is None else inputs)  # type: ignore[no-untyped-call]
+        if end is not None:
+            end(self)
+        if own is None:
+            del self.loss
+        elif own is not loss:
+            self.loss = own
+
+    def _check_shared_seed(self, windows: Sequence[Window]) -> None:
+        """One backward has one seed; windows that began at different steps would need several."""
+        if any(window.count != windows[0].count or window.first is not windows[0].first for window in windows):
+            raise PhaseError("step.backward(loss) would add to windows that are out of step: give it a name")
+
+    def _check_loss(self, loss: Any) -> None:
+        phase = self._frame.phase
+        where = f"phase {phase.name!r}, step {self.index}"
+        if not phase.training:
+            raise PhaseError(f"step.backward in {where}: only a phase with training = True has it")
+        if not self._frame.windows:
+            raise PhaseError(f"step.backward in {where}: the learner has no optimizer; give Learner(optimizer=...)")
+        if not isinstance(loss, Tensor):
+            raise LossError(f"the loss is {describe(loss)} {str(loss)[:40]} ({where}); it must be a scalar tensor")
+        if loss.numel() != 1:  # torch takes shape (1,) too
+            raise LossError(f"the loss has shape {tuple(loss.shape)} ({where}): reduce it, with .mean() or .sum()")
+        if not loss.requires_grad:
+            raise LossError(
+                f"the loss does not require grad ({where}): was it made under no_grad, or detached, or by .item(); or "
+                f"are all parameters frozen (requires_grad=False)?"
+            )
+
+    def update(self, name: str | None = None, closure: Callable[[], Any] | None = None) -> None:
+        """Update the parameters if the window is full: ``UpdateBegin``, optimizer step, ``UpdateEnd``.
+
+        Args:
+            name: The optimizer; each in the mapping's order by default.
+            closure: For optimizers that evaluate the loss themselves (LBFGS): computes it, calls
+                ``step.backward`` and returns it. ``UpdateBegin`` fires after each evaluation.
+
+        Raises:
+            PhaseError: There was no ``step.backward`` for this optimizer, or a closure meets accumulation.
+        """
+        frame = self._frame
+        window = frame.plain_update
+        if closure is not None or autocast_is_on():
+            self._update_without_autocast(name, closure)
+        elif window is None or name is not None or not window.count:
+            self._update_due(name)
+        else:
+            window.optimizer.step()
+            frame.count_update()
+            window.drop()
+
+    def _update_without_autocast(self, name: str | None, closure: Callable[[], Any] | None) -> None:
+        try:
+            with autocast_off() as ambient:
+                if closure is None:
+                    self._update_due(name)
+                else:
+                    self._update_with(name, closure, ambient)
+        finally:
+            torch.clear_autocast_cache()  # else the next forward of this step would see the old weights
+
+    def _update_due(self, name: str | None) -> None:
+        frame = self._frame
+        windows: Sequence[Window] = frame.windows if name is None else (frame.window(name),)
+        opened = False
+        for window in windows:
+            if window.count:
+                opened = True
+                if window.count >= window.size or self.index == frame.last_index:
+                    self.apply(window)
+        if not opened:
+            if not frame.phase.training:
+                raise PhaseError(f"step.update in phase {frame.phase.name!r}: only a phase with training = True has it")
+            raise PhaseError(
+                f"step.update before step.backward in phase {frame.phase.name!r}, step {self.index}: "
+                f"call step.backward(loss), which takes the place of loss.backward(), first"
+            )
+
+    def apply(self, window: Window, closure: Callable[[], Any] | None = None) -> None:
+        """Update the parameters of a window now (the engine's part of `update`)."""
+        frame, optimizer = self._frame, window.optimizer
+        begin, end, skipped = frame.fire[UpdateBegin], frame.fire[UpdateEnd], frame.fire[UpdateSkipped]
+        self.optimizer_name, self.optimizer, self.params = window.name, optimizer, window.params
+        self.skip_reason = None
+        if closure is not None:
+            self.closure = closure
+        if closure is None:
+            window.rescale()
+            if begin is not None:
+                begin(self)
+        if self.skip_reason is None:
+            default = optimizer.step if closure is None else partial(optimizer.step, closure)
+            if frame.optimizer_step is None:
+                default()
+            else:
+                frame.optimizer_step(self, optimizer, closure, default)
+        if self.skip_reason is None:
+            frame.count_update()
+            if end is not None:
+                end(self)
+        elif skipped is not None:
+            skipped(self)
+        window.drop()
+        if closure is not None:
+            self.closure = None
+
+    def _update_with(
+        self, name: str | None, closure: Callable[[], Any], ambient: Sequence[tuple[str, torch.dtype]]
+    ) -> None:
+        frame = self._frame
+        windows: Sequence[Window] = frame.windows if name is None else (frame.window(name),)
+        if len(windows) != 1 or windows[0].size != 1:
+            raise PhaseError("step.update(closure=...): in a training phase, name one optimizer, and do not accumulate")
+        window = windows[0]
+        fire = frame.fire[UpdateBegin]
+
+        def evaluate() -> Any:
+            window.drop()
+            torch.clear_autocast_cache()  # the optimizer has moved the weights since the last evaluation
+            with ExitStack() as stack:
+                for device, dtype in ambient:
+                    stack.enter_context(torch.autocast(device, dtype))
+                stack.enter_context(torch.enable_grad())
+                loss = closure()
+            if not window.count:
+                raise PhaseError("the closure given to step.update did not call step.backward")
+            if fire is not None:
+                fire(self)
+            if self.skip_reason is not None:
+                raise PhaseError(f"an update with a closure cannot be skipped ({self.skip_reason})")
+            return loss
+
+        self.apply(window, evaluate)
+
+    def skip_update(self, reason: str) -> None:
+        """Vote, at ``update_begin`` or in ``optimizer_step``, that this update is not applied."""
+        self.skip_reason = self.skip_reason or reason
+
+
+def is_plain_scalar(loss: Any) -> bool:
+    """Whether a loss needs none of what ``Tensor.backward`` does for subclasses, complex numbers and other shapes."""
+    return loss.__class__ is Tensor and not loss.ndim and loss.is_floating_point()
+
+
+@contextmanager
+def autocast_off() -> Iterator[list[tuple[str, torch.dtype]]]:
+    """Switch autocast off; yields the device types and dtypes that it was on for."""
+    accelerator = torch.accelerator.current_accelerator()
+    devices = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
+    ambient = [(device, torch.get_autocast_dtype(device)) for device in devices if torch.is_autocast_enabled(device)]
+    with ExitStack() as stack:
+        for device, _ in ambient:
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield ambient

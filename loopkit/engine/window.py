@@ -1,0 +1,180 @@
+"""Window: the steps whose gradients make one update of one optimizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loopkit.errors import PhaseError, StateError
+
+__all__ = ["Window"]
+
+
+class Window:
+    """The accumulated gradients of one optimizer, ``sum(w_i g_i) / sum(w_i)`` over the window's steps.
+
+    Backward of step i starts from ``(w_i / w_0) / size``; at the update the gradients are multiplied by
+    ``size * w_0 / sum(w_i)`` unless that is exactly 1. So a full window of equal weights is bitwise
+    ``(loss / size).backward()``. With ``mean=False`` the gradients are ``sum(g_i)`` and weights are ignored.
+
+    A weight that is a tensor may be 0: nobody asks for it on the host. The gradients of that step are multiplied by 0,
+    so its loss has to be finite.
+    """
+
+    def __init__(self, name: str, optimizer: torch.optim.Optimizer, size: int, mean: bool) -> None:
+        self.name = name
+        self.optimizer = optimizer
+        self.size = size
+        self.weighted = mean and size > 1
+        self.count = 0
+        """Steps in the window so far; 0 is closed."""
+        self.last: Any = None
+        """The last of these steps, until the window is closed; to the window it is any object."""
+        self._even = True
+        """Whether the weights so far are equal numbers, so that nothing is rescaled if the window gets full."""
+        self.first: float | Tensor = 1.0
+        self.total: float | Tensor = 0.0
+        self._weight: float | Tensor = 1.0
+        self._settled = False
+        """Whether the gradients are those of the window as it will be, before its last backward."""
+        self._settling: tuple[Any, float | Tensor] | None = None
+        """The step whose backward is the last one, and what the gradients before it are multiplied by."""
+        self._clears_itself = type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
+        self._sizes: list[int] = []
+        self.params: Sequence[Tensor] = ()
+        self.refresh()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each step is an update of its own, and clearing a gradient is setting it to None."""
+        return self.size == 1 and not self._clears_itself
+
+    def refresh(self) -> None:
+        """Take the parameters from the optimizer's groups."""
+        groups = self.optimizer.param_groups
+        self._sizes = [len(group["params"]) for group in groups]
+        self.params = [p for group in groups for p in group["params"]]
+
+    def seed(self, step: object, weight: float | Tensor) -> float | Tensor:
+        """What backward of a step of this weight starts from."""
+        if not self.weighted:
+            return 1.0
+        if not isinstance(weight, Tensor) and not 0 < weight < math.inf:
+            raise PhaseError(f"step.weight is {weight!r}: a weight is a positive, finite number")
+        if self.count == 0:
+            return weight.ne(0).to(weight) / self.size if isinstance(weight, Tensor) else 1.0 / self.size
+        if self.last is step:
+            weight = self._weight
+        return weight / _divisor(self.first) / self.size
+
+    def enter(self, step: object, weight: float | Tensor) -> None:
+        """Count a step, once however often it calls backward; the first one clears the gradients."""
+        if self.count == 0:
+            if [len(group["params"]) for group in self.optimizer.param_groups] != self._sizes:
+                self.refresh()
+            self.clear()
+            self.first, self.total, self._even = weight, 0.0, True
+        elif self.last is step:
+            return
+        if self._settling is not None and self._settling[0] is step:  # else that one was cancelled
+            factor = self._settling[1]
+            if self.count and (isinstance(factor, Tensor) or factor != 1.0):
+                self._multiply(factor)
+            self._settled, self._settling = True, None
+        self.count += 1
+        self.last = step
+        if self.weighted:
+            self._weight = weight
+            self.total = self.total + weight
+            self._even = self._even and not isinstance(weight, Tensor) and weight == self.first
+
+    def settle(self, step: object, weight: float | Tensor, share: float | Tensor = 1.0) -> float | Tensor:
+        """Make the gradients those of the window before its last backward, the one of ``step``, which is about to run.
+
+        For plugins whose sync is a part of that backward.
+
+        Args:
+            step: The step.
+            weight: Its weight.
+            share: Multiplies the gradients, too.
+
+        Returns:
+            What the step's seed has to be multiplied by.
+        """
+        factor = share
+        if self.weighted:
+            first = self.first if self.count else weight
+            even = not self.count or (self._even and not isinstance(weight, Tensor) and weight == first)
+            if not even or self.count + 1 != self.size:
+                total = self.total + weight if self.count else weight
+                factor = factor * (self.size * _divisor(first) / _divisor(total))
+        self._settling = step, factor
+        return factor
+
+    def rescale(self) -> None:
+        """Make the gradients those of the window as it is."""
+        if not self.weighted or self._settled or (self._even and self.count == self.size):
+            return
+        factor = self.size * _divisor(self.first) / _divisor(self.total)
+        if isinstance(factor, Tensor) or factor != 1.0:
+            self._multiply(factor)
+
+    def _multiply(self, factor: float | Tensor) -> None:
+        grads = [p.grad for p in self.params if p.grad is not None]
+        if grads:
+            torch._foreach_mul_(grads, factor.to(grads[0].device) if isinstance(factor, Tensor) else factor)
+
+    def clear(self) -> None:
+        """Clear the gradients."""
+        if self._clears_itself:
+            self.optimizer.zero_grad()
+        else:
+            for p in self.params:
+                p.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The weights and gradients so far."""
+        return {
+            "size": self.size,
+            "count": self.count,
+            "first": self.first,
+            "total": self.total,
+            "weight": self._weight,
+            "even": self._even,
+            "grads": [p.grad for p in self.params],
+        }
+
+    def reopen(self, step: object, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned, with ``step`` as the last of the window's steps.
+
+        Raises:
+            StateError: The window had another size.
+        """
+        if state["size"] != self.size:
+            raise StateError(
+                f"the state was saved after {state['count']} of the {state['size']} steps of an update, and here an "
+                f"update takes {self.size}: give Learner(accumulate={state['size']}), or load a state without an open "
+                f"window"
+            )
+        self.clear()
+        for p, grad in zip(self.params, state["grads"], strict=True):
+            p.grad = None if grad is None else grad.to(p.device)
+        self.count, self.last = state["count"], step
+        self.first, self.total = state["first"], state["total"]
+        self._weight, self._even = state["weight"], state["even"]
+
+    def drop(self) -> None:
+        """Close the window and clear its gradients."""
+        self.count = 0
+        self.last = None
+        self._settled = False
+        self.clear()
+
+
+def _divisor(weight: float | Tensor) -> float | Tensor:
+    """The weight, or 1 in place of a 0, which has only gradients of 0 to divide."""
+    return weight + weight.eq(0) if isinstance(weight, Tensor) else weight

@@ -1,0 +1,39 @@
+"""Notes on errors: where one was raised, and what else happened; and lines for people on standard error."""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["add_note", "locate", "say", "shown"]
+
+
+def locate(error: BaseException, where: str) -> None:
+    """Note on an error where it was raised, unless a note says so already."""
+    notes = getattr(error, "__notes__", ())
+    texts = [note for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
+    if not any(text.startswith("loopkit: ") for text in texts):
+        add_note(error, f"loopkit: {where}")
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note; an exception whose class makes that impossible goes on without."""
+    try:
+        BaseException.add_note(error, note)
+    except Exception:
+        pass  # the error itself is what matters, and must not give way to one about its notes
+
+
+def shown(error: BaseException) -> str:
+    """The ``repr`` of an error, or of its class if it has a broken one."""
+    try:
+        return repr(error)
+    except Exception:
+        return type(error).__name__
+
+
+def say(text: str) -> None:
+    """Print a line for people on standard error, if it is open."""
+    try:
+        print(f"loopkit: {text}", file=sys.stderr)
+    except (OSError, ValueError):
+        pass  # it is closed

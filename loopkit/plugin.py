@@ -1,0 +1,205 @@
+"""Plugin: all that a plugin may have, and what can be asked of one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from loopkit.events import snake_case
+from loopkit.hooks import check_declaration
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from loopkit.learner import Learner
+    from loopkit.phases import Phase
+
+__all__ = ["Plugin", "declared", "options_of", "provided", "unwrapped"]
+
+Declaration = tuple[str, ...] | Callable[[], tuple[str, ...]]
+"""Names, or a method that returns them."""
+
+
+class Plugin(Protocol):
+    """All that a plugin may have besides its hooks.
+
+    A plugin is any object with a method that `loopkit.hookimpl` marks. Everything here is optional; no plugin derives
+    from this class. Hooks are in `loopkit.hooks`.
+    """
+
+    # What it is
+
+    name: str
+    """By what the learner knows it; unique. Without it, the class's name in snake case."""
+    provides: str
+    """What it is, in one word, such as ``"clip"``. Other plugins, ``order``, ``learner.remove`` and ``learner.replace``
+    can then name what it provides instead of its name. Without it, nothing."""
+    owns: Declaration
+    """The state, or the thing, that only one plugin may have, such as ``("optimizer.lr",)``. `Learner` refuses a second
+    owner. Without it, nothing."""
+    optional: tuple[str, ...]
+    """Hooks of events that need not come: no phase has to emit them. Without it, each of its events must have a phase
+    that emits it."""
+    observes: bool
+    """Whether it only looks on, so that training is the same without it. `loopkit eject` leaves such a plugin out of
+    the loop that it writes. Without it, False."""
+    syncs: tuple[str, ...] | bool
+    """Hooks of steps in which it may wait for the device; True for all. `loopkit.testing` refuses a wait in others.
+    Without it, none."""
+    volatile: tuple[str, ...]
+    """Keys of its state, and names that it logs, whose values two equal runs need not share, such as measured seconds.
+    `loopkit.testing` leaves them out."""
+    removable: bool
+    """Whether ``learner.remove`` may take it out. False if it has changed a model for good. Without it, True."""
+    agrees_in_steps: bool
+    """Of a plugin that joins processes: whether all of them make the same steps from the same parameters. Plugins that
+    cancel steps look for it: if so, they cancel in all processes or in none. Without it, True."""
+
+    # In which order it runs
+
+    reads: Declaration
+    """State that its hooks read: those that change it run before. A hook's own ``@hookimpl(reads=...)`` comes first;
+    this is for all others. So it is with the next four."""
+    updates: Declaration
+    """State that its hooks change, going out from what is there."""
+    writes: Declaration
+    """State that its hooks set."""
+    before: Declaration
+    """Plugins, or what they provide, that run after it."""
+    after: Declaration
+    """Plugins, or what they provide, that run before it."""
+
+    # What is saved
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """What a checkpoint holds of it. The engine calls it for ``learner.state_dict()``.
+
+        It holds None, booleans, numbers, strings, lists, tuples, dicts and tensors. What belongs to one epoch alone is
+        better kept in ``epoch.store(self)``, which is saved with the epoch.
+        """
+        ...
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on from what `state_dict` returned. The engine calls it for ``learner.load_state_dict``."""
+        ...
+
+    def reshard(self, states: Sequence[Any], rank: int, size: int) -> Any:
+        """This process's share of the states of all processes that saved.
+
+        A plugin has it if its state differs from process to process: the engine then saves that of each. The engine
+        calls it at a load by another number of processes. Without it, one state serves all processes.
+        """
+        ...
+
+    def reshard_store(self, stores: Sequence[dict[str, Any]], rank: int, size: int) -> dict[str, Any]:
+        """The same as `reshard`, for what ``epoch.store(self)`` held in each process."""
+        ...
+
+    def settle(self, learner: Learner) -> None:
+        """Read what is still on its way from the device, and raise if it is bad. Savers call it before each save."""
+        ...
+
+    unsaved: bool
+    """Whether its state has changed although nothing was trained. A saver looks for it at the end of the fit, and saves
+    once more. Without it, False."""
+
+    # What other plugins and the learner ask it for
+
+    def averaged(self, learner: Learner) -> AbstractContextManager[None]:
+        """Inside, its weights stand in the place of the models' own. For ``learner.evaluate(data, weights=...)``."""
+        ...
+
+    def peek(self, phase: str) -> dict[str, Tensor | float]:
+        """The values so far of the phase's metrics, unread. `Progress` and `LogMetrics` ask those that provide
+        ``"metrics"``."""
+        ...
+
+    norm: Tensor | None
+    """The norm of the last gradients. Plugins that log look for it where ``"clip"`` is provided."""
+    last: dict[str, Tensor]
+    """The norms of the last gradients by name. Plugins that log look for it where ``"norm"`` is provided."""
+    directory: Any
+    """Where it saves. Commands look for it where ``"checkpoint"`` is provided."""
+
+    # What it tells people
+
+    def explain(self, phase: Phase, hook: str) -> str:
+        """What ``learner.explain()`` says beside one of its hooks; empty for nothing."""
+        ...
+
+    def remark(self, phase: Phase, hook: str, plugin: str) -> str:
+        """What ``learner.explain()`` says beside a hook of any plugin; empty for nothing."""
+        ...
+
+    def options(self) -> dict[str, Any]:
+        """What it was made with, by the names of its ``__init__``; see `options_of`.
+
+        For a plugin that does not keep each option as an attribute of the same name.
+        """
+        ...
+
+
+def unwrapped(plugin: Any) -> Any:
+    """The plugin in a plugin that wraps it, as `throttle` does, else itself."""
+    return getattr(plugin, "__wrapped__", plugin)
+
+
+def provided(plugin: Any) -> str:
+    """What a plugin says that it is, or an empty string."""
+    return getattr(plugin, "provides", "")
+
+
+def options_of(plugin: Any) -> dict[str, Any]:
+    """What a plugin was made with, by the names of its ``__init__``.
+
+    Its ``options()`` says so, if it has that method. Else an option is the attribute of the same name, or of that name
+    after an underscore. Options that were given as ``**options`` are there by their own names. What the plugin does not
+    tell is left out.
+
+    Example::
+
+        >>> options_of(ClipGradNorm(1.0))
+        {'max_norm': 1.0, 'norm_type': 2.0, 'name': 'clip_grad_norm'}
+    """
+    if inspect.isroutine(inspect.getattr_static(plugin, "options", None)):
+        return dict(plugin.options())
+    try:
+        parameters = inspect.signature(type(plugin)).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    options: dict[str, Any] = {}
+    for parameter in parameters:
+        held = [word for word in (parameter.name, f"_{parameter.name}") if _holds(plugin, word)]
+        if held:
+            value = getattr(plugin, held[0])
+            if parameter.kind is not parameter.VAR_KEYWORD:
+                options[parameter.name] = value
+            elif isinstance(value, Mapping):
+                options.update(value)
+    return options
+
+
+def _holds(plugin: Any, word: str) -> bool:
+    """Whether an attribute is a value of the plugin's own, or a property, and not one of its methods."""
+    missing = object()
+    held = inspect.getattr_static(plugin, word, missing)
+    return held is not missing and (word in getattr(plugin, "__dict__", ()) or not inspect.isroutine(held))
+
+
+def declared(plugin: Any, label: str, declaration: Any) -> tuple[str, ...]:
+    """The names of a declaration; a function of the plugin is called."""
+    if isinstance(declaration, tuple) and not declaration:
+        return ()
+    check_declaration(f"plugin {_called(plugin)!r}: {label}", declaration)
+    if callable(declaration):
+        names = declaration() if inspect.ismethod(declaration) else declaration(plugin)
+        check_declaration(f"plugin {_called(plugin)!r}: what {label} returns", names)
+        return tuple(names)
+    return tuple(declaration)
+
+
+def _called(plugin: Any) -> str:
+    name = getattr(plugin, "name", None)
+    return name if isinstance(name, str) else snake_case(type(plugin).__name__)

@@ -1,0 +1,66 @@
+"""What the distribution adds to the command ``loopkit``: train a run in a file, or look at its plan."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from loopkit import cli
+from loopkit.cli import argument, say, standalone
+from loopkit_files.document import load
+from loopkit_files.errors import ConfigError
+
+__all__ = ["CONFIG", "SET", "explain", "reporting", "run"]
+
+CONFIG = argument("config", metavar="CONFIG.toml", type=Path, help="the file")
+SET = argument(
+    "--set",
+    metavar="KEY=VALUE",
+    dest="overrides",
+    action="append",
+    default=[],
+    help="a value over that of the file, as fit.epochs=3; text that is no TOML is a string (may be given again)",
+)
+
+
+@standalone("run", CONFIG, SET)
+def run(options: argparse.Namespace) -> int:
+    """Train what a configuration describes, and print the result.
+
+    Modules are found in the working directory, as by `python -m`, and among what is installed. The file is checked as
+    a whole before anything is made; `loopkit explain` does that, too.
+
+    Exit code: 0; 2 after an error; 143 after SIGTERM and 130 after Ctrl-C, between two steps.
+    """
+
+    def train() -> str:
+        built = load(options.config, options.overrides).build()
+        result = built.run()
+        return str(result) if built.learner.rank == 0 else ""
+
+    return reporting(train)
+
+
+@standalone("explain", CONFIG, argument("--phase", metavar="NAME", help="of one phase alone, such as train"), SET)
+def explain(options: argparse.Namespace) -> int:
+    """Print which plugin does what when in the run that a configuration describes, and why in this order.
+
+    The model and the plugins are made, the data are not, and nothing is trained.
+
+    Exit code: 0; 2 after an error.
+    """
+    return reporting(lambda: str(load(options.config, options.overrides).learner().explain(options.phase)))
+
+
+def reporting(make: Callable[[], str], put: Callable[[str], object] = say) -> int:
+    """`loopkit.cli.reporting`; problems of the file are written a line each."""
+    try:
+        return cli.reporting(make, put)
+    except ConfigError as error:
+        lines = str(error).splitlines()
+        say(f"loopkit: error: {lines[0]}", sys.stderr)
+        for line in (*lines[1:], *getattr(error, "__notes__", ())):
+            say(line.strip(), sys.stderr)
+        return 2

@@ -1,0 +1,149 @@
+"""What the tables of a configuration may hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from loopkit.words import nearest
+from loopkit_files.calls import Report, article
+from loopkit_files.lines import Place
+
+__all__ = ["FIT", "LEARNER", "TABLES", "check_structure"]
+
+Check = Callable[[Any], str]
+"""Says what is wrong with a value; an empty string if nothing is."""
+
+
+def _count(value: Any) -> str:
+    return "" if _is_whole(value) and value >= 1 else "it counts from 1"
+
+
+def _count_or_inf(value: Any) -> str:
+    return "" if value == math.inf else _count(value) and "it counts from 1, or is inf"
+
+
+def _one_of(*words: str) -> Check:
+    return lambda value: "" if value in words else f"it is {' or '.join(f'{word!r}' for word in words)}"
+
+
+def _boolean(value: Any) -> str:
+    return "" if isinstance(value, bool) else "it is true or false"
+
+
+def _seed(value: Any) -> str:
+    return "" if _is_whole(value) and 0 <= value < 2**32 else "it is from 0 to 2**32 - 1"
+
+
+def _seconds(value: Any) -> str:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return "" if number and value > 0 else "it is a number of seconds above 0, or inf"
+
+
+def _names(value: Any) -> str:
+    return "" if _are_names(value) else 'it is an array of names of plugins, ["a", "b"]'
+
+
+def _chains(value: Any) -> str:
+    chains = isinstance(value, list) and (_are_names(value) or all(map(_are_names, value)))
+    return "" if chains else 'it is an array of names of plugins, ["a", "b"], or of several such arrays'
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+FIT: dict[str, Check] = {
+    "epochs": _count_or_inf,
+    "max_steps": _count,
+    "max_updates": _count,
+    "validate_every": _count,
+    "validate_every_updates": _count,
+    "overfit_batches": _count,
+    "on_interrupt": _one_of("raise", "return"),
+    "loader_timeout": _seconds,
+}
+"""The keys of ``[fit]``: the arguments of ``Learner.fit``."""
+LIMITS = ("epochs", "max_steps", "max_updates")
+LEARNER: dict[str, Check] = {
+    "seed": _seed,
+    "deterministic": _boolean,
+    "accumulate": _count,
+    "accumulate_reduction": _one_of("mean", "sum"),
+    "standard": _boolean,
+    "block": _names,
+    "order": _chains,
+}
+"""The keys of ``[learner]``: the arguments of ``Learner``."""
+TABLES = ("model", "loss", "optimizer", "data", "learner", "fit", "plugins")
+"""The tables, in the order in which they are written."""
+NEEDED: dict[Place, str] = {
+    ("model",): 'call = "package.module:make_model"',
+    ("optimizer",): 'call = "torch.optim:SGD"',
+    ("data", "train"): 'call = "package.module:make_loader"',
+    ("fit",): "epochs = 3",
+}
+PARTS = ("train", "val")
+CALLS: tuple[Place, ...] = (("model",), ("loss",), ("optimizer",), ("data", "train"), ("data", "val"))
+
+
+def check_structure(values: Mapping[str, Any], report: Report) -> None:
+    """Report tables and keys that are unknown, missing or of another type; nothing is imported."""
+    _known((), values, TABLES, "table", report)
+    tables: dict[Place, Any] = {(name,): values[name] for name in TABLES if name in values}
+    data = values.get("data", {})
+    if isinstance(data, dict):
+        _known(("data",), data, PARTS, "table", report)
+        tables |= {("data", part): data[part] for part in PARTS if part in data}
+    plugins = values.get("plugins", {})
+    if isinstance(plugins, dict):
+        tables |= {("plugins", name): plugin for name, plugin in plugins.items()}
+    for place, table in tables.items():
+        if not isinstance(table, dict):
+            name = ".".join(map(str, place))
+            report(place, f"{name} is {article(table)}, {table!r:.60}: it is a table, [{name}]")
+    for place, line in NEEDED.items():
+        if place not in tables and not (place[0] == "data" and not isinstance(data, dict)):
+            report((), f"there is no table [{'.'.join(map(str, place))}]: add it, with such as {line}")
+    for place in CALLS:
+        if isinstance(table := tables.get(place), dict):
+            _call(place, table, report)
+    for name, checks in (("learner", LEARNER), ("fit", FIT)):
+        if isinstance(table := values.get(name), dict):
+            _known((name,), table, checks, "key", report)
+            for key, value in table.items():
+                if key in checks and (problem := checks[key](value)):
+                    report((name, key), f"{key} is {value!r}: {problem}")
+    if isinstance(fit := values.get("fit"), dict) and not any(limit in fit for limit in LIMITS):
+        report(("fit",), f"fit has no end: give {', '.join(LIMITS[:-1])} or {LIMITS[-1]} (epochs = inf if you mean it)")
+    learner = values.get("learner")
+    if isinstance(learner, dict) and learner.get("deterministic") is True and "seed" not in learner:
+        report(("learner", "deterministic"), "deterministic = true needs a seed")
+
+
+def _known(place: Place, table: Mapping[str, Any], known: Iterable[str], what: str, report: Report) -> None:
+    for key in table:
+        if key not in known:
+            where = f"[{'.'.join(map(str, place))}] has no {what}" if place else f"there is no {what}"
+            report((*place, key), f"{where} {key!r}{nearest(key, known)}; there are {', '.join(known)}")
+
+
+def _call(place: Place, table: dict[str, Any], report: Report) -> None:
+    if "call" in table or (place == ("loss",) and "use" in table):
+        return
+    name = ".".join(map(str, place))
+    if place[0] in ("model", "optimizer") and table and all(isinstance(value, dict) for value in table.values()):
+        names = ", ".join(table)
+        report(
+            place,
+            f"[{name}] has tables of its own, {names}: a configuration trains one supervised model with one optimizer. "
+            f"For several, write a script with a phase of your own",
+        )
+        return
+    near = nearest("call", [key for key in table if isinstance(table[key], str)])
+    report(place, f'[{name}] does not say what to call: add call = "package.module:name"{near}')

@@ -1,0 +1,319 @@
+"""Phases that keep state from step to step: a run that is killed goes on with it, bit for bit."""
+
+from __future__ import annotations
+
+import random
+import warnings
+
+import pytest
+import torch
+from test_verify_resume import forked
+from torch import nn
+
+from life.runs import STEPS, at, end, kill, killed, make, rows, same, sigterm, train, val
+from loopkit import Learner, TrainingPhase, ValidationPhase
+from loopkit.data import from_function
+from loopkit.errors import LoopkitError
+from loopkit.plugins import Checkpoint, History, Metrics
+from loopkit.verify_resume import verify_resume
+
+PLACES = random.Random(0).sample([(epochs, index) for epochs in range(2) for index in range(STEPS)], 4)
+
+
+class Recurrent(nn.Module):
+    """Takes a state and returns the next one."""
+
+    def __init__(self):
+        super().__init__()
+        self.gru = nn.GRU(3, 4, batch_first=True)
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, inputs, state):
+        hidden, state = self.gru(inputs, state)
+        return self.head(hidden), state
+
+
+class Carries(TrainingPhase):
+    """The hidden state of a recurrent network goes on where the step before ended."""
+
+    saved = ("state",)
+    state = None
+
+    def step(self, learner, step):
+        if step.index == 0:
+            self.state = None
+        super().step(learner, step)
+
+    def forward(self, learner, inputs):
+        outputs, state = learner.model(inputs, self.state)
+        self.state = state.detach()
+        return outputs
+
+
+class Reinforces(TrainingPhase):
+    """A running baseline, as of rewards, scales the loss."""
+
+    saved = ("baseline",)
+
+    def __init__(self):
+        super().__init__()
+        self.baseline = 0.0
+
+    def loss(self, learner, outputs, targets):
+        reward = float(outputs.detach().mean())
+        self.baseline = 0.9 * self.baseline + 0.1 * reward
+        return (reward - self.baseline) * outputs.mean() + learner.loss_fn(outputs, targets)
+
+
+class Environment:
+    """Moves with each observation, by random numbers of its own."""
+
+    def __init__(self):
+        self.position = torch.zeros(3)
+        self.generator = torch.Generator().manual_seed(3)
+
+    def observe(self):
+        self.position = self.position + 0.1 * torch.randn(3, generator=self.generator)
+        return self.position
+
+    def state_dict(self):
+        return {"position": self.position, "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state):
+        self.position = state["position"]
+        self.generator.set_state(state["generator"])
+
+
+class Explores(TrainingPhase):
+    """Its inputs come from an environment."""
+
+    def __init__(self):
+        super().__init__()
+        self.environment = Environment()
+
+    def unpack(self, batch):
+        return batch[0] + self.environment.observe(), batch[1]
+
+    def state_dict(self):
+        return {"environment": self.environment.state_dict()}
+
+    def load_state_dict(self, state):
+        self.environment.load_state_dict(state["environment"])
+
+
+class Remembers(TrainingPhase):
+    """A bank of earlier outputs, which is changed in place."""
+
+    saved = ("bank", "place")
+
+    def __init__(self):
+        super().__init__()
+        self.bank = torch.zeros(6)
+        self.place = 0
+
+    def loss(self, learner, outputs, targets):
+        loss = learner.loss_fn(outputs, targets) + 0.1 * (outputs.mean() - self.bank.mean()) ** 2
+        self.bank[self.place % 6] = outputs.detach().mean()
+        self.place += 1
+        return loss
+
+
+def with_methods(phase):
+    """The same phase, which saves and loads by itself what it named."""
+
+    class WithMethods(phase):
+        saved = ()
+
+        def state_dict(self):
+            return {name: getattr(self, name) for name in phase.saved}
+
+        def load_state_dict(self, state):
+            vars(self).update(state)
+
+    return WithMethods
+
+
+def sequences():
+    def batch(index):
+        generator = torch.Generator().manual_seed(index)
+        return torch.randn(2, 5, 3, generator=generator), torch.randn(2, 5, 1, generator=generator)
+
+    return from_function(STEPS, batch)
+
+
+def recurrent(phase, *plugins, seed):
+    torch.manual_seed(seed)
+    adam = torch.optim.Adam
+    return Learner(
+        Recurrent(),
+        nn.MSELoss(),
+        lambda params: adam(params, lr=0.05),
+        phases=[phase],
+        plugins=[Metrics(), History(), *plugins],
+        standard=False,
+    )
+
+
+def learner_of(phase, *plugins, seed=1):
+    if isinstance(phase, Carries):
+        return recurrent(phase, *plugins, seed=seed)
+    return make(*plugins, seed=seed, phases=[phase])
+
+
+def data_of(phase):
+    return sequences() if isinstance(phase, Carries) else train()
+
+
+@pytest.mark.parametrize(
+    "make_phase",
+    [Carries, Reinforces, Explores, Remembers, *map(with_methods, (Carries, Reinforces, Remembers))],
+    ids=[
+        "carries",
+        "reinforces",
+        "explores",
+        "remembers",
+        "carries_by_methods",
+        "reinforces_by_methods",
+        "remembers_by_methods",
+    ],
+)
+def test_run_with_a_phase_that_keeps_state_is_killed_and_goes_on(make_phase, tmp_path):
+    straight = learner_of(make_phase())
+    straight.fit(data_of(make_phase()), epochs=2)
+    for epochs, index in PLACES:
+        directory = tmp_path / f"{epochs}-{index}"
+        phase = make_phase()
+        death = at(kill, "step_begin", epochs=epochs, index=index)
+        with killed():
+            saver = Checkpoint(directory, every_updates=1, resume="auto")
+            learner_of(phase, saver, death).fit(data_of(phase), epochs=2)
+        phase = make_phase()
+        again = learner_of(phase, Checkpoint(directory, resume="auto"), seed=1 if (epochs, index) == (0, 0) else 99)
+        again.fit(data_of(phase), epochs=2)
+        same(end(straight), end(again))
+
+
+class Drifts(ValidationPhase):
+    """What it measures depends on the steps before."""
+
+    saved = ("seen",)
+
+    def __init__(self, name="val"):
+        super().__init__(name)
+        self.seen = torch.zeros(())
+
+    def loss(self, learner, outputs, targets):
+        self.seen = self.seen + outputs.mean()
+        return learner.loss_fn(outputs, targets) + self.seen
+
+
+def test_validation_whose_phase_keeps_state_goes_on(tmp_path):
+    straight = make(phases=[Drifts()])
+    straight.fit(train(), val(), epochs=2)
+    interrupted = make(Checkpoint(tmp_path), at(sigterm, phase="val", epochs=1, index=1), phases=[Drifts()])
+    with pytest.raises(SystemExit):
+        interrupted.fit(train(), val(), epochs=2)
+    again = make(Checkpoint(tmp_path, resume="auto"), phases=[Drifts()], seed=99)
+    again.fit(train(), val(), epochs=2)
+    assert rows(straight) == rows(again)
+    same(end(straight), end(again))
+
+
+def test_state_of_a_phase_is_a_part_of_the_learners_state():
+    learner = make(phases=[Reinforces()])
+    learner.fit(train(), epochs=1)
+    assert "train" in learner.state_dict()["phases"]
+    other = make(phases=[Reinforces()], seed=2)
+    other.load_state_dict(learner.state_dict())
+    assert other.phases["train"].baseline == learner.phases["train"].baseline != 0.0
+
+
+def test_two_phases_of_one_name_with_state_are_refused():
+    learner = make()
+    with pytest.raises(LoopkitError, match="'drifts'"):  # noqa: PT012 - be it by the second run, or by the save
+        learner.run(Drifts("drifts"), val())
+        learner.run(Drifts("drifts"), val())
+        learner.state_dict()
+
+
+# State that is not saved
+
+
+class Forgets(TrainingPhase):
+    """Changes attributes that nobody saves: another object, a longer list, a tensor in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.count, self.losses, self.table = 0, [], torch.zeros(3)
+        self.kept, self.layer = (1, 2), nn.Linear(1, 1)
+
+    def step(self, learner, step):
+        self.count += 1
+        self.table += 1
+        super().step(learner, step)
+        self.losses.append(0.5)
+
+
+class Careless(Forgets):
+    volatile = ("count", "losses", "table")
+
+
+def warned(phase, directory):
+    """What is warned of in a run that saves often."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make(Checkpoint(directory, every_updates=1), phases=[phase]).fit(train(), epochs=2)
+    return [str(warning.message) for warning in caught]
+
+
+def test_phase_whose_state_is_not_saved_is_warned_of_once(tmp_path):
+    [message] = warned(Forgets(), tmp_path)
+    assert "'train'" in message
+    for name in ("count", "losses", "table", "saved"):
+        assert name in message
+    for name in ("kept", "layer", "skip_none"):
+        assert name not in message
+
+
+def test_attributes_that_are_volatile_are_not_warned_of(tmp_path):
+    assert warned(Careless(), tmp_path) == []
+
+
+def test_phase_that_changes_nothing_is_not_warned_of(tmp_path):
+    assert warned(TrainingPhase(), tmp_path) == []
+
+
+SCRIPT = """
+import warnings
+import torch
+from loopkit import TrainingPhase
+from loopkit.testing import tiny_problem
+
+warnings.simplefilter("default")
+
+
+class Reinforces(TrainingPhase):
+    def __init__(self):
+        super().__init__()
+        self.baseline = 0.0
+
+    def loss(self, learner, outputs, targets):
+        self.baseline = 0.5 * self.baseline + 0.5 * float(outputs.detach().mean())
+        return learner.loss_fn(outputs, targets) + self.baseline * outputs.mean()
+
+
+def make():
+    torch.manual_seed(0)
+    problem = tiny_problem()
+    return problem.learner(phases=[Reinforces()]), {"train": problem.train, "val": problem.val, "epochs": 2}
+"""
+
+
+def test_verify_resume_points_at_a_phase_that_keeps_unsaved_state(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    (tmp_path / "reinforces.py").write_text(SCRIPT)
+    *_, found = verify_resume(f"{tmp_path}/reinforces.py:make", kill_at=[3], launch=forked)
+    assert found.problem.startswith("DIFFERENT")
+    assert "phase 'train'" in found.problem
+    assert "baseline" in found.problem

@@ -1,0 +1,61 @@
+"""What a plugin may have stands in one place: `loopkit.plugin.Plugin`."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from loopkit.hooks import hooks
+from loopkit.plugin import Plugin
+
+ROOT = Path(__file__).parent.parent
+PLUGIN = re.compile(r"(self\._?|impl\.)?plugins?(\.get\(.*\)|\[.*\])?")
+"""How the sources call a plugin."""
+FOUND = {*vars(Plugin), *inspect.get_annotations(Plugin)}
+KNOWN = {name for name in FOUND if not name.startswith("_")}
+
+
+def sources():
+    for folder in (ROOT / "loopkit", *ROOT.glob("plugins/*/loopkit_*")):
+        yield from folder.rglob("*.py")
+
+
+def looked_for(text):
+    """The names that a source looks for on plugins, by ``getattr`` and ``hasattr``."""
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Call(func=ast.Name("getattr" | "hasattr"), args=[owner, ast.Constant(str(name)), *_]):
+                if PLUGIN.fullmatch(ast.unparse(owner)):
+                    yield name
+
+
+@pytest.mark.parametrize("path", [pytest.param(path, id=str(path.relative_to(ROOT))) for path in sources()])
+def test_every_attribute_that_is_looked_for_is_in_the_protocol(path):
+    names = {name for name in looked_for(path.read_text()) if not name.startswith("__")}
+    assert names <= {*KNOWN, *hooks()}
+
+
+def test_attribute_that_nobody_documents_is_found():
+    assert list(looked_for("getattr(self.plugin, 'secret', 0), hasattr(plugins.get(name), 'other')")) == [
+        "secret",
+        "other",
+    ]
+
+
+def test_every_attribute_of_the_protocol_is_looked_for():
+    texts = [path.read_text() for path in sources() if path != ROOT / "loopkit/plugin.py"]
+    told = {"reads", "updates", "writes", "before", "after", "options"}  # by `declared` and `options_of`
+    assert not {name for name in KNOWN - told if not any(f'"{name}"' in text for text in texts)}
+
+
+def test_every_attribute_of_the_protocol_has_a_docstring():
+    [made] = [node for node in ast.parse(inspect.getsource(Plugin)).body if isinstance(node, ast.ClassDef)]
+    for node, after in zip(made.body, [*made.body[1:], None], strict=True):
+        if isinstance(node, ast.FunctionDef):
+            assert ast.get_docstring(node)
+        elif isinstance(node, ast.AnnAssign):
+            assert isinstance(after, ast.Expr)
