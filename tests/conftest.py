@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,8 +19,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=5))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _collections_of_what_is_new() -> None:
-    """Let the garbage collector overlook torch and all tests: a full collection of them takes half a second."""
-    gc.collect()
-    gc.freeze()
+overlooked: list[object] = []
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let the garbage collector overlook torch and all tests: a full collection of them takes half a second.
+
+    Once for each file of tests, and after large imports.
+    """
+    now: list[object] = [item.path, len(sys.modules) // 100]
+    if now != overlooked:
+        overlooked[:] = now
+        gc.collect()
+        gc.freeze()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -16,6 +17,19 @@ from loopkit import Event, Learner, hookimpl
 from loopkit.hooks import hooks
 from loopkit.testing import Case, check_plugin
 from loopkit.testing.declaration import declaration
+
+
+class Late:
+    """A large module, imported at its first use: a run has several processes, most of which need it for no test."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # pytest looks for marks of its own on all that is in a module
+            raise AttributeError(name)
+        return getattr(importlib.import_module(self._name), name)
+
 
 EVENTS = tuple(name for name, event in Event.by_hook.items() if event.__module__ == "loopkit.events")
 

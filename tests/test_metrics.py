@@ -5,14 +5,19 @@ import math
 
 import pytest
 import torch
+from helpers import Late
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import accuracy_score, f1_score, precision_score, recall_score
 from torch.overrides import TorchFunctionMode
 
 from loopkit.metrics import F1, Accuracy, BinaryAccuracy, FunctionMetric, Loss, Mean, Metric, Precision, Recall, added
 
-SCORES = {Precision: precision_score, Recall: recall_score, F1: f1_score}
+sklearn = Late("sklearn.metrics")
+SCORES = {
+    Precision: lambda: sklearn.precision_score,
+    Recall: lambda: sklearn.recall_score,
+    F1: lambda: sklearn.f1_score,
+}
 NEVER = {"none": [], "never a target": [1], "never at all": [1, 3]}
 
 
@@ -66,7 +71,7 @@ def test_class_scores_equal_scikit_learn(score, average, never):
     outputs, targets = classification(never=never)
     if len(never) > 1:
         outputs[:, never] = -100.0  # never predicted either
-    expected = SCORES[score](targets, outputs.argmax(1), average=average, labels=range(5), zero_division=0)
+    expected = SCORES[score]()(targets, outputs.argmax(1), average=average, labels=range(5), zero_division=0)
     assert in_batches(score(average), outputs, targets) == pytest.approx(expected, rel=1e-14)  # order of the sums
 
 
@@ -75,7 +80,9 @@ def test_class_scores_ignore_an_index(score):
     outputs, targets = classification()
     targets[::3] = -100
     kept = targets != -100
-    expected = SCORES[score](targets[kept], outputs.argmax(1)[kept], average="macro", labels=range(5), zero_division=0)
+    expected = SCORES[score]()(
+        targets[kept], outputs.argmax(1)[kept], average="macro", labels=range(5), zero_division=0
+    )
     value = in_batches(score(ignore_index=-100), outputs, targets)
     assert value == pytest.approx(expected, rel=1e-14)  # order of the sums
 
@@ -83,7 +90,7 @@ def test_class_scores_ignore_an_index(score):
 @pytest.mark.parametrize("score", SCORES)
 def test_class_scores_take_images(score):
     outputs, targets = classification(image=(3, 4))
-    expected = SCORES[score](targets.flatten(), outputs.argmax(1).flatten(), average="macro", zero_division=0)
+    expected = SCORES[score]()(targets.flatten(), outputs.argmax(1).flatten(), average="macro", zero_division=0)
     assert in_batches(score(), outputs, targets) == pytest.approx(expected, rel=1e-14)  # order of the sums
 
 
@@ -106,12 +113,12 @@ def test_weighted_score_of_ignored_targets_alone_is_zero():
 
 def test_accuracy_equals_scikit_learn():
     outputs, targets = classification()
-    assert in_batches(Accuracy(), outputs, targets) == accuracy_score(targets, outputs.argmax(1))
+    assert in_batches(Accuracy(), outputs, targets) == sklearn.accuracy_score(targets, outputs.argmax(1))
 
 
 def test_accuracy_takes_images():
     outputs, targets = classification(image=(3, 4))
-    expected = accuracy_score(targets.flatten(), outputs.argmax(1).flatten())
+    expected = sklearn.accuracy_score(targets.flatten(), outputs.argmax(1).flatten())
     assert in_batches(Accuracy(), outputs, targets) == expected
 
 
@@ -125,7 +132,7 @@ def test_accuracy_ignores_an_index():
     outputs, targets = classification()
     targets[::3] = -100
     kept = targets != -100
-    expected = accuracy_score(targets[kept], outputs.argmax(1)[kept])
+    expected = sklearn.accuracy_score(targets[kept], outputs.argmax(1)[kept])
     assert in_batches(Accuracy(ignore_index=-100), outputs, targets) == expected
 
 
@@ -144,7 +151,7 @@ def test_accuracy_asks_where_the_shapes_leave_the_axis_open():
 @pytest.mark.parametrize("axis", [1, -1])
 def test_accuracy_takes_the_axis_that_is_given(axis):
     outputs, targets = classification(classes=4, image=(4,))
-    expected = accuracy_score(targets.flatten(), outputs.argmax(axis).flatten())
+    expected = sklearn.accuracy_score(targets.flatten(), outputs.argmax(axis).flatten())
     assert in_batches(Accuracy(axis=axis), outputs, targets) == expected
 
 
@@ -167,14 +174,14 @@ def test_accuracy_refuses_a_single_class():
 def test_binary_accuracy_of_logits_equals_scikit_learn():
     outputs, targets = classification()
     logits, targets = outputs[:, :1], targets % 2
-    expected = accuracy_score(targets, logits[:, 0] > 0)
+    expected = sklearn.accuracy_score(targets, logits[:, 0] > 0)
     assert in_batches(BinaryAccuracy(from_logits=True), logits, targets) == expected
 
 
 def test_binary_accuracy_of_probabilities_equals_that_of_logits():
     outputs, targets = classification()
     logits, targets = outputs[:, 0], targets % 2
-    expected = accuracy_score(targets, logits.sigmoid() > 0.3)
+    expected = sklearn.accuracy_score(targets, logits.sigmoid() > 0.3)
     assert in_batches(BinaryAccuracy(from_logits=False, threshold=0.3), logits.sigmoid(), targets) == expected
     assert in_batches(BinaryAccuracy(from_logits=True, threshold=0.3), logits, targets) == expected
 
@@ -260,7 +267,7 @@ def test_function_metric_weights_scalars_by_samples():
 def test_function_metric_takes_python_numbers():
     outputs, targets = classification()
     metric = FunctionMetric(lambda outputs, targets: float(outputs.argmax(1).eq(targets).double().mean()), "accuracy")
-    expected = accuracy_score(targets, outputs.argmax(1))
+    expected = sklearn.accuracy_score(targets, outputs.argmax(1))
     assert in_batches(metric, outputs, targets) == pytest.approx(expected, rel=1e-14)  # order of the sums
 
 

@@ -7,7 +7,6 @@ import random
 import numpy as np
 import pytest
 import torch
-import torch._dynamo.testing
 from torch import nn
 
 from loopkit import Learner, ValidationPhase, hookimpl
@@ -156,7 +155,9 @@ def test_summary_moves_the_batch():
 
 
 def test_summary_of_a_compiled_model_compiles_nothing():
-    counter = torch._dynamo.testing.CompileCounter()
+    from torch._dynamo.testing import CompileCounter  # takes a second
+
+    counter = CompileCounter()
     assert make(Compile(backend=counter)).summary(BATCH).rows[1].outputs == "(6, 8)"
     assert counter.frame_count == 0
 

@@ -406,12 +406,14 @@ MALFORMED = {
     "infinity": math.inf,
     "a numpy float": numpy.float64(1.0),
     "too deep": nested(102, lambda x: [x]),
-    "far too deep": nested(100_000, lambda x: {"$tuple": [x]}),
+    "far too deep": 100_000,
 }
 
 
 @pytest.mark.parametrize("value", MALFORMED.values(), ids=MALFORMED.keys())
 def test_encoding_refuses_to_decode_what_it_has_not_written(value):
+    if value == MALFORMED["far too deep"]:
+        value = nested(value, lambda x: {"$tuple": [x]})
     with pytest.raises(StateError, match="state") as raised:
         decode(value, {"x": torch.ones(1)})
     assert len(str(raised.value)) < 400

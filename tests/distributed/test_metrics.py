@@ -7,8 +7,7 @@ import warnings
 
 import pytest
 import torch
-import torchmetrics
-from helpers import on
+from helpers import Late, on
 from torch import nn
 
 from distributed.processes import run
@@ -18,7 +17,13 @@ from loopkit.errors import PluginError, WorldError
 from loopkit.metrics import F1, Accuracy, Mean
 from loopkit.plugins import EarlyStopping, History, Metrics, Profile, Progress
 
+torchmetrics = Late("torchmetrics")
 SIZES = [8, 12, 8, 16, 5, 1]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported_once():
+    assert torchmetrics.Metric  # and not in each process that a test forks
 
 
 def mae(outputs, targets):
@@ -73,18 +78,21 @@ class Given(Phase):
         step.number = step.targets.sum()
 
 
-class Total(torchmetrics.Metric):
+def total():
     """Reduced twice, it would be too large."""
 
-    def __init__(self):
-        super().__init__()
-        self.add_state("total", default=torch.tensor(0), dist_reduce_fx="sum")
+    class Total(torchmetrics.Metric):
+        def __init__(self):
+            super().__init__()
+            self.add_state("total", default=torch.tensor(0), dist_reduce_fx="sum")
 
-    def update(self, outputs, targets):
-        self.total += targets.sum()
+        def update(self, outputs, targets):
+            self.total += targets.sum()
 
-    def compute(self):
-        return self.total
+        def compute(self):
+            return self.total
+
+    return Total()
 
 
 def everything():
@@ -93,7 +101,7 @@ def everything():
         F1("weighted"),
         Mean("number"),
         wrong,
-        Total(),
+        total(),
         torch_accuracy=torchmetrics.Accuracy(task="multiclass", num_classes=4),
         auroc=torchmetrics.AUROC(task="multiclass", num_classes=4),
         pair=torchmetrics.MetricCollection(

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-import torch._dynamo.testing
 from helpers import on, raising
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -263,7 +262,9 @@ def test_profile_of_compiled_modules_says_so():
 
 
 def test_profile_does_not_compile_again():
-    counter = torch._dynamo.testing.CompileCounter()
+    from torch._dynamo.testing import CompileCounter  # takes a second
+
+    counter = CompileCounter()
     model = Model()
     model.compile(backend=counter)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
