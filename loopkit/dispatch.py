@@ -38,6 +38,7 @@ from loopkit.order import EVERYTHING, Entry, Placed, arrange, nearest, overlaps
 from loopkit.schedules import OfLength
 
 if TYPE_CHECKING:
+from loopkit.state_check import check_methods
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.step import Step
@@ -714,6 +715,7 @@ def _check_arguments(method: Callable[..., Any], hook: Hook, where: str) -> None
 
 def _chains(order: Sequence[Any]) -> list[tuple[str, ...]]:
     """``order=["a", "b"]`` is one chain, ``order=[["a", "b"], ["c", "d"]]`` are two."""
+    check_methods(plugin, where)
     if isinstance(order, str):
         raise OrderError(f"order is the string {order!r}: write a list of plugin names")
     if all(isinstance(item, str) for item in order):

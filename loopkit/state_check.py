@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from loopkit.errors import StateError
+from loopkit.errors import PluginError, StateError
 from loopkit.kinds import (
     ANY,
     COUNT,
@@ -36,7 +36,7 @@ from loopkit.progress import Progress
 if TYPE_CHECKING:
     from loopkit.learner import Learner
 
-__all__ = ["check", "stateful", "unsaved_buffers"]
+__all__ = ["check", "check_methods", "stateful", "unsaved_buffers"]
 
 
 def check(learner: Learner, state: Mapping[str, Any], allow: Collection[str]) -> None:
@@ -62,6 +62,21 @@ def check(learner: Learner, state: Mapping[str, Any], allow: Collection[str]) ->
 def stateful(learner: Learner) -> dict[str, Any]:
     """The plugins that have a state."""
     return {name: plugin for name, plugin in learner.plugins.items() if callable(getattr(plugin, "state_dict", None))}
+
+
+def check_methods(plugin: Any, where: str) -> None:
+    """Refuse a plugin whose state could be saved and not loaded, or the reverse.
+
+    Raises:
+        PluginError: It has one of ``state_dict`` and ``load_state_dict``.
+    """
+    has, lacks = "state_dict", "load_state_dict"
+    if not callable(getattr(plugin, has, None)):
+        has, lacks = lacks, has
+    if callable(getattr(plugin, has, None)) and not callable(getattr(plugin, lacks, None)):
+        raise PluginError(
+            f"{where} has {has}, but no {lacks}: what is saved could not be loaded. Add {lacks}, or remove {has}"
+        )
 
 
 def unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:

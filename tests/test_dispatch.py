@@ -1258,3 +1258,20 @@ def test_plugin_that_is_a_metric_too_is_a_plugin():
             pass
 
     assert list(make(Both()).plugins) == ["both"]
+
+
+@pytest.mark.parametrize(("has", "lacks"), [("state_dict", "load_state_dict"), ("load_state_dict", "state_dict")])
+def test_plugin_with_half_of_a_state_is_refused_before_it_is_saved(has, lacks):
+    class Half:
+        @hookimpl
+        def step_end(self):
+            pass
+
+    plugin = Half()
+    setattr(plugin, has, lambda *given: {})
+    with pytest.raises(
+        PluginError, match=rf"plugin 'half' \(Half\) has {has}, but no {lacks}: what is saved could not"
+    ):
+        Learner(nn.Linear(3, 1), plugins=[plugin])
+    setattr(plugin, lacks, lambda *given: {})
+    Learner(nn.Linear(3, 1), plugins=[plugin])
