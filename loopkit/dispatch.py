@@ -32,6 +32,7 @@ from loopkit.hooks import (
     specification,
 )
 from loopkit.logs.backend import Backend
+from loopkit.installed import plugin_names
 from loopkit.logs.record import Packed, unpacked
 from loopkit.metrics import MetricLike
 from loopkit.order import EVERYTHING, Entry, Placed, arrange, nearest, overlaps
@@ -204,7 +205,9 @@ class Registry:
                 self._check_word(word, "order", names)
 
     def _check_word(self, word: str, where: str, names: set[str]) -> None:
-        if word not in names and word not in PROVIDES and (hint := nearest(word, names | set(PROVIDES))):
+        if word in names or word in PROVIDES or word in plugin_names():
+            return
+        if hint := nearest(word, {*names, *PROVIDES, *plugin_names()}):
             raise OrderError(f"{where}: no plugin is called {word!r}{hint}")
 
     def _check_owners(self) -> None:
