@@ -10,12 +10,13 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any
 
 from loopkit.errors import PluginError
 
-__all__ = ["COMMANDS", "DECLARATIONS", "PLUGINS", "EntryPoint", "Installed", "installed", "normalized"]
+__all__ = ["COMMANDS", "DECLARATIONS", "PLUGINS", "EntryPoint", "Installed", "installed", "normalized", "plugin_names"]
 
 PLUGINS = "loopkit.plugins"
 """The group of plugins: ``name = module:class``, or a function that makes one."""
@@ -134,6 +135,12 @@ def installed(path: Iterable[str] | None = None) -> Installed:
             why = "is not UTF-8" if isinstance(error, ValueError) else f"cannot be read: {error.strerror}"
             problems.append(f"{folder}: its metadata {why}")
     return Installed(tuple(found), tuple(problems), folders)
+
+
+@cache
+def plugin_names() -> frozenset[str]:
+    """The names of the plugins that are installed, as they were when somebody first asked; for spelling alone."""
+    return frozenset(each.name for each in installed().of(PLUGINS))
 
 
 def normalized(distribution: str) -> str:

@@ -1359,3 +1359,37 @@ def test_plugin_that_is_a_metric_too_is_a_plugin():
             pass
 
     assert list(make(Both()).plugins) == ["both"]
+
+
+@pytest.mark.parametrize(("has", "lacks"), [("state_dict", "load_state_dict"), ("load_state_dict", "state_dict")])
+def test_plugin_with_half_of_a_state_is_refused_before_it_is_saved(has, lacks):
+    class Half:
+        @hookimpl
+        def step_end(self):
+            pass
+
+    plugin = Half()
+    setattr(plugin, has, lambda *given: {})
+    with pytest.raises(
+        PluginError, match=rf"plugin 'half' \(Half\) has {has}, but no {lacks}: what is saved could not"
+    ):
+        Learner(nn.Linear(3, 1), plugins=[plugin])
+    setattr(plugin, lacks, lambda *given: {})
+    Learner(nn.Linear(3, 1), plugins=[plugin])
+
+
+@pytest.mark.parametrize("place", ["before", "after", "order"])
+def test_word_near_the_name_of_a_plugin_that_is_installed_is_refused(place):
+    class Listener:
+        @hookimpl
+        def step_end(self):
+            pass
+
+    words = ("clip_grad_nrom",)
+    listener = Listener()
+    options = {"order": ["listener", *words]} if place == "order" else {}
+    setattr(listener, place, words)
+    with pytest.raises(OrderError, match=r"no plugin is called 'clip_grad_nrom' \(did you mean 'clip_grad_norm'\?\)"):
+        Learner(nn.Linear(3, 1), plugins=[listener], standard=False, **options)
+    setattr(listener, place, ("clip_grad_norm", "of_somebody_else"))
+    Learner(nn.Linear(3, 1), plugins=[listener], standard=False)

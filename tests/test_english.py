@@ -21,7 +21,6 @@ LEFT: dict[str, int] = {
     "loopkit/engine": 37,
     "loopkit/learner.py": 1,
     "loopkit/plugins": 38,
-    "loopkit/testing/checks": 5,
 }
 """How often such words are left in the docstrings and comments of a folder: figures that may only fall."""
 

@@ -12,6 +12,7 @@ from loopkit.engine.order import EVERYTHING, overlaps
 from loopkit.errors import OrderError, PluginConflict, PluginError
 from loopkit.events import FitBegin, FitEnd, SignalBegin, snake_case
 from loopkit.hooks import PROJECT, PROVIDES, STATES, Hook, HookOptions, hooks, implemented
+from loopkit.installed import plugin_names
 from loopkit.logs.backend import Backend
 from loopkit.metrics import MetricLike
 from loopkit.plugin import declared, provided
@@ -53,7 +54,9 @@ def check_names(
 
 
 def _check_word(word: str, where: str, names: set[str]) -> None:
-    if word not in names and word not in PROVIDES and (hint := nearest(word, names | set(PROVIDES))):
+    if word in names or word in PROVIDES or word in (elsewhere := plugin_names()):
+        return
+    if hint := nearest(word, {*names, *PROVIDES, *elsewhere}):
         raise OrderError(f"{where}: no plugin is called {word!r}{hint}")
 
 
@@ -183,6 +186,17 @@ def check_plugin(plugin: Any, name: str) -> None:
             raise PluginError(f"{where}: {attribute} belongs to no phase, so it takes no phase=...")
     if not has_hooks:
         raise PluginError(f"{where} has no hooks, so nothing would call it: mark its methods with @hookimpl")
+    _check_state_methods(plugin, where)
+
+
+def _check_state_methods(plugin: Any, where: str) -> None:
+    """Refuse a plugin whose state could be saved and not loaded, or the reverse."""
+    both = "state_dict", "load_state_dict"
+    if len(has := [each for each in both if callable(getattr(plugin, each, None))]) == 1:
+        (lacks,) = {*both} - {*has}
+        raise PluginError(
+            f"{where} has {has[0]}, but no {lacks}: what is saved could not be loaded. Add {lacks}, or remove {has[0]}"
+        )
 
 
 def _check_arguments(method: Callable[..., Any], hook: Hook, where: str) -> None:

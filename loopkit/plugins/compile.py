@@ -30,6 +30,9 @@ class Compile:
         fullgraph: Refuse a model that cannot be compiled in one piece: this is an error, not a warning.
 
     Forward hooks that are put on modules later, as some plugins do for a pass, lead to another compilation.
+
+    A model with a buffer of float64 without dimensions on the CPU is not compiled, with one warning: torch 2.13 loses
+    what its forward writes there.
     """
 
     name = "compile"
@@ -60,6 +63,13 @@ class Compile:
             return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
         if self.failed:
+            return model
+        if self.backend != "eager" and (lost := _lost_buffers(model)):
+            warnings.warn(
+                f"plugin {self.name!r}: model {name!r} is not compiled, since torch loses what is written to a float64 "
+                f"buffer without dimensions on the CPU, as {lost[0]!r} is: make it float32, or of shape (1,)",
+                stacklevel=2,
+            )
             return model
         own_code = run.__code__.replace()  # what is compiled is kept by code object, up to a limit
         run = FunctionType(own_code, run.__globals__, run.__name__, None, run.__closure__)
@@ -93,3 +103,9 @@ class Compile:
             f"run as they are: {' '.join(what[:2])}",
             stacklevel=2,
         )
+
+
+def _lost_buffers(model: nn.Module) -> list[str]:
+    """Buffers whose changes get lost in torch 2.13: it takes them for Python's numbers, and writes to a copy."""
+    kinds = ((name, buffer.ndim, buffer.dtype, buffer.device.type) for name, buffer in model.named_buffers())
+    return [name for name, *kind in kinds if kind == [0, torch.float64, "cpu"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,8 @@ class MixedPrecision:
         scaling: Scale the loss; by default with float16 only.
         init_scale, growth_factor, backoff_factor, growth_interval: As in ``torch.amp.GradScaler``.
         min_scale: The scale never falls below it.
+
+    A model of float64 parameters is warned of: autocast leaves them as they are.
 
     With scaling, each epoch of a training phase puts ``loss_scale`` and ``skipped`` (updates so far) into
     ``learner.metrics``.
@@ -120,6 +123,13 @@ class MixedPrecision:
                     f"parameter are rounded away. Keep the model in float32 (no .half() or .bfloat16()): autocast "
                     f"casts what is fast in {self.dtype}"
                 )
+        kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
+        if kinds == {torch.float64} and self._dtype != torch.float32:
+            warnings.warn(
+                f"MixedPrecision: the parameters of model {name!r} are float64, which autocast leaves as they are, so "
+                f"nothing of it runs in {self.dtype}: keep the model in float32, model.float(), or drop the plugin",
+                stacklevel=2,
+            )
         self._device = next((p.device.type for m in learner.models.values() for p in m.parameters()), "cpu")
         if self._dtype == "auto":
             without = self._device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from loopkit.errors import PhaseError, PhaseInputError, StepResultError
 from loopkit.hooks import hookimpl
@@ -21,6 +22,8 @@ __all__ = ["SanityCheck"]
 
 STANDARD = (TrainingPhase, ValidationPhase, PredictionPhase)
 """Phases, but not their subclasses, that hand outputs and targets to the loss as they are."""
+ROUNDING = 1e-2
+"""Of a sum of probabilities in bfloat16."""
 
 
 class SanityCheck:
@@ -29,9 +32,10 @@ class SanityCheck:
     Before the first step of a training phase: a model without trainable parameters, optimizers that cover none of
     them (some of them: a warning), a parameter in two optimizers. Within the first step, before its backward: outputs
     and targets that a loss of torch would broadcast against each other (a warning where the phase or the loss is one
-    of your own, which may reshape them). After the first step of a training phase: that it never called
-    ``step.backward``; after the first full window: that it never called ``step.update``; unless the phase leaves their
-    events out of ``emits``.
+    of your own, which may reshape them); under torch's cross-entropy and negative log-likelihood, targets that are none
+    of the classes, and, as a warning, outputs of a softmax before the cross-entropy. After the first step of a training
+    phase: that it never called ``step.backward``; after the first full window: that it never called ``step.update``;
+    unless the phase leaves their events out of ``emits``.
 
     The engine itself checks the loss (a scalar that requires grad), the loader (not empty) and that each metric which
     a plugin reads is made by another one. There is never an extra forward pass or batch.
@@ -61,10 +65,10 @@ class SanityCheck:
                     f"phase {phase.name!r}: outputs have shape {tuple(outputs.shape)}, targets {tuple(targets.shape)}: "
                     f"an elementwise loss would broadcast them to a table of all pairs; reshape one of them"
                 )
-                if type(phase) in STANDARD and _is_of_torch(learner.loss_fn):
-                    raise PhaseInputError(message)
-                if learner.rank == 0:
-                    warnings.warn(message, stacklevel=2)
+                _refuse(learner, phase, message, _is_of_torch(learner.loss_fn))
+        if isinstance(outputs, Tensor) and isinstance(targets, Tensor) and (loss := _classifies(learner.loss_fn)):
+            if outputs.is_floating_point() and outputs.ndim > 1 and outputs.numel():
+                _check_classes(learner, phase, outputs, targets, loss)
 
     @hookimpl
     def step_end(self, learner: Learner, phase: Phase, step: Step) -> None:
@@ -85,6 +89,51 @@ class SanityCheck:
             )
         if step.index + 1 >= learner.accumulate:
             self._checked.add(phase.name)
+
+
+def _refuse(learner: Learner, phase: Phase, message: str, certain: bool) -> None:
+    """An error, or where a phase of the user's own may do something else, a warning."""
+    if type(phase) in STANDARD and certain:
+        raise PhaseInputError(message)
+    if learner.rank == 0:
+        warnings.warn(message, stacklevel=3)
+
+
+def _classifies(loss_fn: object) -> str:
+    """The name of a loss of torch that takes class indices as targets; of another loss, an empty string."""
+    function = loss_fn.func if isinstance(loss_fn, partial) else loss_fn
+    for kind, plain in ((nn.CrossEntropyLoss, nn.functional.cross_entropy), (nn.NLLLoss, nn.functional.nll_loss)):
+        if isinstance(function, kind) or function is plain:
+            return plain.__name__
+    return ""
+
+
+def _check_classes(learner: Learner, phase: Phase, outputs: Tensor, targets: Tensor, loss: str) -> None:
+    """Look at the values of the first batch; it waits for the device, once a phase."""
+    classes, loss_fn = outputs.shape[1], learner.loss_fn
+    if not targets.is_floating_point() and targets.shape == (outputs.shape[0], *outputs.shape[2:]):
+        options = loss_fn.keywords if isinstance(loss_fn, partial) else {}
+        ignored = options.get("ignore_index", getattr(loss_fn, "ignore_index", -100))
+        wrong = targets[((targets < 0) | (targets >= classes)) & (targets != ignored)]
+        if len(wrong):  # host sync: before the first update, else the device fails with no word of why
+            _refuse(
+                learner,
+                phase,
+                f"phase {phase.name!r}: a target is {int(wrong[0])}, and outputs of shape {tuple(outputs.shape)} have "
+                f"the classes 0 to {classes - 1}: number the classes from 0, give the model as many outputs, or set "
+                f"ignore_index of the loss",
+                True,
+            )
+    if loss == "cross_entropy" and classes > 1 and phase.training:
+        values = outputs.detach().float()
+        sums = (values.sum(1) - 1).abs().max() < ROUNDING
+        if bool(sums & (values.min() >= 0)):  # host sync: the same
+            if learner.rank == 0:
+                warnings.warn(
+                    f"phase {phase.name!r}: the outputs of all {len(outputs)} samples sum to 1, as after a Softmax, "
+                    f"and the cross-entropy takes one itself: leave it out of the model, which else learns slowly",
+                    stacklevel=3,
+                )
 
 
 def _is_of_torch(function: object) -> bool:

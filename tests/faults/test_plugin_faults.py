@@ -851,6 +851,9 @@ def test_fault_in_a_plugins_state_names_it():
         def state_dict(self):
             raise error
 
+        def load_state_dict(self, state):
+            pass
+
         @hookimpl
         def fit_end(self):
             pass

@@ -159,6 +159,64 @@ def test_error_of_the_model_is_no_failure_of_the_backend():
     assert not plugin.failed
 
 
+def total(t, x):
+    t.copy_(t + x.sum())
+    return t + 0
+
+
+def test_torch_still_loses_writes_to_float64_scalars():
+    """When this fails, torch has mended it, and the plugin need not look for such buffers any more."""
+    for dtype, expected in ((torch.float32, 12.0), (torch.float64, 0.0)):
+        t = torch.zeros((), dtype=dtype)
+        compiled = torch.compile(total, backend="aot_eager")  # the part of inductor, too, that loses them
+        for _ in range(3):
+            compiled(t, torch.ones(4, dtype=dtype))
+        assert t.item() == expected
+
+
+class Counter(nn.Module):
+    """Counts what it has seen in a buffer."""
+
+    def __init__(self, dtype, shape=()):
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.register_buffer("seen", torch.zeros(shape, dtype=dtype))
+
+    def forward(self, x):
+        self.seen.copy_(self.seen + len(x))
+        return self.linear(x)
+
+
+def test_model_whose_buffer_torch_would_lose_is_not_compiled():
+    model, backend = nn.ModuleDict({"counter": Counter(torch.float64)}), Counting()
+    model.forward = lambda x: model["counter"](x)
+    with pytest.warns(
+        UserWarning, match=r"model 'model' is not compiled.* as 'counter\.seen' is: make it float32"
+    ) as said:
+        Learner(model, plugins=[Compile(backend=backend)], standard=False)
+    assert len(said) == 1
+    for _ in range(3):
+        model(torch.ones(4, 2))
+    assert (model["counter"].seen.item(), backend.graphs) == (12.0, 0)
+
+
+@pytest.mark.parametrize(("dtype", "shape"), [(torch.float32, ()), (torch.float64, (1,)), (torch.int64, ())])
+def test_model_with_other_buffers_is_compiled(dtype, shape):
+    model = Counter(dtype, shape)
+    Learner(model, plugins=[Compile(backend="aot_eager")], standard=False)
+    for _ in range(3):
+        model(torch.ones(4, 2))
+    assert model.seen.item() == 12
+
+
+def test_model_with_such_a_buffer_is_compiled_by_a_backend_that_does_not_lose_it():
+    model = Counter(torch.float64)
+    Learner(model, plugins=[Compile(backend="eager")], standard=False)
+    for _ in range(3):
+        model(torch.ones(4, 2))
+    assert model.seen.item() == 12
+
+
 def test_fullgraph_refuses_a_model_in_pieces():
     model = Breaking()
     Learner(model, plugins=[Compile(backend="eager", fullgraph=True)], standard=False)

@@ -173,6 +173,7 @@ def test_scaling_with_bfloat16_equals_the_loop_by_hand():
     assert_same(learner.model.state_dict(), model.state_dict())
 
 
+@pytest.mark.filterwarnings("ignore:MixedPrecision. the parameters of model 'model' are float64")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_float64_model_equals_the_loop_by_hand(dtype):
     model = make_model().double()
@@ -981,3 +982,14 @@ def test_resumed_pass_that_only_closes_its_window_unscales():
     resumed.fit(lambda: iter(batches), epochs=1)
     assert resumed.progress.updates == 2
     assert torch.equal(whole.model.weight, resumed.model.weight)
+
+
+def test_model_of_float64_is_warned_of():
+    with pytest.warns(UserWarning, match=r"parameters of model 'model' are float64, which autocast leaves as they are"):
+        Learner(make_model().double(), plugins=[MixedPrecision("bfloat16")], standard=False)
+
+
+def test_model_with_one_parameter_of_float64_is_not_warned_of():
+    model = make_model()
+    model.register_parameter("scale", nn.Parameter(torch.ones(1, dtype=torch.float64)))
+    Learner(model, plugins=[MixedPrecision("bfloat16")], standard=False)

@@ -1,6 +1,7 @@
 """SanityCheck: what it refuses before anything is trained, and what it lets pass."""
 
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -273,3 +274,91 @@ def test_sanity_check_leaves_training_bitwise_alone():
     for learner in (one, other):
         learner.fit(batches(3), batches(1), epochs=2)
     assert torch.equal(one.model.weight, other.model.weight)
+
+
+# Classes
+
+
+def classifier(loss_fn, *more, outputs=3, **options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, outputs), *more)
+    return Learner(model, loss_fn, sgd, plugins=[SanityCheck()], standard=False, **options)
+
+
+def labelled(*labels, dtype=torch.long):
+    return [(torch.ones(len(labels), 3), torch.tensor(labels, dtype=dtype))]
+
+
+LOSSES = [
+    nn.CrossEntropyLoss(),
+    nn.functional.cross_entropy,
+    nn.NLLLoss(),
+    partial(nn.functional.nll_loss, weight=None),
+]
+
+
+@pytest.mark.parametrize("loss_fn", LOSSES, ids=["cross entropy", "its function", "likelihood", "partial"])
+@pytest.mark.parametrize("label", [3, -1])
+def test_target_that_is_no_class_is_refused_before_the_loss(loss_fn, label):
+    learner = classifier(loss_fn)
+    message = rf"phase 'train': a target is {label}, and outputs of shape \(4, 3\) have the classes 0 to 2: number"
+    with pytest.raises(PhaseInputError, match=message):
+        learner.fit(labelled(0, 1, label, 2), epochs=1)
+    assert learner.progress.steps == 0
+
+
+def test_target_that_is_no_class_is_refused_in_validation():
+    with pytest.raises(PhaseInputError, match="phase 'val': a target is 5"):
+        classifier(nn.CrossEntropyLoss()).fit(labelled(0, 1), labelled(0, 5), epochs=1)
+
+
+def test_target_that_is_no_class_of_a_picture_is_refused():
+    learner = classifier(nn.CrossEntropyLoss(), nn.Unflatten(1, (3, 1, 1)))
+    with pytest.raises(PhaseInputError, match=r"a target is 9, and outputs of shape \(2, 3, 1, 1\)"):
+        learner.fit([(torch.ones(2, 3), torch.tensor([0, 9]).reshape(2, 1, 1))], epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "labels"),
+    [
+        (nn.CrossEntropyLoss(), (0, -100)),
+        (nn.CrossEntropyLoss(ignore_index=7), (0, 7)),
+        (partial(nn.functional.cross_entropy, ignore_index=-1), (0, -1)),
+        (lambda outputs, targets: outputs.sum(), (0, 99)),
+    ],
+)
+def test_target_that_is_ignored_is_none_of_the_classes_rightly(loss_fn, labels):
+    classifier(loss_fn).fit(labelled(*labels), epochs=1)
+
+
+def test_targets_that_are_probabilities_are_no_classes():
+    classifier(nn.CrossEntropyLoss()).fit([(torch.ones(2, 3), torch.eye(3)[:2])], epochs=1)
+
+
+def test_target_that_is_no_class_in_a_phase_of_ones_own_is_warned_of():
+    class Shifted(TrainingPhase):
+        def loss(self, learner, outputs, targets):
+            return super().loss(learner, outputs, targets - 1)
+
+    with pytest.warns(UserWarning, match="a target is 3"):
+        classifier(nn.CrossEntropyLoss(), phases=[Shifted()]).fit(labelled(1, 2, 3), epochs=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_softmax_before_the_cross_entropy_is_warned_of_once(dtype):
+    learner = classifier(nn.CrossEntropyLoss(), nn.Softmax(1))
+    learner.model.to(dtype)
+    data = [(inputs.to(dtype), targets) for inputs, targets in labelled(0, 1, 2) * 3]
+    with pytest.warns(
+        UserWarning, match="outputs of all 3 samples sum to 1, as after a Softmax, .*: leave it out"
+    ) as said:
+        learner.fit(data, data, epochs=2)
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "layers"),
+    [(nn.CrossEntropyLoss(), ()), (nn.CrossEntropyLoss(), (nn.LogSoftmax(1),)), (nn.NLLLoss(), ())],
+)
+def test_outputs_that_are_no_probabilities_are_right(loss_fn, layers):
+    classifier(loss_fn, *layers).fit(labelled(0, 1, 2), epochs=1)
