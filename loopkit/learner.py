@@ -508,7 +508,7 @@ class Learner:
 
     def _epoch(self, phase: Phase, source: Source | None, length: int | None) -> Epoch:
         core = self._core
-        if core.fit is not None and not core.fit.position.by_fit and not core.open_epochs and not core.in_hook:
+        if core.fit is not None and not core.fit.position.by_fit and not core.open_epochs and not core.hooks:
             return core.fit.turn(phase, source, length)
         return Epoch(core, phase, source, length)
 
@@ -620,7 +620,7 @@ class Learner:
 
     def _check_running(self, what: str) -> None:
         core = self._core
-        if core.fit is None and (what == "pause" or not (core.epochs or core.in_hook)):
+        if core.fit is None and (what == "pause" or not (core.epochs or core.hooks)):
             raise PhaseError(
                 f"learner.{what}() with no fit running, so nothing could end: call it from a plugin, a phase or "
                 f"another thread during the fit, or leave out the fit"

@@ -20,6 +20,7 @@ import loopkit
 from loopkit import Learner
 
 HOME = Path(loopkit.__file__).parent
+COMPREHENSIONS = ("<listcomp>", "<dictcomp>", "<setcomp>")
 
 # Which files
 
@@ -360,12 +361,13 @@ class Call(NamedTuple):
 
 
 def calls(act: Callable[[], Any]) -> Counter[Call]:
-    """The Python calls of loopkit's code while something runs."""
+    """The Python calls of loopkit's code while something runs; comprehensions are none, from Python 3.12 on."""
     found: Counter[Call] = Counter()
     home = f"{HOME}/"
 
     def note(frame: Any, event: str, argument: Any) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(home):
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(home) and code.co_name not in COMPREHENSIONS:
             caller = frame.f_back
             while caller is not None and not caller.f_code.co_filename.startswith(home):
                 caller = caller.f_back

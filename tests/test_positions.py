@@ -204,13 +204,13 @@ class Run:
                 assert bool(skip) == (saved["running"] and saved["kind"] in ("sequence", "iterable"))
                 if skip and needs_replay(self.data):
                     generators.restore(saved["begun"]["generators"])
-                begun = saved.get("begun") or begin(self.data, generators.save())
+                begun = saved.get("begun") or begin(self.data)
                 batches, count = resume(self.data, saved, skip), saved["steps"]
                 if saved["running"]:
                     generators.restore(edge)
                 saved = None
             else:
-                begun = begin(self.data, generators.save())
+                begun = begin(self.data)
                 batches = iter(self.data)
             for batch in batches:
                 self.steps.append((torch.as_tensor(batch).clone(), torch.rand(()).item()))
@@ -591,7 +591,7 @@ def test_position_in_mid_epoch_is_refused_for_other_data(
     make: Callable[[], Any], other: Callable[[], Any], message: str
 ) -> None:
     data = make()
-    begun = begin(data, None)
+    begun = begin(data)
     next(iter(data))
     saved = save_position(data, 1, running=True, begun=begun)
     with pytest.raises(StateError, match=message):
@@ -636,7 +636,7 @@ def test_number_of_workers_makes_no_difference_to_a_sampler() -> None:
 
 def test_number_of_workers_gives_a_warning_where_it_may_make_a_difference() -> None:
     data = MAKERS["loader"]()
-    saved = save_position(data, 1, running=True, begun=begin(data, None))
+    saved = save_position(data, 1, running=True, begun=begin(data))
     with pytest.warns(UserWarning, match="in mid-epoch: workers: 0 before, 2 now"):
         assert load_position(MAKERS["loader, 2 workers"](), saved, replay=True) == 1
 
@@ -671,21 +671,21 @@ def test_facts_are_what_can_be_told() -> None:
 def test_replay_is_not_done_unless_allowed(name: str) -> None:
     data = MAKERS[name]()
     assert needs_replay(data)
-    saved = save_position(data, 2, running=True, begun=begin(data, None))
+    saved = save_position(data, 2, running=True, begun=begin(data))
     with pytest.raises(StateError, match=r"has no position.*2 batches.*TensorLoader.*ResumableSampler.*replay=True"):
         load_position(data, saved, replay=False)
 
 
 def test_replay_of_data_that_has_become_shorter_is_refused() -> None:
     data = Shuffled()
-    saved = save_position(data, 9, running=True, begun=begin(data, None))
+    saved = save_position(data, 9, running=True, begun=begin(data))
     with pytest.raises(StateError, match="ended after 5 batches, but 9"):
         resume(data, saved, load_position(data, saved, replay=True))
 
 
 def test_an_iterator_in_its_first_pass_is_replayed() -> None:
     data = iter(SAMPLES.split(4))
-    saved = save_position(data, 2, running=True, begun=begin(data, None))
+    saved = save_position(data, 2, running=True, begun=begin(data))
     again = iter(SAMPLES.split(4))
     rest = resume(again, saved, load_position(again, saved, replay=True))
     assert all(map(torch.equal, rest, SAMPLES.split(4)[2:]))
@@ -694,7 +694,7 @@ def test_an_iterator_in_its_first_pass_is_replayed() -> None:
 @pytest.mark.parametrize("running", [True, False])
 def test_an_iterator_that_an_earlier_pass_had_used_is_refused(running: bool) -> None:
     data = iter(SAMPLES.split(4))
-    saved = save_position(data, 2, running=running, begun=begin(data, None), earlier_passes=1)
+    saved = save_position(data, 2, running=running, begun=begin(data), earlier_passes=1)
     with pytest.raises(StateError, match="passed over once, and an earlier pass had used it"):
         load_position(iter(SAMPLES.split(4)), saved, replay=True)
 

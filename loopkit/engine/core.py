@@ -56,7 +56,8 @@ class Core:
         self.epochs: list[Epoch] = []
         """The epochs that are open, the outermost first."""
         self.fit: Fit | None = None
-        self._hooks = 0
+        self.hooks = 0
+        """How many hooks run that belong to no open epoch; an epoch that begins then is one of theirs."""
 
     def where(self, phase: Phase, step: Step | None) -> str:
         """Phase, epoch and step, for messages."""
@@ -81,16 +82,11 @@ class Core:
     @contextmanager
     def hook(self) -> Iterator[None]:
         """Inside, hooks run that belong to no open epoch: ``fit_begin``, ``phase_end`` or ``fit_end``."""
-        self._hooks += 1
+        self.hooks += 1
         try:
             yield
         finally:
-            self._hooks -= 1
-
-    @property
-    def in_hook(self) -> bool:
-        """Whether such hooks run: an epoch that begins now is one of theirs."""
-        return self._hooks > 0
+            self.hooks -= 1
 
     @property
     def open_epochs(self) -> list[Epoch]:
@@ -101,6 +97,6 @@ class Core:
     def can_save(self) -> bool:
         """Whether the state can be saved now: no step is under way, nor an epoch that a hook has begun."""
         epochs = self.open_epochs
-        if self._hooks:
-            return self._hooks == 1 and all(epoch.between for epoch in epochs)
+        if self.hooks:
+            return self.hooks == 1 and all(epoch.between for epoch in epochs)
         return all(epoch.between for epoch in epochs[:-1]) and all(epoch.at_edge for epoch in epochs[-1:])

@@ -72,20 +72,16 @@ class Epoch:
         """How many epochs of each phase its hooks have run."""
         self._core = core
         self._outer: Epoch | None = None
-        self._loop = Loop(core, self, phase)
+        self.length = length
+        """How many steps there will be, if that is known."""
+        self._loop = Loop(core, self, phase, length)
         self._contexts = ExitStack()
         self._modes: list[tuple[nn.Module, bool]] = []
         self._stores: dict[str, dict[str, Any]] = {}
         self._kept: dict[int, tuple[Any, dict[str, Any]]] = {}
         self._source = source
-        self.set_length(length)
 
     # What it is
-
-    def set_length(self, length: int | None) -> None:
-        """Say how many steps there will be, if that is known."""
-        self.length = length
-        self._loop.last_index = -1 if length is None else length - 1
 
     @property
     def plan(self) -> Plan:
@@ -177,7 +173,7 @@ class Epoch:
     def __enter__(self) -> Epoch:
         core, phase, loop = self._core, self.phase, self._loop
         core.requests.answer(core)
-        fitting, in_hook = core.fit is not None, core.in_hook
+        fitting, in_hook = core.fit is not None, core.hooks > 0
         if not core.epochs and not fitting and not in_hook:
             core.requests.forget_stop()
         nested = in_hook or (bool(core.epochs) and not all(epoch.between for epoch in core.open_epochs))
@@ -188,9 +184,10 @@ class Epoch:
         core.phase_states.use(phase)
         if phase.training and core.epochs and any(outer.window_open for outer in core.epochs):
             raise ReentrancyError(f"phase {phase.name!r} trains inside an open accumulation window")
-        loop.open(0 if self.saved is None else self.saved["steps"], in_hook)
-        loop.count_stops_from(None if self.resumed else core.requests.stopped)
-        if self.saved is not None:
+        if self.saved is None:
+            loop.open(0, in_hook, core.requests.stopped)
+        else:
+            loop.open(self.saved["steps"], in_hook, None)
             restore_windows(self, self.saved["windows"])
             self._stores = {name: dict(store) for name, store in self.saved.get("stores", {}).items()}
         loop.replan()
@@ -213,7 +210,7 @@ class Epoch:
             self._modes = core.models.set_modes(self.trains)
             self._contexts.callback(self.restore_modes)
             core.forget_metrics(f"{self.name}/")
-            for make in self.plan.epoch_contexts:
+            for make in self._loop.plan.epoch_contexts:
                 if (context := make(self)) is not None:
                     self._contexts.enter_context(context)
             self._fire(EpochBegin)
@@ -256,7 +253,10 @@ class Epoch:
         core = self._core
         if self.alone and core.fit is not None and self._core.epochs[-1] is self:
             core.resume.inner(self._key(), self.data)
-        batches: Iterable[Any] = core.resume.batches(self)
+        batches, self.begun, length = core.resume.batches(self)
+        if length != self.length:
+            self.length = length
+            self._loop.go_on_to(length)
         self.goes_on = True
         return batches
 
@@ -267,10 +267,6 @@ class Epoch:
         turn = self._outer.turns.get(self.name, 0)
         self._outer.turns[self.name] = turn + 1
         return f"{self._outer.name}/{self.name}/{turn}"
-
-    def replay_from(self, begun: Any) -> None:
-        """Where the random generators were when the epoch began, for a replay of its data."""
-        self.begun = begun
 
     def mark(self) -> Mark | None:
         """What a state as of its begin needs, for a saver when a step of it fails: for ``learner.state_dict(at=...)``.
@@ -413,7 +409,7 @@ class Epoch:
             core.requests.stop(cancel.reason, cancel.by)
 
     def _fire(self, event: type[Event]) -> None:
-        if (fire := self.plan.fire[event]) is not None:
+        if (fire := self._loop.plan.fire[event]) is not None:
             fire(self)
 
     def _leave(self, error: BaseException | None) -> None:

@@ -173,7 +173,6 @@ class Fit:
         if core.fit is not None:
             raise ReentrancyError("a fit is running: call run, evaluate or predict from a hook, not fit")
         core.requests.begin(self._signals)
-        core.resume.begin_fit()
         core.enter(self)
         self.position, goes_on = core.resume.begin(replace(core.progress))
         if self.position.start == core.progress and not self.position.epochs:
@@ -186,14 +185,16 @@ class Fit:
             )
         if (left := core.resume.unfinished) and not self.resumed:
             say(f"{left}; this is a new fit, which begins that epoch anew")
-        core.resume.leave_unfinished("")
+        if left:
+            core.resume.leave_unfinished("")
         if self._signals is not None:
             self._signals.__enter__()
         self.beginning = True
         try:
             with core.hook():
                 self.begin_plugins(core.registry.plugins)
-                self._agree_to_begin()
+                if core.world.size > 1:
+                    self._agree_to_begin()
                 core.phase_states.begin()
         except BaseException as error:
             self.beginning = False
@@ -247,10 +248,9 @@ class Fit:
     def _agree_to_begin(self) -> None:
         """What one process asked for in ``fit_begin`` holds for all."""
         core = self._core
-        if core.world.size > 1:
-            agreed, _ = core.requests.agree(core.world.rank, core.progress.updates, self.cancelled, ())
-            if isinstance(agreed, CancelFit):
-                self.cancelled = agreed
+        agreed, _ = core.requests.agree(core.world.rank, core.progress.updates, self.cancelled, ())
+        if isinstance(agreed, CancelFit):
+            self.cancelled = agreed
 
     # Its rounds, where the loop is its own
 

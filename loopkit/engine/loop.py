@@ -61,11 +61,11 @@ class Until(NamedTuple):
 class Loop(Frame):
     """Runs the steps of an epoch, between their events and in their contexts."""
 
-    def __init__(self, core: Core, epoch: Epoch, phase: Phase) -> None:
+    def __init__(self, core: Core, epoch: Epoch, phase: Phase, length: int | None) -> None:
         self.epoch, self.phase = epoch, phase
         self.progress, self.logbook = core.progress, core.logbook
         self.windows: tuple[Window, ...] = ()
-        self.last_index = -1
+        self.last_index = -1 if length is None else length - 1
         self.current: Step | None = None
         """The last step that was begun, while the epoch runs."""
         self.failure: BaseException | None = None
@@ -89,9 +89,9 @@ class Loop(Frame):
             raise PhaseError(f"{phase!r}: grad_mode is {phase.grad_mode!r}; it is one of {', '.join(GRAD_MODES)}")
         self._grad_mode = GRAD_MODES[phase.grad_mode]
 
-    def open(self, taken: int, in_hook: bool) -> None:
-        """The epoch begins, after so many steps of it were taken before."""
-        self._taken, self.in_hook = taken, in_hook
+    def open(self, taken: int, in_hook: bool, stop: Stop | None) -> None:
+        """The epoch begins, after so many steps of it were taken before; a stop from before does not end it."""
+        self._taken, self.in_hook, self._stop_before = taken, in_hook, stop
         if self.phase.training:
             size, mean = self._core.accumulate, not self._core.sums
             optimizers = self._core.models.optimizers.items()
@@ -101,6 +101,10 @@ class Loop(Frame):
     def count_stops_from(self, stop: Stop | None) -> None:
         """The stop that was there before the epoch, which does not end it."""
         self._stop_before = stop
+
+    def go_on_to(self, length: int | None) -> None:
+        """Its data were put where they were: there will be so many steps in all."""
+        self.last_index = -1 if length is None else length - 1
 
     def go_on_at(self, steps: int) -> None:
         """Count on from so many steps."""

@@ -2,11 +2,11 @@
 
 How the engine uses it::
 
-    begun = begin(data, generators.save())           # before a pass begins, if needs_replay(data)
+    begun = begin(data)                              # before an epoch begins
     saved = save_position(data, steps, running=True, begun=begun)
 
     skip = load_position(data, saved, replay=True)   # in another process
-    if skip and needs_replay(data):
+    if skip and saved["begun"] is not None:
         generators.restore(saved["begun"]["generators"])
     batches = resume(data, saved, skip)              # in the place of iter(data)
     generators.restore(...)                          # those of the edge where it was saved
@@ -98,7 +98,7 @@ def keeps_place(data: Any) -> bool:
 
 
 def needs_replay(data: Any) -> bool:
-    """Whether a position in mid-pass can only be reached by making the batches before it again."""
+    """Whether a position in mid-epoch can only be reached by making the batches before it again."""
     return _kind(data) in (ITERATOR, ITERABLE)
 
 
@@ -122,14 +122,18 @@ def facts(data: Any) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def begin(data: Any, generators_now: Any) -> dict[str, Any]:
-    """What a replay of the pass that begins now will need, for ``save_position(..., begun=...)``.
+def begin(data: Any) -> dict[str, Any] | None:
+    """What a replay of the epoch that begins now will need, for ``save_position(..., begun=...)``.
 
     Args:
         data: What ``iter()`` will be called on.
-        generators_now: The states of the global generators, kept under ``"generators"``.
+
+    Returns:
+        The states of the global generators and of the data's own; None if no replay is needed.
     """
-    return {"generators": generators_now, "own": _states(data), "workers_running": _workers_running(data)}
+    if not needs_replay(data):
+        return None
+    return {"generators": generators.save(), "own": _states(data), "workers_running": _workers_running(data)}
 
 
 def save_position(
@@ -141,7 +145,7 @@ def save_position(
         data: What ``iter()`` is called on.
         steps: Batches that were consumed in this pass.
         running: A pass is open. Without one, or before its first batch, the next pass is a new epoch.
-        begun: What `begin` returned when the pass began; needed if ``needs_replay(data)`` and a pass is open.
+        begun: What `begin` returned when the pass began; needed if a pass is open.
         earlier_passes: Passes that came before over this very object; only for iterators does it make a difference.
 
     Raises:

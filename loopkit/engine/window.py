@@ -44,14 +44,11 @@ class Window:
         self._settling: tuple[Any, float | Tensor] | None = None
         """The step whose backward is the last one, and what the gradients before it are multiplied by."""
         self._clears_itself = type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
+        self.is_plain = size == 1 and not self._clears_itself
+        """Whether each step is an update of its own, and clearing a gradient is setting it to None."""
         self._sizes: list[int] = []
         self.params: Sequence[Tensor] = ()
         self.refresh()
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether each step is an update of its own, and clearing a gradient is setting it to None."""
-        return self.size == 1 and not self._clears_itself
 
     def refresh(self) -> None:
         """Take the parameters from the optimizer's groups."""
