@@ -636,7 +636,7 @@ class Learner:
     def log(self, name: str, value: Any) -> None:
         """Log a value: hand it to every plugin that listens (``log_value``), such as ``LogTo``, which writes it.
 
-        From any phase or plugin, in a pass or between two. It waits for no device: a tensor on one is copied there, and
+        From any phase or plugin, in an epoch or not. It waits for no device: a tensor on one is copied there, and
         read when the log is written. If no plugin listens it does nothing, and outside of a fit nothing is written.
 
         Args:

@@ -360,9 +360,9 @@ class Call(NamedTuple):
     name: str
 
 
-def calls(act: Callable[[], Any]) -> Counter[Call]:
-    """The Python calls of loopkit's code while something runs; comprehensions are none, from Python 3.12 on."""
-    found: Counter[Call] = Counter()
+def traced(act: Callable[[], Any]) -> list[Call]:
+    """The Python calls of loopkit's code while something runs, in order; comprehensions are none, from 3.12 on."""
+    found: list[Call] = []
     home = f"{HOME}/"
 
     def note(frame: Any, event: str, argument: Any) -> None:
@@ -372,7 +372,7 @@ def calls(act: Callable[[], Any]) -> Counter[Call]:
             while caller is not None and not caller.f_code.co_filename.startswith(home):
                 caller = caller.f_back
             by = "" if caller is None else short(caller.f_code.co_filename)
-            found[Call(by, short(frame.f_code.co_filename), frame.f_code.co_qualname)] += 1
+            found.append(Call(by, short(code.co_filename), code.co_qualname))
 
     sys.setprofile(note)
     try:
@@ -380,6 +380,11 @@ def calls(act: Callable[[], Any]) -> Counter[Call]:
     finally:
         sys.setprofile(None)
     return found
+
+
+def calls(act: Callable[[], Any]) -> Counter[Call]:
+    """The same, counted."""
+    return Counter(traced(act))
 
 
 def bare() -> Learner:

@@ -14,10 +14,10 @@ from loopkit.distributed.shards import shard
 from loopkit.engine import generators
 from loopkit.engine.positions import (
     begin,
+    epoch_length,
     facts,
     load_position,
     needs_replay,
-    pass_length,
     resume,
     save_position,
 )
@@ -360,7 +360,7 @@ def test_sampler_goes_on_with_another_batch_size(size: int, workers: int) -> Non
     assert len(caught) == 1
     rest = list(resume(again, saved, 0))
     assert torch.equal(torch.cat(used + rest), torch.cat(list(sampled())))
-    assert pass_length(again, saved) == 2 + len(rest)
+    assert epoch_length(again, saved) == 2 + len(rest)
     if len(rest) > 1:
         third = sampled(size)
         load_position(again, saved | {"facts": facts(again)}, replay=False)
@@ -369,20 +369,20 @@ def test_sampler_goes_on_with_another_batch_size(size: int, workers: int) -> Non
         assert torch.equal(torch.cat(list(third)), torch.cat(rest[1:]))
 
 
-def test_pass_length_without_last_batches_that_are_not_full() -> None:
+def test_epoch_length_without_last_batches_that_are_not_full() -> None:
     data = sampled()
     next(iter(data))
     saved = save_position(data, 1, running=True)
     again = sampled(3, drop_last=True)
     with pytest.warns(UserWarning, match="batch size"):
         load_position(again, saved, replay=False)
-    assert pass_length(again, saved) == 1 + len(list(again)) == 6
+    assert epoch_length(again, saved) == 1 + len(list(again)) == 6
 
 
-def test_pass_length_is_that_of_the_data_between_epochs() -> None:
+def test_epoch_length_is_that_of_the_data_between_epochs() -> None:
     for make in (sampled, MAKERS["list"], MAKERS["loader"]):
-        assert pass_length(make(), save_position(make(), 0, running=False)) == 5
-    assert pass_length(Shuffled(), save_position(Shuffled(), 0, running=False)) is None
+        assert epoch_length(make(), save_position(make(), 0, running=False)) == 5
+    assert epoch_length(Shuffled(), save_position(Shuffled(), 0, running=False)) is None
 
 
 # Another number of processes
@@ -430,7 +430,7 @@ class Together:
             return
         assert [load_position(part, saved, replay=False) for part in parts] == [0] * len(parts)
         self.steps = saved["steps"]
-        lengths = [pass_length(part, saved) for part in parts]
+        lengths = [epoch_length(part, saved) for part in parts]
         assert len(set(lengths)) == 1
         assert lengths[0] is not None
         self.length = lengths[0]
@@ -694,14 +694,14 @@ def test_an_iterator_in_its_first_pass_is_replayed() -> None:
 @pytest.mark.parametrize("running", [True, False])
 def test_an_iterator_that_an_earlier_pass_had_used_is_refused(running: bool) -> None:
     data = iter(SAMPLES.split(4))
-    saved = save_position(data, 2, running=running, begun=begin(data), earlier_passes=1)
-    with pytest.raises(StateError, match="passed over once, and an earlier pass had used it"):
+    saved = save_position(data, 2, running=running, begun=begin(data), earlier_epochs=1)
+    with pytest.raises(StateError, match="used once, and an earlier epoch had used it"):
         load_position(iter(SAMPLES.split(4)), saved, replay=True)
 
 
 def test_an_iterator_whose_pass_was_left_is_refused() -> None:
     saved = save_position(iter(SAMPLES), 2, running=False)
-    with pytest.raises(StateError, match="passed over once"):
+    with pytest.raises(StateError, match="used once"):
         load_position(iter(SAMPLES), saved, replay=True)
 
 
@@ -717,7 +717,7 @@ def test_a_position_that_another_pass_has_moved_is_refused() -> None:
     next(batches)
     list(data)
     next(batches)
-    with pytest.raises(StateError, match="2 batches of TensorLoader were used, but its position is 0: another pass"):
+    with pytest.raises(StateError, match="2 batches of TensorLoader were used, but its position is 0: another epoch"):
         save_position(data, 2, running=True)
 
 

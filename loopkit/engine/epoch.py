@@ -389,7 +389,7 @@ class Epoch:
         return cancel
 
     def finish(self, cancel: Cancel | None) -> None:
-        """Fire ``PhaseEnd``, and pass on what ends more than the epoch.
+        """Fire ``PhaseEnd``, and raise what ends more than the epoch.
 
         Raises:
             CancelFit: The fit, or what is around the epoch, ends by it.

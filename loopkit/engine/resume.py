@@ -12,10 +12,10 @@ from loopkit.distributed import sharded
 from loopkit.engine import generators
 from loopkit.engine.positions import (
     begin,
+    epoch_length,
     keeps_place,
     load_position,
     needs_replay,
-    pass_length,
     resume,
     save_position,
 )
@@ -259,7 +259,7 @@ class Resume:
                 begun = begin(data)
             if passed and begun is not None:
                 generators.restore(begun["generators"])
-            length = pass_length(data, saved)
+            length = epoch_length(data, saved)
             batches = resume(data, saved, passed)
         if not epoch.alone and not (epoch.made and hasattr(data, "__next__")):  # else it is of this epoch alone
             self._remember(epoch.phase.name, data)
@@ -357,7 +357,7 @@ def _record(core: Core, epoch: Epoch) -> dict[str, Any]:
     return {
         "phase": epoch.phase.name,
         "steps": epoch.steps,
-        "data": save_position(epoch.data, epoch.steps, running=True, begun=epoch.begun, earlier_passes=earlier),
+        "data": save_position(epoch.data, epoch.steps, running=True, begun=epoch.begun, earlier_epochs=earlier),
         "windows": {window.name: window.state_dict() for window in epoch.windows if window.count},
         "stores": epoch.saved_stores(),
     }

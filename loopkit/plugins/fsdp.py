@@ -190,7 +190,7 @@ class FSDP(Member):
 
     @hookimpl(writes=("buffers",))
     def epoch_begin(self, learner: Learner, phase: Phase) -> None:
-        """Refuse optimizers of other parameters; give all processes the buffers of rank 0 for a pass that measures."""
+        """Refuse optimizers of other parameters; give all processes the buffers of rank 0, where it does not train."""
         if self.world.size == 1:
             return
         if phase.training:
@@ -241,7 +241,7 @@ class FSDP(Member):
 
     @hookimpl(writes=("grads",))
     def update_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
-        """Sum what is not summed yet, as when a pass ends in the middle of a window."""
+        """Sum what is not summed yet, as when an epoch ends in the middle of a window."""
         if not self._roots:
             return
         if self._unsummed and learner.running is not None:

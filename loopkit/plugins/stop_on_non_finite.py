@@ -61,7 +61,7 @@ class StopOnNonFinite:
 
     Args:
         policy: ``"raise"``, ``"skip"`` or ``"rollback"``; each skip or rollback is a warning.
-        gradients: Look at the gradients of each update, too, and name the first bad parameter; it takes one more pass
+        gradients: Look at the gradients of each update, too, and name the first bad parameter; it takes one more run
             over them, and is the default with skip and rollback. Without it a bad gradient is noticed by the loss of
             the next step, after an update that used it. An update that another plugin skips is not looked at.
         late: False: look before each backward on an accelerator too, where each step then waits for its loss. True:

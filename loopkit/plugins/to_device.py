@@ -25,7 +25,7 @@ class ToDevice:
         device: A torch device, such as ``"cuda:0"``; ``"auto"`` is the accelerator if there is one, else the CPU.
 
     Batches can be nested tuples, lists, mappings and dataclasses; anything with a ``to(device)`` is moved. Pinned
-    memory is copied without waiting. The state of an optimizer that was used before moves when a pass begins.
+    memory is copied without waiting. The state of an optimizer that was used before moves when an epoch begins.
 
     Raises:
         PluginError: ``device`` is no torch device.
