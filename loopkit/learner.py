@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from loopkit.engine.resume import Mark, Position
 from loopkit.engine.sources import Prepared, Source
 from loopkit.engine.state import apply, collect, shares
 from loopkit.errors import EmptyDataError, PhaseError, PluginError, StateError
+from loopkit.events import SignalBegin
 from loopkit.logs.kinds import all_loggable, loggable
 from loopkit.logs.record import Packed
 from loopkit.phases import Phase, PredictionPhase, TrainingPhase, ValidationPhase
@@ -610,13 +612,20 @@ class Learner:
         """Ask that this process ends where it is, as SIGTERM does, and the run goes on when it is started again.
 
         It takes effect between two steps, where the state can be saved, without ``epoch_end``. With
-        ``on_interrupt="raise"`` the fit raises ``SystemExit(75)``.
+        ``on_interrupt="raise"`` the fit raises ``SystemExit(75)``; if no plugin saves the run, one warning says so.
 
         Raises:
             PhaseError: No fit is running.
         """
         self._check_running("pause")
         self._core.requests.pause(reason, by)
+        assert self._core.fit is not None
+        if self._core.fit.raises and not self._core.registry.ordered(SignalBegin.hook):
+            warnings.warn(
+                "learner.pause ends this process, and no plugin saves the run, so what was trained is lost: add "
+                "Checkpoint(directory), or give fit(on_interrupt='return') to go on in this process",
+                stacklevel=2,
+            )
 
     def _check_running(self, what: str) -> None:
         core = self._core

@@ -128,7 +128,8 @@ class Fit:
         self.over = False
         """Whether its ``fit_end`` has come."""
         self._core = core
-        self._raises = on_interrupt != "return"
+        self.raises = on_interrupt != "return"
+        """Whether a signal or a pause ends the process, by what it raises after its ``fit_end``."""
         self._signals = Signals(core.requests.change, lambda: not core.can_save) if on_interrupt else None
         self._started = time.monotonic()
         self._ends: list[Implementation] = []
@@ -472,7 +473,7 @@ class Fit:
                 signals.__exit__(None, None, None)
         if ending is None and signals is not None and signals.ending is not None:
             ending = Ending(signals.ending)  # it came too late to be acted upon
-        if ending is not None and self._raises:
+        if ending is not None and self.raises:
             raise _interruption(ending)
 
     def _end_plugins(self, result: FitResult, failure: BaseException | None) -> None:
