@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from loopkit.batches import move
 from loopkit.discovery import checked_block, make_plugin, origin
-from loopkit.distributed.sharded import is_sharded
-from loopkit.distributed.world import World
 from loopkit.engine.core import Core
 from loopkit.engine.epoch import Epoch
 from loopkit.engine.fit import Fit, Limits, Rounds, Validation, check_count
@@ -26,14 +24,16 @@ from loopkit.engine.sources import Prepared, Source
 from loopkit.engine.state import apply, collect, shares
 from loopkit.errors import EmptyDataError, PhaseError, PluginError, StateError
 from loopkit.events import SignalBegin
+from loopkit.generators import seed_everything
 from loopkit.logs.kinds import all_loggable, loggable
 from loopkit.logs.record import Packed
 from loopkit.phases import Phase, PredictionPhase, TrainingPhase, ValidationPhase
 from loopkit.plugin import unwrapped
 from loopkit.progress import Progress
-from loopkit.reproducible import seed_everything
 from loopkit.result import FitResult, Planned
+from loopkit.sharded import is_sharded
 from loopkit.words import nearest
+from loopkit.world import World
 
 if TYPE_CHECKING:
     from loopkit.engine.explain import Explanation

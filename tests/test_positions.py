@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
+from loopkit import generators
 from loopkit.data import ResumableSampler, TensorLoader, from_function, seeded
 from loopkit.distributed.shards import shard
-from loopkit.engine import generators
 from loopkit.engine.positions import (
     begin,
     epoch_length,

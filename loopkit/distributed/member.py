@@ -17,9 +17,9 @@ from loopkit.checkpoint.structure import structure
 from loopkit.data import TAILS
 from loopkit.distributed.shards import set_epoch, shard
 from loopkit.distributed.watch import Watch, hook_of, is_collective_error
-from loopkit.distributed.world import World, join
 from loopkit.errors import PeerError, PluginError, WorldError
 from loopkit.hooks import hookimpl
+from loopkit.world import World, join
 
 if TYPE_CHECKING:
     from loopkit.engine.step import Step

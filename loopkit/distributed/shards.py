@@ -30,7 +30,7 @@ from loopkit.data import Loader, ResumableBatchSampler, ResumableSampler, Shares
 from loopkit.errors import WorldError
 
 if TYPE_CHECKING:
-    from loopkit.distributed.world import World
+    from loopkit.world import World
 
 __all__ = ["gather", "interleaved", "restore_order", "set_epoch", "shard"]
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from loopkit.distributed.world import World
 from loopkit.engine.logbook import Logbook
 from loopkit.engine.phase_states import PhaseStates
 from loopkit.engine.registry import Registry
 from loopkit.engine.requests import Requests
 from loopkit.engine.resume import Resume
 from loopkit.progress import Progress
+from loopkit.world import World
 
 if TYPE_CHECKING:
     from loopkit.engine.epoch import Epoch

@@ -24,8 +24,8 @@ from loopkit.phases import Phase
 if TYPE_CHECKING:
     from torch import nn
 
-    from loopkit.distributed.world import World
     from loopkit.engine.core import Core
+    from loopkit.world import World
 
 __all__ = ["Epoch", "StopEpoch"]
 

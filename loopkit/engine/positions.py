@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
+from loopkit import generators
 from loopkit.data import Loader, LoaderError, ResumableBatchSampler, ResumableSampler, Shares
-from loopkit.engine import generators
 from loopkit.engine.sources import length_of
 from loopkit.errors import StateError
 from loopkit.kinds import ANY, COUNT, FLAG, MAPPING, Kind, is_plain, wrong

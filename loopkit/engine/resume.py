@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from loopkit.distributed import sharded
-from loopkit.engine import generators
+from loopkit import generators, sharded
 from loopkit.engine.positions import (
     begin,
     epoch_length,

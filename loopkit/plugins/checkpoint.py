@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from loopkit import sharded
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import Contents, describe, monitored, number, read_state, restore
 from loopkit.checkpoint.lock import Lock
 from loopkit.checkpoint.processes import give_way
 from loopkit.checkpoint.storage import Listing, Manifest
-from loopkit.distributed import sharded
 from loopkit.errors import (
     CheckpointError,
     CorruptCheckpointError,
@@ -34,7 +34,7 @@ from loopkit.hooks import hookimpl
 from loopkit.words import nearest
 
 if TYPE_CHECKING:
-    from loopkit.engine.epoch import Epoch
+    from loopkit import Epoch
     from loopkit.engine.resume import Mark
     from loopkit.learner import Learner
     from loopkit.phases import Phase

@@ -17,7 +17,7 @@ from loopkit.hooks import hookimpl
 from loopkit.phases import TrainingPhase
 
 if TYPE_CHECKING:
-    from loopkit.engine.step import Step
+    from loopkit import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 

@@ -12,16 +12,16 @@ from torch import Tensor, nn
 
 from loopkit.distributed.buckets import copy_buffers, copy_state
 from loopkit.distributed.member import Member
-from loopkit.distributed.sharded import is_sharded, like
 from loopkit.errors import PhaseError, PluginError
 from loopkit.hooks import hookimpl
+from loopkit.sharded import is_sharded, like
 from loopkit.words import nearest
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    from loopkit.engine.step import Step
+    from loopkit import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 

@@ -14,7 +14,7 @@ from loopkit.hooks import hookimpl
 from loopkit.plugins.gradients import alike, total_norm
 
 if TYPE_CHECKING:
-    from loopkit.engine.step import Step
+    from loopkit import Step
     from loopkit.learner import Learner
 
 __all__ = ["LogGradients"]

@@ -10,7 +10,7 @@ from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 
 if TYPE_CHECKING:
-    from loopkit.engine.step import Step
+    from loopkit import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 

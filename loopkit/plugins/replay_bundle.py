@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from loopkit import generators
 from loopkit.batches import describe, map_tensors, move
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import Contents, read_state
 from loopkit.checkpoint.bundle import describe as describe_run
 from loopkit.checkpoint.encoding import encode
 from loopkit.checkpoint.tensors import check
-from loopkit.distributed.sharded import is_sharded
-from loopkit.engine import generators
 from loopkit.errors import Cancel, CheckpointError, PeerError, StateError, WorldError
 from loopkit.hooks import hookimpl
 from loopkit.plugins.buffers import Buffers
+from loopkit.sharded import is_sharded
 
 if TYPE_CHECKING:
-    from loopkit.engine.step import Step
+    from loopkit import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 

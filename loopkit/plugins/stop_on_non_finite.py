@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from loopkit import sharded
 from loopkit.batches import describe
-from loopkit.distributed import sharded
 from loopkit.distributed.votes import must_agree
 from loopkit.errors import CancelStep, NonFiniteError, PluginError
 from loopkit.hooks import hookimpl
@@ -23,8 +23,7 @@ from loopkit.plugins.late import LateValues
 from loopkit.words import nearest
 
 if TYPE_CHECKING:
-    from loopkit.engine.epoch import Epoch
-    from loopkit.engine.step import Step
+    from loopkit import Epoch, Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
-from loopkit.distributed import sharded
+from loopkit import sharded
 from loopkit.errors import EmptyDataError, PluginError
 from loopkit.hooks import hookimpl
 from loopkit.phases import PredictionPhase
 from loopkit.words import nearest
 
 if TYPE_CHECKING:
-    from loopkit.engine.step import Step
+    from loopkit import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
