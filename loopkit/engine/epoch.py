@@ -282,6 +282,13 @@ class Epoch:
             return None
         return mark(self._core, self)
 
+    def compare_casts(self) -> None:
+        """Refuse that weights change through ``.data`` between two forwards of its first step, under autocast.
+
+        Versions do not show such a change, so it is looked at by value, which waits for the device.
+        """
+        self._core.models.casts.compare_values(True)
+
     def go_on_at(self, steps: int) -> None:
         """Count on from so many steps."""
         self._loop.go_on_at(steps)

@@ -8,9 +8,10 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from loopkit.batches import count_samples, describe
+from loopkit.engine.casts import autocast_is_on
 from loopkit.engine.plan import Plan
 from loopkit.engine.step import Frame, Step, autocast_off
 from loopkit.engine.window import Window
@@ -63,7 +64,7 @@ class Loop(Frame):
 
     def __init__(self, core: Core, epoch: Epoch, phase: Phase) -> None:
         self.epoch, self.phase = epoch, phase
-        self.progress, self.logbook = core.progress, core.logbook
+        self.progress, self.logbook, self.casts = core.progress, core.logbook, core.models.casts
         self.windows: tuple[Window, ...] = ()
         self.last_index = -1
         self.current: Step | None = None
@@ -84,6 +85,8 @@ class Loop(Frame):
         self._wanted: Cancel | None = None
         """What this process wants to end the epoch, or the fit, by, where all have to agree."""
         self._agreed: Cancel | None = None
+        self._casting = False
+        """Whether a step of this epoch has run under autocast."""
         self._grad_mode: Callable[[], Any] | None
         if phase.grad_mode not in GRAD_MODES:
             raise PhaseError(f"{phase!r}: grad_mode is {phase.grad_mode!r}; it is one of {', '.join(GRAD_MODES)}")
@@ -109,6 +112,8 @@ class Loop(Frame):
     def close(self) -> None:
         """Let go of the last step, whose graph would live on in the cycle of epoch and step."""
         self._taken, self.current = self.steps, None
+        if self._casting:
+            self.casts.end()
 
     @property
     def steps(self) -> int:
@@ -267,11 +272,14 @@ class Loop(Frame):
 
     def _run_in_contexts(self, step: Step) -> None:
         raised: BaseException | None = None
+        first = False
         try:
             with ExitStack() as contexts:
                 for make in self.plan.step_contexts:
                     if (context := make(step)) is not None:
                         contexts.enter_context(context)
+                if first := not self._casting and autocast_is_on():
+                    self._watch_casts()
                 try:
                     phase_step: Callable[..., Any] = self.phase.step
                     if (result := phase_step(self._core.learner, step)) is not None:
@@ -284,7 +292,15 @@ class Loop(Frame):
                 locate(error, self.of_context("step_context", step))
             raise
         finally:
+            if first:
+                self.casts.compare_values(False)
             del raised  # else a cycle with the traceback would keep the step and its graph
+
+    def _watch_casts(self) -> None:
+        """Look after what autocast caches of the models, and of the modules that the phase itself holds."""
+        self._casting = True
+        own = {name: value for name, value in vars(self.phase).items() if isinstance(value, nn.Module)}
+        self.casts.begin({**own, **self._core.models.by_name})
 
     def of_context(self, hook: str, step: Step | None) -> str:
         """Where an error was raised that came from entering or leaving a context."""
@@ -343,7 +359,7 @@ class Loop(Frame):
                 except CancelStep:
                     window.drop()  # the step has ended already; its update does not happen
                 finally:
-                    torch.clear_autocast_cache()
+                    self.casts.clear()
 
     def drop_windows(self) -> None:
         """Drop what is still in a window."""

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from loopkit.batches import describe
+from loopkit.engine.casts import Casts
 from loopkit.engine.routing import Route
 from loopkit.errors import PhaseError, PluginError
 from loopkit.notes import locate
@@ -41,6 +42,7 @@ class Models:
         """The optimizer, or the mapping of them, as it was given."""
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.weights = Weights()
+        self.casts = Casts()
         self._routes: dict[str, Route] = {}
         self._wrapped: set[str] = set()
 

@@ -13,6 +13,7 @@ from loopkit.hooks import hookimpl
 from loopkit.phases import PredictionPhase, TrainingPhase, ValidationPhase
 
 if TYPE_CHECKING:
+    from loopkit.engine.epoch import Epoch
     from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
@@ -33,7 +34,8 @@ class SanityCheck:
     them (some of them: a warning), a parameter in two optimizers. Within the first step, before its backward: outputs
     and targets that a loss of torch would broadcast against each other (a warning where the phase or the loss is one
     of your own, which may reshape them); under torch's cross-entropy and negative log-likelihood, targets that are none
-    of the classes, and, as a warning, outputs of a softmax before the cross-entropy. After the first step of a training
+    of the classes, and, as a warning, outputs of a softmax before the cross-entropy; under autocast, weights that
+    change through ``.data`` between two forwards, which autocast does not see. After the first step of a training
     phase: that it never called ``step.backward``; after the first full window: that it never called ``step.update``;
     unless the phase leaves their events out of ``emits``.
 
@@ -48,10 +50,12 @@ class SanityCheck:
         self._checked: set[str] = set()
 
     @hookimpl(reads=("optimizer", "params"))
-    def epoch_begin(self, learner: Learner, phase: Phase) -> None:
+    def epoch_begin(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Check what is trained."""
-        if phase.training and phase.name not in self._checked and learner.optimizers:
-            _check_coverage(learner)
+        if phase.training and phase.name not in self._checked:
+            epoch.compare_casts()
+            if learner.optimizers:
+                _check_coverage(learner)
 
     @hookimpl(reads=("outputs", "targets"))
     def loss_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
