@@ -12,6 +12,7 @@ from torch import Tensor
 
 from loopkit.batches import describe
 from loopkit.engine.casts import Casts, autocast_is_on
+from loopkit.engine.training import lost_gradients
 from loopkit.errors import EventError, LossError, PhaseError, StepStateError
 from loopkit.events import BackwardBegin, BackwardEnd, Event, UpdateBegin, UpdateEnd, UpdateSkipped
 
@@ -203,6 +204,8 @@ class Step:
             begin(self)
             seed = self.seed
         for window in windows:
+            if window.size > 1 and window.has_lost(self):
+                raise lost_gradients(frame.phase, self, window)
             window.enter(self, self.weight)
         self.had_backward = True
         inputs = None if name is None else tuple(p for p in windows[0].params if p.requires_grad)
@@ -214,6 +217,9 @@ class Step:
             _differentiate(loss, seed, inputs)
         if end is not None:
             end(self)
+        for window in windows:
+            if window.size > 1:
+                window.leave()
         if own is None:
             del self.loss
         elif own is not loss:
