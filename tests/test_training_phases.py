@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers import on
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from loopkit import Learner, TrainingPhase
-from loopkit.errors import PhaseError
+from loopkit import CancelStep, Learner, Phase, TrainingPhase
+from loopkit.errors import PhaseError, StepResultError
+from loopkit.events import BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd
+
+
+def sgd(params):
+    return torch.optim.SGD(params, lr=0.1)
 
 
 def make_batches(count=6):
@@ -18,9 +24,8 @@ def make_batches(count=6):
 
 def make_learner(phase, accumulate=1, **options):
     torch.manual_seed(0)
-    options = {"standard": False, **options}
-    optimizer = options.pop("optimizer", lambda params: torch.optim.SGD(params, lr=0.1))
-    return Learner(nn.Linear(3, 2), mse_loss, optimizer, phases=[phase], accumulate=accumulate, **options)
+    options = {"standard": False, "optimizer": sgd, **options}
+    return Learner(nn.Linear(3, 2), mse_loss, phases=[phase], accumulate=accumulate, **options)
 
 
 # A zero_grad that was left in a phase
@@ -91,3 +96,217 @@ def test_gradients_that_are_zero_are_none_that_were_thrown_away():
     learner = make_learner(Silent(), 3)
     learner.fit(make_batches(), epochs=2)
     assert learner.progress.updates == 4
+
+
+# step.backward and step.update
+
+
+class Forgetful(TrainingPhase):
+    """Calls some of the two."""
+
+    def __init__(self, backward=False, update=False):
+        super().__init__()
+        self.backward, self.update = backward, update
+
+    def step(self, learner, step):
+        inputs, targets = step.batch
+        step.loss = learner.loss_fn(learner.model(inputs), targets)
+        if self.backward:
+            step.backward(step.loss)
+        if self.update:
+            step.update()
+
+
+@pytest.mark.parametrize("standard", [False, True])
+def test_step_without_backward_is_refused_after_the_first(standard):
+    learner = make_learner(Forgetful(), standard=standard)
+    with pytest.raises(StepResultError, match=r"Forgetful.step called no step.backward\(loss\), so nothing is learned"):
+        learner.fit(make_batches(3), epochs=1)
+    assert learner.progress.steps == 0
+
+
+@pytest.mark.parametrize("standard", [False, True])
+def test_step_without_update_is_refused_after_the_first(standard):
+    learner = make_learner(Forgetful(backward=True), standard=standard)
+    with pytest.raises(StepResultError, match=r"Forgetful.step called step.backward\(loss\) but not step.update\(\)"):
+        learner.fit(make_batches(3), epochs=1)
+    assert learner.progress.updates == 0
+
+
+def test_step_without_update_is_refused_after_the_first_full_window():
+    learner = make_learner(Forgetful(backward=True), accumulate=3)
+    with pytest.raises(StepResultError, match=r"but not step.update"):
+        learner.fit(make_batches(), epochs=1)
+    assert learner.progress.steps == 2
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_step_with_both_passes(accumulate):
+    learner = make_learner(Forgetful(True, True), accumulate)
+    assert learner.fit(make_batches(7), epochs=2).reason == "epochs"
+
+
+def test_loop_of_ones_own_is_looked_at_too():
+    with pytest.raises(StepResultError, match=r"no step.backward"), make_learner(Forgetful()).epoch("train") as epoch:
+        epoch.step(make_batches(1)[0])
+
+
+def test_step_is_looked_at_after_a_cancelled_one():
+    def cancel(step, **_):
+        if step.index == 0:
+            raise CancelStep("not this one")
+
+    learner = make_learner(Forgetful(), plugins=[on("step_begin", cancel)])
+    with pytest.raises(StepResultError, match=r"no step.backward"):
+        learner.fit(make_batches(3), epochs=1)
+
+
+class Bare(Phase):
+    """Trains nothing and says so."""
+
+    name = "bare"
+    training = True
+
+    def step(self, learner, step):
+        step.outputs = learner.model(step.batch[0])
+
+
+def test_phase_that_announces_no_backward_passes():
+    learner = make_learner(Bare())
+    learner.run("bare", make_batches(2))
+    assert learner.progress.steps == 2
+
+
+class Critic(Phase):
+    """Two optimizers, of which one is not used in each step."""
+
+    name = "critic"
+    training = True
+    emits = (BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd)
+
+    def step(self, learner, step):
+        inputs, _ = step.batch
+        critic, generator = learner.models["critic"], learner.models["generator"]
+        step.backward(critic(inputs).mean(), "critic")
+        step.update("critic")
+        if step.index % 2:
+            step.backward(critic(generator(inputs)).mean(), "generator")
+            step.update("generator")
+
+
+def test_phase_with_an_optimizer_used_now_and_then_passes():
+    models = {"critic": nn.Linear(3, 1), "generator": nn.Linear(3, 3)}
+    learner = Learner(models, None, dict.fromkeys(models, sgd), standard=False)
+    learner.run(Critic(), make_batches(4))
+    assert learner.progress.updates == 6
+
+
+def test_skipped_update_passes():
+    skip = on("update_begin", lambda step, **_: step.skip_update("not this one"))
+    assert make_learner(TrainingPhase(), plugins=[skip]).fit(make_batches(3), epochs=1).updates == 0
+
+
+# Calls of torch that were kept
+
+
+class Kept(TrainingPhase):
+    """As it was in the loop by hand."""
+
+    def step(self, learner, step):
+        inputs, targets = step.batch
+        loss = learner.loss_fn(learner.model(inputs), targets)
+        loss.backward()
+        learner.optimizer.step()
+        learner.optimizer.zero_grad()
+
+
+def test_kept_optimizer_step_is_refused_before_it_updates():
+    learner = make_learner(Kept())
+    before = learner.model.weight.clone()
+    with pytest.raises(
+        PhaseError, match=r"Kept.step calls optimizer.step\(\), past the plugins.*write step.update\(\)"
+    ) as e:
+        learner.fit(make_batches(), epochs=1)
+    assert torch.equal(learner.model.weight, before)
+    assert "learner.optimizer.step()" in str(e.traceback[-2].statement) + str(e.traceback[-3].statement)
+
+
+class KeptBackward(Kept):
+    def step(self, learner, step):
+        inputs, targets = step.batch
+        loss = learner.loss_fn(learner.model(inputs), targets)
+        loss.backward()
+
+
+def test_kept_backward_is_named_with_its_line():
+    line = r"write step.backward\(loss\) in the place of line \d+ of .*test_training_phases.py, 'loss.backward\(\)'"
+    with pytest.raises(StepResultError, match=line):
+        make_learner(KeptBackward()).fit(make_batches(), epochs=1)
+
+
+class Both(TrainingPhase):
+    """Updates twice."""
+
+    def step(self, learner, step):
+        inputs, targets = step.batch
+        step.backward(learner.loss_fn(learner.model(inputs), targets))
+        learner.optimizer.step()
+        step.update()
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_optimizer_step_beside_an_update_is_refused(accumulate):
+    with pytest.raises(PhaseError, match=r"Both.step calls optimizer.step\(\)"):
+        make_learner(Both(), accumulate).fit(make_batches(), epochs=1)
+
+
+class OwnWay(Both):
+    emits = (BackwardBegin, BackwardEnd)
+
+    def step(self, learner, step):
+        inputs, targets = step.batch
+        step.backward(learner.loss_fn(learner.model(inputs), targets))
+        learner.optimizer.step()
+
+
+def test_phase_that_announces_no_update_may_update_in_its_own_way():
+    make_learner(OwnWay()).fit(make_batches(), epochs=1)
+
+
+def test_optimizer_has_no_hook_after_the_first_steps():
+    seen = []
+    look = on("step_end", lambda learner, **_: seen.append(len(learner.optimizer._optimizer_step_pre_hooks)))
+    learner = make_learner(TrainingPhase(), 2, plugins=[look])
+    learner.fit(make_batches(4), epochs=1)
+    assert seen == [1, 0, 0, 0]
+    with pytest.raises(ZeroDivisionError):
+        make_learner(Failing(), optimizer=learner.optimizer).fit(make_batches(), epochs=1)
+    assert not learner.optimizer._optimizer_step_pre_hooks
+
+
+class Failing(TrainingPhase):
+    def step(self, learner, step):
+        step.loss = 1 / 0
+
+
+def test_lbfgs_and_a_plugin_that_steps_the_optimizer_pass():
+    class ByClosure(TrainingPhase):
+        def step(self, learner, step):
+            def closure():
+                inputs, targets = step.batch
+                loss = learner.loss_fn(learner.model(inputs), targets)
+                step.backward(loss)
+                return loss
+
+            step.update(closure=closure)
+
+    def twice(default, **_):
+        default()
+        default()
+
+    for phase, optimizer, plugins in (
+        (ByClosure(), lambda params: torch.optim.LBFGS(params, max_iter=3), []),
+        (TrainingPhase(), sgd, [on("optimizer_step", twice)]),
+    ):
+        learner = make_learner(phase, optimizer=optimizer, plugins=plugins)
+        assert learner.fit(make_batches(3), epochs=1).updates == 3

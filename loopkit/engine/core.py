@@ -56,6 +56,8 @@ class Core:
         self.epochs: list[Epoch] = []
         """The epochs that are open, the outermost first."""
         self.fit: Fit | None = None
+        self.proven: list[Phase] = []
+        """The phases that have shown that they train."""
         self._hooks = 0
 
     def where(self, phase: Phase, step: Step | None) -> str:

@@ -14,6 +14,7 @@ from loopkit.batches import count_samples, describe
 from loopkit.engine.casts import autocast_is_on
 from loopkit.engine.plan import Plan
 from loopkit.engine.step import Frame, Step, autocast_off
+from loopkit.engine.training import Proof
 from loopkit.engine.window import Window
 from loopkit.errors import Cancel, CancelFit, CancelStep, PhaseError, PhaseInputError, StepResultError
 from loopkit.events import (
@@ -85,6 +86,8 @@ class Loop(Frame):
         self._wanted: Cancel | None = None
         """What this process wants to end the epoch, or the fit, by, where all have to agree."""
         self._agreed: Cancel | None = None
+        self._proof: Proof | None = None
+        """That the phase trains; None if that is known, or it is none that does."""
         self._casting = False
         """Whether a step of this epoch has run under autocast."""
         self._grad_mode: Callable[[], Any] | None
@@ -99,6 +102,8 @@ class Loop(Frame):
             size, mean = self._core.accumulate, not self._core.sums
             optimizers = self._core.models.optimizers.items()
             self.windows = tuple([Window(name, optimizer, size, mean) for name, optimizer in optimizers])
+            if all(phase is not self.phase for phase in self._core.proven):
+                self._proof = Proof(self.phase, self._core.models.optimizers.values())
             self._grad_mode = None if torch.is_grad_enabled() else torch.enable_grad
 
     def count_stops_from(self, stop: Stop | None) -> None:
@@ -114,6 +119,8 @@ class Loop(Frame):
         self._taken, self.current = self.steps, None
         if self._casting:
             self.casts.end()
+        if self._proof is not None:
+            self._proof.end()
 
     @property
     def steps(self) -> int:
@@ -187,7 +194,7 @@ class Loop(Frame):
         core, phase = self._core, self.phase
         learner, logbook, requests = core.learner, core.logbook, core.requests
         phase_step: Callable[..., Any] = phase.step
-        progress = core.progress if phase.training else None
+        progress, proof = core.progress if phase.training else None, self._proof
         index = self.steps
         version: int | None = None
         for batch in batches:
@@ -214,6 +221,9 @@ class Loop(Frame):
                     self._run_in_contexts(step)
                 elif (result := phase_step(learner, step)) is not None:
                     raise self._bad_result(result)
+                if proof is not None and proof.look(step, self.windows):
+                    self._end_proof(proof)
+                    proof = None
             except Cancel as cancel:
                 self._cancel_step(step, cancel)
             except BaseException as error:
@@ -246,6 +256,12 @@ class Loop(Frame):
             if until is not None and until.reached(core.progress.steps, core.progress.updates):
                 return False
         return True
+
+    def _end_proof(self, proof: Proof) -> None:
+        """The phase has shown that it trains."""
+        proof.end()
+        self._core.proven.append(self.phase)
+        self._proof = None
 
     @contextmanager
     def resting(self) -> Iterator[None]:

@@ -30,6 +30,8 @@ class Route:
         route, active = self, False
 
         class Routed(cls):  # type: ignore[misc, valid-type]
+            routed_from = plain
+
             def __call__(self, *args: Any, **kwargs: Any) -> Any:
                 nonlocal active
                 if self is not module or active:
@@ -54,16 +56,15 @@ class Route:
 
         Routed.__name__, Routed.__qualname__, Routed.__module__ = cls.__name__, cls.__qualname__, cls.__module__
         Routed.__doc__ = cls.__doc__
-        Routed.routed_from = plain
-        module.__class__ = Routed
         self._module, self._cls = module, cls
         self._routed: type[nn.Module] = Routed
+        self._become(Routed)
 
     def undo(self) -> None:
         """Let calls of the module reach it directly again."""
         self.wrapper, self._before = self._module, None
         if type(self._module) is self._routed:  # else it was routed once more since
-            self._module.__class__ = self._cls
+            self._become(self._cls)
 
     def redo(self, before: Callable[[], None]) -> bool:
         """Take back `undo`, for what is to be called before each call; returns whether the module is as it was then.
@@ -72,8 +73,11 @@ class Route:
         """
         self._before = before
         if type(self._module) is self._cls:
-            self._module.__class__ = self._routed
+            self._become(self._routed)
         return type(self._module) is self._routed
+
+    def _become(self, cls: type[nn.Module]) -> None:
+        self._module.__class__ = cls
 
 
 def _new(cls: type[nn.Module], *given: Any) -> nn.Module:
