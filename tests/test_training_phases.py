@@ -310,3 +310,55 @@ def test_lbfgs_and_a_plugin_that_steps_the_optimizer_pass():
     ):
         learner = make_learner(phase, optimizer=optimizer, plugins=plugins)
         assert learner.fit(make_batches(3), epochs=1).updates == 3
+
+
+# Parameters that are replaced
+
+
+class Replacing(TrainingPhase):
+    def __init__(self, replace):
+        super().__init__()
+        self.replace = replace
+
+    def step(self, learner, step):
+        if not learner.progress.steps:
+            self.replace(learner)
+        super().step(learner, step)
+
+
+def replace_weight(learner):
+    learner.model.weight = nn.Parameter(torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("standard", [False, True])
+def test_parameter_that_is_replaced_after_the_first_batch_is_refused_when_an_epoch_begins(standard):
+    learner = make_learner(Replacing(replace_weight), standard=standard)
+    message = r"parameter 'weight' was replaced after the optimizer had taken it.*p.copy_\(new\)"
+    with pytest.raises(PhaseError, match=message):
+        learner.fit(make_batches(), epochs=2)
+    assert learner.progress.epochs == 1
+    with pytest.raises(PhaseError, match=message):
+        learner.fit(make_batches(), epochs=2)
+
+
+def test_module_that_is_replaced_before_the_first_batch_is_refused():
+    models = {"one": nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), "two": nn.Linear(2, 2)}
+    learner = Learner(models, mse_loss, {"one": sgd, "two": sgd}, standard=False)
+    models["one"][1] = nn.Linear(4, 2)
+    with pytest.raises(PhaseError, match=r"parameter 'one.1.weight' was replaced"):
+        learner.run("train", make_batches())
+
+
+def swap(learner):
+    replace_weight(learner)
+    learner.optimizer.param_groups[0]["params"][0] = learner.model.weight
+
+
+def parametrize(learner):
+    nn.utils.parametrize.register_parametrization(learner.model, "weight", nn.Identity())
+
+
+@pytest.mark.parametrize("replace", [swap, parametrize], ids=["in the optimizer, too", "by a parametrization"])
+def test_parameter_that_the_optimizer_has_is_right(replace):
+    learner = make_learner(Replacing(replace))
+    assert learner.fit(make_batches(), epochs=3).epochs == 3

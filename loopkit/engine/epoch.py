@@ -188,6 +188,8 @@ class Epoch:
         core.phase_states.use(phase)
         if phase.training and core.epochs and any(outer.window_open for outer in core.epochs):
             raise ReentrancyError(f"phase {phase.name!r} trains inside an open accumulation window")
+        if phase.training:
+            core.models.check_replaced()
         loop.open(0 if self.saved is None else self.saved["steps"], in_hook)
         loop.count_stops_from(None if self.resumed else core.requests.stopped)
         if self.saved is not None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from loopkit.batches import describe
+from loopkit.distributed.sharded import is_sharded
 from loopkit.engine.casts import Casts
 from loopkit.engine.routing import Route
 from loopkit.errors import PhaseError, PluginError
@@ -43,6 +44,8 @@ class Models:
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.weights = Weights()
         self.casts = Casts()
+        self._known: dict[str, nn.Parameter] = {}
+        """The parameters as they were when the optimizers came, or an epoch last began."""
         self._routes: dict[str, Route] = {}
         self._wrapped: set[str] = set()
 
@@ -126,6 +129,33 @@ class Models:
         else:
             self.optimizer = self._make_optimizer("optimizer", given, False)
             self.optimizers = {"optimizer": self.optimizer}
+        self._known = self._named()
+
+    def _named(self) -> dict[str, nn.Parameter]:
+        several = len(self.by_name) > 1
+        named = [(f"{each}." if several else "", model.named_parameters()) for each, model in self.by_name.items()]
+        return {prefix + name: p for prefix, params in named for name, p in params}
+
+    def check_replaced(self) -> None:
+        """Refuse that an optimizer trains parameters which the models have no more.
+
+        Raises:
+            PhaseError: It does.
+        """
+        if not self.optimizers:
+            return
+        known, self._known = self._known, self._named()
+        here = set(self._known.values())
+        gone = {p: name for name, p in known.items() if p not in here and not is_sharded(p)}
+        for optimizer in self.optimizers.values() if gone else ():
+            for p in (p for group in optimizer.param_groups for p in group["params"]):
+                if p in gone:
+                    self._known = known
+                    raise PhaseError(
+                        f"parameter {gone[p]!r} was replaced after the optimizer had taken it: the old one is trained, "
+                        f"the new one is used and saved. Change it in place, with torch.no_grad(): p.copy_(new), or "
+                        f"replace it before Learner(...), and give a factory, optimizer=lambda params: ..."
+                    )
 
     def _make_optimizer(self, name: str, given: Optimizers, named: bool) -> torch.optim.Optimizer:
         if isinstance(given, torch.optim.Optimizer):
