@@ -12,6 +12,7 @@ from loopkit.engine.phase_states import PhaseStates
 from loopkit.engine.registry import Registry
 from loopkit.engine.requests import Requests
 from loopkit.engine.resume import Resume
+from loopkit.phases import PredictionPhase, TrainingPhase, ValidationPhase
 from loopkit.progress import Progress
 
 if TYPE_CHECKING:
@@ -64,6 +65,12 @@ class Core:
         """Phase, epoch and step, for messages."""
         at = "" if step is None else f", step {step.index}"
         return f"phase {phase.name!r}, epoch {self.progress.epochs}{at}"
+
+    @property
+    def own_phases(self) -> list[Phase]:
+        """The phases of the user's own: all but the standard ones under their own names."""
+        standard = (TrainingPhase, ValidationPhase, PredictionPhase)
+        return [each for each in self.phases.values() if type(each) not in standard or each.name != type(each).name]
 
     def join(self, world: World) -> None:
         """Train together with these processes."""
