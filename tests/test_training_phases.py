@@ -362,3 +362,53 @@ def parametrize(learner):
 def test_parameter_that_the_optimizer_has_is_right(replace):
     learner = make_learner(Replacing(replace))
     assert learner.fit(make_batches(), epochs=3).epochs == 3
+
+
+# Modules in eval mode
+
+
+class Modes(TrainingPhase):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def step(self, learner, step):
+        super().step(learner, step)
+        self.seen.append([each.training for each in learner.model.modules()])
+
+
+def backbone():
+    return nn.Sequential(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), nn.Dropout(0.5), nn.Linear(4, 2))
+
+
+def test_module_that_was_put_into_eval_mode_stays_there_in_training(capsys):
+    model, phase = backbone(), Modes()
+    model[0].eval()
+    learner = Learner(model, mse_loss, sgd, phases=[phase], standard=False)
+    statistics = model[0][1].running_mean.clone()
+    learner.fit(make_batches(2), make_batches(1), epochs=2)
+    assert phase.seen == [[True, False, False, False, True, True]] * 4
+    assert torch.equal(model[0][1].running_mean, statistics)
+    said = capsys.readouterr().err
+    assert said.count("0.0, 0.1 had been put into eval mode when the learner was made, and stay so in training") == 1
+    assert [each.training for each in model.modules()] == [True, False, False, False, True, True]
+
+
+def test_model_that_is_in_eval_mode_as_a_whole_trains(capsys):
+    phase = Modes()
+    learner = Learner(backbone().eval(), mse_loss, sgd, phases=[phase], standard=False)
+    learner.fit(make_batches(1), epochs=1)
+    assert phase.seen == [[True] * 6]
+    assert "eval mode" not in capsys.readouterr().err
+
+
+# Windows that no epoch fills
+
+
+def test_window_that_no_epoch_fills_is_said_once(capsys):
+    learner = make_learner(TrainingPhase(), 4)
+    learner.fit(make_batches(1), epochs=3)
+    said = "accumulate is 4, but an epoch of phase 'train' has 1 batch, and its end closes the window"
+    assert capsys.readouterr().err.count(said) == 1
+    learner.fit(make_batches(4), epochs=1)
+    assert "accumulate" not in capsys.readouterr().err

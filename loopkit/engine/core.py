@@ -12,6 +12,7 @@ from loopkit.engine.phase_states import PhaseStates
 from loopkit.engine.registry import Registry
 from loopkit.engine.requests import Requests
 from loopkit.engine.resume import Resume
+from loopkit.notes import say
 from loopkit.phases import PredictionPhase, TrainingPhase, ValidationPhase
 from loopkit.progress import Progress
 
@@ -60,6 +61,7 @@ class Core:
         self.proven: list[Phase] = []
         """The phases that have shown that they train."""
         self._hooks = 0
+        self._said: set[str] = set()
 
     def where(self, phase: Phase, step: Step | None) -> str:
         """Phase, epoch and step, for messages."""
@@ -71,6 +73,12 @@ class Core:
         """The phases of the user's own: all but the standard ones under their own names."""
         standard = (TrainingPhase, ValidationPhase, PredictionPhase)
         return [each for each in self.phases.values() if type(each) not in standard or each.name != type(each).name]
+
+    def say_once(self, text: str) -> None:
+        """Print a line for people on standard error, unless it was printed before; in the first process alone."""
+        if text not in self._said and self.world.rank == 0:
+            self._said.add(text)
+            say(text)
 
     def join(self, world: World) -> None:
         """Train together with these processes."""

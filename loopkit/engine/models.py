@@ -39,6 +39,13 @@ class Models:
         for name, module in self.by_name.items():
             if not isinstance(module, nn.Module):
                 raise PhaseError(f"model {name!r} is {module!r}: it must be an instance of torch.nn.Module")
+        self._evals = {
+            each: f"{name}.{path}" if len(self.by_name) > 1 else path
+            for name, model in self.by_name.items()
+            for path, each in model.named_modules()
+            if model.training and not each.training
+        }
+        """The modules that stay in eval mode in training, with their names: they were so, in a model in train mode."""
         self.optimizer: Any = None
         """The optimizer, or the mapping of them, as it was given."""
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
@@ -55,12 +62,37 @@ class Models:
             yield from model.modules()
 
     def set_modes(self, training: bool) -> list[tuple[nn.Module, bool]]:
-        """Put the modules in train or eval mode; returns the mode in which each was."""
+        """Put the modules in train or eval mode; returns the mode in which each was.
+
+        In train mode, those that the user had put into eval mode before stay there.
+        """
         modes = [(module, module.training) for module in self.modules()]
-        if any(was is not training or type(each).train is not nn.Module.train for each, was in modes):
+        evals = self._evals if training else {}
+        if any(
+            was is (not training or each in evals) or type(each).train is not nn.Module.train for each, was in modes
+        ):
             for model in self.by_name.values():
                 model.train(training)
+            self.restore([(each, False) for each in evals])
         return modes
+
+    @staticmethod
+    def restore(modes: Iterable[tuple[nn.Module, bool]]) -> None:
+        """Put modules back in the modes that `set_modes` returned."""
+        for module, training in modes:
+            if module.training is not training:  # assigning to a module's attribute is slow
+                module.training = training
+
+    def kept_in_eval(self) -> str:
+        """What to say of modules that are in eval mode in training; empty without any."""
+        names = [name for each, name in self._evals.items() if not any(True for _ in each.children())]
+        if not names:
+            return ""
+        rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return (
+            f"{', '.join(names[:3])}{rest} had been put into eval mode when the learner was made, and stay so in "
+            f"training; model.train() before Learner(...) if that is not meant"
+        )
 
     def device(self) -> str:
         """Where the first parameter is, in words."""
