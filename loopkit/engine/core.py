@@ -11,6 +11,8 @@ from loopkit.engine.phase_states import PhaseStates
 from loopkit.engine.registry import Registry
 from loopkit.engine.requests import Requests
 from loopkit.engine.resume import Resume
+from loopkit.notes import say
+from loopkit.phases import PredictionPhase, TrainingPhase, ValidationPhase
 from loopkit.progress import Progress
 from loopkit.world import World
 
@@ -58,11 +60,26 @@ class Core:
         self.fit: Fit | None = None
         self.hooks = 0
         """How many hooks run that belong to no open epoch; an epoch that begins then is one of theirs."""
+        self.proven: list[Phase] = []
+        """The phases that have shown that they train."""
+        self._said: set[str] = set()
 
     def where(self, phase: Phase, step: Step | None) -> str:
         """Phase, epoch and step, for messages."""
         at = "" if step is None else f", step {step.index}"
         return f"phase {phase.name!r}, epoch {self.progress.epochs}{at}"
+
+    @property
+    def own_phases(self) -> list[Phase]:
+        """The phases of the user's own: all but the standard ones under their own names."""
+        standard = (TrainingPhase, ValidationPhase, PredictionPhase)
+        return [each for each in self.phases.values() if type(each) not in standard or each.name != type(each).name]
+
+    def say_once(self, text: str) -> None:
+        """Print a line for people on standard error, unless it was printed before; in the first process alone."""
+        if text not in self._said and self.world.rank == 0:
+            self._said.add(text)
+            say(text)
 
     def join(self, world: World) -> None:
         """Train together with these processes."""

@@ -184,6 +184,8 @@ class Epoch:
         core.phase_states.use(phase)
         if phase.training and core.epochs and any(outer.window_open for outer in core.epochs):
             raise ReentrancyError(f"phase {phase.name!r} trains inside an open accumulation window")
+        if phase.training:
+            core.models.check_replaced()
         if self.saved is None:
             loop.open(0, in_hook, core.requests.stopped)
         else:
@@ -208,6 +210,8 @@ class Epoch:
             if self.trains and core.models.weights.by:
                 self._contexts.enter_context(core.models.weights.own())
             self._modes = core.models.set_modes(self.trains)
+            if self.trains:
+                self._say_what_differs(core)
             self._contexts.callback(self.restore_modes)
             core.forget_metrics(f"{self.name}/")
             for make in self._loop.plan.epoch_contexts:
@@ -231,6 +235,17 @@ class Epoch:
                 raise
         self.goes_on = self.data is None
 
+    def _say_what_differs(self, core: Core) -> None:
+        """Say once what is done, and may not be meant."""
+        if kept := core.models.kept_in_eval():
+            core.say_once(kept)
+        if self.length is not None and self.length < core.accumulate:
+            many = "1 batch" if self.length == 1 else f"{self.length} batches"
+            core.say_once(
+                f"accumulate is {core.accumulate}, but an epoch of phase {self.name!r} has {many}, and its end closes "
+                f"the window: each update is of {many}"
+            )
+
     def _forget(self) -> None:
         self._core.epochs.remove(self)
         self._loop.close()
@@ -242,9 +257,7 @@ class Epoch:
 
     def restore_modes(self) -> None:
         """Put the modules back in the modes in which `set_modes` found them."""
-        for module, training in self._modes:
-            if module.training is not training:  # assigning to a module's attribute is slow
-                module.training = training
+        self._core.models.restore(self._modes)
 
     def batches(self) -> Iterable[Any]:
         """The batches of the data that the epoch was given, from where a saved state was."""
@@ -277,6 +290,13 @@ class Epoch:
         if self.alone or self.trains or self.resumed or self.data is None:
             return None
         return mark(self._core, self)
+
+    def compare_casts(self) -> None:
+        """Refuse that weights change through ``.data`` between two forwards of its first step, under autocast.
+
+        Versions do not show such a change, so it is looked at by value, which waits for the device.
+        """
+        self._core.models.casts.compare_values(True)
 
     def go_on_at(self, steps: int) -> None:
         """Count on from so many steps."""

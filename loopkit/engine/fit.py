@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import astuple, dataclass, replace
 from types import TracebackType
@@ -17,7 +18,7 @@ from loopkit.engine.requests import Ending, Interrupted, Stop
 from loopkit.engine.resume import Position
 from loopkit.engine.signals import Signals
 from loopkit.engine.sources import Source
-from loopkit.errors import Cancel, CancelFit, PhaseError, ReentrancyError
+from loopkit.errors import Cancel, CancelFit, PhaseError, PluginError, ReentrancyError
 from loopkit.notes import add_note, locate, say, shown
 from loopkit.result import FitResult, Planned
 
@@ -138,6 +139,8 @@ class Fit:
         """Whether the user's loop asks for rounds."""
         self._turn = 0
         """In a loop of the user's: epochs of this round that were run, or passed over."""
+        self._ran: dict[str, Phase] = {}
+        """In a loop of the user's: the phases that were run."""
         self._barren = 0
         """Training epochs in a row without a step that was completed."""
 
@@ -259,6 +262,9 @@ class Fit:
         """Train, and validate, until it is over."""
         core, at = self._core, self.position
         at.run_by_fit()
+        phases = [train.phase, *core.own_phases, *([validation.source.phase] if validation is not None else [])]
+        if idle := core.registry.idle(phases):
+            raise PluginError("; ".join(idle))
         sources = [train] if validation is None else [validation.source, train]
         for source in sources:
             core.resume.expect(source.phase.name, source.ready)
@@ -411,6 +417,7 @@ class Fit:
 
     def turn(self, phase: Phase, source: Source | None, length: int | None) -> Epoch:
         """The next epoch of the user's loop."""
+        self._ran[phase.name] = phase
         return Turn(self, self._core, phase, source, length)
 
     def passes_over(self, phase: Phase) -> bool:
@@ -460,6 +467,9 @@ class Fit:
         )
         result.metrics = dict(core.metrics)
         result.seconds = self.seconds
+        if self._ran and failure is None and core.world.rank == 0:
+            for message in core.registry.idle(self._ran.values()):
+                warnings.warn(message, stacklevel=3)
         self.ending = True
         try:
             with core.hook():

@@ -8,11 +8,13 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from loopkit.batches import count_samples, describe
+from loopkit.engine.casts import autocast_is_on
 from loopkit.engine.plan import Plan
 from loopkit.engine.step import Frame, Step, autocast_off
+from loopkit.engine.training import Proof
 from loopkit.engine.window import Window
 from loopkit.errors import Cancel, CancelFit, CancelStep, PhaseError, PhaseInputError, StepResultError
 from loopkit.events import (
@@ -63,7 +65,7 @@ class Loop(Frame):
 
     def __init__(self, core: Core, epoch: Epoch, phase: Phase, length: int | None) -> None:
         self.epoch, self.phase = epoch, phase
-        self.progress, self.logbook = core.progress, core.logbook
+        self.progress, self.logbook, self.casts = core.progress, core.logbook, core.models.casts
         self.windows: tuple[Window, ...] = ()
         self.last_index = -1 if length is None else length - 1
         self.current: Step | None = None
@@ -84,6 +86,10 @@ class Loop(Frame):
         self._wanted: Cancel | None = None
         """What this process wants to end the epoch, or the fit, by, where all have to agree."""
         self._agreed: Cancel | None = None
+        self._proof: Proof | None = None
+        """That the phase trains; None if that is known, or it is none that does."""
+        self._casting = False
+        """Whether a step of this epoch has run under autocast."""
         self._grad_mode: Callable[[], Any] | None
         if phase.grad_mode not in GRAD_MODES:
             raise PhaseError(f"{phase!r}: grad_mode is {phase.grad_mode!r}; it is one of {', '.join(GRAD_MODES)}")
@@ -96,6 +102,8 @@ class Loop(Frame):
             size, mean = self._core.accumulate, not self._core.sums
             optimizers = self._core.models.optimizers.items()
             self.windows = tuple([Window(name, optimizer, size, mean) for name, optimizer in optimizers])
+            if all(phase is not self.phase for phase in self._core.proven):
+                self._proof = Proof(self.phase, self._core.models.optimizers.values())
             self._grad_mode = None if torch.is_grad_enabled() else torch.enable_grad
 
     def count_stops_from(self, stop: Stop | None) -> None:
@@ -113,6 +121,10 @@ class Loop(Frame):
     def close(self) -> None:
         """Let go of the last step, whose graph would live on in the cycle of epoch and step."""
         self._taken, self.current = self.steps, None
+        if self._casting:
+            self.casts.end()
+        if self._proof is not None:
+            self._proof.end()
 
     @property
     def steps(self) -> int:
@@ -186,7 +198,7 @@ class Loop(Frame):
         core, phase = self._core, self.phase
         learner, logbook, requests = core.learner, core.logbook, core.requests
         phase_step: Callable[..., Any] = phase.step
-        progress = core.progress if phase.training else None
+        progress, proof = core.progress if phase.training else None, self._proof
         index = self.steps
         version: int | None = None
         for batch in batches:
@@ -213,6 +225,9 @@ class Loop(Frame):
                     self._run_in_contexts(step)
                 elif (result := phase_step(learner, step)) is not None:
                     raise self._bad_result(result)
+                if proof is not None and proof.look(step, self.windows):
+                    self._end_proof(proof)
+                    proof = None
             except Cancel as cancel:
                 self._cancel_step(step, cancel)
             except BaseException as error:
@@ -246,6 +261,12 @@ class Loop(Frame):
                 return False
         return True
 
+    def _end_proof(self, proof: Proof) -> None:
+        """The phase has shown that it trains."""
+        proof.end()
+        self._core.proven.append(self.phase)
+        self._proof = None
+
     @contextmanager
     def resting(self) -> Iterator[None]:
         """Inside, the epoch is between two steps, and no hook runs."""
@@ -271,11 +292,14 @@ class Loop(Frame):
 
     def _run_in_contexts(self, step: Step) -> None:
         raised: BaseException | None = None
+        first = False
         try:
             with ExitStack() as contexts:
                 for make in self.plan.step_contexts:
                     if (context := make(step)) is not None:
                         contexts.enter_context(context)
+                if first := not self._casting and autocast_is_on():
+                    self._watch_casts()
                 try:
                     phase_step: Callable[..., Any] = self.phase.step
                     if (result := phase_step(self._core.learner, step)) is not None:
@@ -288,7 +312,15 @@ class Loop(Frame):
                 locate(error, self.of_context("step_context", step))
             raise
         finally:
+            if first:
+                self.casts.compare_values(False)
             del raised  # else a cycle with the traceback would keep the step and its graph
+
+    def _watch_casts(self) -> None:
+        """Look after what autocast caches of the models, and of the modules that the phase itself holds."""
+        self._casting = True
+        own = {name: value for name, value in vars(self.phase).items() if isinstance(value, nn.Module)}
+        self.casts.begin({**own, **self._core.models.by_name})
 
     def of_context(self, hook: str, step: Step | None) -> str:
         """Where an error was raised that came from entering or leaving a context."""
@@ -347,7 +379,7 @@ class Loop(Frame):
                 except CancelStep:
                     window.drop()  # the step has ended already; its update does not happen
                 finally:
-                    torch.clear_autocast_cache()
+                    self.casts.clear()
 
     def drop_windows(self) -> None:
         """Drop what is still in a window."""

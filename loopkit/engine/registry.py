@@ -202,6 +202,12 @@ class Registry:
             refusals.check_run(self.plugins, self._implementations, list(known.values()))
             self._checked[id(phase)] = (phase, self.version)
 
+    def idle(self, phases: Iterable[Phase]) -> list[str]:
+        """What there is to say of the plugins that are never called in these phases."""
+        known = list(phases)
+        found = refusals.never_called(self._implementations, known)
+        return [refusals.idle(name, hooks, known) for name, hooks in found.items()]
+
     def plan(self, phase: Phase) -> Plan:
         """The compiled plan of a phase."""
         if id(phase) not in self._plans:

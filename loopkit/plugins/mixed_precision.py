@@ -43,6 +43,10 @@ class MixedPrecision:
         init_scale, growth_factor, backoff_factor, growth_interval: As in ``torch.amp.GradScaler``.
         min_scale: The scale never falls below it.
 
+    Autocast casts a weight once a step, and again after a backward, an update, or a change in place of any weight of
+    the models, or of modules that the phase holds. A change through ``.data`` between two forwards cannot be seen: call
+    ``torch.clear_autocast_cache()`` after it. `SanityCheck` refuses one in the first step.
+
     A model of float64 parameters is warned of: autocast leaves them as they are.
 
     With scaling, each epoch of a training phase puts ``loss_scale`` and ``skipped`` (updates so far) into
