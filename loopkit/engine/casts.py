@@ -8,9 +8,9 @@ from operator import attrgetter
 import torch
 from torch import Tensor, nn
 
-from loopkit.distributed.sharded import part
 from loopkit.engine.routing import Route
 from loopkit.errors import PhaseError
+from loopkit.sharded import part
 
 __all__ = ["Casts", "autocast_is_on"]
 

@@ -215,17 +215,15 @@ class Loop(Frame):
             logbook.place = None
             try:
                 if not samples or batch is None:
-                    if batch is None and phase.skip_none and not self.agrees:
-                        step.ended = True
-                        continue
-                    raise PhaseInputError(f"batch {step.index} is {describe(batch)}: {NONE if samples else EMPTY}")
+                    self._pass_over(step, samples)
+                    continue
                 if begin is not None:
                     begin(step)
                 if contexts:
                     self._run_in_contexts(step)
                 elif (result := phase_step(learner, step)) is not None:
                     raise self._bad_result(result)
-                if proof is not None and proof.look(step, self.windows):
+                if proof is not None and proof.look(step, step.update_overdue, self.windows):
                     self._end_proof(proof)
                     proof = None
             except Cancel as cancel:
@@ -249,17 +247,27 @@ class Loop(Frame):
                         step.ended = isinstance(error, Cancel)  # not all plugins have seen its end after an error
                         raise
             if requests.version != version:
-                self.replan()
-                with self.resting():
-                    requests.answer(core)
-                if self._agreed is not None:
-                    agreed, self._agreed = self._agreed, None
-                    raise agreed
+                self._look_again()
                 if self.stopped:
                     return False
             if until is not None and until.reached(core.progress.steps, core.progress.updates):
                 return False
         return True
+
+    def _pass_over(self, step: Step, samples: int) -> None:
+        """Leave out a batch that is None, or holds no sample, or refuse it."""
+        if step.batch is not None or not self.phase.skip_none or self.agrees:
+            raise PhaseInputError(f"batch {step.index} is {describe(step.batch)}: {NONE if samples else EMPTY}")
+        step.ended = True
+
+    def _look_again(self) -> None:
+        """The plan has changed, or something was asked for: take it over, and do that."""
+        self.replan()
+        with self.resting():
+            self._core.requests.answer(self._core)
+        if self._agreed is not None:
+            agreed, self._agreed = self._agreed, None
+            raise agreed
 
     def _end_proof(self, proof: Proof) -> None:
         """The phase has shown that it trains."""

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from loopkit.batches import describe
-from loopkit.distributed.sharded import is_sharded
 from loopkit.engine.casts import Casts
 from loopkit.engine.routing import Route
 from loopkit.errors import PhaseError, PluginError
 from loopkit.notes import locate
+from loopkit.sharded import is_sharded
 from loopkit.words import nearest
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from loopkit.batches import describe
 from loopkit.engine.casts import Casts, autocast_is_on
-from loopkit.engine.training import lost_gradients
 from loopkit.errors import EventError, LossError, PhaseError, StepStateError
 from loopkit.events import BackwardBegin, BackwardEnd, Event, UpdateBegin, UpdateEnd, UpdateSkipped
+from loopkit.notes import line_with
 
 if TYPE_CHECKING:
     from loopkit.engine.epoch import Epoch
@@ -205,7 +205,7 @@ class Step:
             seed = self.seed
         for window in windows:
             if window.size > 1 and window.has_lost(self):
-                raise lost_gradients(frame.phase, self, window)
+                raise _lost_gradients(frame.phase, self, window)
             window.enter(self, self.weight)
         self.had_backward = True
         inputs = None if name is None else tuple(p for p in windows[0].params if p.requires_grad)
@@ -355,6 +355,16 @@ class Step:
     def skip_update(self, reason: str) -> None:
         """Vote, at ``update_begin`` or in ``optimizer_step``, that this update is not applied."""
         self.skip_reason = self.skip_reason or reason
+
+
+def _lost_gradients(phase: Phase, step: Step, window: Window) -> PhaseError:
+    """What to say where the gradients of a window's earlier steps are gone."""
+    steps = "step" if window.count == 1 else "steps"
+    return PhaseError(
+        f"phase {phase.name!r}, step {step.index}: the gradients of the {window.count} {steps} before it are gone, of "
+        f"an update that takes {window.size}. A zero_grad() in a phase throws them away: delete "
+        f"{line_with(phase, 'zero_grad(') or 'it'}; the engine clears gradients when an update has been made"
+    )
 
 
 def _differentiate(loss: Tensor, seed: float | Tensor, inputs: tuple[Tensor, ...] | None) -> None:

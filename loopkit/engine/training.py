@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from loopkit.errors import PhaseError, StepResultError
 from loopkit.events import BackwardBegin, UpdateBegin
+from loopkit.notes import line_with
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from loopkit.engine.window import Window
     from loopkit.phases import Phase
 
-__all__ = ["Proof", "lost_gradients"]
+__all__ = ["Proof"]
 
 
 class Proof:
@@ -39,7 +39,7 @@ class Proof:
         refuse = partial(_refuse_own, phase)
         self._handles = [each.register_step_pre_hook(refuse) for each in optimizers] if self._update else []
 
-    def look(self, step: Step, windows: Iterable[Window]) -> bool:
+    def look(self, step: Step, overdue: bool, windows: Iterable[Window]) -> bool:
         """Look at a step that has ended; returns whether it has shown what there is to show.
 
         Raises:
@@ -47,14 +47,14 @@ class Proof:
         """
         cls = type(self._phase).__name__
         if self._backward and not step.had_backward:
-            kept = _line(self._phase, ".backward(", unless="step.backward(")
+            kept = line_with(self._phase, ".backward(", unless="step.backward(")
             instead = f"write step.backward(loss) in the place of {kept}" if kept else "end it with both calls"
             raise StepResultError(
                 f"{cls}.step called no step.backward(loss), so nothing is learned, or no plugin takes part in it. A "
                 f"training step has step.backward(loss) and step.update(): {instead}. A phase that differentiates in "
                 f"its own way leaves BackwardBegin out of {cls}.emits"
             )
-        if self._update and step.update_overdue:
+        if self._update and overdue:
             raise StepResultError(
                 f"{cls}.step called step.backward(loss) but not step.update(), so no parameter changes: call it "
                 f"after backward, in every step; it updates when an update is due"
@@ -81,27 +81,3 @@ def _refuse_own(phase: Phase, optimizer: torch.optim.Optimizer, args: Any, kwarg
             f"step.update() in its place, which updates when an update is due. A phase that updates in its own way "
             f"leaves UpdateBegin out of {cls.__name__}.emits"
         )
-
-
-def lost_gradients(phase: Phase, step: Step, window: Window) -> PhaseError:
-    """What to say where the gradients of a window's earlier steps are gone."""
-    steps = "step" if window.count == 1 else "steps"
-    return PhaseError(
-        f"phase {phase.name!r}, step {step.index}: the gradients of the {window.count} {steps} before it are gone, of "
-        f"an update that takes {window.size}. A zero_grad() in a phase throws them away: delete "
-        f"{_line(phase, 'zero_grad(') or 'it'}; the engine clears gradients when an update has been made"
-    )
-
-
-def _line(phase: Phase, text: str, unless: str = "") -> str:
-    """The first line of the phase's class that holds a text; empty without one."""
-    try:
-        lines, first = inspect.getsourcelines(type(phase))
-        file = inspect.getsourcefile(type(phase))
-    except (OSError, TypeError):  # it was typed in, or made by exec
-        return ""
-    for number, line in enumerate(lines, first):
-        code = line.split("#")[0]
-        if text in code and not (unless and unless in code):
-            return f"line {number} of {file}, {code.strip()!r}"
-    return ""
