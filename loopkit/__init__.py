@@ -6,6 +6,7 @@ from loopkit.engine.epoch import Epoch
 from loopkit.engine.step import Step
 from loopkit.errors import CancelEpoch, CancelFit, CancelStep, LoopkitError
 from loopkit.events import Event
+from loopkit.every import every
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
 from loopkit.phases import Phase, PredictionPhase, TrainingPhase, ValidationPhase
@@ -30,6 +31,7 @@ __all__ = [
     "Step",
     "TrainingPhase",
     "ValidationPhase",
+    "every",
     "hookimpl",
     "launch",
     "load_plugin",

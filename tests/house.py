@@ -49,6 +49,7 @@ GROUND = [
     "progress.py",
     "result.py",
     "record.py",
+    "every.py",
     "kinds.py",
     "world.py",
     "agreement.py",
