@@ -23,6 +23,7 @@ from loopkit.checkpoint.diff import Difference, count, differences, part
 from loopkit.checkpoint.encoding import dumps, encode
 from loopkit.checkpoint.tensors import pack
 from loopkit.errors import LoopkitError
+from loopkit.every import every
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
 from loopkit.plugins.checkpoint import Checkpoint
@@ -263,7 +264,7 @@ def child(argument: str) -> None:
     for name in [name for name, plugin in learner.plugins.items() if getattr(plugin, "provides", "") == "checkpoint"]:
         learner.remove(name)
     if run.checkpoints:
-        learner.add(Checkpoint(run.checkpoints, every_updates=1, resume="auto"), _Watch(run))
+        learner.add(Checkpoint(run.checkpoints, save=every(updates=1), resume="auto"), _Watch(run))
     result = learner.fit(**fit)
     save(learner, out / "final")
     (out / "steps.json").write_text(json.dumps(result.steps))

@@ -31,7 +31,7 @@ def run(capsys, *words):
 @pytest.fixture
 def saved(tmp_path):
     """A directory with three checkpoints of a run."""
-    learner = make_learner(Checkpoint(tmp_path / "run", keep_last=9))
+    learner = make_learner(Checkpoint(tmp_path / "run", keep=9))
     learner.metrics["val/loss"] = 0.25
     learner.fit(batches(4), epochs=3)
     return tmp_path / "run"

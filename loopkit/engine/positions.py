@@ -459,7 +459,7 @@ def _check_middle(
             f"{_name(data)} has no position, and {steps} batches of the epoch were used: use "
             f"loopkit.data.TensorLoader, a DataLoader with sampler=loopkit.data.ResumableSampler(dataset), or "
             f"torchdata's StatefulDataLoader; or let the {steps} batches be made again and passed over, with "
-            f"Checkpoint(replay=True)"
+            f"Checkpoint(options=SaveOptions(replay=True))"
         )
 
 
