@@ -370,7 +370,7 @@ class Learner:
             _ = validation.source.length
         planned = limits.planned(source.length, self.accumulate)
         fit = self._fit(limits, planned, on_interrupt, loader_timeout)
-        fit.begin()
+        fit.begin([source.phase.name, *([] if validation is None else [validation.source.phase.name])])
         try:
             fit.run(source, validation)
         except BaseException as error:

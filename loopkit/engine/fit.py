@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import astuple, dataclass, replace
 from types import TracebackType
@@ -137,6 +138,8 @@ class Fit:
         """Whether the user's loop asks for rounds."""
         self._turn = 0
         """In a loop of the user's: epochs of this round that were run, or passed over."""
+        self._own_loop = False
+        """Whether the user's loop runs the phases."""
         self._barren = 0
         """Training epochs in a row without a step that was completed."""
 
@@ -163,11 +166,15 @@ class Fit:
 
     # Its begin
 
-    def begin(self) -> None:
+    def begin(self, runs: Collection[str] = ()) -> None:
         """Fire ``fit_begin``.
+
+        Args:
+            runs: Names of the phases that it runs by itself; none in a loop of the user's own.
 
         Raises:
             ReentrancyError: Another fit is running.
+            PluginError: A plugin reads a metric that it never makes.
         """
         core = self._core
         if core.fit is not None:
@@ -190,9 +197,13 @@ class Fit:
         if self._signals is not None:
             self._signals.__enter__()
         self.beginning = True
+        self._own_loop = not runs
         try:
+            plugins = core.registry.plugins
+            if runs and plugins:
+                core.registry.check_fit(runs)
             with core.hook():
-                self.begin_plugins(core.registry.plugins)
+                self.begin_plugins(plugins)
                 self._agree_to_begin()
                 core.phase_states.begin()
         except BaseException as error:
@@ -460,6 +471,9 @@ class Fit:
         result.metrics = dict(core.metrics)
         result.seconds = self.seconds
         self.ending = True
+        if self._own_loop and result.reason == "epochs" and core.world.rank == 0:
+            for problem in core.registry.never_made(core.metrics):
+                warnings.warn(problem, stacklevel=2)
         try:
             with core.hook():
                 self._end_plugins(result, failure)

@@ -6,7 +6,7 @@ pluggy holds the specifications and the plugins, and validates and lists the imp
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -201,6 +201,14 @@ class Registry:
             known = {p.name: p for p in (*self._phases.values(), *(p for p, _ in self._checked.values()), phase)}
             refusals.check_run(self.plugins, self._implementations, list(known.values()))
             self._checked[id(phase)] = (phase, self.version)
+
+    def check_fit(self, runs: Collection[str]) -> None:
+        """What only shows when a fit begins, which runs the phases of these names: metrics that it never makes."""
+        refusals.check_monitors(self._implementations, self._phases, runs)
+
+    def never_made(self, metrics: Iterable[str]) -> list[str]:
+        """What to say of metrics that were read, if these are all that there are."""
+        return refusals.never_made(self._implementations, metrics)
 
     def plan(self, phase: Phase) -> Plan:
         """The compiled plan of a phase."""

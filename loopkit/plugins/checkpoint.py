@@ -287,14 +287,6 @@ class Checkpoint:
             if self._snapshot is not None:
                 self._snapshot.clear()
             self._release()
-        ran_out = result.reason in ("epochs", "max_steps", "max_updates")
-        if self.monitor is not None and self.monitor not in learner.metrics and learner.rank == 0 and ran_out:
-            phase = self.monitor.partition("/")[0]
-            warnings.warn(
-                f"plugin {self.name!r} monitors {self.monitor!r}, but there was no pass of phase {phase!r} in this "
-                f"fit, so no checkpoint is known to be the best; give fit(..., val) data, or monitor another phase",
-                stacklevel=2,
-            )
 
     def _take_directory(self) -> None:
         storage.probe(self.directory)

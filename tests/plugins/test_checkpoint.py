@@ -319,10 +319,23 @@ def test_best_of_an_earlier_run_stays_the_best(tmp_path):
     assert [epoch for epoch, _, _ in found(tmp_path)] == [1, 4, 5]
 
 
-def test_monitored_phase_that_never_runs_is_said_at_the_end(tmp_path):
+def test_fit_that_does_not_run_the_phase_of_the_best_is_refused_before_the_first_step(tmp_path):
     learner = make_learner(Checkpoint(tmp_path, best="val/score"), scores())
-    with pytest.warns(UserWarning, match=r"monitors 'val/score', but there was no pass of phase 'val' in this fit"):
+    with pytest.raises(PluginError, match=r"'checkpoint', phase_end: reads the metric 'val/score', but this fit does"):
         learner.fit(batches(1), epochs=2)
+    assert learner.progress.steps == 0
+    assert found(tmp_path) == []
+
+
+def test_own_loop_that_does_not_run_the_phase_of_the_best_is_told_at_the_end(tmp_path):
+    learner = make_learner(Checkpoint(tmp_path, best="val/score"), scores())
+
+    def loop():
+        for _ in learner.rounds(epochs=1):
+            learner.run("train", batches(1))
+
+    with pytest.warns(UserWarning, match=r"'checkpoint', phase_end: reads the metric 'val/score', but phase 'val' did"):
+        loop()
     with pytest.raises(CheckpointError, match=r"no checkpoint that was saved with a value.*did the metric's"):
         loopkit.checkpoint.best(tmp_path)
 
