@@ -37,3 +37,7 @@ __all__ = [
     "load_plugin",
     "seed_everything",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

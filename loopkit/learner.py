@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from loopkit.engine.step import Step
     from loopkit.summary import Summary
 
-__all__ = ["Learner", "no_loss_fn"]
-
 now = time.time
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 
-__all__ = ["add_note", "locate", "say", "shown"]
-
 
 def locate(error: BaseException, where: str) -> None:
     """Note on an error where it was raised, unless a note says so already."""

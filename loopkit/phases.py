@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from loopkit.engine.step import Step
     from loopkit.learner import Learner
 
-__all__ = ["Phase", "PredictionPhase", "TrainingPhase", "ValidationPhase"]
-
 BRACKETS = (EpochBegin, StepBegin, StepEnd, StepCancelled, EpochEnd, PhaseEnd)
 TRAINING_EVENTS = (BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, UpdateSkipped)
 

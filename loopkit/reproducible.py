@@ -8,8 +8,6 @@ import sys
 
 import torch
 
-__all__ = ["seed_everything"]
-
 
 def seed_everything(seed: int, deterministic: bool = False) -> None:
     """Seed Python's, NumPy's (if it is imported) and torch's generators on every device.

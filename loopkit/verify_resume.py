@@ -32,8 +32,6 @@ from loopkit.words import nearest
 if TYPE_CHECKING:
     from loopkit.phases import Phase
 
-__all__ = ["Outcome", "Run", "child", "fresh_process", "load_function", "made", "verify_resume"]
-
 SPREAD = 3
 """How many steps are chosen to kill at, if none is given."""
 COMPARABLE = ("models", "buffers", "optimizers", "progress", "metrics", "plugins", "generators")

@@ -32,3 +32,7 @@ __all__ = [
     "save_weights",
     "verify",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -29,21 +29,6 @@ from loopkit.notes import add_note
 if TYPE_CHECKING:
     from loopkit.learner import Learner
 
-__all__ = [
-    "Contents",
-    "best",
-    "describe",
-    "find",
-    "load",
-    "monitored",
-    "number",
-    "read_state",
-    "read_structures",
-    "restore",
-    "save",
-    "weights_file",
-]
-
 STATE, TENSORS, STRUCTURE = "state.json", "state.safetensors", "structure.json"
 
 

@@ -33,8 +33,6 @@ from loopkit.words import nearest
 if TYPE_CHECKING:
     from loopkit.learner import Learner
 
-__all__ = ["LoadReport", "load_best", "load_torch", "load_weights", "save_weights"]
-
 SUFFIX = ".safetensors"
 TORCH_SUFFIXES = (".pt", ".pth", ".ckpt")
 WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
@@ -599,6 +597,7 @@ def _mismatch(source: Tensor, target: Tensor) -> str:
 
 
 def dtype_name(dtype: Any) -> str:
+    """``"float32"``."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -663,6 +662,7 @@ def _from_run(path: Path, which: str | None) -> _Found:
 
 
 def nothing_in(path: Path, problems: Mapping[Path, Exception]) -> CheckpointError:
+    """The error about a directory without a checkpoint that can be used."""
     if problems:
         newest = max(problems, key=lambda each: each.name)
         return CorruptCheckpointError(

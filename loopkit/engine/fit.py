@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from loopkit.engine.plan import Implementation
     from loopkit.phases import Phase
 
-__all__ = ["Fit", "Limits", "Rounds", "Validation"]
-
 INTERRUPTS = ("raise", "return", None)
 PAUSED = 75
 """The exit code of a process that was paused (EX_TEMPFAIL): start it again."""

@@ -12,8 +12,6 @@ import torch
 
 from loopkit.errors import StateError
 
-__all__ = ["restore", "save"]
-
 
 def save() -> dict[str, Any]:
     """The states of Python's, NumPy's (if it is imported) and torch's global generators.

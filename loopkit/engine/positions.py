@@ -34,19 +34,6 @@ from loopkit.engine.sources import length_of
 from loopkit.errors import StateError
 from loopkit.kinds import ANY, COUNT, FLAG, MAPPING, Kind, is_plain, wrong
 
-__all__ = [
-    "begin",
-    "facts",
-    "keeps_place",
-    "leave",
-    "load_position",
-    "malformed",
-    "needs_replay",
-    "pass_length",
-    "resume",
-    "save_position",
-]
-
 # Kinds of data, by where their position is
 LOADER = "loader"  # a loopkit.data.Loader has it
 SAMPLER = "sampler"  # a DataLoader's ResumableSampler has it

@@ -25,18 +25,6 @@ if TYPE_CHECKING:
     from loopkit.engine.plan import Implementation
     from loopkit.phases import Phase
 
-__all__ = [
-    "LOG_VALUE",
-    "chains",
-    "check_monitors",
-    "check_names",
-    "check_owners",
-    "check_plugin",
-    "check_run",
-    "never_made",
-    "plugin_name",
-]
-
 LOG_VALUE = "log_value"
 METRIC = re.compile(r"metrics\.(([^*/]+)/.+)")
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 
-__all__ = ["Registry"]
-
 
 class Registry:
     """The plugins of one learner.

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from loopkit.phases import Phase
     from loopkit.progress import Progress
 
-__all__ = ["Frame", "Step"]
-
 autocast_is_on = torch._C._is_any_autocast_enabled  # one call for all device types
 ones_like = torch.ones_like
 run_backward = torch.autograd.Variable._execution_engine.run_backward

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from loopkit.logs.record import Record
     from loopkit.result import FitResult
 
-__all__ = ["JsonLines"]
-
 ENCODER = msgspec.json.Encoder()
 
 

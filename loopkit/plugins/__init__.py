@@ -78,6 +78,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def standard_set(given: Iterable[Any]) -> list[Any]:
     """The standard plugins whose name, and what they provide, ``given`` does not hold."""
     words = {word for plugin in given for word in (plugin_name(plugin), getattr(plugin, "provides", ""))}

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from loopkit.phases import Phase
     from loopkit.result import FitResult
 
-__all__ = ["Checkpoint", "SaveOptions"]
-
 EVERY_EPOCH = every(epochs=1)
 
 

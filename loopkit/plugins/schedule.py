@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 
-__all__ = ["Plateau", "Schedule", "TorchSchedule"]
-
 Every = Literal["update", "epoch"]
 Setter = Callable[[float], Any]
 KEY = re.compile(r"\w+(\[\d+\])?")
