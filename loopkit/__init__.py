@@ -6,6 +6,7 @@ from loopkit.engine.epoch import Epoch
 from loopkit.engine.step import Step
 from loopkit.errors import CancelEpoch, CancelFit, CancelStep, LoopkitError
 from loopkit.events import Event
+from loopkit.every import every
 from loopkit.generators import seed_everything
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
@@ -30,8 +31,13 @@ __all__ = [
     "Step",
     "TrainingPhase",
     "ValidationPhase",
+    "every",
     "hookimpl",
     "launch",
     "load_plugin",
     "seed_everything",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

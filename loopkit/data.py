@@ -30,13 +30,15 @@ __all__ = [
     "LoaderError",
     "ResumableBatchSampler",
     "ResumableSampler",
-    "SampleIndex",
-    "Shares",
-    "Tail",
     "TensorLoader",
     "from_function",
     "seeded",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 BLOCK_BYTES = 1 << 20
 BLOCK_BATCHES = 1024

@@ -26,25 +26,6 @@ from typing import Any
 from loopkit.errors import PluginError
 from loopkit.installed import COMMANDS, DECLARATIONS, PLUGINS, EntryPoint, Installed, installed, normalized
 
-__all__ = [
-    "ELSEWHERE",
-    "SUBCOMMANDS",
-    "About",
-    "Plugin",
-    "about_value",
-    "allowed",
-    "bound",
-    "declarations",
-    "find",
-    "load_command",
-    "load_plugin",
-    "log_plugin",
-    "make_plugin",
-    "origin",
-    "parse_about",
-    "plugins",
-]
-
 ALLOW = "LOOPKIT_PLUGINS"
 """The environment variable with the names that may be loaded, separated by commas; unset, all may."""
 ELSEWHERE = {

@@ -13,8 +13,6 @@ import torch
 
 from loopkit.errors import StateError
 
-__all__ = ["restore", "save", "seed_everything"]
-
 
 def seed_everything(seed: int, deterministic: bool = False) -> None:
     """Seed Python's, NumPy's (if it is imported) and torch's generators on every device.

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from loopkit.engine.step import Step
     from loopkit.summary import Summary
 
-__all__ = ["Learner", "no_loss_fn"]
-
 now = time.time
 
 
@@ -372,7 +370,7 @@ class Learner:
             _ = validation.source.length
         planned = limits.planned(source.length, self.accumulate)
         fit = self._fit(limits, planned, on_interrupt, loader_timeout)
-        fit.begin()
+        fit.begin([source.phase, *([] if validation is None else [validation.source.phase])])
         try:
             fit.run(source, validation)
         except BaseException as error:

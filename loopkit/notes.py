@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 import sys
 
-__all__ = ["add_note", "line_with", "locate", "say", "shown"]
-
 
 def locate(error: BaseException, where: str) -> None:
     """Note on an error where it was raised, unless a note says so already."""

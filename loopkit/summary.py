@@ -19,8 +19,6 @@ from loopkit.tabular import aligned, count_of_bytes
 if TYPE_CHECKING:
     from loopkit.learner import Learner
 
-__all__ = ["DataRow", "ModuleRow", "Summary", "summarize"]
-
 
 @dataclass(frozen=True)
 class ModuleRow:

@@ -31,6 +31,7 @@ from house import (
 )
 
 from loopkit import Learner
+from loopkit.reference import public_modules
 
 RULED = [*ENGINE, "learner.py"]
 """The files of the engine, and the learner."""
@@ -94,6 +95,10 @@ def all_lines() -> int:
     return size("**/*.py")
 
 
+def public_names() -> list[str]:
+    return [f"{name}.{each}" for name, module in public_modules().items() for each in module.__all__]
+
+
 def calls_of_a_step() -> Iterable[Any]:
     return step_calls().elements()
 
@@ -132,6 +137,7 @@ ROWS = [
     Row("arguments of fit",                                                    12,     8, fit_arguments),
     Row("code lines of ground, hooks, plugin, phases, engine and learner",   6026,  4200, core_lines),
     Row("code lines of loopkit",                                            22070, 20000, all_lines),
+    Row("public names",                                                      204,   200, public_names),
     Row("calls of a bare training step",                                       14,    15, calls_of_a_step),
     Row("files of a bare training step",                                        3,     4, files_of_a_step),
     Row("calls from fit to the first batch, bare",                            108,    60, calls_before_first_batch),
@@ -150,6 +156,11 @@ def figure(row: Row) -> tuple[int, list[str]]:
 def test_figure_of_the_house_does_not_rise(row):
     measured, items = figure(row)
     assert measured <= row.bound, f"{row.what}: {measured}, and {row.bound} before\n" + "\n".join(items)
+
+
+def test_dir_of_a_public_module_shows_its_public_names_alone():
+    shown = {name: dir(module) for name, module in public_modules().items()}
+    assert shown == {name: sorted(module.__all__) for name, module in public_modules().items()}
 
 
 def test_circle_of_three_modules_is_found():

@@ -19,19 +19,6 @@ from loopkit.errors import StateError
 from loopkit.sharded import is_sharded
 from loopkit.words import nearest
 
-__all__ = [
-    "Entry",
-    "Structure",
-    "class_differences",
-    "differences",
-    "named_tensors",
-    "near",
-    "plain",
-    "shown",
-    "structure",
-    "tie_of",
-]
-
 SHOWN = 5
 """How many names of one kind a message lists."""
 

@@ -3,3 +3,7 @@
 from loopkit.world import World, join
 
 __all__ = ["World", "join"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from loopkit.phases import Phase
     from loopkit.result import FitResult
 
-__all__ = ["Member"]
-
 AGREED_EVERY = 1.0
 """Seconds, about, between two agreements in an epoch."""
 FEWEST, MOST = 2, 1000

@@ -32,8 +32,6 @@ from loopkit.errors import WorldError
 if TYPE_CHECKING:
     from loopkit.world import World
 
-__all__ = ["gather", "interleaved", "restore_order", "set_epoch", "shard"]
-
 _made: WeakKeyDictionary[Any, tuple[tuple[Any, ...], Any, str]] = WeakKeyDictionary()
 """What was made of data: the arguments, the part, and the line about it."""
 

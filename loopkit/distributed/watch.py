@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from loopkit.world import World
 
-__all__ = ["Watch", "hook_of", "is_collective_error"]
-
 INTERVAL = 0.5
 """Seconds between two reports of a process."""
 SILENCE = 2.5

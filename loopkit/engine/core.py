@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 
-__all__ = ["Core"]
-
 
 class Core:
     """What a learner consists of, and what of it is running. Only the learner has it, and the engine's parts.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from loopkit.engine.core import Core
     from loopkit.world import World
 
-__all__ = ["Epoch", "StopEpoch"]
-
 
 class StopEpoch(Exception):
     """Leaves a user's loop at the first step after ``learner.stop``, as a normal end of the epoch."""

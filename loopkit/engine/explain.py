@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from loopkit.engine.registry import Registry
     from loopkit.phases import Phase
 
-__all__ = ["Explanation", "Row"]
-
 
 @dataclass(frozen=True)
 class Row:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from loopkit.engine.requests import Ending, Interrupted, Stop
 from loopkit.engine.resume import Position
 from loopkit.engine.signals import Signals
 from loopkit.engine.sources import Source
-from loopkit.errors import Cancel, CancelFit, PhaseError, PluginError, ReentrancyError
+from loopkit.errors import Cancel, CancelFit, PhaseError, ReentrancyError
 from loopkit.notes import add_note, locate, say, shown
 from loopkit.result import FitResult, Planned
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from loopkit.engine.core import Core
     from loopkit.engine.plan import Implementation
     from loopkit.phases import Phase
-
-__all__ = ["Fit", "Limits", "Rounds", "Validation"]
 
 INTERRUPTS = ("raise", "return", None)
 PAUSED = 75
@@ -167,11 +165,15 @@ class Fit:
 
     # Its begin
 
-    def begin(self) -> None:
+    def begin(self, runs: Sequence[Phase] = ()) -> None:
         """Fire ``fit_begin``.
+
+        Args:
+            runs: The phases that it runs by itself; none in a loop of the user's own.
 
         Raises:
             ReentrancyError: Another fit is running.
+            PluginError: A plugin is never called, or reads a metric that is never made.
         """
         core = self._core
         if core.fit is not None:
@@ -195,6 +197,8 @@ class Fit:
             self._signals.__enter__()
         self.beginning = True
         try:
+            if runs:
+                core.registry.check_fit(runs, core.own_phases)
             with core.hook():
                 self.begin_plugins(core.registry.plugins)
                 if core.world.size > 1:
@@ -262,9 +266,6 @@ class Fit:
         """Train, and validate, until it is over."""
         core, at = self._core, self.position
         at.run_by_fit()
-        phases = [train.phase, *core.own_phases, *([validation.source.phase] if validation is not None else [])]
-        if idle := core.registry.idle(phases):
-            raise PluginError("; ".join(idle))
         sources = [train] if validation is None else [validation.source, train]
         for source in sources:
             core.resume.expect(source.phase.name, source.ready)
@@ -468,8 +469,11 @@ class Fit:
         result.metrics = dict(core.metrics)
         result.seconds = self.seconds
         if self._ran and failure is None and core.world.rank == 0:
-            for message in core.registry.idle(self._ran.values()):
-                warnings.warn(message, stacklevel=3)
+            problems = core.registry.idle(self._ran.values())
+            if result.reason == "epochs":
+                problems += core.registry.never_made(core.metrics)
+            for problem in problems:
+                warnings.warn(problem, stacklevel=3)
         self.ending = True
         try:
             with core.hook():

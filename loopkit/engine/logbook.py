@@ -14,8 +14,6 @@ from loopkit.progress import Progress
 if TYPE_CHECKING:
     from loopkit.engine.epoch import Epoch
 
-__all__ = ["Logbook"]
-
 LOG_VALUE = "log_value"
 
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from loopkit.engine.requests import Stop
     from loopkit.phases import Phase
 
-__all__ = ["Loop", "Until"]
-
 PAIRS = (tuple, list)
 LOOK_AGAIN = -1
 """In the place of the number of the last request: look again after the next step, since one waits for its place."""

@@ -20,8 +20,6 @@ from loopkit.words import nearest
 if TYPE_CHECKING:
     from loopkit.engine.registry import Registry
 
-__all__ = ["Models", "Weights"]
-
 Factory = Callable[[Any], torch.optim.Optimizer]
 Optimizers = torch.optim.Optimizer | Factory
 

@@ -19,8 +19,6 @@ from itertools import pairwise
 from loopkit.errors import OrderError
 from loopkit.hooks import STATES
 
-__all__ = ["Entry", "Placed", "arrange", "overlaps"]
-
 EVERYTHING = "*"
 SAVER = "checkpoint"
 """What is provided by a plugin that saves the state: what others did after it would be lost."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 
-__all__ = ["INSTRUMENT", "Compiler", "Fire", "Implementation", "Plan"]
-
 Fire = Callable[["Step | Epoch"], None]
 """Calls the plugins that listen to an event, with the step; with the epoch, where the event is one of an epoch."""
 Where = Callable[["Phase", "Step | None"], str]

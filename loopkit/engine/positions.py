@@ -34,19 +34,6 @@ from loopkit.engine.sources import length_of
 from loopkit.errors import StateError
 from loopkit.kinds import ANY, COUNT, FLAG, MAPPING, Kind, is_plain, wrong
 
-__all__ = [
-    "begin",
-    "epoch_length",
-    "facts",
-    "keeps_place",
-    "leave",
-    "load_position",
-    "malformed",
-    "needs_replay",
-    "resume",
-    "save_position",
-]
-
 # Kinds of data, by where their position is
 LOADER = "loader"  # a loopkit.data.Loader has it
 SAMPLER = "sampler"  # a DataLoader's ResumableSampler has it
@@ -463,7 +450,7 @@ def _check_middle(
             f"{_name(data)} has no position, and {steps} batches of the epoch were used: use "
             f"loopkit.data.TensorLoader, a DataLoader with sampler=loopkit.data.ResumableSampler(dataset), or "
             f"torchdata's StatefulDataLoader; or let the {steps} batches be made again and passed over, with "
-            f"Checkpoint(replay=True)"
+            f"Checkpoint(options=SaveOptions(replay=True))"
         )
 
 

@@ -18,8 +18,6 @@ from loopkit.world import World
 if TYPE_CHECKING:
     from loopkit.engine.core import Core
 
-__all__ = ["Ending", "Interrupted", "Requests", "Stop", "Wishes"]
-
 CANCELS: dict[str, type[Cancel]] = {cancel.__name__: cancel for cancel in (CancelEpoch, CancelFit)}
 
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from loopkit.engine.epoch import Epoch
     from loopkit.phases import Phase
 
-__all__ = ["Mark", "Position", "Resume"]
-
 
 @dataclass
 class Position:

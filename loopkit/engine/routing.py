@@ -8,8 +8,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["Route"]
-
 
 class Route:
     """From now on ``module(...)`` runs ``wrapper(...)``; when the wrapper calls ``module`` it reaches it directly.

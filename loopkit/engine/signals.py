@@ -9,8 +9,6 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["Signals"]
-
 ENDING = (signal.SIGINT, signal.SIGTERM)
 SAVING, CHILD = getattr(signal, "SIGUSR1", None), getattr(signal, "SIGCHLD", None)  # there are none on Windows
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from loopkit.engine.registry import Registry
     from loopkit.phases import Phase
 
-__all__ = ["Prepared", "Source", "length_of"]
-
 
 class Prepared(list[Any]):
     """Batches that the plugins have set up already."""

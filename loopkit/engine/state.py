@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from loopkit.engine.core import Core
     from loopkit.engine.epoch import Epoch
 
-__all__ = ["PHASE", "apply", "collect", "mark", "shares"]
-
 PHASE = ".phase"
 """The owner of what a phase keeps for an epoch; no plugin can be called so."""
 

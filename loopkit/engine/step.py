@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from loopkit.phases import Phase
     from loopkit.progress import Progress
 
-__all__ = ["Frame", "Step"]
-
 ones_like = torch.ones_like
 run_backward = torch.autograd.Variable._execution_engine.run_backward
 """What ``Tensor.backward`` comes to: ``(tensors, gradients, keep_graph, create_graph, inputs, allow_unreachable,

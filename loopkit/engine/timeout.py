@@ -11,8 +11,6 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-__all__ = ["bounded_wait"]
-
 
 @contextmanager
 def bounded_wait(data: Any, seconds: float | None, batch: Callable[[], int] | None = None) -> Iterator[None]:

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from loopkit.errors import PhaseError, StateError
 
-__all__ = ["Window"]
-
 
 class Window:
     """The accumulated gradients of one optimizer, ``sum(w_i g_i) / sum(w_i)`` over the window's steps.

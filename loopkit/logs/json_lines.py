@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from loopkit.logs.record import Record
     from loopkit.result import FitResult
 
-__all__ = ["JsonLines"]
-
 ENCODER = msgspec.json.Encoder()
 
 

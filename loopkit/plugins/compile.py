@@ -13,8 +13,6 @@ from torch import nn
 from loopkit.hooks import hookimpl
 from loopkit.words import nearest
 
-__all__ = ["Compile"]
-
 
 class Compile:
     """Compile the models, in place: their class, names of parameters and saved state stay as they are.

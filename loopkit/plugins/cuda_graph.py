@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 
-__all__ = ["CudaGraph"]
-
 Capture = Callable[[nn.Module, tuple[Tensor, ...]], Callable[..., Any]]
 """``fn(module, args) -> graphed``, which is called as the module is, and works in memory of its own."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -127,6 +125,7 @@ class GraphedModule(nn.Module):
         self._addresses = self._find_addresses()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Replay the graph of such arguments, or record one."""
         key = self.key(args, kwargs)
         if key is None:
             return self.module(*args, **kwargs)

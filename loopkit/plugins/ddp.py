@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 
-__all__ = ["DDP"]
-
 COMPRESSION = {None: None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 

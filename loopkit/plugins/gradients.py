@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 
-__all__ = ["ClipGradNorm", "ClipGradValue", "GradNoise", "GradNorm"]
-
 
 def gradients(params: Sequence[Tensor]) -> list[Tensor]:
     """The gradients that there are."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from loopkit.phases import Phase
     from loopkit.result import FitResult
 
-__all__ = ["History"]
-
 
 @dataclass
 class _Running:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from loopkit import Step
     from loopkit.learner import Learner
 
-__all__ = ["LogGradients"]
-
 HALVES = (torch.float16, torch.bfloat16)
 Part = tuple[str, ...]
 """The end of the name under which something is logged; empty for all together."""

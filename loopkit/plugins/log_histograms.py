@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from loopkit import Step
     from loopkit.learner import Learner
 
-__all__ = ["LogHistograms"]
-
 
 class LogHistograms:
     """Log histograms of the parameters after every so many updates, as ``"parameters/encoder.weight"``.

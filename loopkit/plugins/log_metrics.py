@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 
-__all__ = ["LogMetrics", "learning_rates"]
-
 
 class LogMetrics:
     """Log ``learner.metrics`` at the end of each epoch of a fit, under their names (``"val/loss"``).

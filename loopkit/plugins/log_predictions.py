@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 
-__all__ = ["LogPredictions"]
-
 FEW = 16
 """Numbers that a cell of a table can show."""
 LOSSES = ("torch.nn.functional", "torch.nn.modules.loss", "loopkit.losses")

@@ -17,8 +17,6 @@ from loopkit.hooks import hookimpl
 if TYPE_CHECKING:
     from loopkit.learner import Learner
 
-__all__ = ["LogResources"]
-
 PREFIX = "resources/"
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 
-__all__ = ["Metrics"]
-
 
 @dataclass
 class _Running:

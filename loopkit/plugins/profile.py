@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from loopkit.phases import Phase
     from loopkit.result import FitResult
 
-__all__ = ["Profile"]
-
 STEPS = range(10, 20)
 PLANNED = ("epochs", "max_steps", "max_updates")
 

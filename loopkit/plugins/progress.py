@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 
-__all__ = ["Progress"]
-
 REDRAW_SECONDS = 0.1
 
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 
-__all__ = ["ReplayBundle", "replay"]
-
 WROTE = "loopkit: the step can be run again from "
 
 

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 
-__all__ = ["SanityCheck"]
-
-
 STANDARD = (TrainingPhase, ValidationPhase, PredictionPhase)
 """Phases, but not their subclasses, that hand outputs and targets to the loss as they are."""
 ROUNDING = 1e-2

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 
-__all__ = ["SkipSpikes"]
-
 
 class SkipSpikes:
     """Cancel a step, before its backward, whose loss is above ``mean + threshold * std`` of the last good ones.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 
-__all__ = ["StopOnNonFinite"]
-
 POLICIES = ("raise", "skip", "rollback")
 
 

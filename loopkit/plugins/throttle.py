@@ -13,8 +13,6 @@ from loopkit.errors import PluginError
 from loopkit.hooks import PROJECT, hooks
 from loopkit.plugin import unwrapped
 
-__all__ = ["throttle"]
-
 
 def throttle(plugin: Any, *, every: int | None = None, seconds: float | None = None) -> Any:
     """The plugin, called on some steps only; its name, order, access and state are those of the plugin.

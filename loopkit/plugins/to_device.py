@@ -15,8 +15,6 @@ from loopkit.words import nearest
 if TYPE_CHECKING:
     from loopkit.learner import Learner
 
-__all__ = ["ToDevice"]
-
 
 class ToDevice:
     """Move the models once and every batch to a device.

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from loopkit.phases import Phase
     from loopkit.result import FitResult
 
-__all__ = ["WeightAverage"]
-
 
 class WeightAverage:
     """Average the parameters over the updates, and validate and predict with the average.
