@@ -28,11 +28,12 @@ from torch.utils.data import (
 from loopkit.batches import count_samples, describe
 from loopkit.data import Loader, ResumableBatchSampler, ResumableSampler, Shares, Tail
 from loopkit.errors import WorldError
+from loopkit.facts import fact
 
 if TYPE_CHECKING:
     from loopkit.distributed.world import World
 
-__all__ = ["gather", "interleaved", "restore_order", "set_epoch", "shard"]
+__all__ = ["facts_of", "gather", "interleaved", "restore_order", "set_epoch", "shard"]
 
 _made: WeakKeyDictionary[Any, tuple[tuple[Any, ...], Any, str]] = WeakKeyDictionary()
 """What was made of data: the arguments, the part, and the line about it."""
@@ -105,6 +106,28 @@ def set_epoch(data: Any, epoch: int) -> bool:
         return False
     sampler.set_epoch(epoch)
     return True
+
+
+def facts_of(data: Any) -> dict[str, str]:
+    """What must be the same in all processes of data that is to be shared out; empty for a part, or other data."""
+    if isinstance(data, Loader) and data.shares.size == 1:
+        place = {"epoch", "position", "consumed"}
+        return {key: fact(value) for key, value in data.state_dict().items() if key not in place}
+    if not isinstance(data, DataLoader) or isinstance(data.dataset, IterableDataset):
+        return {}
+    sampler, batch_size, drop_last = _order_of(data)
+    if isinstance(sampler, DistributedSampler) or getattr(sampler, "shares", None) is not None:
+        return {}
+    generator = getattr(sampler, "generator", None)
+    seed = getattr(sampler, "seed", None) if generator is None else generator.initial_seed()
+    facts = {
+        "batches": len(data),
+        "batch_size": batch_size,
+        "drop_last": drop_last,
+        "order": _name(sampler),
+        "seed": seed,
+    }
+    return {key: fact(value) for key, value in facts.items()}
 
 
 def interleaved(data: Any) -> bool:
