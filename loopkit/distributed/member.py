@@ -118,8 +118,9 @@ class Member:
             return data
         of = f"of the data of phase {phase.name!r}"
         self._data |= {f"{key} {of}": told for key, told in facts_of(data).items()}
-        tail = "uneven" if self._tail == "drop" and not phase.training else self._tail  # no sample goes unevaluated
-        part, said = shard(data, self.world.rank, self.world.size, tail, seed=self._seed, epoch=epoch)
+        tail = self._tail if phase.training else "uneven"  # each sample is counted, and once
+        rank, size = self.world.rank, self.world.size
+        part, said = shard(data, rank, size, tail, seed=self._seed, epoch=epoch, training=phase.training)
         if said and said not in self._said and self.world.rank == 0:
             print(f"loopkit: phase {phase.name!r}: {said}", file=sys.stderr)
         self._said.add(said)
