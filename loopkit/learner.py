@@ -471,7 +471,7 @@ class Learner:
         if self.world.size > 1 and source.ready is not given:
             from loopkit.distributed.shards import gather
 
-            outputs = gather(self.world, given, source.ready, outputs)
+            outputs = gather(self.world, given, outputs)
         return _concatenate(outputs)
 
     def predict_batches(self, data: Any, phase: str | Phase | None = None) -> Iterator[Any]:

@@ -124,6 +124,7 @@ class Checkpoint:
     """
 
     provides = "checkpoint"
+    per_process = ("directory",)
     optional = ("step_end",)
     syncs = ("step_end", "phase_end")
     """Saving reads the parameters."""

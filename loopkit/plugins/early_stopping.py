@@ -64,6 +64,7 @@ class EarlyStopping:
     """
 
     provides = "early_stopping"
+    per_process = ()  # it talks to the others
     volatile = ("seconds",)
 
     def __init__(

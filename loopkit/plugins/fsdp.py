@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from loopkit.distributed.buckets import copy_buffers, copy_state
 from loopkit.distributed.member import Member
 from loopkit.errors import PhaseError, PluginError
+from loopkit.groups import named_parameters
 from loopkit.hooks import hookimpl
 from loopkit.sharded import is_sharded, like
 from loopkit.words import nearest
@@ -195,6 +196,10 @@ class FSDP(Member):
             self._check_optimizers(learner)
         else:
             copy_buffers(self._roots)
+
+    def equal(self, learner: Learner) -> dict[str, Tensor]:
+        """The parameters of which each process holds the whole."""
+        return {name: p for name, p in named_parameters(learner.models) if not is_sharded(p)}
 
     def _check_optimizers(self, learner: Learner) -> None:
         for name, optimizer in learner.optimizers.items() if self._roots else ():

@@ -41,6 +41,7 @@ class SkipSpikes:
     """
 
     name = "skip_spikes"
+    per_process = ()  # it talks to the others
     syncs = ("backward_begin",)
     """On the CPU reading the loss waits for nothing; on an accelerator it must be asked for."""
 

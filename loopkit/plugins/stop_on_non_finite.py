@@ -74,6 +74,7 @@ class StopOnNonFinite:
 
     name = "stop_on_non_finite"
     provides = "non_finite"
+    per_process = ()  # it talks to the others
     syncs = ("backward_begin", "update_begin", "step_begin")
     """Reads one number in these hooks; on the CPU that waits for nothing."""
 

@@ -31,6 +31,7 @@ class ToDevice:
 
     name = "to_device"
     provides = "device"
+    per_process = ("device",)
     before = ("memory_format", "freeze", "compile", "sync")
 
     def __init__(self, device: str | torch.device = "auto") -> None:
