@@ -212,6 +212,8 @@ class Registry:
         Raises:
             PluginError: A plugin is never called, or reads a metric that is never made.
         """
+        for phase in runs:
+            self.check_phase(phase)
         if idle := self.idle([*runs, *own]):
             raise PluginError("; ".join(idle))
         refusals.check_monitors(self._implementations, self._phases, {phase.name for phase in runs})
