@@ -15,7 +15,7 @@ from helpers import batches, differences, make_learner, on
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from loopkit import CancelEpoch, CancelStep, Learner, Phase, TrainingPhase, hookimpl
+from loopkit import CancelEpoch, CancelStep, Learner, Phase, TrainingPhase, every, hookimpl
 from loopkit.checkpoint import load, storage
 from loopkit.data import ResumableSampler, TensorLoader
 from loopkit.errors import ReentrancyError, StateError
@@ -550,7 +550,7 @@ def test_one_shot_generator_goes_on_in_its_only_epoch():
 
 def test_pass_of_another_phase_than_the_saved_one_is_refused():
     saver = Saver()
-    make_learner(saver, phases=[TrainingPhase(name="fine")]).fit(batches(2), epochs=1, phase="fine")
+    make_learner(saver, phases=[TrainingPhase(name="fine")]).fit({"fine": batches(2)}, epochs=1)
     learner = make_learner()
     learner.load_state_dict(saver.states["fine 1 step 0"])
     with pytest.raises(StateError, match="saved in an epoch of phase 'fine', and this is one of 'train'"):
@@ -563,13 +563,12 @@ def test_pass_of_another_phase_than_the_saved_one_is_refused():
 @pytest.mark.parametrize(
     "options",
     [
-        {"epochs": 3, "validate_every": 2},
-        {"epochs": 2, "validate_every_updates": 2},
+        {"epochs": 3, "validate": every(epochs=2)},
+        {"epochs": 2, "validate": every(updates=2)},
         {"max_steps": 7},
         {"max_updates": 5},
-        {"max_steps": 5, "validate_every_updates": 2},
-        {"max_updates": 4, "epochs": 9, "validate_every": 3},
-        {"epochs": 2, "overfit_batches": 2},
+        {"max_steps": 5, "validate": every(updates=2)},
+        {"max_updates": 4, "epochs": 9, "validate": every(epochs=3)},
     ],
     ids=str,
 )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from loopkit.engine.epoch import Epoch
     from loopkit.engine.fit import Fit
     from loopkit.engine.models import Models
+    from loopkit.engine.roles import Roles
     from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
@@ -31,14 +32,12 @@ class Core:
     Args:
         learner: What hooks are given as ``learner``; the engine itself calls nothing of it.
         models: Modules and optimizers.
-        phases: By name.
+        phases: Its phases.
         accumulate: Steps per update.
         order: What the user gave as ``order``.
     """
 
-    def __init__(
-        self, learner: Learner, models: Models, phases: dict[str, Phase], accumulate: int, order: Sequence[Any]
-    ) -> None:
+    def __init__(self, learner: Learner, models: Models, phases: Roles, accumulate: int, order: Sequence[Any]) -> None:
         self.learner = learner
         self.models = models
         self.phases = phases

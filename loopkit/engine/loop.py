@@ -154,7 +154,7 @@ class Loop(Frame):
 
         Args:
             batches: What the steps process.
-            until: Where to return; a stop returns, too, in an epoch that trains.
+            until: Where to return; what was asked for returns, too. Without it, a stop does, in an epoch that trains.
         """
         try:
             if self._grad_mode is None:
@@ -236,7 +236,7 @@ class Loop(Frame):
                 if self._agreed is not None:
                     agreed, self._agreed = self._agreed, None
                     raise agreed
-                if self.stopped:
+                if self.stopped or until is not None:
                     return False
             if until is not None and until.reached(core.progress.steps, core.progress.updates):
                 return False

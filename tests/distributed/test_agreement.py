@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from distributed.processes import run
-from loopkit import CancelEpoch, CancelFit, CancelStep, Learner, TrainingPhase, hookimpl, metrics
+from loopkit import CancelEpoch, CancelFit, CancelStep, Learner, TrainingPhase, every, hookimpl, metrics
 from loopkit.data import TensorLoader
 from loopkit.distributed import member
 from loopkit.plugins import DDP, Checkpoint, EarlyStopping, Metrics
@@ -306,7 +306,7 @@ def within(rank, what, phase):
     seen = Validated()
     learner = make_learner(InValidation(what, phase), Metrics(metrics.Accuracy()), seen)
     data, val = TensorLoader(*samples(24), batch_size=2), TensorLoader(*samples(3), batch_size=2)
-    result = learner.fit(data, val, epochs=1, validate_every_updates=4, on_interrupt="return")
+    result = learner.fit(data, val, epochs=1, validate=every(updates=4), on_interrupt="return")
     return {**ended(learner, result), "seen": seen.steps, "val": result.metrics.get("val/accuracy")}
 
 

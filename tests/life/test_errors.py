@@ -9,7 +9,7 @@ import torch
 from distributed.processes import run
 
 from life.runs import STEPS, VALIDATED, Steps, at, end, make, same, saved, script, train, val, whole
-from loopkit import CancelStep, TrainingPhase, ValidationPhase, checkpoint, hookimpl
+from loopkit import CancelStep, TrainingPhase, ValidationPhase, checkpoint, every, hookimpl
 from loopkit.errors import LoopkitError, StateError
 from loopkit.plugins import DDP, Checkpoint, WeightAverage
 
@@ -39,7 +39,7 @@ def test_epoch_before_a_validation_that_fails_is_saved(epochs, index, tmp_path):
 
 def test_steps_before_a_validation_in_mid_epoch_that_fails_are_saved(tmp_path):
     def fit(learner):
-        learner.fit(train(), val(), epochs=2, validate_every_updates=3)
+        learner.fit(train(), val(), epochs=2, validate=every(updates=3))
         return end(learner)
 
     straight = fit(make())

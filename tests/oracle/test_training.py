@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from loopkit import Event, Learner, Phase, TrainingPhase, hookimpl
+from loopkit import Event, Learner, Phase, TrainingPhase, every, hookimpl
 from loopkit.events import BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, UpdateSkipped
 
 standard = pytest.mark.parametrize("standard", [False, True], ids=["bare", "standard"])
@@ -217,7 +217,7 @@ def test_accumulation_nears_one_big_batch(make_optimizer, standard):
 
 @standard
 @pytest.mark.parametrize("k", [1, 3])
-@pytest.mark.parametrize("every", [{}, {"validate_every_updates": 2}], ids=["epochs", "updates"])
+@pytest.mark.parametrize("every", [{}, {"validate": every(updates=2)}], ids=["epochs", "updates"])
 def test_validation_in_between_changes_no_bit(every, k, standard):
     batches, val = make_batches(), make_batches((4, 2), seed=9)
     compare(

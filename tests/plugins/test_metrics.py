@@ -10,7 +10,7 @@ from helpers import Late, batches, differences, make_learner, on
 from test_metrics import Reads
 from torch import nn
 
-from loopkit import CancelEpoch, Learner, Phase, TrainingPhase, ValidationPhase
+from loopkit import CancelEpoch, Learner, Phase, TrainingPhase, ValidationPhase, every
 from loopkit.errors import PluginError
 from loopkit.events import LossBegin
 from loopkit.metrics import F1, Accuracy, BinaryAccuracy, Mean, Metric
@@ -261,7 +261,7 @@ def test_metrics_of_phases_are_apart():
 
 def test_metrics_of_training_are_undisturbed_by_a_validation_inside():
     one, other = regression(Metrics(mae)), regression(Metrics(mae))
-    one.fit(uneven(), uneven(1), epochs=1, validate_every_updates=1)
+    one.fit(uneven(), uneven(1), epochs=1, validate=every(updates=1))
     other.fit(uneven(), epochs=1)
     assert one.metrics["train/loss"] == other.metrics["train/loss"]
     assert one.metrics["train/mae"] == other.metrics["train/mae"]

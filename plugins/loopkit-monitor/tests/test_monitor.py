@@ -18,7 +18,7 @@ from support import SECONDS, eventually
 from torch import nn
 from training import On, batches, make_learner
 
-from loopkit import LoopkitError
+from loopkit import LoopkitError, every
 from loopkit.logs import read_log
 from loopkit.plugins import (
     Checkpoint,
@@ -231,7 +231,7 @@ def test_throughput_leaves_out_validation(tmp_path, clock):
 
     slow = On("step_begin", lambda learner: learner.running.phase.training and clock.sleep(0.25))
     make_learner(Monitor(tmp_path, every=3), On("epoch_begin", validate, "validate"), slow).fit(
-        batches(6), batches(1), epochs=2, validate_every_updates=2
+        batches(6), batches(1), epochs=2, validate=every(updates=2)
     )
     assert set(read_log(tmp_path).values("run/throughput/steps_per_second")) == {4.0}
 
