@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from loopkit import CancelEpoch, CancelStep, Learner, Phase, TrainingPhase, every, hookimpl
 from loopkit.checkpoint import load, storage
-from loopkit.data import ResumableSampler, TensorLoader
+from loopkit.data import ResumableSampler, TensorLoader, same
 from loopkit.errors import ReentrancyError, StateError
 from loopkit.plugins import (
     Checkpoint,
@@ -582,6 +582,14 @@ def test_fit_with_its_limits_goes_on(options):
 
     assert_goes_on(lambda: make_learner(History()), run)
     assert set(results) == {results[0]}
+
+
+def test_fit_on_the_same_batches_in_every_epoch_goes_on():
+    def run(learner, load):
+        load(learner)
+        learner.fit(same(TensorLoader(torch.arange(24.0).view(8, 3), torch.ones(8, 1), batch_size=2), 3), epochs=2)
+
+    assert_goes_on(lambda: make_learner(History()), run)
 
 
 @pytest.mark.parametrize(
