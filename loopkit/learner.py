@@ -12,14 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from loopkit.batches import move
-from loopkit.discovery import checked_block, make_plugin, origin
+from loopkit.discovery import make_plugin, origin
 from loopkit.distributed.sharded import is_sharded
 from loopkit.distributed.world import World
 from loopkit.engine.core import Core
 from loopkit.engine.epoch import Epoch
 from loopkit.engine.fit import Fit, Limits, Rounds, Validation
 from loopkit.engine.models import Models, Weights
-from loopkit.engine.refusals import plugin_name
 from loopkit.engine.resume import Mark, Position
 from loopkit.engine.roles import Roles
 from loopkit.engine.sources import Source
@@ -51,21 +50,19 @@ class Learner:
 
     Args:
         model: A module, or a mapping of named modules.
-        loss_fn: ``loss_fn(outputs, targets) -> scalar``; phases of your own may do without.
+        loss_fn: ``loss_fn(outputs, targets) -> scalar``; phases of your own may do without. One with
+            ``reduction="sum"``, and what `loopkit.losses.summed` returns, is a sum over the samples: then so is the
+            gradient of an accumulation window, and the loss in the metrics is the sum divided by the samples.
         optimizer: An optimizer, a factory ``params -> Optimizer``, or a mapping of named ones. The factories of a
             mapping take the parameters of the model of the same name; a single factory takes all.
         plugins: Plugins, in any order; also names of installed ones (`loopkit plugins`) and mappings of a name to its
             options: ``["grad_norm", {"clip_grad_norm": {"max_norm": 1.0}}]``. See `loopkit.load_plugin`.
         phases: Phases of your own; one that has the name of a standard phase (train, val, predict) replaces it.
         accumulate: Steps per update.
-        accumulate_reduction: ``"mean"``: the window's gradient is ``sum(w_i g_i) / sum(w_i)``, for losses that are
-            means; ``"sum"``: it is ``sum(g_i)``, for losses that are sums.
-        seed: Seeds Python, NumPy and torch now, by `loopkit.seed_everything`.
-        deterministic: Passed on to `loopkit.seed_everything`; needs a seed.
+        seed: Seeds Python, NumPy and torch now, by `loopkit.seed_everything`. For algorithms that are deterministic
+            call ``seed_everything(seed, deterministic=True)`` yourself, before the model is made.
         standard: Add the standard plugins that the list does not hold: metrics with the loss, history, progress,
-            sanity check, stop on non-finite numbers.
-        block: Names of plugins that this learner never takes: one that is given is refused, before it is imported if it
-            is given by name, and a standard one is left out.
+            sanity check, stop on non-finite numbers. ``learner.remove("progress")`` takes one out again.
         order: Plugin names (or what they provide) that run in this order wherever they meet; or several such lists.
 
     Raises:
@@ -87,46 +84,35 @@ class Learner:
         plugins: Iterable[Any] | Mapping[str, Any] = (),
         phases: Iterable[Phase] = (),
         accumulate: int = 1,
-        accumulate_reduction: str = "mean",
         seed: int | None = None,
-        deterministic: bool = False,
         standard: bool = True,
-        block: Iterable[str] = (),
         order: Sequence[Any] = (),
     ) -> None:
         if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
             raise PhaseError(f"accumulate is {accumulate!r}: it counts the steps of an update, from 1")
-        if accumulate_reduction not in ("mean", "sum"):
-            raise PhaseError(f"accumulate_reduction is {accumulate_reduction!r}: it is 'mean' or 'sum'")
         if seed is not None:
-            seed_everything(seed, deterministic)
-        elif deterministic:
-            raise PhaseError("deterministic=True needs seed=...")
+            seed_everything(seed)
         models = Models(model)
         _check_loss_fn(loss_fn)
         self.loss_fn: Callable[..., Any] = loss_fn if loss_fn is not None else no_loss_fn
-        self.accumulate_reduction = accumulate_reduction
         self.config: str | None = None
         """The configuration that it was made from, as TOML; None for a learner by hand."""
         self.result: FitResult | None = None
         """The result of the fit that is running or was the last."""
         self._core = Core(self, models, Roles(phases), accumulate, order)
-        self._core.sums = accumulate_reduction == "sum"
         self._logbook = self._core.logbook
         self.model = model
         if not isinstance(plugins, Iterable) or isinstance(plugins, str):
             raise PluginError(f"plugins is {plugins!r}: give a list, plugins=[...]")
         if isinstance(plugins, Mapping):
             plugins = [{name: options} for name, options in plugins.items()]
-        self.block = checked_block(block)
-        """Names of plugins that are refused."""
-        plugins = self._made(plugins)
+        plugins = [make_plugin(each) for each in plugins]
         self.standard: list[Any] = []
         """The standard plugins that it added to the list itself; also those that were taken out since."""
         if standard:
             from loopkit.plugins import standard_set
 
-            self.standard = [plugin for plugin in standard_set(plugins) if plugin.name not in self.block]
+            self.standard = standard_set(plugins)
             plugins += self.standard
         self._core.registry.change(add=plugins)
         models.set_up(self._core.registry, self._core.registry.plugins)
@@ -225,7 +211,7 @@ class Learner:
     def add(self, *plugins: Any) -> None:
         """Add plugins, all or none; names and mappings too. During a fit they take part from the next step on."""
         before = set(self.plugins)
-        self._change(add=self._made(plugins))
+        self._change(add=[make_plugin(each) for each in plugins])
         self._join(set(self.plugins) - before)
 
     def remove(self, *words: str) -> None:
@@ -235,18 +221,10 @@ class Learner:
     def replace(self, word: str, plugin: Any) -> None:
         """Put a plugin in the place of the one that has this name or provides this."""
         before = self.plugins
-        self._change(add=self._made([plugin]), remove=[word])
+        self._change(add=[make_plugin(plugin)], remove=[word])
         now = self.plugins
         gone = [old for name, old in before.items() if now.get(name) is not old]
         self._join({name for name, new in now.items() if before.get(name) is not new}, gone)
-
-    def _made(self, given: Iterable[Any]) -> list[Any]:
-        """The plugins, where some are given by name."""
-        plugins = [make_plugin(each, self.block) for each in given]
-        for plugin in plugins:
-            if self.block and (name := plugin_name(plugin)) in self.block:
-                raise PluginError(f"plugin {name!r} is blocked by block={list(self.block)}: take it out of one of them")
-        return plugins
 
     def _change(self, add: Iterable[Any] = (), remove: Iterable[str] = ()) -> None:
         core = self._core

@@ -207,7 +207,6 @@ class LRFinder:
             plugins=[*plugins, sweep],
             phases=phases,
             accumulate=learner.accumulate,
-            accumulate_reduction=learner.accumulate_reduction,
             standard=False,
             order=chains,
         )

@@ -254,7 +254,9 @@ class Weighted(TrainingPhase):
 )
 def test_open_windows_go_on(weigh, reduction):
     def make():
-        return make_learner(phases=[Weighted(weigh)], accumulate=3, accumulate_reduction=reduction, lr=0.01)
+        learner = make_learner(phases=[Weighted(weigh)], accumulate=3, lr=0.001)
+        learner.loss_fn = nn.MSELoss(reduction=reduction)
+        return learner
 
     states = assert_goes_on(make, fitting(batches(5), epochs=2))
     counts = [

@@ -20,6 +20,7 @@ from loopkit.distributed.watch import Watch, hook_of, is_collective_error
 from loopkit.distributed.world import World, join
 from loopkit.errors import PeerError, PluginError, WorldError
 from loopkit.hooks import hookimpl
+from loopkit.losses import is_sum
 
 if TYPE_CHECKING:
     from loopkit.engine.step import Step
@@ -276,7 +277,7 @@ def _setup(learner: Learner) -> dict[str, str]:
         "model": str(models),
         "choice of trained parameters": _hash(trained),
         "optimizer": str(optimizers),
-        "accumulation": f"{learner.accumulate} steps, {learner.accumulate_reduction}",
+        "accumulation": f"{learner.accumulate} steps, {'sums' if is_sum(learner.loss_fn) else 'means'}",
         "progress": f"{learner.progress.epochs} epochs, {learner.progress.steps} steps",  # each has samples of its own
         "order of plugins": _hash(str(learner.explain())),
     }

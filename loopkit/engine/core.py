@@ -30,7 +30,7 @@ class Core:
     """What a learner consists of, and what of it is running. Only the learner has it, and the engine's parts.
 
     Args:
-        learner: What hooks are given as ``learner``; the engine itself calls nothing of it.
+        learner: What hooks are given as ``learner``; the engine itself only looks at its loss function.
         models: Modules and optimizers.
         phases: Its phases.
         accumulate: Steps per update.
@@ -42,8 +42,6 @@ class Core:
         self.models = models
         self.phases = phases
         self.accumulate = accumulate
-        self.sums = False
-        """Whether losses are sums, so that a window's gradient is the sum of those of its steps."""
         self.progress = Progress()
         self.metrics: dict[str, float] = {}
         self.world = World()

@@ -25,6 +25,7 @@ from loopkit.events import (
     UpdateEnd,
     UpdateSkipped,
 )
+from loopkit.losses import is_sum
 from loopkit.notes import locate, shown
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class Loop(Frame):
         """The epoch begins, after so many steps of it were taken before."""
         self._taken, self.in_hook = taken, in_hook
         if self.phase.training:
-            size, mean = self._core.accumulate, not self._core.sums
+            size, mean = self._core.accumulate, not is_sum(self._core.learner.loss_fn)
             optimizers = self._core.models.optimizers.items()
             self.windows = tuple([Window(name, optimizer, size, mean) for name, optimizer in optimizers])
             self._grad_mode = None if torch.is_grad_enabled() else torch.enable_grad

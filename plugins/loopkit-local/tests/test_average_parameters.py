@@ -749,8 +749,6 @@ def _refused(rank, what):
         elif what == "middle":
             learner = learner_of(AverageParameters(Cadence(anchor=2)))
             learner.fit(make_data(), make_data(), epochs=1, validate=every(updates=2))
-        elif what == "overfit":
-            learner_of(AverageParameters(Cadence())).fit(make_data(), epochs=1, overfit_batches=2)
         else:
             learner_of(AverageParameters(EverySteps(2 + rank))).fit(make_data(), epochs=1)
     except WorldError as error:
@@ -761,7 +759,6 @@ def _refused(rank, what):
     ("what", "words"),
     [
         ("data", "which list cannot give"),
-        ("overfit", "not overfit_batches"),
         ("middle", "in the middle of a training epoch"),
         ("different", "rank 1 averages in another way than rank 0"),
     ],

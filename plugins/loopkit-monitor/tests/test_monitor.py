@@ -82,8 +82,9 @@ def test_a_directory_may_have_a_dot_in_its_name(tmp_path):
     assert "run/plan" in names(tmp_path / "v1.5")
 
 
-def test_what_is_blocked_is_not_added(tmp_path):
-    learner = make_learner(Monitor(tmp_path), block=["log_to", "log_metrics"])
+def test_what_it_adds_can_be_removed(tmp_path):
+    learner = make_learner(Monitor(tmp_path))
+    learner.remove("log_to", "log_metrics")
     assert list(learner.plugins) == ["monitor"]
     learner.fit(batches(10), epochs=1)
 

@@ -95,7 +95,10 @@ def test_a_run_of_a_learner_is_watched(tmp_path):
 @pytest.mark.parametrize("plugins", [(), (Monitor(every=10),)])
 def test_without_metrics_the_end_has_epochs_and_steps(tmp_path, plugins):
     log = On("epoch_begin", lambda learner: learner.log("note", 1.0))
-    make_learner(LogTo(tmp_path), *plugins, log, block=["log_metrics"]).fit(batches(6), epochs=2)
+    learner = make_learner(LogTo(tmp_path), *plugins, log)
+    if plugins:
+        learner.remove("log_metrics")
+    learner.fit(batches(6), epochs=2)
     code, lines = written(tmp_path)
     assert (code, lines[1:]) == (0, ["epoch 2/2  step 12/12", "finished: epochs"])
 
