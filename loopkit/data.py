@@ -32,6 +32,7 @@ __all__ = [
     "ResumableSampler",
     "TensorLoader",
     "from_function",
+    "same",
     "seeded",
 ]
 
@@ -536,6 +537,54 @@ class _FunctionLoader(Loader):
 
     def _share(self, rank: int, size: int, tail: Tail) -> None:
         super()._share(rank, size, "pad" if tail == "uneven" else tail)
+
+
+def same(loader: Any, batches: int = 1) -> Loader:
+    """A loader of the first batches of another one, the same in every epoch.
+
+    To see whether a model can learn a few batches by heart, which shows most mistakes in a loss or a model.
+
+    The batches are taken now, so seed before where the order is random (`loopkit.seed_everything`, or the loader's own
+    seed). A run that goes on with other batches than the saved ones is refused.
+
+    Args:
+        loader: Any iterable of batches. The position of a loader of this module stays where it is.
+        batches: How many to take, from 1; all, if there are fewer.
+
+    Raises:
+        LoaderError: ``batches`` is no count.
+        EmptyDataError: There is no batch.
+
+    Example::
+
+        >>> few = same(TensorLoader(torch.arange(6), batch_size=2), batches=2)
+        >>> len(few), [batch.tolist() for batch in few] * 2
+        (2, [[0, 1], [2, 3], [0, 1], [2, 3]])
+    """
+    source = loader.map(lambda batch: batch) if isinstance(loader, Loader) else loader
+    return _SameLoader(list(itertools.islice(source, _whole("batches", batches, 1))))
+
+
+class _SameLoader(_FunctionLoader):
+    def __init__(self, batches: list[Any]) -> None:
+        super().__init__(len(batches), batches.__getitem__, None)
+        digest = hashlib.blake2b(digest_size=8, usedforsecurity=False)
+        for part in _leaves(batches):
+            digest.update(part)
+        self._content = digest.hexdigest()
+
+    def _identity(self) -> dict[str, Any]:
+        return {**super()._identity(), "content": self._content}
+
+
+def _leaves(value: Any) -> Iterator[bytes]:
+    """The bytes of all tensors, texts and numbers in a batch."""
+    if isinstance(value, Tensor):
+        yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()  # host sync: once
+    elif isinstance(value, (str, bytes, int, float)):
+        yield repr(value).encode()
+    for _, part in parts(value):
+        yield from _leaves(part)
 
 
 class _MappedLoader(Loader):

@@ -194,17 +194,16 @@ def load_plugin(name: str) -> Callable[..., Any]:
     return _load(find(name))
 
 
-def make_plugin(given: Any, block: Collection[str] = (), allow: Collection[str] | None = None) -> Any:
+def make_plugin(given: Any, allow: Collection[str] | None = None) -> Any:
     """What a `Learner` makes of one item of ``plugins=``.
 
     Args:
         given: A plugin, which is returned; the name of an installed one, which is made without options; or a mapping of
             one name to its options. One that is named as the ``*args`` of the plugin takes a list.
-        block: Names that may not be used.
         allow: The only names that may be loaded; by default those of ``LOOPKIT_PLUGINS``, or all if that is not set.
 
     Raises:
-        PluginError: The name is not known, blocked or not allowed, or the options do not fit.
+        PluginError: The name is not known or not allowed, or the options do not fit.
 
     Example::
 
@@ -215,7 +214,7 @@ def make_plugin(given: Any, block: Collection[str] = (), allow: Collection[str] 
     elif type(given) is not dict:  # a plugin can be a subclass
         return given
     name, options = _named(given)
-    entry_point = find(name, block, allow)
+    entry_point = find(name, allow)
     factory = _load(entry_point)
     _check_options(entry_point, factory, options)
     try:
@@ -230,31 +229,13 @@ def make_plugin(given: Any, block: Collection[str] = (), allow: Collection[str] 
     return plugin
 
 
-def checked_block(block: Any) -> tuple[str, ...]:
-    """The names in ``Learner(block=...)``.
-
-    Raises:
-        PluginError: It is no list of names, or one is misspelt.
-    """
-    if isinstance(block, str) or not isinstance(block, Iterable):
-        raise PluginError(f"block is {block!r}: write a list of plugin names")
-    words: tuple[Any, ...] = tuple(block)
-    if not all(isinstance(word, str) for word in words):
-        raise PluginError(f"block holds {words!r}: write a list of plugin names")
-    entry_points = installed().of(PLUGINS) if words else []
-    for word in words:
-        if hint := _misspelt(word, entry_points):
-            raise PluginError(f"block: no plugin is called {word!r}{hint}")
-    return words
-
-
 def allowed() -> tuple[str, ...] | None:
     """The names in ``LOOPKIT_PLUGINS``; None if it is not set, and any may be loaded."""
     value = os.environ.get(ALLOW)
     return None if value is None else tuple(filter(None, (word.strip() for word in value.split(","))))
 
 
-def find(name: str, block: Collection[str] = (), allow: Collection[str] | None = None) -> EntryPoint:
+def find(name: str, allow: Collection[str] | None = None) -> EntryPoint:
     """The one entry point of this name, if it may be loaded.
 
     Raises:
@@ -273,8 +254,6 @@ def find(name: str, block: Collection[str] = (), allow: Collection[str] | None =
             f"pip install the distribution that has it"
         )
     entry_point = _only(found, "plugin", name)
-    if any(entry_point.is_called(word) for word in block):
-        raise PluginError(f"plugin {name!r} is blocked by block={list(block)}: take it out of one of the two lists")
     allow = allowed() if allow is None else allow
     if allow is not None and not any(entry_point.is_called(word) for word in allow):
         names = ", ".join(word + _misspelt(word, entry_points) for word in allow) or "none"

@@ -13,21 +13,22 @@ import torch
 from torch import Tensor, nn
 
 from loopkit.batches import move
-from loopkit.discovery import checked_block, make_plugin, origin
+from loopkit.discovery import make_plugin, origin
 from loopkit.engine.core import Core
 from loopkit.engine.epoch import Epoch
-from loopkit.engine.fit import Fit, Limits, Rounds, Validation, check_count
+from loopkit.engine.fit import Fit, Limits, Rounds, Validation
 from loopkit.engine.models import Models, Weights
-from loopkit.engine.refusals import plugin_name
 from loopkit.engine.resume import Mark, Position
-from loopkit.engine.sources import Prepared, Source
+from loopkit.engine.roles import Roles
+from loopkit.engine.sources import Source
 from loopkit.engine.state import apply, collect, shares
 from loopkit.errors import EmptyDataError, PhaseError, PluginError, StateError
 from loopkit.events import SignalBegin
+from loopkit.every import Every
 from loopkit.generators import seed_everything
 from loopkit.logs.kinds import all_loggable, loggable
 from loopkit.logs.record import Packed
-from loopkit.phases import Phase, PredictionPhase, TrainingPhase, ValidationPhase
+from loopkit.phases import Phase
 from loopkit.plugin import unwrapped
 from loopkit.progress import Progress
 from loopkit.result import FitResult, Planned
@@ -49,21 +50,19 @@ class Learner:
 
     Args:
         model: A module, or a mapping of named modules.
-        loss_fn: ``loss_fn(outputs, targets) -> scalar``; phases of your own may do without.
+        loss_fn: ``loss_fn(outputs, targets) -> scalar``; phases of your own may do without. One with
+            ``reduction="sum"``, and what `loopkit.losses.summed` returns, is a sum over the samples: then so is the
+            gradient of an accumulation window, and the loss in the metrics is the sum divided by the samples.
         optimizer: An optimizer, a factory ``params -> Optimizer``, or a mapping of named ones. The factories of a
             mapping take the parameters of the model of the same name; a single factory takes all.
         plugins: Plugins, in any order; also names of installed ones (`loopkit plugins`) and mappings of a name to its
             options: ``["grad_norm", {"clip_grad_norm": {"max_norm": 1.0}}]``. See `loopkit.load_plugin`.
         phases: Phases of your own; one that has the name of a standard phase (train, val, predict) replaces it.
         accumulate: Steps per update.
-        accumulate_reduction: ``"mean"``: the window's gradient is ``sum(w_i g_i) / sum(w_i)``, for losses that are
-            means; ``"sum"``: it is ``sum(g_i)``, for losses that are sums.
-        seed: Seeds Python, NumPy and torch now, by `loopkit.seed_everything`.
-        deterministic: Passed on to `loopkit.seed_everything`; needs a seed.
+        seed: Seeds Python, NumPy and torch now, by `loopkit.seed_everything`. For algorithms that are deterministic
+            call ``seed_everything(seed, deterministic=True)`` yourself, before the model is made.
         standard: Add the standard plugins that the list does not hold: metrics with the loss, history, progress,
-            sanity check, stop on non-finite numbers.
-        block: Names of plugins that this learner never takes: one that is given is refused, before it is imported if it
-            is given by name, and a standard one is left out.
+            sanity check, stop on non-finite numbers. ``learner.remove("progress")`` takes one out again.
         order: Plugin names (or what they provide) that run in this order wherever they meet; or several such lists.
 
     Raises:
@@ -85,49 +84,35 @@ class Learner:
         plugins: Iterable[Any] | Mapping[str, Any] = (),
         phases: Iterable[Phase] = (),
         accumulate: int = 1,
-        accumulate_reduction: str = "mean",
         seed: int | None = None,
-        deterministic: bool = False,
         standard: bool = True,
-        block: Iterable[str] = (),
         order: Sequence[Any] = (),
     ) -> None:
         if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
             raise PhaseError(f"accumulate is {accumulate!r}: it counts the steps of an update, from 1")
-        if accumulate_reduction not in ("mean", "sum"):
-            raise PhaseError(f"accumulate_reduction is {accumulate_reduction!r}: it is 'mean' or 'sum'")
         if seed is not None:
-            seed_everything(seed, deterministic)
-        elif deterministic:
-            raise PhaseError("deterministic=True needs seed=...")
+            seed_everything(seed)
         models = Models(model)
         _check_loss_fn(loss_fn)
-        if not isinstance(phases, Iterable) or isinstance(phases, str):
-            raise PhaseError(f"phases is {phases!r:.80}: give a list, phases=[...]")
         self.loss_fn: Callable[..., Any] = loss_fn if loss_fn is not None else no_loss_fn
-        self.accumulate_reduction = accumulate_reduction
         self.config: str | None = None
         """The configuration that it was made from, as TOML; None for a learner by hand."""
         self.result: FitResult | None = None
         """The result of the fit that is running or was the last."""
-        self._given_phases = list(phases)
-        self._core = Core(self, models, _phases(self._given_phases), accumulate, order)
-        self._core.sums = accumulate_reduction == "sum"
+        self._core = Core(self, models, Roles(phases), accumulate, order)
         self._logbook = self._core.logbook
         self.model = model
         if not isinstance(plugins, Iterable) or isinstance(plugins, str):
             raise PluginError(f"plugins is {plugins!r}: give a list, plugins=[...]")
         if isinstance(plugins, Mapping):
             plugins = [{name: options} for name, options in plugins.items()]
-        self.block = checked_block(block)
-        """Names of plugins that are refused."""
-        plugins = self._made(plugins)
+        plugins = [make_plugin(each) for each in plugins]
         self.standard: list[Any] = []
         """The standard plugins that it added to the list itself; also those that were taken out since."""
         if standard:
             from loopkit.plugins import standard_set
 
-            self.standard = [plugin for plugin in standard_set(plugins) if plugin.name not in self.block]
+            self.standard = standard_set(plugins)
             plugins += self.standard
         self._core.registry.change(add=plugins)
         models.set_up(self._core.registry, self._core.registry.plugins)
@@ -156,7 +141,7 @@ class Learner:
         return self._core.models.weights
 
     @property
-    def phases(self) -> dict[str, Phase]:
+    def phases(self) -> Roles:
         """The phases by name."""
         return self._core.phases
 
@@ -226,7 +211,7 @@ class Learner:
     def add(self, *plugins: Any) -> None:
         """Add plugins, all or none; names and mappings too. During a fit they take part from the next step on."""
         before = set(self.plugins)
-        self._change(add=self._made(plugins))
+        self._change(add=[make_plugin(each) for each in plugins])
         self._join(set(self.plugins) - before)
 
     def remove(self, *words: str) -> None:
@@ -236,18 +221,10 @@ class Learner:
     def replace(self, word: str, plugin: Any) -> None:
         """Put a plugin in the place of the one that has this name or provides this."""
         before = self.plugins
-        self._change(add=self._made([plugin]), remove=[word])
+        self._change(add=[make_plugin(plugin)], remove=[word])
         now = self.plugins
         gone = [old for name, old in before.items() if now.get(name) is not old]
         self._join({name for name, new in now.items() if before.get(name) is not new}, gone)
-
-    def _made(self, given: Iterable[Any]) -> list[Any]:
-        """The plugins, where some are given by name."""
-        plugins = [make_plugin(each, self.block) for each in given]
-        for plugin in plugins:
-            if self.block and (name := plugin_name(plugin)) in self.block:
-                raise PluginError(f"plugin {name!r} is blocked by block={list(self.block)}: take it out of one of them")
-        return plugins
 
     def _change(self, add: Iterable[Any] = (), remove: Iterable[str] = ()) -> None:
         core = self._core
@@ -277,7 +254,7 @@ class Learner:
         """The plan of a phase, or of all: event by event, which plugin runs when, and why. Print it."""
         from loopkit.engine.explain import Explanation
 
-        phases = list(self.phases.values()) if phase is None else [self._phase(phase)]
+        phases = list(self.phases.values()) if phase is None else [self.phases.find(phase)]
         return Explanation.of(self._core.registry, phases)
 
     def summary(self, batch: Any = None, phase: str | Phase | None = None, depth: int | None = None) -> Summary:
@@ -300,7 +277,7 @@ class Learner:
         """
         from loopkit.summary import summarize
 
-        return summarize(self, batch, None if phase is None else self._phase(phase), depth)
+        return summarize(self, batch, None if phase is None else self.phases.find(phase), depth)
 
     # Running
 
@@ -312,27 +289,27 @@ class Learner:
         epochs: int | float | None = None,
         max_steps: int | None = None,
         max_updates: int | None = None,
-        validate_every: int = 1,
-        validate_every_updates: int | None = None,
-        overfit_batches: int | None = None,
-        phase: str | Phase | None = None,
-        val_phase: str | Phase | None = None,
+        validate: Every | Mapping[str, Every] | None = None,
         on_interrupt: str | None = "raise",
         loader_timeout: float | None = 300.0,
     ) -> FitResult:
         """Train, and validate after every epoch; go on with the fit of a state that was loaded.
 
+        However the fit ends normally, the last weights are validated once.
+
         Args:
-            train: An iterable of batches, or a function that returns one for each epoch.
-            val: The same for validation; None for no validation.
+            train: An iterable of batches, or a function that returns one for each epoch. A mapping of a phase's name
+                to it, ``{"gan": loader}``, says which phase trains; by default it is the one in
+                ``Learner(phases=...)``, else the standard one.
+            val: The same for validation; None for no validation. A mapping may hold several, such as
+                ``{"val": a, "ood": b}``: they are run in this order, and their metrics are ``"val/loss"`` and
+                ``"ood/loss"``. For a name of which the learner has no phase it makes a `ValidationPhase`.
             epochs: Epochs over ``train``; ``math.inf`` if another limit or a plugin ends the fit.
             max_steps: End the fit after this many training steps.
             max_updates: End the fit after this many updates.
-            validate_every: Validate after every so many epochs.
-            validate_every_updates: Instead, validate in mid-epoch after every so many updates.
-            overfit_batches: Train on the first so many batches alone, the same in every epoch.
-            phase: The training phase; by default the one in ``Learner(phases=...)``, else the standard one.
-            val_phase: The validation phase, likewise.
+            validate: When to validate: ``every(epochs=2)``, ``every(updates=100)``, ``every(minutes=10)`` (not
+                reproducible), with ``first=True`` also before the first update; see `loopkit.every`. A mapping by the
+                names of phases gives each its own. By default ``every(epochs=1)``.
             on_interrupt: As in `rounds`.
             loader_timeout: Seconds that the workers of a ``DataLoader`` may take for a batch, unless the loader has a
                 timeout of its own; None for no limit.
@@ -341,43 +318,52 @@ class Learner:
             Why the fit ended, its counts, metrics and history.
 
         Raises:
-            ValueError: No limit, or one that is not positive.
+            ValueError: No limit, or one that is not positive; or ``validate`` does not fit ``val``.
+            PhaseError: A name is of no phase that fits.
             StateError: The state that was loaded does not fit the data or the phases.
             SystemExit: SIGTERM came (code 143), or ``learner.pause`` was called (75).
             KeyboardInterrupt: SIGINT came.
             ReentrancyError: Called during a fit.
             EmptyDataError: There is no batch.
+
+        Example::
+
+            learner.fit(train, {"val": a, "ood": b}, epochs=3, validate={"ood": every(epochs=3)})
         """
         limits = Limits(epochs, max_steps, max_updates)
-        for name, count in {"validate_every": validate_every, "validate_every_updates": validate_every_updates}.items():
-            check_count(name, count)
-        check_count("overfit_batches", overfit_batches)
         if limits.none:
             raise ValueError(
                 "fit has no end: give epochs=, max_steps= or max_updates= (epochs=math.inf if you mean it)"
             )
-        train_phase = self._role(phase, lambda p: p.training, "train", "phase")
-        source = self._source(train_phase, train)
-        if overfit_batches is not None:
-            batches = source.epoch()[0]
-            source = self._source(
-                train_phase, Prepared(batch for batch, _ in zip(batches, range(overfit_batches), strict=False))
-            )
-        validation = None
-        if val is not None:
-            valid_phase = self._role(val_phase, _validates, "val", "val_phase")
-            validation = Validation(self._source(valid_phase, val), validate_every, validate_every_updates)
-            _ = validation.source.length
+        source = self._source(*self._core.phases.training(train))
+        validations = self._validations(val, validate)
         planned = limits.planned(source.length, self.accumulate)
         fit = self._fit(limits, planned, on_interrupt, loader_timeout)
-        fit.begin([source.phase, *([] if validation is None else [validation.source.phase])])
+        fit.begin([source.phase, *(each.source.phase for each in validations)])
         try:
-            fit.run(source, validation)
+            fit.run(source, validations)
         except BaseException as error:
             fit.end(error)
         else:
             fit.end(None)
         return fit.result
+
+    def _validations(self, val: Any, validate: Every | Mapping[str, Every] | None) -> list[Validation]:
+        """What to validate on, and when."""
+        if val is None:
+            if validate is not None:
+                raise ValueError(f"validate is {validate!r}, but there is no data for it: give val=, or leave it out")
+            return []
+        sources = {phase.name: self._source(phase, data) for phase, data in self._core.phases.validating(val)}
+        given = validate if isinstance(validate, Mapping) else dict.fromkeys(sources, validate)
+        for name, each in given.items():
+            if name not in sources:
+                raise ValueError(f"validate names {name!r}{nearest(name, sources)}; val has {', '.join(sources)}")
+            if each is not None and not isinstance(each, Every):
+                raise ValueError(f"validate is {each!r}: write every(epochs=1), of `from loopkit import every`")
+        for source in sources.values():
+            _ = source.length  # data without a batch is refused before anything begins
+        return [Validation(source, given.get(name) or Every(epochs=1)) for name, source in sources.items()]
 
     def _fit(self, limits: Limits, planned: Planned, on_interrupt: str | None, timeout: float | None) -> Fit:
         fit = Fit(self._core, limits, planned, on_interrupt, timeout)
@@ -425,7 +411,7 @@ class Learner:
         It may be called from a hook: a phase inside another leaves counters, modes and contexts as they were. In
         `rounds` that go on with a saved state, an epoch that was over by then is passed over.
         """
-        phase = self._phase(phase)
+        phase = self.phases.find(phase)
         fit = self._core.fit
         with self._epoch(phase, self._source(phase, data), None) as epoch:
             epoch.run_all(None if fit is None else fit.timeout, True)
@@ -440,7 +426,7 @@ class Learner:
             weights: The plugin, by its name or what it provides, whose weights stand in the place of the models' own
                 meanwhile, such as ``"weight_average"``; by default those that this phase runs with.
         """
-        chosen = self._role(phase, _validates, "val", "phase")
+        chosen = self.phases.of("val", phase)
         with nullcontext() if weights is None else self._weights_of(weights):
             return self.run(chosen, data)
 
@@ -493,7 +479,7 @@ class Learner:
             epoch.check_count(True)
 
     def _predicting(self, phase: str | Phase | None) -> Phase:
-        return self._role(phase, lambda p: isinstance(p, PredictionPhase), "predict", "phase")
+        return self.phases.of("predict", phase)
 
     def epoch(self, phase: str | Phase, length: int | None = None, data: Any = None) -> Epoch:
         """One epoch whose loop is yours: ``with learner.epoch("train") as epoch: ... epoch.step(batch)``.
@@ -503,7 +489,7 @@ class Learner:
             length: The number of steps, if known: the last one then closes its accumulation window itself.
             data: What ``epoch.batches()`` goes over, from where a saved state was; needed if the epoch is to be saved.
         """
-        phase = self._phase(phase)
+        phase = self.phases.find(phase)
         return self._epoch(phase, None if data is None else self._source(phase, data), length)
 
     def _epoch(self, phase: Phase, source: Source | None, length: int | None) -> Epoch:
@@ -777,29 +763,6 @@ class Learner:
         """Phase, epoch and step, for messages."""
         return self._core.where(phase, step)
 
-    def _phase(self, phase: str | Phase) -> Phase:
-        if isinstance(phase, Phase):
-            return phase
-        if isinstance(phase, str) and phase in self.phases:
-            return self.phases[phase]
-        names = ", ".join(self.phases)
-        hint = nearest(phase, self.phases) if isinstance(phase, str) else ""
-        raise PhaseError(f"no phase is called {phase!r}{hint}; there are: {names}. Give Learner(phases=[...]) more")
-
-    def _role(self, given: str | Phase | None, fits: Callable[[Phase], bool], standard: str, argument: str) -> Phase:
-        """The phase that was asked for, else the only one of the user's that fits, else the standard one."""
-        if given is not None:
-            return self._phase(given)
-        own = [phase for phase in self._given_phases if fits(phase)]
-        if len(own) > 1:
-            names = ", ".join(repr(phase.name) for phase in own)
-            raise PhaseError(f"the learner has several such phases ({names}): say which with {argument}=...")
-        return own[0] if own else self.phases[standard]
-
-
-def _validates(phase: Phase) -> bool:
-    return not phase.training and not isinstance(phase, PredictionPhase)
-
 
 def _check_loss_fn(loss_fn: Any) -> None:
     if isinstance(loss_fn, type):
@@ -821,17 +784,6 @@ def no_loss_fn(*args: Any) -> Any:
     raise PhaseError(
         "the phase uses learner.loss_fn, but the learner has none: give Learner(loss_fn=...), or [loss] in a file"
     )
-
-
-def _phases(given: list[Phase]) -> dict[str, Phase]:
-    phases: dict[str, Phase] = {p.name: p for p in (TrainingPhase(), ValidationPhase(), PredictionPhase())}
-    for phase in given:
-        if not isinstance(phase, Phase):
-            raise PhaseError(f"phases holds {phase!r}: it takes instances of loopkit.Phase")
-        if [p.name for p in given].count(phase.name) > 1:
-            raise PhaseError(f"two phases are called {phase.name!r}: give one Phase(name=...)")
-        phases[phase.name] = phase
-    return phases
 
 
 def _concatenate(outputs: list[Any]) -> Any:

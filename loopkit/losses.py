@@ -1,16 +1,56 @@
-"""Loss functions that torch does not have."""
+"""Loss functions that torch does not have, and what says that a loss is a sum."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import log_softmax, logsigmoid
 
-__all__ = ["focal_loss"]
+__all__ = ["focal_loss", "is_sum", "summed"]
+
+
+def summed(loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same loss function, which is said to return a sum over the samples of a batch instead of their mean.
+
+    With ``Learner(loss_fn=summed(fn))`` the gradient of an accumulation window is the sum of its steps' gradients, and
+    ``train/loss`` is the sum of the losses, divided by the samples. Losses that have ``reduction="sum"``, such as
+    torch's, and ``functools.partial(fn, reduction="sum")`` say so themselves.
+
+    Args:
+        loss_fn: A function, or a module, whose parameters and buffers are those of what is returned.
+
+    Example::
+
+        >>> loss_fn = summed(lambda outputs, targets: (outputs - targets).square().sum())
+        >>> loss_fn(torch.tensor([1.0, 2.0]), torch.zeros(2)), is_sum(loss_fn)
+        (tensor(5.), True)
+    """
+    return _Summed(loss_fn)
+
+
+class _Summed(nn.Module):
+    reduction = "sum"
+
+    def __init__(self, loss_fn: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.loss_fn = loss_fn
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.loss_fn(*args, **kwargs)
+
+
+def is_sum(loss_fn: Any) -> bool:
+    """Whether a loss function says that it returns a sum over the samples: its ``reduction`` is ``"sum"``."""
+    while isinstance(loss_fn, functools.partial):
+        if "reduction" in loss_fn.keywords:
+            return bool(loss_fn.keywords["reduction"] == "sum")
+        loss_fn = loss_fn.func
+    return bool(getattr(loss_fn, "reduction", None) == "sum")
 
 
 def __dir__() -> list[str]:

@@ -176,11 +176,13 @@ class LRFinder:
             )
         sweep = _Sweep(self)
         with _as_before(learner, data):
-            copied, phase = self._copy(learner, phase, sweep)
-            copied.fit(_own_position(data), epochs=math.inf, phase=phase)
+            copied, name = self._copy(learner, phase, sweep)
+            own = _own_position(data)
+            copied.fit(own if name is None else {name: own}, epochs=math.inf)
         return sweep.result()
 
-    def _copy(self, learner: Learner, phase: str | Phase | None, sweep: _Sweep) -> tuple[Learner, str | Phase | None]:
+    def _copy(self, learner: Learner, phase: str | Phase | None, sweep: _Sweep) -> tuple[Learner, str | None]:
+        """A learner of copies, and the name of the phase that it trains with; None for that of ``fit``."""
         words = {*KEPT, *self.plugins}
         kept = {n: p for n, p in learner.plugins.items() if n in words or getattr(p, "provides", "") in words}
         known = {*kept, *(getattr(plugin, "provides", "") for plugin in kept.values())}
@@ -191,8 +193,10 @@ class LRFinder:
         models = copy.deepcopy(learner.models, memo)
         optimizers = {name: _copy_optimizer(each, memo) for name, each in learner.optimizers.items()}
         loss_fn, phases, phase, plugins = copy.deepcopy(
-            (learner.loss_fn, learner._given_phases, phase, list(kept.values())), memo
+            (learner.loss_fn, learner.phases.given, phase, list(kept.values())), memo
         )
+        if phase is not None and not isinstance(phase, str):
+            phases, phase = [*(each for each in phases if each.name != phase.name), phase], phase.name
         chains = [[word for word in chain if word in known] for chain in learner.order]
         made = Learner(
             models if isinstance(learner.model, Mapping) else models["model"],
@@ -201,7 +205,6 @@ class LRFinder:
             plugins=[*plugins, sweep],
             phases=phases,
             accumulate=learner.accumulate,
-            accumulate_reduction=learner.accumulate_reduction,
             standard=False,
             order=chains,
         )

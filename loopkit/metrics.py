@@ -127,11 +127,15 @@ class Mean(Metric):
 
     def __init__(self, attribute: str) -> None:
         self.attribute = self.name = attribute
+        self.sums = False
+        """Whether the values are sums, which are not multiplied by the weights again."""
         super().__init__()
 
     def reset(self) -> None:  # noqa: D102
         self.total: Tensor | None = None
         self.weight: Tensor | float = 0.0
+        self.only: Tensor | None = None
+        """The value, while there is one alone: the mean has its very bits."""
 
     def add(self, value: Tensor | float, weight: Tensor | float) -> None:
         """Add one value.
@@ -146,27 +150,50 @@ class Mean(Metric):
                 raise ValueError(f"{self.name} has shape {tuple(value.shape)}: its mean takes one number for each step")
             value = value.reshape(())
         value = value.detach()
-        total = torch.zeros_like(wide(value)) if self.total is None else self.total
-        if isinstance(weight, Tensor):
+        if self.total is None:
+            first = wide(value)
+            total = torch.zeros_like(first)
+            self.only = None if self.sums or isinstance(weight, Tensor) else first
+        else:
+            total, self.only = self.total, None
+        if self.sums:
+            self.total = total + value
+            weight = wide(weight) if isinstance(weight, Tensor) else weight
+        elif isinstance(weight, Tensor):
             weight = wide(weight)
             self.total = total + value * weight
         else:
             self.total = torch.add(total, value, alpha=weight)  # in the wider dtype of the two
         self.weight = self.weight + weight
 
+    def state_dict(self) -> dict[str, Any]:  # noqa: D102
+        state = super().state_dict()
+        return {key: value for key, value in state.items() if key != "only" or value is not None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: D102
+        super().load_state_dict({"only": None, **state})
+
     def merge(self, states: Sequence[dict[str, Any]]) -> None:  # noqa: D102
-        self.load_state_dict(added(states))
+        full = [state for state in states if state["total"] is not None]
+        only = full[0].get("only") if len(full) == 1 else None
+        sums = added([{key: state[key] for key in ("total", "weight")} for state in states])
+        self.load_state_dict({**sums, "only": only})
 
     @property
     def is_empty(self) -> bool:  # noqa: D102
         return self.total is None
 
     def compute(self) -> Tensor | float:  # noqa: D102
+        if self.only is not None:
+            return self.only
         return math.nan if self.total is None else self.total / self.weight
 
 
 class Loss(Mean):
-    """Mean loss over an epoch, weighted by ``step.weight``: right for an uneven last batch."""
+    """Mean loss over an epoch, weighted by ``step.weight``: right for an uneven last batch.
+
+    Of a loss that is a sum (`loopkit.losses.is_sum`), the sums are added, and divided by the weights.
+    """
 
     def __init__(self) -> None:
         super().__init__("loss")

@@ -11,7 +11,7 @@ import torch
 from helpers import EventLog, batches, make_learner, on, raising
 from torch import nn
 
-from loopkit import CancelEpoch, CancelFit, CancelStep, PredictionPhase, TrainingPhase, ValidationPhase, hookimpl
+from loopkit import CancelEpoch, CancelFit, CancelStep, PredictionPhase, TrainingPhase, ValidationPhase, every, hookimpl
 from loopkit.errors import EmptyDataError, ExhaustedIteratorError, PhaseError, PluginError, ReentrancyError
 
 
@@ -594,7 +594,7 @@ def test_nested_pass_leaves_its_outer_step_untouched_when_cancelled():
 def test_nested_cancel_fit_ends_the_outer_pass_too():
     log = EventLog()
     learner = make_learner(log, raising("loss_begin", CancelFit("no"), phase="val"))
-    result = learner.fit(batches(3), batches(1), epochs=1, validate_every_updates=2)
+    result = learner.fit(batches(3), batches(1), epochs=1, validate=every(updates=2))
     assert log.lines[2:] == [
         "train 0: step_begin loss_begin backward_begin backward_end update_begin update_end step_end",
         "train 1: step_begin loss_begin backward_begin backward_end update_begin update_end step_end",
@@ -612,7 +612,7 @@ def test_nested_stop_ends_both_passes():
     learner.add(on("step_end", lambda learner, phase, **_: phase.name == "val" and learner.stop()))
     log = EventLog()
     learner.add(log)
-    learner.fit(batches(3), batches(2), epochs=3, validate_every_updates=1)
+    learner.fit(batches(3), batches(2), epochs=3, validate=every(updates=1))
     assert [line.split(":")[0] for line in log.lines] == [
         "fit_begin", "train", "train 0", "val", "val 0", "val 1", "val", "train", "fit_end",
     ]  # fmt: skip
@@ -747,7 +747,7 @@ def test_evaluate_with_two_phases_that_fit_asks_which():
 # Limits
 
 
-@pytest.mark.parametrize("limit", ["epochs", "max_steps", "max_updates", "validate_every", "validate_every_updates"])
+@pytest.mark.parametrize("limit", ["epochs", "max_steps", "max_updates"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, True])
 def test_limit_that_is_no_count_is_refused(limit, value):
     with pytest.raises(ValueError, match=f"{limit} is {value}"):
@@ -770,14 +770,6 @@ def test_skipped_updates_do_not_count_for_max_updates():
     skip = on("update_begin", lambda step, **_: step.index == 0 and step.skip_update("no"))
     result = make_learner(skip).fit(batches(3), max_updates=3)
     assert (result.steps, result.updates, result.epochs) == (5, 3, 2)
-
-
-def test_overfit_batches_trains_on_the_same_first_ones():
-    seen = []
-    data = batches(5)
-    learner = make_learner(on("step_begin", lambda step, **_: seen.append(step.batch)))
-    learner.fit(data, epochs=2, overfit_batches=2)
-    assert [id(batch) for batch in seen] == [id(data[0]), id(data[1])] * 2
 
 
 def test_data_that_is_used_up_is_refused_in_its_second_epoch():

@@ -1022,3 +1022,44 @@ def test_examples_in_the_docstrings_run() -> None:
     result = doctest.testmod(loopkit.data)
     assert result.attempted > 10
     assert result.failed == 0
+
+
+# The same batches in every epoch
+
+
+def test_same_gives_the_first_batches_in_every_epoch_and_leaves_the_loader_where_it_is():
+    loader = TensorLoader(torch.arange(10), batch_size=3, shuffle=True, seed=4)
+    few = loopkit.data.same(loader, batches=2)
+    first = [batch.tolist() for batch in few]
+    assert len(few) == 2
+    assert [batch.tolist() for batch in few] == first == [batch.tolist() for batch in loader][:2]
+
+
+@pytest.mark.parametrize("batches", [1, 7])
+def test_same_takes_any_iterable_and_no_more_than_there_is(batches):
+    given = [(torch.ones(2), torch.zeros(2)), (torch.zeros(2), torch.ones(2))]
+    few = loopkit.data.same(iter(given), batches=batches)
+    assert [id(batch) for batch in few] == [id(batch) for batch in given[:batches]] == [id(batch) for batch in few]
+
+
+def test_same_goes_on_at_its_position_and_refuses_other_batches():
+    few = loopkit.data.same([torch.ones(2), torch.zeros(2)], batches=2)
+    next(iter(few))
+    state = few.state_dict()
+    again = loopkit.data.same([torch.ones(2), torch.zeros(2)], batches=2)
+    again.load_state_dict(state)
+    assert [batch.tolist() for batch in again] == [[0.0, 0.0]]
+    assert [batch.tolist() for batch in again] == [[1.0, 1.0], [0.0, 0.0]]
+    with pytest.raises(LoaderError, match="content"):
+        loopkit.data.same([torch.ones(2), torch.ones(2)], batches=2).load_state_dict(state)
+
+
+@pytest.mark.parametrize("batches", [0, -1, 1.5, True])
+def test_same_refuses_what_is_no_count(batches):
+    with pytest.raises(LoaderError, match="batches"):
+        loopkit.data.same([torch.ones(2)], batches=batches)
+
+
+def test_same_of_nothing_is_refused():
+    with pytest.raises(EmptyDataError, match="no batch"):
+        loopkit.data.same([])

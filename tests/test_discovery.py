@@ -359,7 +359,6 @@ def test_plugin_of_a_distribution_that_is_not_installed_says_where_it_is(name, m
         make_learner(name)
     with pytest.raises(PluginError, match=r"no plugin called 'Cost' is installed \(did you mean 'cost'\?\)"):
         loopkit.load_plugin("Cost")
-    assert make_learner(block=[name]).block == (name,)
 
 
 @pytest.mark.parametrize("name", ["", ":", "x:", "nothing_like_it", "loopkit:nothing_like_it"])
@@ -568,37 +567,6 @@ def test_allow_list_that_is_given_replaces_that_of_the_environment(counter, monk
     monkeypatch.delenv("LOOPKIT_PLUGINS")
     with pytest.raises(PluginError, match="allows none"):
         discovery.make_plugin("a_counter", allow=())
-
-
-@pytest.mark.parametrize("word", ["a_counter", "the-counters:a_counter"])
-def test_blocked_name_is_refused_before_it_is_imported(word, counter):
-    learner = make_learner(block=[word])
-    for act in (lambda: make_learner("a_counter", block=[word]), lambda: learner.add({"a_counter": {}})):
-        with pytest.raises(PluginError, match=r"plugin 'a_counter' is blocked by block=\["):
-            act()
-    assert counter not in sys.modules
-
-
-def test_blocked_object_is_refused_and_a_blocked_standard_plugin_left_out():
-    learner = make_learner(block=["grad_norm", "history"], standard=True)
-    assert list(learner.plugins) == ["metrics", "progress", "sanity_check", "stop_on_non_finite"]
-    with pytest.raises(PluginError, match=r"plugin 'grad_norm' is blocked by block=\['grad_norm', 'history'\]"):
-        learner.add(GradNorm())
-    assert list(make_learner(block=iter(["not_installed"])).plugins) == []
-
-
-@pytest.mark.parametrize(
-    ("block", "message"),
-    [
-        ("history", "block is 'history': write a list of plugin names"),
-        (3, "block is 3: write a list of plugin names"),
-        ([GradNorm], "block holds .*: write a list of plugin names"),
-        (["histroy"], r"block: no plugin is called 'histroy' \(did you mean 'history'\?\)"),
-    ],
-)
-def test_block_that_is_no_list_of_names_is_refused(block, message):
-    with pytest.raises(PluginError, match=message):
-        make_learner(block=block)
 
 
 # -------------------------------------------------------------------------------------------------------- declarations

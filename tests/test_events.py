@@ -10,7 +10,7 @@ import torch
 from helpers import EventLog, batches, make_learner, on, raising
 from torch import nn
 
-from loopkit import CancelEpoch, CancelFit, CancelStep, Event, Learner, Phase, TrainingPhase, hookimpl
+from loopkit import CancelEpoch, CancelFit, CancelStep, Event, Learner, Phase, TrainingPhase, every, hookimpl
 from loopkit.errors import EventError
 from loopkit.events import BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, UpdateSkipped, snake_case
 
@@ -652,7 +652,7 @@ def test_error_of_the_loader_fires_fit_end_alone():
 
 def test_validation_every_two_updates_is_nested_in_training():
     log = EventLog()
-    make_learner(log).fit(batches(3), batches(1), epochs=2, validate_every_updates=2)
+    make_learner(log).fit(batches(3), batches(1), epochs=2, validate=every(updates=2))
     nested = ["val: epoch_begin", f"val 0: {VAL}", "val: epoch_end phase_end"]
     assert log.lines == [
         "fit_begin",
@@ -675,7 +675,7 @@ def test_validation_every_two_updates_is_nested_in_training():
 
 def test_validate_every_two_epochs():
     log = EventLog()
-    make_learner(log).fit(batches(1), batches(1), epochs=3, validate_every=2)
+    make_learner(log).fit(batches(1), batches(1), epochs=3, validate=every(epochs=2))
     passes = [line for line in log.lines if line.endswith("epoch_begin")]
     train, val = "train: epoch_begin", "val: epoch_begin"
     assert passes == [train, train, val, train, val]  # the last weights are validated, too

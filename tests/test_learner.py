@@ -287,6 +287,7 @@ def test_order_and_the_standard_set_are_told():
     assert make(order=["noise", "clip"]).order == [["noise", "clip"]]
     assert make(order=[["a", "b"], ["b", "c"]]).order == [["a", "b"], ["b", "c"]]
     assert (make().order, make().standard) == ([], [])
-    learner = Learner(nn.Linear(3, 2), nn.MSELoss(), SGD, plugins=[History()], block=["progress"])
-    learner.remove("metrics")
-    assert [plugin.name for plugin in learner.standard] == ["metrics", "sanity_check", "stop_on_non_finite"]
+    learner = Learner(nn.Linear(3, 2), nn.MSELoss(), SGD, plugins=[History()])
+    learner.remove("metrics", "progress")
+    names = ["metrics", "progress", "sanity_check", "stop_on_non_finite"]
+    assert [plugin.name for plugin in learner.standard] == names

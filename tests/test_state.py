@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from loopkit import CancelEpoch, CancelStep, Learner, Phase, TrainingPhase, every, hookimpl
 from loopkit.checkpoint import load, storage
-from loopkit.data import ResumableSampler, TensorLoader
+from loopkit.data import ResumableSampler, TensorLoader, same
 from loopkit.errors import ReentrancyError, StateError
 from loopkit.plugins import (
     Checkpoint,
@@ -254,7 +254,9 @@ class Weighted(TrainingPhase):
 )
 def test_open_windows_go_on(weigh, reduction):
     def make():
-        return make_learner(phases=[Weighted(weigh)], accumulate=3, accumulate_reduction=reduction, lr=0.01)
+        learner = make_learner(phases=[Weighted(weigh)], accumulate=3, lr=0.001)
+        learner.loss_fn = nn.MSELoss(reduction=reduction)
+        return learner
 
     states = assert_goes_on(make, fitting(batches(5), epochs=2))
     counts = [
@@ -550,7 +552,7 @@ def test_one_shot_generator_goes_on_in_its_only_epoch():
 
 def test_pass_of_another_phase_than_the_saved_one_is_refused():
     saver = Saver()
-    make_learner(saver, phases=[TrainingPhase(name="fine")]).fit(batches(2), epochs=1, phase="fine")
+    make_learner(saver, phases=[TrainingPhase(name="fine")]).fit({"fine": batches(2)}, epochs=1)
     learner = make_learner()
     learner.load_state_dict(saver.states["fine 1 step 0"])
     with pytest.raises(StateError, match="saved in an epoch of phase 'fine', and this is one of 'train'"):
@@ -563,13 +565,12 @@ def test_pass_of_another_phase_than_the_saved_one_is_refused():
 @pytest.mark.parametrize(
     "options",
     [
-        {"epochs": 3, "validate_every": 2},
-        {"epochs": 2, "validate_every_updates": 2},
+        {"epochs": 3, "validate": every(epochs=2)},
+        {"epochs": 2, "validate": every(updates=2)},
         {"max_steps": 7},
         {"max_updates": 5},
-        {"max_steps": 5, "validate_every_updates": 2},
-        {"max_updates": 4, "epochs": 9, "validate_every": 3},
-        {"epochs": 2, "overfit_batches": 2},
+        {"max_steps": 5, "validate": every(updates=2)},
+        {"max_updates": 4, "epochs": 9, "validate": every(epochs=3)},
     ],
     ids=str,
 )
@@ -583,6 +584,14 @@ def test_fit_with_its_limits_goes_on(options):
 
     assert_goes_on(lambda: make_learner(History()), run)
     assert set(results) == {results[0]}
+
+
+def test_fit_on_the_same_batches_in_every_epoch_goes_on():
+    def run(learner, load):
+        load(learner)
+        learner.fit(same(TensorLoader(torch.arange(24.0).view(8, 3), torch.ones(8, 1), batch_size=2), 3), epochs=2)
+
+    assert_goes_on(lambda: make_learner(History()), run)
 
 
 @pytest.mark.parametrize(

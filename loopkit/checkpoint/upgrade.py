@@ -10,13 +10,14 @@ from typing import Any
 def upgrade(state: dict[str, Any]) -> dict[str, Any]:
     """A state that was read from a checkpoint, in today's form; one that has it already is returned as it is."""
     if "versions" in state or "passes" not in state:
-        return state
+        return state if state.get("versions", {}).get("fit") != 1 else {**state, "fit": _fit(state, "epochs")}
     phases = [each["phase"] for each in state["passes"]]
     start = math.inf if state["fit"] is None else state["fit"]["start"]["steps"]
     plugins, stores = _parted(state["plugins"], phases, start)
     made = {
         **{key: value for key, value in state.items() if key != "passes"},
         "versions": {},
+        "fit": _fit(state, "passes"),
         "plugins": plugins,
         "phases": {},
         "epochs": [{**each, "stores": kept} for each, kept in zip(state["passes"], stores, strict=True)],
@@ -29,6 +30,19 @@ def upgrade(state: dict[str, Any]) -> dict[str, Any]:
             for rank, (own, kept) in zip(state["ranks"], parted, strict=True)
         ]
     return made
+
+
+def _fit(state: Mapping[str, Any], opened: str) -> Any:
+    """Where the fit is: its one validation is of the phase that was open, or that has data and does not train."""
+    fit = state["fit"]
+    if not isinstance(fit, dict) or not {"validate", "validating", "validated"} <= fit.keys():
+        return fit
+    at = {key: value for key, value in fit.items() if key not in ("validate", "validating", "validated")}
+    phases = [each["phase"] for each in state[opened]]
+    inner = phases[1:] if fit["validating"] else phases if fit["validate"] else []
+    phase = next(iter([*inner, *(name for name in state["data"] if name not in (*phases, "train"))]), "val")
+    due = [phase] if fit["validate"] or fit["validating"] else []
+    return {**at, "due": due, "mid_epoch": fit["validating"], "validated": {phase: fit["validated"]}}
 
 
 def _parted(

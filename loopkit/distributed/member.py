@@ -21,6 +21,7 @@ from loopkit.distributed.watch import Watch, hook_of, is_collective_error
 from loopkit.errors import PeerError, PluginError, WorldError
 from loopkit.facts import fact
 from loopkit.hooks import hookimpl
+from loopkit.losses import is_sum
 from loopkit.plugin import has_a_say, options_of, unwrapped
 from loopkit.world import World, join
 
@@ -324,7 +325,7 @@ def _setup(learner: Learner) -> dict[str, str]:
         "optimizer": str(optimizers),
         "loss": fact(learner.loss_fn),
         **{f"phase {name!r}": fact(phase) for name, phase in learner.phases.items()},
-        "accumulation": f"{learner.accumulate} steps, {learner.accumulate_reduction}",
+        "accumulation": f"{learner.accumulate} steps, {'sums' if is_sum(learner.loss_fn) else 'means'}",
         "progress": f"{learner.progress.epochs} epochs, {learner.progress.steps} steps",  # each has samples of its own
         "limit of the fit": "" if fit is None else fact(fit.limits.saved()),
     }

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from loopkit.engine.core import Core
 
 PARTS = "models", "optimizers", "progress", "metrics", "plugins", "phases", "epochs", "data", "fit", "generators"
-VERSIONS = dict.fromkeys(PARTS, 1)
+VERSIONS = {**dict.fromkeys(PARTS, 1), "fit": 2}
 """The form of each part of a state. What reads a part knows all its forms up to this one."""
 
 
@@ -299,9 +299,10 @@ POSITION: dict[str, Kind] = {
     "by_fit": FLAG,
     "epochs": COUNT,
     "done": COUNT,
-    "validate": FLAG,
-    "validating": FLAG,
-    "validated": COUNT,
+    "due": ("a list of phases", lambda v: type(v) is list and all(type(name) is str for name in v)),
+    "mid_epoch": FLAG,
+    "validated": ("counts by name", lambda v: isinstance(v, Mapping) and all(COUNT[1](each) for each in v.values())),
+    "clock": NUMBERS,
     "ended": TEXT,
     "limits": MAPPING,
     "seconds": ("a duration", lambda v: is_number(v) and 0 <= v < math.inf),

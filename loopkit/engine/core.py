@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from loopkit.engine.epoch import Epoch
     from loopkit.engine.fit import Fit
     from loopkit.engine.models import Models
+    from loopkit.engine.roles import Roles
     from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
@@ -29,22 +30,18 @@ class Core:
     """What a learner consists of, and what of it is running. Only the learner has it, and the engine's parts.
 
     Args:
-        learner: What hooks are given as ``learner``; the engine itself calls nothing of it.
+        learner: What hooks are given as ``learner``; the engine itself only looks at its loss function.
         models: Modules and optimizers.
-        phases: By name.
+        phases: Its phases.
         accumulate: Steps per update.
         order: What the user gave as ``order``.
     """
 
-    def __init__(
-        self, learner: Learner, models: Models, phases: dict[str, Phase], accumulate: int, order: Sequence[Any]
-    ) -> None:
+    def __init__(self, learner: Learner, models: Models, phases: Roles, accumulate: int, order: Sequence[Any]) -> None:
         self.learner = learner
         self.models = models
         self.phases = phases
         self.accumulate = accumulate
-        self.sums = False
-        """Whether losses are sums, so that a window's gradient is the sum of those of its steps."""
         self.progress = Progress()
         self.metrics: dict[str, float] = {}
         self.world = World()

@@ -19,6 +19,7 @@ from loopkit.engine.resume import Position
 from loopkit.engine.signals import Signals
 from loopkit.engine.sources import Source
 from loopkit.errors import Cancel, CancelFit, PhaseError, ReentrancyError
+from loopkit.every import Every
 from loopkit.notes import add_note, locate, say, shown
 from loopkit.result import FitResult, Planned
 
@@ -78,11 +79,15 @@ class Limits:
 
 @dataclass(frozen=True)
 class Validation:
-    """When a fit validates: after every so many epochs, or else in mid-epoch after every so many updates."""
+    """What a fit validates on, and when."""
 
     source: Source
-    epochs: int = 1
-    updates: int | None = None
+    every: Every
+
+    @property
+    def phase(self) -> str:
+        """The name of its phase."""
+        return self.source.phase.name
 
 
 class Fit:
@@ -131,6 +136,8 @@ class Fit:
         """Whether a signal or a pause ends the process, by what it raises after its ``fit_end``."""
         self._signals = Signals(core.requests.change, lambda: not core.can_save) if on_interrupt else None
         self._started = time.monotonic()
+        self._validations: dict[str, Validation] = {}
+        """By phase, in the order in which they are run."""
         self._ends: list[Implementation] = []
         self._not_begun: set[str] = set()
         self._counts = False
@@ -262,27 +269,30 @@ class Fit:
 
     # Its rounds, where the loop is its own
 
-    def run(self, train: Source, validation: Validation | None) -> None:
+    def run(self, train: Source, validations: Sequence[Validation] = ()) -> None:
         """Train, and validate, until it is over."""
         core, at = self._core, self.position
         at.run_by_fit()
-        sources = [train] if validation is None else [validation.source, train]
-        for source in sources:
-            core.resume.expect(source.phase.name, source.ready)
+        for each in validations:
+            self._validations[each.phase] = each
+            core.resume.expect(each.phase, each.source.ready)
+        core.resume.expect(train.phase.name, train.ready)
+        if at.due:
+            at.want([phase for phase in at.due if phase in self._validations], at.mid_epoch)
         while True:
             core.requests.answer(core)
             if self.cancelled is not None:
                 raise self.cancelled
             waiting = core.resume.waits
-            if at.validate and validation is not None:
-                self._validate(validation)
+            if self._validations and not waiting:
+                self._want("round")
+            if at.due and core.resume.waiting[:1] != [train.phase.name]:
+                self._validate(at.due[0])
             elif not waiting and (reason := self.reason_to_end()):
-                if validation is None or not self._is_unvalidated():
-                    self.result.reason = reason  # type: ignore[assignment]
-                    return
-                at.want_validation()
+                self.result.reason = reason  # type: ignore[assignment]
+                return
             else:
-                self._train(train, validation)
+                self._train(train)
 
     def reason_to_end(self) -> str:
         """Why it is over, as `FitResult.reason`; an empty string if it is not."""
@@ -297,41 +307,76 @@ class Fit:
             return "max_updates"
         return "epochs" if limits.epochs is not None and at.epochs >= limits.epochs else ""
 
-    def _is_unvalidated(self) -> bool:
-        """Whether the weights have changed since the last validation."""
-        at, updates = self.position, self._core.progress.updates
-        return not at.ended and updates > max(at.validated, at.start.updates)
+    def _want(self, when: str) -> None:
+        """Note the validations that are due, beside those that are already.
 
-    def _train(self, source: Source, validation: Validation | None) -> None:
+        Args:
+            when: ``"round"``: between two epochs; ``"epoch"``: a training epoch has just ended; ``"step"``: between
+                two steps of one.
+        """
+        at = self.position
+        due = [name for name, each in self._validations.items() if name in at.due or self._is_due(each, when)]
+        at.want(due, mid_epoch=when == "step")
+
+    def _is_due(self, validation: Validation, when: str) -> bool:
+        """Whether it is time for a validation: the one rule about it."""
+        at, every, updates = self.position, validation.every, self._core.progress.updates
+        begun = at.validated.get(validation.phase)
+        since = updates - (at.start.updates if begun is None else begun)
+        if when == "epoch" and every.epochs is not None and at.epochs % every.epochs == 0:
+            return True
+        if when != "step" and self.reason_to_end():
+            return since > 0 and not at.ended  # the last weights, once
+        if every.first and begun is None and updates == at.start.updates:
+            return True
+        if every.updates is not None:
+            return when == "step" and since >= every.updates
+        return every.minutes is not None and self._is_late(validation)
+
+    def _is_late(self, validation: Validation) -> bool:
+        """Whether its minutes are over. Rank 0's clock decides; the others hear of it when they next agree."""
+        requests, phase = self._core.requests, validation.phase
+        late = self._core.world.rank == 0 and time.monotonic() >= self._time_of(validation)
+        if not requests.together:
+            return late
+        if late and phase not in requests.validations:
+            requests.validate(phase)
+        return phase in requests.validations
+
+    def _time_of(self, validation: Validation) -> float:
+        """When its minutes are over, by ``time.monotonic``."""
+        at = self.position
+        return self._started - at.seconds + at.clock.get(validation.phase, 0.0) + validation.every.seconds
+
+    def _train(self, source: Source) -> None:
         core, at = self._core, self.position
         before = core.progress.steps
         epoch = Epoch(core, source.phase, source)
-        cancel = self._run(epoch, validation, first=at.epochs == 0)
-        at.count_epoch(validate=False)
-        if validation is not None and not validation.updates:
-            due = at.epochs % validation.epochs == 0
-            if due or (self.reason_to_end() and self._is_unvalidated()):
-                at.want_validation()
+        cancel = self._run(epoch, first=at.epochs == 0)
+        at.count_epoch()
+        if self._validations:
+            self._want("epoch")
         self._check_progress(source.phase, before)
         epoch.finish(cancel)
 
-    def _validate(self, validation: Validation) -> None:
-        core, at = self._core, self.position
-        epoch = Epoch(core, validation.source.phase, validation.source)
+    def _validate(self, phase: str) -> None:
+        core, at, source = self._core, self.position, self._validations[phase].source
+        epoch = Epoch(core, source.phase, source)
+        first = phase not in at.validated
         if not core.resume.waits:
-            at.begin_validation(core.progress.updates)
-        first = at.epochs <= validation.epochs
-        cancel = self._run(epoch, None, first=first)
-        at.end_validation()
+            at.begin_validation(phase, core.progress.updates)
+        core.requests.begin_validation(phase)
+        cancel = self._run(epoch, first)
+        at.end_validation(phase, self.seconds)
         epoch.finish(cancel)
 
-    def _run(self, epoch: Epoch, validation: Validation | None, first: bool) -> Cancel | None:
+    def _run(self, epoch: Epoch, first: bool) -> Cancel | None:
         """Run an epoch up to its end, but for ``phase_end``; returns the cancel that ended it, if one did."""
         epoch.__enter__()
         try:
             with epoch.feeding(self.timeout) as batches:
-                if epoch.trains and self._stops_between(validation):
-                    complete = self._run_in_parts(epoch, batches, validation)
+                if epoch.trains and self._stops_between():
+                    complete = self._run_in_parts(epoch, batches)
                 elif epoch.stopped:
                     epoch.leave_data()
                     complete = False
@@ -346,15 +391,17 @@ class Fit:
             return epoch.end(error)
         return epoch.end(None)
 
-    def _stops_between(self, validation: Validation | None) -> bool:
+    def _stops_between(self) -> bool:
         """Whether a training epoch is looked at between its steps."""
         limits = self.limits
-        return bool(limits.max_steps or limits.max_updates or (validation is not None and validation.updates))
+        if limits.max_steps or limits.max_updates or self.position.due:
+            return True
+        return bool(self._validations) and any(each.every.epochs is None for each in self._validations.values())
 
-    def _run_in_parts(self, epoch: Epoch, batches: Iterable[Any], validation: Validation | None) -> bool:
+    def _run_in_parts(self, epoch: Epoch, batches: Iterable[Any]) -> bool:
         """Run its steps up to a limit, with the validations that are due between them."""
         if epoch.resumed:  # what comes after the step at which the state was saved, which may be the end
-            if (self._core.resume.waits or not epoch.stopped) and self._between(epoch, validation):
+            if (self._core.resume.waits or not epoch.stopped) and self._between(epoch):
                 epoch.leave_data()
                 return False
         if epoch.stopped:
@@ -362,28 +409,30 @@ class Fit:
             return False
         batches = iter(batches)
         while True:
-            if epoch.run(batches, self._until(validation)):
+            if epoch.run(batches, self._until()):
                 return True
-            if epoch.stopped or self._between(epoch, validation):
+            if epoch.stopped or self._between(epoch):
                 return False
 
-    def _until(self, validation: Validation | None) -> Until:
+    def _until(self) -> Until:
         at, limits = self.position, self.limits
         steps = math.inf if limits.max_steps is None else at.start.steps + limits.max_steps
         updates = math.inf if limits.max_updates is None else at.start.updates + limits.max_updates
-        if validation is not None and validation.updates:
-            updates = min(updates, at.validated + validation.updates)
-        return Until(steps, updates, math.inf)
+        late = math.inf
+        for phase, each in self._validations.items():
+            if each.every.updates is not None:
+                updates = min(updates, at.validated.get(phase, at.start.updates) + each.every.updates)
+            elif self._core.world.rank == 0:
+                late = min(late, self._time_of(each))
+        return Until(steps, updates, late)
 
-    def _between(self, epoch: Epoch, validation: Validation | None) -> bool:
-        """Between two steps: validate if that is due; returns whether a limit is reached."""
-        at, core = self.position, self._core
+    def _between(self, epoch: Epoch) -> bool:
+        """Between two steps: run the validations that are due; returns whether a limit is reached."""
+        at = self.position
         with epoch.resting():
-            if validation is not None and validation.updates:
-                if core.progress.updates - at.validated >= validation.updates:
-                    at.want_validation(core.progress.updates)
-                if at.validating:
-                    self._validate(validation)
+            self._want("step")
+            while at.due:
+                self._validate(at.due[0])
         return self.reason_to_end() in ("max_steps", "max_updates") or epoch.stopped
 
     def _check_progress(self, phase: Phase, before: int) -> None:

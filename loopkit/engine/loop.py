@@ -27,6 +27,7 @@ from loopkit.events import (
     UpdateEnd,
     UpdateSkipped,
 )
+from loopkit.losses import is_sum
 from loopkit.notes import locate, shown
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class Loop(Frame):
         """The epoch begins, after so many steps of it were taken before; a stop from before does not end it."""
         self._taken, self.in_hook, self._stop_before = taken, in_hook, stop
         if self.phase.training:
-            size, mean = self._core.accumulate, not self._core.sums
+            size, mean = self._core.accumulate, not is_sum(self._core.learner.loss_fn)
             optimizers = self._core.models.optimizers.items()
             self.windows = tuple([Window(name, optimizer, size, mean) for name, optimizer in optimizers])
             if all(phase is not self.phase for phase in self._core.proven):
@@ -168,7 +169,7 @@ class Loop(Frame):
 
         Args:
             batches: What the steps process.
-            until: Where to return; a stop returns, too, in an epoch that trains.
+            until: Where to return; what was asked for returns, too. Without it, a stop does, in an epoch that trains.
         """
         try:
             if self._grad_mode is None:
@@ -246,7 +247,7 @@ class Loop(Frame):
                         raise
             if requests.version != version:
                 self._look_again()
-                if self.stopped:
+                if self.stopped or until is not None:
                     return False
             if until is not None and until.reached(core.progress.steps, core.progress.updates):
                 return False

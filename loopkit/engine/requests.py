@@ -52,15 +52,22 @@ class Wishes:
     stop: Stop | None = None
     save: bool = False
     ending: Ending | None = None
+    validations: frozenset[str] = frozenset()
+    """The phases of which rank 0's clock says that it is time."""
 
     @property
     def any(self) -> bool:
         """Whether anything is asked for."""
-        return self.save or self.stop is not None or self.ending is not None
+        return self.save or self.stop is not None or self.ending is not None or bool(self.validations)
 
     def __or__(self, later: Wishes) -> Wishes:
         """These, and what later ones add."""
-        return Wishes(self.stop or later.stop, self.save or later.save, self.ending or later.ending)
+        return Wishes(
+            self.stop or later.stop,
+            self.save or later.save,
+            self.ending or later.ending,
+            self.validations | later.validations,
+        )
 
 
 class Requests:
@@ -73,6 +80,8 @@ class Requests:
         """The stop that is in force."""
         self.signal: signal.Signals | None = None
         """The signal that was caught, during ``signal_begin``."""
+        self.validations: frozenset[str] = frozenset()
+        """The phases of which all processes know that it is time to validate, by rank 0's clock."""
         self._world = World()
         self._signals: Signals | None = None
         self._asked = Wishes()
@@ -92,6 +101,7 @@ class Requests:
     def begin(self, signals: Signals | None) -> None:
         """A fit begins, and nothing is asked for."""
         self._signals, self._asked, self._due, self.stopped, self.signal = signals, Wishes(), None, None, None
+        self.validations = frozenset()
 
     def end(self) -> None:
         """A fit is over; signals are not listened to any more."""
@@ -124,6 +134,14 @@ class Requests:
     def save(self) -> None:
         """Ask that the state is saved."""
         self._ask(None)
+
+    def validate(self, phase: str) -> None:
+        """Let the others know, when they next agree, that it is time for a validation; rank 0 calls it."""
+        self._asked |= Wishes(validations=frozenset([phase]))
+
+    def begin_validation(self, phase: str) -> None:
+        """A validation that all knew of begins."""
+        self.validations -= {phase}
 
     def _ask(self, ending: Ending | None) -> None:
         wishes = Wishes(save=True, ending=ending)
@@ -205,11 +223,12 @@ class Requests:
         agreed = None
         if wanted:
             own = cancel and (type(cancel).__name__, cancel.reason, cancel.by)
-            said = world.gather((asked.stop, own, asked.save, asked.ending))
-            stops, cancels, saves, endings = zip(*said, strict=True)
+            said = world.gather((asked.stop, own, asked.save, asked.ending, asked.validations))
+            stops, cancels, saves, endings, validations = zip(*said, strict=True)
             self._asked = Wishes()
             ending, stop = _first(endings), _first(stops)
             self.stopped = self.stopped or (None if stop is None else Stop(*stop))
+            self.validations = self.validations.union(*validations)
             agreed = _strongest([each for each in cancels if each is not None])
             due = Wishes(save=any(saves), ending=None if ending is None else Ending(*ending))
             if due.any:

@@ -42,12 +42,14 @@ class Position:
     """Rounds that are complete but for a validation: training epochs, in a loop of ``fit``."""
     done: int = 0
     """In a loop of the user's own: epochs of this round that are over."""
-    validate: bool = False
-    """The next epoch, or the one under way, is the validation that follows a training epoch."""
-    validating: bool = False
-    """A validation in the middle of a training epoch is due or under way."""
-    validated: int = 0
-    """Updates when the last validation began, or the fit."""
+    due: list[str] = field(default_factory=list)
+    """The phases whose validations are due, in their order; the first may be under way."""
+    mid_epoch: bool = False
+    """They come in the middle of a training epoch."""
+    validated: dict[str, int] = field(default_factory=dict)
+    """By phase: updates when its last validation began."""
+    clock: dict[str, float] = field(default_factory=dict)
+    """By phase: for how many seconds the fit had run when its last validation was over."""
     seconds: float = 0.0
     """How long the fit had run when it was saved; those since then are not in it."""
     stop: tuple[str, str] | None = None
@@ -61,24 +63,27 @@ class Position:
         """``fit`` runs the loop."""
         self.by_fit = True
 
-    def count_epoch(self, validate: bool) -> None:
-        """A training epoch is over; a validation follows, or not."""
-        self.epochs, self.validate = self.epochs + 1, validate
+    @property
+    def validate(self) -> bool:
+        """Whether a validation that follows a training epoch is due or under way."""
+        return bool(self.due) and not self.mid_epoch
 
-    def want_validation(self, updates: int | None = None) -> None:
-        """A validation is due: before the next training epoch, or now, in the middle of one, after these updates."""
-        if updates is None:
-            self.validate = True
-        else:
-            self.validating, self.validated = True, updates
+    def count_epoch(self) -> None:
+        """A training epoch is over."""
+        self.epochs += 1
 
-    def begin_validation(self, updates: int) -> None:
+    def want(self, phases: list[str], mid_epoch: bool) -> None:
+        """These validations are due: before the next training epoch, or now, in the middle of one."""
+        self.due, self.mid_epoch = phases, mid_epoch
+
+    def begin_validation(self, phase: str, updates: int) -> None:
         """A validation begins, after these updates."""
-        self.validated = updates
+        self.validated[phase] = updates
 
-    def end_validation(self) -> None:
-        """A validation is over."""
-        self.validate = self.validating = False
+    def end_validation(self, phase: str, seconds: float) -> None:
+        """A validation is over, after these seconds of the fit."""
+        self.due = [name for name in self.due if name != phase]
+        self.clock[phase] = seconds
 
     def end_round(self) -> None:
         """A round of the user's loop is complete."""
@@ -92,8 +97,8 @@ class Position:
     def of(cls, saved: Mapping[str, Any]) -> Position:
         """The position that `saved` was made of; what it lacks has its default."""
         known = {each.name for each in fields(cls)}
-        given = {name: value for name, value in saved.items() if name in known}
-        return cls(**{**given, "start": Progress(**saved["start"]), "limits": dict(saved.get("limits", {}))})
+        given = {name: copy.copy(value) for name, value in saved.items() if name in known}
+        return cls(**{**given, "start": Progress(**saved["start"])})
 
     def saved(self, seconds: float, stop: Stop | None) -> dict[str, Any]:
         """What a state holds of it."""
@@ -186,7 +191,7 @@ class Resume:
         position = self.take_position()
         if position is None:
             self.fits += 1
-            return Position(start, self.fits, validated=start.updates), False
+            return Position(start, self.fits), False
         return position, held is not None
 
     def take_position(self) -> Position | None:

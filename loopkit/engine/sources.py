@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from loopkit.phases import Phase
 
 
-class Prepared(list[Any]):
-    """Batches that the plugins have set up already."""
-
-
 class Source:
     """The data of a phase.
 
@@ -102,7 +98,7 @@ class Source:
 
     def _set_up(self, data: Any) -> Any:
         """What the plugins put in the place of the data."""
-        if hasattr(data, "__iter__") and not isinstance(data, Prepared):
+        if hasattr(data, "__iter__"):
             for impl in self._registry.plan(self.phase).setup_data:
                 data = self._registry.call(impl, phase=self.phase, data=data)
                 if not hasattr(data, "__iter__"):

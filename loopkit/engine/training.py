@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from loopkit.engine.window import Window
     from loopkit.phases import Phase
 
-__all__ = ["Proof"]
-
 
 class Proof:
     """Watches the first steps of a phase, until it has shown that it trains, and through the engine.

@@ -15,6 +15,7 @@ from loopkit.distributed.member import Member
 from loopkit.errors import PhaseError, PluginError, WorldError
 from loopkit.groups import named_parameters
 from loopkit.hooks import hookimpl
+from loopkit.losses import is_sum
 from loopkit.phases import TrainingPhase
 
 if TYPE_CHECKING:
@@ -114,8 +115,8 @@ class DDP(Member):
 
     def wrap(self, learner: Learner, name: str, model: nn.Module) -> nn.Module:
         """Start from the state of rank 0, and let calls of the model go through PyTorch's reducer where that syncs."""
-        if self.weighted and learner.accumulate_reduction == "sum":
-            raise PluginError("DDP(weighted=True) is for means, and the learner has accumulate_reduction='sum'")
+        if self.weighted and is_sum(learner.loss_fn):
+            raise PluginError("DDP(weighted=True) is for losses that are means, and the learner's is a sum")
         if self._sync_batch_norm:
             if any(p.device.type == "cpu" for p in model.parameters()):
                 raise WorldError(

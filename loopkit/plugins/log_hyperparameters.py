@@ -14,6 +14,7 @@ from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 from loopkit.logs.kinds import Hyperparameters
 from loopkit.logs.masking import SECRET
+from loopkit.losses import is_sum
 from loopkit.plugin import options_of
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def made_with(learner: Learner) -> dict[str, Simple]:
     found: dict[str, Simple] = {
         "seed": None if learner.result is None else learner.result.seed,
         "accumulate": learner.accumulate,
-        "accumulate_reduction": learner.accumulate_reduction,
+        "loss_is_sum": is_sum(learner.loss_fn),
         "world_size": learner.world_size,
     }
     for name, model in learner.models.items():

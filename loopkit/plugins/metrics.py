@@ -15,6 +15,7 @@ from torch import Tensor
 from loopkit.batches import describe
 from loopkit.errors import PluginError, WorldError
 from loopkit.hooks import hookimpl
+from loopkit.losses import is_sum
 from loopkit.metrics import FunctionMetric, Loss, Mean, Metric, MetricLike
 from loopkit.plugins.late import read
 from loopkit.plugins.merging import accumulated, can_merge, merge, packed, to_host, unpacked
@@ -47,9 +48,11 @@ class _Running:
         self.own = [(name, metric) for name, metric in rest if _needs_no_care(metric)]
         self.others = [(name, metric) for name, metric in rest if not _needs_no_care(metric)]
 
-    def begin(self, saved: Any) -> None:
-        """Start from nothing, or from what `state_dict` returned."""
+    def begin(self, saved: Any, sums: bool) -> None:
+        """Start from nothing, or from what `state_dict` returned; ``sums``: the losses are sums."""
         self.fed = self.placed = False
+        for _, mean in self.means:
+            mean.sums = sums and isinstance(mean, Loss)
         for metric in self.metrics.values():
             metric.reset()
         if isinstance(saved, dict):  # else it is what another plugin in this one's place has kept
@@ -129,25 +132,25 @@ class Metrics:
     @hookimpl
     def epoch_begin(self, learner: Learner, epoch: Epoch) -> None:
         """Start from nothing, or go on from what was saved."""
-        now = self._begin(epoch)
+        now = self._begin(learner, epoch)
         if learner.world.size > 1:
             for name, metric in now.metrics.items():
                 if not can_merge(metric):
                     raise PluginError(_unmergeable(name, metric, learner.world.size))
 
-    def _begin(self, epoch: Epoch) -> _Running:
+    def _begin(self, learner: Learner, epoch: Epoch) -> _Running:
         now = self._idle.pop(epoch.name, None)
         if now is None:
             now = _Running({name: _copied(metric) for name, metric in self._prototypes.items()})
         store = epoch.store(self)
-        now.begin(store.get("so_far"))
+        now.begin(store.get("so_far"), is_sum(learner.loss_fn))
         store["so_far"] = epoch.keep(self)["now"] = now
         return now
 
     @hookimpl(reads=("loss", "outputs", "targets", "step"))
-    def step_end(self, step: Step) -> None:
+    def step_end(self, learner: Learner, step: Step) -> None:
         """Take in one step."""
-        now = step.epoch.keep(self).get("now") or self._begin(step.epoch)
+        now = step.epoch.keep(self).get("now") or self._begin(learner, step.epoch)
         name = ""
         try:
             if not now.placed:
@@ -179,7 +182,7 @@ class Metrics:
     @hookimpl(writes=lambda plugin: plugin.names())
     def epoch_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Read the values of this epoch."""
-        now = epoch.keep(self).get("now") or self._begin(epoch)
+        now = epoch.keep(self).get("now") or self._begin(learner, epoch)
         if learner.world.size > 1:
             self._merge(learner, phase, now)
         values: dict[str, Any] = {}

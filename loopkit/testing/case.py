@@ -40,14 +40,14 @@ class Case:
         return (*self.volatile, *(key for plugin in plugins for key in getattr(plugin, "volatile", ())))
 
     @property
-    def train_phase(self) -> Phase | str:
-        """The phase that ``fit`` trains with."""
-        return next((phase for phase in self.phases if phase.training), "train")
+    def train_phase(self) -> str:
+        """The name of the phase that ``fit`` trains with."""
+        return next((phase.name for phase in self.phases if phase.training), "train")
 
     @property
-    def val_phase(self) -> Phase | str:
-        """The phase that ``fit`` validates with."""
-        fits = (p for p in self.phases if not p.training and not isinstance(p, PredictionPhase))
+    def val_phase(self) -> str:
+        """The name of the phase that ``fit`` validates with."""
+        fits = (p.name for p in self.phases if not p.training and not isinstance(p, PredictionPhase))
         return next(fits, "val")
 
     def bench(self, plugins: Iterable[Any], **options: Any) -> Bench:
@@ -85,12 +85,12 @@ class Bench(Learner):
             data = data[0][:3], data[1] and data[1][:1]
         batches = copy.deepcopy(data)
         train, val = (None if each is None else load(each) for each in batches)
-        phase, val_phase = self.case.train_phase, self.case.val_phase
-        self.fit(train, val, epochs=epochs, max_steps=max_steps, phase=phase, val_phase=val_phase)
+        valid = None if val is None else {self.case.val_phase: val}
+        self.fit({self.case.train_phase: train}, valid, epochs=epochs, max_steps=max_steps)
 
     def events(self) -> list[type[Event]]:
         """The events that come in every epoch of the training phase."""
-        events = dict.fromkeys(self._phase(self.case.train_phase).events())
+        events = dict.fromkeys(self.phases[self.case.train_phase].events())
         return [event for event in events if event not in (StepCancelled, UpdateSkipped)]
 
 

@@ -306,7 +306,7 @@ def within(rank, what, phase):
     seen = Validated()
     learner = make_learner(InValidation(what, phase), Metrics(metrics.Accuracy()), seen)
     data, val = TensorLoader(*samples(24), batch_size=2), TensorLoader(*samples(3), batch_size=2)
-    result = learner.fit(data, val, epochs=1, validate_every_updates=4, on_interrupt="return")
+    result = learner.fit(data, val, epochs=1, validate=every(updates=4), on_interrupt="return")
     return {**ended(learner, result), "seen": seen.steps, "val": result.metrics.get("val/accuracy")}
 
 

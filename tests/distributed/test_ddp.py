@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from distributed.processes import run
-from loopkit import Learner, TrainingPhase, hookimpl
+from loopkit import Learner, TrainingPhase, every, hookimpl
 from loopkit.data import TensorLoader
 from loopkit.distributed import join
 from loopkit.errors import CancelStep, PhaseError, PluginError, StateError, WorldError
@@ -690,7 +690,7 @@ def stopped_among_evaluations(rank):
 
     learner.add(Stops())
     data, val = TensorLoader(inputs, targets, batch_size=2), TensorLoader(inputs, targets, batch_size=24)
-    result = learner.fit(data, val, epochs=1, validate_every_updates=1)
+    result = learner.fit(data, val, epochs=1, validate=every(updates=1))
     return result.steps, result.message
 
 

@@ -11,7 +11,7 @@ from helpers import Late, on
 from torch import nn
 
 from distributed.processes import run
-from loopkit import CancelEpoch, Learner, Phase, hookimpl
+from loopkit import CancelEpoch, Learner, Phase, every, hookimpl
 from loopkit.distributed import join
 from loopkit.errors import PluginError, WorldError
 from loopkit.metrics import F1, Accuracy, Mean
@@ -162,9 +162,9 @@ def test_metrics_of_a_validation_inside_a_pass_are_those_of_all_batches():
     def fit(rank):
         learner = fitting(Joins(), Metrics(mae))
         train, val = shared(regressions(), rank), shared(regressions((6, 2), 1), rank)
-        return learner.fit(train, val, epochs=1, validate_every_updates=1).metrics
+        return learner.fit(train, val, epochs=1, validate=every(updates=1)).metrics
 
-    alone = fitting(Metrics(mae)).fit(regressions(), regressions((6, 2), 1), epochs=1, validate_every_updates=1)
+    alone = fitting(Metrics(mae)).fit(regressions(), regressions((6, 2), 1), epochs=1, validate=every(updates=1))
     results = run(fit, 2)
     assert results[0] == results[1] == close(alone.metrics)
 

@@ -39,7 +39,7 @@ def test_epoch_before_a_validation_that_fails_is_saved(epochs, index, tmp_path):
 
 def test_steps_before_a_validation_in_mid_epoch_that_fails_are_saved(tmp_path):
     def fit(learner):
-        learner.fit(train(), val(), epochs=2, validate_every_updates=3)
+        learner.fit(train(), val(), epochs=2, validate=every(updates=3))
         return end(learner)
 
     straight = fit(make())

@@ -99,7 +99,7 @@ def test_last_weights_are_validated_once_at_a_limit(limit):
 
 def test_last_weights_are_validated_although_it_is_not_their_turn():
     learner = make()
-    learner.fit(train(), val(), epochs=3, validate_every=2)
+    learner.fit(train(), val(), epochs=3, validate=every(epochs=2))
     assert phases(learner) == ["train", "train", "val", "train", "val"]
 
 

@@ -85,7 +85,7 @@ def train(directory: str) -> None:
     learner.log("outside", 1.0)
     learner.evaluate(val)
     learner.replace("checkpoint", Checkpoint(at / "two", **options))
-    learner.fit(data, val, epochs=2, validate_every_updates=5)
+    learner.fit(data, val, epochs=2, validate=every(updates=5))
 
 
 def warm() -> None:

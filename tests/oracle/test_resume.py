@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import MultiStepLR, OneCycleLR, StepLR
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from loopkit import Learner, Phase, Step, TrainingPhase, criteria, hookimpl
+from loopkit import Learner, Phase, Step, TrainingPhase, criteria, every, hookimpl
 from loopkit.data import ResumableSampler, TensorLoader, from_function
 from loopkit.metrics import F1, Accuracy
 from loopkit.plugins import (
@@ -286,7 +286,7 @@ class Stack:
 
     @property
     def fit_options(self) -> dict[str, Any]:
-        return {**FIT, "validate_every_updates": self.every_updates}
+        return {**FIT, "validate": None if self.every_updates is None else every(updates=self.every_updates)}
 
     def learner(self, seed: int = 1) -> Learner:
         """A learner; another seed gives other weights and other generators."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from dataclasses import dataclass
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from loopkit import Event, Learner, Phase, TrainingPhase, hookimpl
+from loopkit import Event, Learner, Phase, TrainingPhase, every, hookimpl
 from loopkit.events import BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, UpdateSkipped
 
 standard = pytest.mark.parametrize("standard", [False, True], ids=["bare", "standard"])
@@ -114,7 +115,6 @@ def compare(
         optimizer,
         phases=phases,
         accumulate=hand.get("k", 1),
-        accumulate_reduction=hand.get("reduction", "mean"),
         standard=standard,
     )
     torch.manual_seed(3)
@@ -146,7 +146,7 @@ def test_training_equals_the_loop_by_hand(make_optimizer, dtype, k, standard):
 @standard
 @pytest.mark.parametrize("k", [1, 3, 4])
 def test_training_with_sums_equals_the_loop_by_hand(k, standard):
-    summed = lambda outputs, targets: mse_loss(outputs, targets, reduction="sum")  # noqa: E731
+    summed = functools.partial(mse_loss, reduction="sum")
     compare(OPTIMIZERS["sgd"], k=k, reduction="sum", loss_fn=summed, standard=standard)
 
 
@@ -217,7 +217,7 @@ def test_accumulation_nears_one_big_batch(make_optimizer, standard):
 
 @standard
 @pytest.mark.parametrize("k", [1, 3])
-@pytest.mark.parametrize("every", [{}, {"validate_every_updates": 2}], ids=["epochs", "updates"])
+@pytest.mark.parametrize("every", [{}, {"validate": every(updates=2)}], ids=["epochs", "updates"])
 def test_validation_in_between_changes_no_bit(every, k, standard):
     batches, val = make_batches(), make_batches((4, 2), seed=9)
     compare(

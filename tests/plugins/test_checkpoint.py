@@ -207,12 +207,12 @@ def test_every_minutes_takes_fractions(tmp_path, monkeypatch):
 
 
 def test_validation_in_mid_epoch_saves_nothing_by_itself(tmp_path):
-    fit = lambda learner: learner.fit(batches(4), batches(1), epochs=2, validate_every_updates=2)  # noqa: E731
+    fit = lambda learner: learner.fit(batches(4), batches(1), epochs=2, validate=every(updates=2))  # noqa: E731
     assert saves(tmp_path, fit) == [(1, 4), (2, 8)]
 
 
 def test_epochs_without_validation_are_complete_at_their_own_end(tmp_path):
-    fit = lambda learner: learner.fit(batches(2), batches(1), epochs=3, validate_every=2)  # noqa: E731
+    fit = lambda learner: learner.fit(batches(2), batches(1), epochs=3, validate=every(epochs=2))  # noqa: E731
     assert saves(tmp_path, fit) == [(1, 2), (2, 4), (3, 6)]
 
 
@@ -355,7 +355,7 @@ def test_monitored_phase_of_a_fit_that_was_stopped_is_no_reason_to_warn(tmp_path
 
 def test_best_is_saved_in_mid_epoch(tmp_path):
     learner = make_learner(Checkpoint(tmp_path, best="val/score"), scores(3.0, 1.0, 2.0, 2.0))
-    learner.fit(batches(4), batches(1), epochs=2, validate_every_updates=2)
+    learner.fit(batches(4), batches(1), epochs=2, validate=every(updates=2))
     assert (0, 2, "best") not in found(tmp_path)  # a better one came
     assert [(epoch, step) for epoch, step, _ in found(tmp_path)] == [(0, 4), (1, 4), (2, 8)]
 

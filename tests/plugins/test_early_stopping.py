@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import on
 
-from loopkit import CancelEpoch, hookimpl
+from loopkit import CancelEpoch, every, hookimpl
 from loopkit.criteria import (
     InvalidValue,
     NumberLimit,
@@ -161,7 +161,7 @@ def test_metric_of_the_training_phase_can_be_monitored():
 
 
 def test_validation_in_mid_epoch_stops_before_the_next_step():
-    _, result = run(EarlyStopping("val/score", criterion=NumberLimit(2)), Script(1), validate_every_updates=1)
+    _, result = run(EarlyStopping("val/score", criterion=NumberLimit(2)), Script(1), validate=every(updates=1))
     assert (result.reason, result.updates, result.steps) == ("stop", 2, 2)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 from torch.optim import SGD, AdamW
 
-from loopkit import Learner, TrainingPhase, hookimpl
+from loopkit import Learner, TrainingPhase, every, hookimpl
 from loopkit.errors import PluginError
 from loopkit.plugins.freeze import EvalMode, Freeze
 from loopkit.testing import check_plugin
@@ -263,7 +263,7 @@ def test_freeze_keeps_the_norm_in_eval_mode_after_a_validation_in_mid_epoch():
             self.seen.append((learner.model.encoder.norm.training, learner.model.head.training))
 
     modes = Modes()
-    learner_of(Freeze("encoder"), modes).fit(make_batches(), make_batches(1), epochs=1, validate_every_updates=1)
+    learner_of(Freeze("encoder"), modes).fit(make_batches(), make_batches(1), epochs=1, validate=every(updates=1))
     assert modes.seen == [(False, True)] * LENGTH
 
 

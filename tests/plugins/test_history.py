@@ -9,7 +9,7 @@ import torch
 from helpers import batches, make_learner, on
 from test_metrics import Reads
 
-from loopkit import CancelFit
+from loopkit import CancelFit, every
 from loopkit.plugins import History, Metrics
 
 COUNTS = ("phase", "epoch", "steps", "updates", "samples")
@@ -65,7 +65,7 @@ def test_history_measures_seconds_by_the_monotonic_clock(monkeypatch):
 def test_history_of_a_validation_inside_training(monkeypatch):
     clock, history = Clock(monkeypatch), History()
     learner = make_learner(history, clock.per_step(1.0))
-    learner.fit(batches(3), batches(2), epochs=1, validate_every_updates=2)
+    learner.fit(batches(3), batches(2), epochs=1, validate=every(updates=2))
     assert counts(history.rows) == [("val", 0, 2, 2, 8), ("train", 1, 3, 3, 12), ("val", 1, 3, 3, 12)]
     assert [row["seconds"] for row in history.rows] == [2.0, 5.0, 2.0]
 
@@ -295,7 +295,7 @@ def test_plot_draws_the_metrics_that_are_named(plt):
 
 def test_plot_of_several_validations_in_an_epoch_is_over_steps(plt):
     history = History()
-    make_learner(history, Metrics()).fit(batches(4), batches(1), epochs=1, validate_every_updates=2)
+    make_learner(history, Metrics()).fit(batches(4), batches(1), epochs=1, validate=every(updates=2))
     (axis,) = history.plot().axes
     assert axis.get_xlabel() == "steps"
     assert lines(axis)["val"] == ([2, 4], history.values("val/loss"))

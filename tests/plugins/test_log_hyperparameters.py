@@ -42,7 +42,7 @@ def test_log_hyperparameters_knows_the_learner() -> None:
     assert {name: found[name] for name in found if not name.startswith("optimizer.")} == {
         "seed": 5,
         "accumulate": 2,
-        "accumulate_reduction": "mean",
+        "loss_is_sum": False,
         "world_size": 1,
         "plugins": "listen, log_hyperparameters",
         "loss": "MSELoss",

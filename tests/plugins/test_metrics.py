@@ -1,7 +1,9 @@
 """Metrics: what each epoch accumulates, when it is read, and what it refuses."""
 
 import copy
+import functools
 import gc
+import math
 import weakref
 
 import pytest
@@ -10,7 +12,7 @@ from helpers import Late, batches, differences, make_learner, on
 from test_metrics import Reads
 from torch import nn
 
-from loopkit import CancelEpoch, Learner, Phase, TrainingPhase, ValidationPhase
+from loopkit import CancelEpoch, Learner, Phase, TrainingPhase, ValidationPhase, every, losses
 from loopkit.errors import PluginError
 from loopkit.events import LossBegin
 from loopkit.metrics import F1, Accuracy, BinaryAccuracy, Mean, Metric
@@ -261,7 +263,7 @@ def test_metrics_of_phases_are_apart():
 
 def test_metrics_of_training_are_undisturbed_by_a_validation_inside():
     one, other = regression(Metrics(mae)), regression(Metrics(mae))
-    one.fit(uneven(), uneven(1), epochs=1, validate_every_updates=1)
+    one.fit(uneven(), uneven(1), epochs=1, validate=every(updates=1))
     other.fit(uneven(), epochs=1)
     assert one.metrics["train/loss"] == other.metrics["train/loss"]
     assert one.metrics["train/mae"] == other.metrics["train/mae"]
@@ -693,3 +695,47 @@ def test_metrics_of_float32_batches_are_those_of_the_batches_in_float64():
     steps = [mae(learner.model(inputs), targets).detach().double() for inputs, targets in data]
     expected = torch.cat(steps).mean().item()
     assert learner.evaluate(data)["val/mae"] == pytest.approx(expected, rel=1e-15)  # order of the float64 sums
+
+
+# Losses that are sums
+
+
+def squared(outputs, targets):
+    return (outputs - targets).square().sum()
+
+
+SUMS = {
+    "module": nn.MSELoss(reduction="sum"),
+    "partial": functools.partial(torch.nn.functional.mse_loss, reduction="sum"),
+    "summed": losses.summed(squared),
+    "summed_module": losses.summed(nn.MSELoss(reduction="sum")),
+}
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("loss_fn", SUMS.values(), ids=SUMS)
+def test_loss_that_is_a_sum_is_divided_by_the_samples(loss_fn, accumulate):
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randn(10, 3, generator=generator), torch.randn(10, 1, generator=generator)
+    model = nn.Linear(3, 1)
+    plain = functools.partial(torch.optim.SGD, lr=0.0)
+    learner = Learner(model, loss_fn, plain, plugins=[Metrics()], accumulate=accumulate, standard=False)
+    batches = [(inputs[:8], targets[:8]), (inputs[8:], targets[8:])]
+    metrics = learner.fit(batches, batches, epochs=1).metrics
+    each = sum(squared(model(x), y).double().item() for x, y in batches) / 10
+    assert metrics["train/loss"] == metrics["val/loss"] == each
+
+
+@pytest.mark.parametrize("weight", [1, 3, 7, 10])
+def test_mean_of_one_value_is_that_value(weight):
+    for value in (0.1, 1 / 3, math.pi * 1e-9):
+        mean = Mean("loss")
+        mean.add(torch.tensor(value, dtype=torch.float64), weight)
+        assert float(mean.compute()) == value
+        again = Mean("loss")
+        again.load_state_dict(mean.state_dict())
+        assert float(again.compute()) == value
+        again.merge([Mean("loss").state_dict(), mean.state_dict()])
+        assert float(again.compute()) == value
+        mean.add(torch.tensor(value, dtype=torch.float64), weight)
+        assert float(mean.compute()) == pytest.approx(value, rel=1e-15)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers import batches, make_learner, on
 
-from loopkit import Phase
+from loopkit import Phase, every
 from loopkit.plugins import Metrics, Progress
 from loopkit.plugins.progress import duration, number
 
@@ -81,7 +81,7 @@ def test_lines_of_a_second_fit_count_from_one(clock):
 def test_lines_with_a_validation_every_other_epoch(clock):
     file = io.StringIO()
     learner = make_learner(Progress(file=file), Metrics(loss=ones), clock.plugin)
-    learner.fit(batches(1), batches(1), epochs=2, validate_every=2)
+    learner.fit(batches(1), batches(1), epochs=2, validate=every(epochs=2))
     assert file.getvalue() == (
         "epoch 1/2  train/loss 1.0000  time 1.0 s  left 1.0 s\n"
         "epoch 2/2  train/loss 1.0000  val/loss 1.0000  time 2.0 s  left 0.0 s\n"
@@ -91,7 +91,7 @@ def test_lines_with_a_validation_every_other_epoch(clock):
 def test_lines_with_validations_inside_the_epoch(clock):
     file = io.StringIO()
     learner = make_learner(Progress(file=file), Metrics(loss=ones), clock.plugin)
-    learner.fit(batches(2), batches(1), epochs=2, validate_every_updates=1)
+    learner.fit(batches(2), batches(1), epochs=2, validate=every(updates=1))
     assert file.getvalue() == (
         "epoch 1/2  val/loss 1.0000  train/loss 1.0000  time 4.0 s  left 4.0 s\n"
         "epoch 2/2  val/loss 1.0000  train/loss 1.0000  time 4.0 s  left 0.0 s\n"
@@ -114,7 +114,7 @@ def test_lines_of_a_fit_that_fails_are_those_of_its_complete_epochs(clock):
     file = io.StringIO()
     learner = make_learner(Progress(file=file), Metrics(loss=ones), clock.plugin, failing(epoch=1))
     with pytest.raises(RuntimeError, match="deliberate"):
-        learner.fit(batches(2), batches(1), epochs=3, validate_every_updates=1)
+        learner.fit(batches(2), batches(1), epochs=3, validate=every(updates=1))
     assert file.getvalue() == "epoch 1/3  val/loss 1.0000  train/loss 1.0000  time 4.0 s  left 8.0 s\n"
 
 
@@ -240,14 +240,14 @@ def test_bars_outside_a_fit_show_the_phase_alone(clock):
 def test_bar_of_a_validation_inside_training_belongs_to_its_epoch(clock):
     file = Terminal()
     learner = make_learner(Progress(file=file), Metrics(), clock.plugin)
-    learner.fit(batches(2), batches(1), epochs=1, validate_every_updates=1)
+    learner.fit(batches(2), batches(1), epochs=1, validate=every(updates=1))
     titles = list(dict.fromkeys(text.split(":")[0] for text in bars(file.getvalue()) if ":" in text))
     assert titles == ["epoch 1/1 train", "epoch 1/1 val"]
 
 
 def test_bar_of_training_goes_on_after_a_validation_inside(clock):
     file = Terminal()
-    make_learner(Progress(file=file), clock.plugin).fit(batches(2), batches(1), epochs=1, validate_every_updates=1)
+    make_learner(Progress(file=file), clock.plugin).fit(batches(2), batches(1), epochs=1, validate=every(updates=1))
     drawn = [text for text in bars(file.getvalue()) if text.startswith("epoch 1/1 train")]
     assert [re.search(r"(\d+)/2", text)[1] for text in drawn if "/2" in text][-1] == "2"
 
@@ -267,7 +267,7 @@ def test_rows_on_a_terminal_have_one_header(clock):
 def test_rows_on_a_terminal_have_a_new_header_for_other_columns(clock):
     file = Terminal()
     learner = make_learner(Progress(file=file), Metrics(loss=ones), clock.plugin)
-    learner.fit(batches(1), batches(1), epochs=2, validate_every=2)
+    learner.fit(batches(1), batches(1), epochs=2, validate=every(epochs=2))
     assert len([text for text in bars(file.getvalue()) if text.startswith("epoch  train")]) == 2
 
 
@@ -314,7 +314,7 @@ def test_bars_of_nested_passes_are_taken_away_after_an_error(clock):
     file = Terminal()
     learner = make_learner(Progress(file=file), clock.plugin, on("step_begin", fail))
     with pytest.raises(RuntimeError, match="deliberate"):
-        learner.fit(batches(2), batches(1), epochs=1, validate_every_updates=1)
+        learner.fit(batches(2), batches(1), epochs=1, validate=every(updates=1))
     file.truncate(file.seek(0))
     learner.run("train", batches(1))
     assert "\n" not in file.getvalue()

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn, update_bn
 
-from loopkit import CancelFit, Learner, Phase, TrainingPhase, hookimpl
+from loopkit import CancelFit, Learner, Phase, TrainingPhase, every, hookimpl
 from loopkit.errors import EmptyDataError, PluginError
 from loopkit.events import BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, UpdateSkipped
 from loopkit.plugins import Metrics
@@ -291,7 +291,7 @@ def test_validation_inside_an_epoch_uses_the_average():
     plugin, log = WeightAverage(0.5), Weights()
     learner = learner_of(plugin, log)
     torch.manual_seed(0)
-    learner.fit(make_batches(), make_batches((4,)), epochs=2, validate_every_updates=3)
+    learner.fit(make_batches(), make_batches((4,)), epochs=2, validate=every(updates=3))
     for at, (phase, state) in enumerate(log.seen):
         if phase == "val":
             raw = log.seen[at - 1][1]

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from loopkit.engine.fit import check_count
 from loopkit.errors import LoopkitError
 from loopkit.events import UpdateBegin
+from loopkit.every import Every
 from loopkit.learner import Learner, no_loss_fn
 from loopkit.phases import Phase, PredictionPhase, TrainingPhase, ValidationPhase
 from loopkit.words import nearest
@@ -27,7 +28,6 @@ __all__ = ["EjectError", "eject", "eject_config"]
 STANDARD = (TrainingPhase, ValidationPhase, PredictionPhase)
 WITHOUT_PART = ("on_interrupt", "loader_timeout", "train", "val")
 """Arguments of ``fit`` that a script can do without, or that are arguments of the function."""
-PHASES = ("phase", "val_phase")
 NO_LOSS = "no loss_fn"
 
 
@@ -96,7 +96,8 @@ def eject_config(config: Config, *, partial: bool = False, save: str | None = No
         Path("train.py").write_text(eject_config(loopkit_files.load("config.toml")))
     """
     values = config.values
-    draft = drafted(config.learner(), values["fit"], "val" in values["data"])
+    fit = {name: Every(**value) if name == "validate" else value for name, value in values["fit"].items()}
+    draft = drafted(config.learner(), fit, "val" in values["data"])
     draft.returns = False
     lines = _seeded(values.get("learner", {}), draft)
     for name, place in (("train_loader", "train"), ("val_loader", "val")):
@@ -151,21 +152,27 @@ def drafted(learner: Learner, fit: Mapping[str, Any], val: bool | None) -> Draft
     """
     known = [field.name for field in fields(Limits)]
     for name in fit:
-        if name not in (*known, *WITHOUT_PART, *PHASES):
+        if name not in (*known, *WITHOUT_PART):
             raise EjectError(f"fit has no argument {name!r}{nearest(name, known)}; it has {', '.join(known)}")
     if learner.progress.steps:
         raise EjectError(
             f"the learner has trained {learner.progress.steps} steps: a script begins at the first; give a new learner"
         )
-    limits = Limits(**{name: value for name, value in fit.items() if name in known})
+    limits = Limits(**{name: value for name, value in fit.items() if name in known and value is not None})
     if limits.epochs is None and limits.max_steps is None and limits.max_updates is None:
         raise EjectError('the fit has no end: give epochs, max_steps or max_updates, as in {"epochs": 3}')
-    for name, count in vars(limits).items():
-        check_count(name, count, endless=name == "epochs")
-    draft = Draft(learner, limits, val if val is not None else fit.get("val", True) is not None)
-    for name in PHASES:
-        if fit.get(name) is not None:
-            draft.problems[f"fit({name}=...)"] = "only the standard phases have a written form"
+    for name in ("epochs", "max_steps", "max_updates"):
+        check_count(name, getattr(limits, name), endless=name == "epochs")
+    when, validates = limits.validate, val if val is not None else fit.get("val", True) is not None
+    own = isinstance(when, Mapping) or any(isinstance(fit.get(role), Mapping) for role in ("train", "val"))
+    written = limits if isinstance(when, Every) else replace(limits, validate=Every(epochs=1))
+    draft = Draft(learner, written, validates)
+    if own:
+        draft.problems["data by the names of phases"] = "only the standard phases have a written form"
+    elif not isinstance(when, Every):
+        raise EjectError(f"validate is {when!r}: write every(epochs=1), of `from loopkit import every`")
+    elif when.minutes is not None or when.first:
+        draft.problems[f"validate={when!r}"] = "a script validates after so many epochs or updates"
     _look_at(draft)
     if draft.problems and not _is_standard(draft):
         return draft
@@ -203,9 +210,9 @@ def _look_at(draft: Draft) -> None:
     valid = learner.phases.get("val")
     if isinstance(valid, Phase) and valid.grad_mode != "no_grad":
         draft.val_grad_mode = {"inference_mode": "inference_mode", "grad": "enable_grad"}[valid.grad_mode]
-    mid_epoch = draft.val and limits.validate_every_updates is not None
+    mid_epoch = draft.val and limits.validate.updates is not None
     if mid_epoch and learner.accumulate > 1 and limits.max_steps is not None:
-        problems["validate_every_updates with max_steps and accumulate"] = (
+        problems["validate=every(updates=...) with max_steps and accumulate"] = (
             "whether the last, short window is followed by a validation depends on where it ends"
         )
 

@@ -11,7 +11,9 @@ from typing import Literal
 
 import torch
 
+from loopkit.every import Every
 from loopkit.learner import Learner
+from loopkit.losses import is_sum
 from loopkit_eject.code import number
 
 __all__ = ["TAB", "Accumulator", "Draft", "Limits", "Place", "loop"]
@@ -41,9 +43,7 @@ class Limits:
     epochs: int | float | None = None
     max_steps: int | None = None
     max_updates: int | None = None
-    validate_every: int = 1
-    validate_every_updates: int | None = None
-    overfit_batches: int | None = None
+    validate: Every = Every(epochs=1)  # noqa: RUF009 - it is frozen
 
     @property
     def whole(self) -> int | None:
@@ -124,11 +124,8 @@ def loop(draft: Draft) -> list[str]:
     """The lines from the setup to the end, without indentation."""
     learner, limits = draft.learner, draft.limits
     size = learner.accumulate
-    mean = size > 1 and learner.accumulate_reduction == "mean"
+    mean = size > 1 and not is_sum(learner.loss_fn)
     lines: list[str] = []
-    if limits.overfit_batches is not None:
-        limit = limits.overfit_batches
-        lines.append(f"train_loader = [batch for batch, _ in zip(train_loader, range({limit}), strict=False)]")
     if draft.lists_params or mean:
         lines.append('params = [p for group in optimizer.param_groups for p in group["params"]]')
     lines += _planned(draft)
@@ -151,7 +148,7 @@ def _counters(draft: Draft) -> list[str]:
         names.append("steps")
     if _needs_updates(draft):
         names.append("updates")
-    if draft.limits.validate_every_updates is not None and draft.val:
+    if draft.limits.validate.updates is not None and draft.val:
         names.append("validated")
     if draft.scaling:
         names.append("skipped")
@@ -160,11 +157,7 @@ def _counters(draft: Draft) -> list[str]:
 
 def _needs_updates(draft: Draft) -> bool:
     limits = draft.limits
-    return (
-        draft.counts_updates
-        or limits.max_updates is not None
-        or (limits.validate_every_updates is not None and draft.val)
-    )
+    return draft.counts_updates or limits.max_updates is not None or (limits.validate.updates is not None and draft.val)
 
 
 def _planned(draft: Draft) -> list[str]:
@@ -219,8 +212,8 @@ def _epoch(draft: Draft, mean: bool) -> list[str]:
         last.append(over)
     if draft.stop and draft.stop_phase == "train":
         last.append(draft.stop)
-    if draft.val and limits.validate_every_updates is None:
-        due = [] if limits.validate_every == 1 else [f"(epoch + 1) % {limits.validate_every} == 0", *last]
+    if draft.val and limits.validate.updates is None:
+        due = [] if limits.validate.epochs == 1 else [f"(epoch + 1) % {limits.validate.epochs} == 0", *last]
         validation = _validation(draft)
         lines += ["", f"if {' or '.join(due)}:", *_indented(validation)] if due else ["", *validation]
     elif draft.val and last:  # the last weights are validated, if they were not
@@ -272,9 +265,9 @@ def _step(draft: Draft, mean: bool) -> list[str]:
     else:
         lines += update
     lines += [line for metric in draft.metrics.get("train", []) for line in metric.step]
-    if draft.val and limits.validate_every_updates is not None:
+    if draft.val and limits.validate.updates is not None:
         lines += [
-            f"if updates - validated >= {limits.validate_every_updates}:",
+            f"if updates - validated >= {limits.validate.updates}:",
             *_indented(["validated = updates", *_validation(draft)]),
         ]
         if draft.stop and draft.stop_phase == "val":

@@ -16,6 +16,7 @@ from loopkit import criteria
 from loopkit import metrics as own_metrics
 from loopkit.groups import covers, named_modules
 from loopkit.hooks import implemented
+from loopkit.losses import is_sum
 from loopkit.plugin import declared, unwrapped
 from loopkit.plugins import (
     ChannelsLast,
@@ -599,10 +600,11 @@ def _accumulator(phase: str, name: str, metric: Any, draft: Draft) -> Accumulato
     if kind is own_metrics.Loss:
         dtype = "float32" if draft.device.type == "mps" else "float64"
         where = "" if draft.device.type == "cpu" else f", device={quoted(str(draft.device))}"
+        weight = "" if is_sum(draft.learner.loss_fn) else ", alpha=inputs.shape[0]"
         return Accumulator(
             (f"{word}, {phase}_samples = torch.zeros((), dtype=torch.{dtype}{where}), 0",),
             (
-                f"{word} = {word}.add(loss.detach(), alpha=inputs.shape[0])",
+                f"{word} = {word}.add(loss.detach(){weight})",
                 f"{phase}_samples += inputs.shape[0]",
             ),
             (f"metrics[{key}] = ({word} / {phase}_samples).item()",),

@@ -82,7 +82,7 @@ def compare(
     for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert p.requires_grad == q.requires_grad
         assert p.grad is None or q.grad is not None
-    same_metrics(result, history, printed.getvalue(), "validate_every_updates" in fit)
+    same_metrics(result, history, printed.getvalue(), "validate" in fit and fit["validate"].updates is not None)
     return source, result
 
 

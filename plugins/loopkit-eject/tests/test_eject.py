@@ -15,7 +15,7 @@ import torch
 from running import compare, lint, loaders, network, run, same, sgd
 from torch import nn
 
-from loopkit import Learner, TrainingPhase, hookimpl, schedules
+from loopkit import Learner, TrainingPhase, every, hookimpl, schedules
 from loopkit.cli import main
 from loopkit.metrics import Accuracy
 from loopkit.plugins import (
@@ -145,7 +145,9 @@ def test_two_models_have_no_written_form_not_even_in_part() -> None:
     [
         ({}, "no end: give epochs"),
         ({"epoch": 3}, "no argument 'epoch' .did you mean 'epochs'"),
-        ({"epochs": 1, "phase": "train"}, "only the standard phases"),
+        ({"epochs": 1, "train": {"train": 1}}, "only the standard phases"),
+        ({"epochs": 1, "validate": every(minutes=1)}, "so many epochs or updates"),
+        ({"epochs": 1, "validate": 2}, r"validate is 2: write every\(epochs=1\)"),
     ],
 )
 def test_wrong_arguments_of_fit_are_refused(fit: dict[str, Any], message: str) -> None:

@@ -16,7 +16,7 @@ from running import compare, lint, loaders, network, sgd
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
-from loopkit import Learner, ValidationPhase, metrics, schedules
+from loopkit import Learner, ValidationPhase, every, metrics, schedules
 from loopkit.criteria import Patience, Threshold
 from loopkit.plugins import (
     ChannelsLast,
@@ -133,11 +133,10 @@ def test_one_plugin_alone(name: str, accumulate: int) -> None:
         {"epochs": 3, "max_steps": 13},
         {"epochs": 5, "max_updates": 4},
         {"epochs": float("inf"), "max_steps": 9, "max_updates": 9},
-        {"epochs": 3, "validate_every": 2},
-        {"max_steps": 17, "validate_every": 2},
-        {"epochs": 2, "validate_every_updates": 2},
-        {"max_updates": 9, "validate_every_updates": 3},
-        {"epochs": 3, "overfit_batches": 2},
+        {"epochs": 3, "validate": every(epochs=2)},
+        {"max_steps": 17, "validate": every(epochs=2)},
+        {"epochs": 2, "validate": every(updates=2)},
+        {"max_updates": 9, "validate": every(updates=3)},
     ],
     ids=str,
 )
@@ -145,11 +144,12 @@ def test_one_plugin_alone(name: str, accumulate: int) -> None:
 @pytest.mark.parametrize("val", [True, False])
 def test_limits(fit: dict[str, Any], accumulate: int, val: bool) -> None:
     plugins = [Schedule(cosine()), WeightAverage(0.9)] + ([EarlyStopping(patience=1)] if val else [])
-    compare(*plugins, fit=fit, accumulate=accumulate, val=val)
+    given = fit if val else {name: value for name, value in fit.items() if name != "validate"}
+    compare(*plugins, fit=given, accumulate=accumulate, val=val)
 
 
 def test_sum_reduction() -> None:
-    compare(fit={"epochs": 2}, accumulate=3, accumulate_reduction="sum", loss_fn=nn.CrossEntropyLoss(reduction="sum"))
+    compare(fit={"epochs": 2}, accumulate=3, loss_fn=nn.CrossEntropyLoss(reduction="sum"))
 
 
 def test_without_the_standard_plugins() -> None:
@@ -283,7 +283,7 @@ def scripts() -> list[str]:
         made.append(eject(learner, cell.fit, val=cell.val))
     for plugins in ALONE.values():
         learner = Learner(network(), nn.MSELoss(), sgd, plugins=copy.deepcopy(plugins))
-        made.append(eject(learner, {"epochs": 3, "max_steps": 100, "validate_every_updates": 5}))
+        made.append(eject(learner, {"epochs": 3, "max_steps": 100, "validate": every(updates=5)}))
     return made
 
 

@@ -15,9 +15,11 @@ from torch import nn
 
 from loopkit import discovery
 from loopkit.errors import PluginError
+from loopkit.every import Every
 from loopkit.generators import seed_everything
 from loopkit.learner import Learner
 from loopkit.notes import locate
+from loopkit.plugins import standard_set
 from loopkit.result import FitResult
 from loopkit.words import nearest
 from loopkit_files import overrides as override
@@ -169,7 +171,10 @@ class Config:
         self._seed()
         data = self.values["data"]
         train, val = (caller.made(("data", part), data[part]) if part in data else None for part in ("train", "val"))
-        return Built(self._learner(caller), train, val, dict(self.values["fit"]))
+        fit = dict(self.values["fit"])
+        if "validate" in fit:
+            fit["validate"] = Every(**fit["validate"])
+        return Built(self._learner(caller), train, val, fit)
 
     def learner(self) -> Learner:
         """Make the learner alone, and no data: for looking at its plan."""
@@ -199,7 +204,7 @@ class Config:
         plugins = [caller.made(("plugins", name), table) for name, table in sorted(values.get("plugins", {}).items())]
         if directories := [plugin.directory for plugin in plugins if _saves(plugin)]:
             plugins.append(SaveConfig(self, directories))
-        options = {k: v for k, v in values.get("learner", {}).items() if k not in ("seed", "deterministic")}
+        options = {k: v for k, v in values.get("learner", {}).items() if k in ("accumulate", "standard", "order")}
         try:
             learner = Learner(
                 model,
@@ -208,6 +213,7 @@ class Config:
                 plugins=plugins,
                 **options,
             )
+            learner.remove(*values.get("learner", {}).get("without", ()))
         except Exception as error:
             locate(error, f"{self.where(())}: this came while the learner was made")
             raise
@@ -240,17 +246,19 @@ class Config:
     def _factories(self, report: Report) -> dict[Place, Any]:
         """What makes the plugins that are given by name; a name that may not be used is not imported."""
         plugins, learner = self.values.get("plugins"), self.values.get("learner")
-        block = learner.get("block", []) if isinstance(learner, dict) else []
         factories: dict[Place, Any] = {}
-        try:
-            discovery.checked_block(block if isinstance(block, list) else [])
-        except PluginError as error:
-            report(("learner", "block"), str(error))
+        without = learner.get("without") if isinstance(learner, dict) else None
+        known = [plugin.name for plugin in standard_set([])]
+        for name in without if isinstance(without, list) else []:
+            if name not in known:
+                there = ", ".join(known)
+                text = f"without: no standard plugin is called {name!r}{nearest(name, known)}; there are {there}"
+                report(("learner", "without"), text)
         for name, table in (plugins if isinstance(plugins, dict) else {}).items():
             if not isinstance(table, dict) or "call" in table or "use" in table:
                 continue
             try:
-                discovery.find(name, block if isinstance(block, list) else [])
+                discovery.find(name)
                 factories["plugins", name] = discovery.load_plugin(name)
             except PluginError as error:
                 report(("plugins", name), str(error))

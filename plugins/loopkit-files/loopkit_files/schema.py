@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from loopkit.every import Every
 from loopkit.words import nearest
 from loopkit_files.calls import Report, article
 from loopkit_files.lines import Place
@@ -41,6 +42,16 @@ def _seconds(value: Any) -> str:
     return "" if number and value > 0 else "it is a number of seconds above 0, or inf"
 
 
+def _every(value: Any) -> str:
+    if not isinstance(value, dict):
+        return "it is a table, such as {epochs = 1}, {updates = 100} or {minutes = 10, first = true}"
+    try:
+        Every(**value)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return ""
+
+
 def _names(value: Any) -> str:
     return "" if _are_names(value) else 'it is an array of names of plugins, ["a", "b"]'
 
@@ -62,9 +73,7 @@ FIT: dict[str, Check] = {
     "epochs": _count_or_inf,
     "max_steps": _count,
     "max_updates": _count,
-    "validate_every": _count,
-    "validate_every_updates": _count,
-    "overfit_batches": _count,
+    "validate": _every,
     "on_interrupt": _one_of("raise", "return"),
     "loader_timeout": _seconds,
 }
@@ -74,12 +83,12 @@ LEARNER: dict[str, Check] = {
     "seed": _seed,
     "deterministic": _boolean,
     "accumulate": _count,
-    "accumulate_reduction": _one_of("mean", "sum"),
     "standard": _boolean,
-    "block": _names,
+    "without": _names,
     "order": _chains,
 }
-"""The keys of ``[learner]``: the arguments of ``Learner``."""
+"""The keys of ``[learner]``: arguments of ``Learner``, ``deterministic`` of ``seed_everything``, and ``without``, the
+standard plugins to remove."""
 TABLES = ("model", "loss", "optimizer", "data", "learner", "fit", "plugins")
 """The tables, in the order in which they are written."""
 NEEDED: dict[Place, str] = {

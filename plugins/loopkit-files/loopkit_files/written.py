@@ -13,6 +13,7 @@ from torch import Tensor
 
 from loopkit import discovery
 from loopkit.batches import describe
+from loopkit.every import Every
 from loopkit.learner import Learner, no_loss_fn
 from loopkit.phases import Phase, PredictionPhase, TrainingPhase, ValidationPhase
 from loopkit.plugin import options_of
@@ -66,7 +67,8 @@ def tables_of(
         if part is not None or writer.knows(("data", name))
     }
     tables["learner"] = {**_settings(learner, seed), **given.get("learner", {})}
-    tables["fit"] = {key: value for key, value in fit.items() if value is not None or key not in LIMITS}
+    chosen = {key: value for key, value in fit.items() if value is not None or key not in LIMITS}
+    tables["fit"] = {key: value.options() if isinstance(value, Every) else value for key, value in chosen.items()}
     tables["plugins"] = {
         name: writer.plugin(name, plugin)
         for name, plugin in learner.plugins.items()
@@ -95,9 +97,8 @@ def _settings(learner: Learner, seed: int | None) -> dict[str, Any]:
         "seed": (None, seed),
         "deterministic": (False, seed is not None and torch.are_deterministic_algorithms_enabled()),
         "accumulate": (1, learner.accumulate),
-        "accumulate_reduction": ("mean", learner.accumulate_reduction),
         "standard": (True, bool(learner.standard)),
-        "block": ([], sorted({*learner.block, *left_out})),
+        "without": ([], sorted(left_out)),
         "order": ([], learner.order[0] if len(learner.order) == 1 else learner.order),
     }
     return {name: value for name, (default, value) in settings.items() if value != default}

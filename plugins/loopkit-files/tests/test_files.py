@@ -511,7 +511,10 @@ def test_file_with_a_byte_order_mark_is_read(parts):
          '"torch.nn.functional:mse_loss"'),
         ('call = "torch.nn:MSELoss"', 'use = "torch.nn:MSELoss"', ":5: torch.nn:MSELoss is a class: write call = "),
         ("[fit]", '[plugins.a]\nuse = "loopkit.plugins:GradNorm"\n[fit]', ":15: loopkit.plugins:GradNorm is a class"),
-        ("[fit]", '[learner]\nblock = ["histroy"]\n[fit]', ":15: block: no plugin is called 'histroy' (did you mean"),
+        ("[fit]", '[learner]\nwithout = ["histroy"]\n[fit]', ":15: without: no standard plugin is called 'histroy'"),
+        ("[fit]", "[fit]\nvalidate = 2", ":15: validate is 2: it is a table, such as {epochs = 1}"),
+        ("[fit]", "[fit]\nvalidate = {updates = 0}", ":15: validate is {'updates': 0}: every(updates=0): updates are"),
+        ("[fit]", "[fit]\nvalidate = {epoch = 1}", ":15: validate is {'epoch': 1}: "),
         ("lr = 0.1", f"a = {'[' * 200}{']' * 200}", ":9: optimizer.a.0.0.0.0."),
         ('"parts:net"', '"leaving:net"', ":2: importing leaving ends Python (SystemExit(0)): put what a script does"),
     ],
@@ -532,11 +535,17 @@ def test_model_of_several_is_refused(parts):
     ]
 
 
-def test_plugin_that_is_blocked_or_not_allowed_is_not_imported(parts, monkeypatch):
-    parts(RUN + '[plugins.grad_norm]\n[plugins.clip_grad_norm]\nmax_norm = 1.0\n[learner]\nblock = ["grad_norm"]\n')
+def test_standard_plugins_can_be_left_out_and_validations_have_their_interval(parts):
+    text = RUN.replace("[fit]", "[fit]\nvalidate = {updates = 2}") + '[learner]\nwithout = ["progress"]\n'
+    built = load(parts(text))
+    assert "progress" not in built.build().learner.plugins
+    assert built.build().fit["validate"] == every(updates=2)
+
+
+def test_plugin_that_is_not_allowed_is_not_imported(parts, monkeypatch):
+    parts(RUN + "[plugins.grad_norm]\n[plugins.clip_grad_norm]\nmax_norm = 1.0\n")
     monkeypatch.setenv("LOOPKIT_PLUGINS", "grad_norm")
-    blocked, refused = problems()
-    assert blocked.startswith("run.toml:16: plugin 'grad_norm' is blocked by block=['grad_norm']")
+    (refused,) = problems()
     assert refused.startswith(
         "run.toml:17: plugin 'clip_grad_norm' may not be loaded: LOOPKIT_PLUGINS allows grad_norm."
     )
@@ -597,9 +606,10 @@ def test_optimizer_that_fails_is_located(parts):
 
 def test_keys_of_learner_and_fit_are_the_arguments():
     fit = inspect.signature(Learner.fit).parameters
-    assert list(FIT) == [name for name in fit if name not in ("self", "train", "val", "phase", "val_phase")]
+    assert list(FIT) == [name for name in fit if name not in ("self", "train", "val")]
     learner = set(inspect.signature(Learner).parameters)
-    assert set(LEARNER) == learner - {"model", "loss_fn", "optimizer", "plugins", "phases"}
+    own = {"deterministic", "without"}
+    assert set(LEARNER) - own == learner - {"model", "loss_fn", "optimizer", "plugins", "phases"}
 
 
 # --------------------------------------------------------------------------------------------------------- what is made
@@ -773,7 +783,7 @@ def test_config_of_a_learner_by_hand_tells_what_it_can(parts):
         "loss": {"use": "torch.nn.functional:mse_loss"},
         "optimizer": {"call": "torch.optim:SGD", "lr": 0.1, "momentum": 0.9},
         "data": {"train": {"call": "parts:train"}},
-        "learner": {"block": ["sanity_check"], "order": ["a", "b"]},
+        "learner": {"without": ["sanity_check"], "order": ["a", "b"]},
         "fit": {"epochs": 1},
         "plugins": {
             "clip_grad_norm": {"max_norm": 1.0},

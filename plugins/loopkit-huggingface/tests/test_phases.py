@@ -239,7 +239,7 @@ class Doubled(nn.Module):
 def doubled(*plugins):
     model = Doubled()
     batches = [{"x": torch.ones(2, 3), "y": torch.zeros(2, 3)}]
-    learner(model, *plugins).fit(batches, phase=TrainingPhase("train", labels="y"), epochs=1)
+    learner(model, *plugins, phases=[TrainingPhase("train", labels="y")]).fit(batches, epochs=1)
     return model.weight
 
 
@@ -299,7 +299,7 @@ def test_a_term_of_your_own_is_added_to_the_loss():
             return super().loss(learner, outputs, targets) + outputs.logits.square().mean()
 
     seen, plain = Losses(), Losses()
-    learner(gpt2(0.0), seen).fit(texts(1), phase=Penalised(), epochs=1)
+    learner(gpt2(0.0), seen, phases=[Penalised()]).fit(texts(1), epochs=1)
     learner(gpt2(0.0), plain).fit(texts(1), epochs=1)
     assert seen.values[0] > plain.values[0]
 

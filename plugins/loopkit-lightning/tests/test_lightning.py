@@ -13,7 +13,7 @@ from trainers import fit, sgd
 
 from lightning.pytorch import callbacks as known  # isort: skip  # after trainers, which silences its import
 
-from loopkit import data, hookimpl
+from loopkit import data, every, hookimpl
 from loopkit.errors import PluginError
 from loopkit.hooks import hooks
 from loopkit.plugins import EarlyStopping, TorchSchedule
@@ -59,7 +59,7 @@ def test_early_stopping_with_validation_every_second_epoch():
     theirs, ours = (known.EarlyStopping("val/loss", patience=1, min_delta=0.01) for _ in range(2))
     real = fit(theirs, max_epochs=12, check_val_every_n_epoch=2)
     learner = make_learner(LightningCallback(ours))
-    learner.fit(TRAIN, VAL, epochs=12, validate_every=2)
+    learner.fit(TRAIN, VAL, epochs=12, validate=every(epochs=2))
     assert 2 < real.trainer.current_epoch < 12
     assert learner.progress.epochs == real.trainer.current_epoch
     assert ours.stopped_epoch == theirs.stopped_epoch

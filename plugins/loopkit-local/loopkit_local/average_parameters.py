@@ -226,8 +226,8 @@ class AverageParameters(Member):
         if not phase.training and self._round is not None:
             raise WorldError(
                 f"phase {phase.name!r} begins in the middle of a training epoch, which the processes reach at "
-                f"different times with {type(self.when).__name__}(...): validate between epochs (validate_every=1), or "
-                f"use EverySteps(...)"
+                f"different times with {type(self.when).__name__}(...): validate between epochs "
+                f"(validate=every(epochs=1)), or use EverySteps(...)"
             )
         if self.world.size == 1 or not phase.training:
             return
@@ -237,7 +237,7 @@ class AverageParameters(Member):
             if not isinstance(data, Rounds):
                 raise WorldError(
                     f"{type(self.when).__name__}(...) needs to share out the data of phase {phase.name!r}: give fit, "
-                    f"run or learner.epoch(data=...) a loader of loopkit.data, not overfit_batches or batches of your "
+                    f"run or learner.epoch(data=...) a loader of loopkit.data, not batches of your "
                     f"own; or use EverySteps(...)"
                 )
             self._round = data

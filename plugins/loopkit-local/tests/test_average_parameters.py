@@ -15,7 +15,7 @@ from small import learner_of, make_data, make_model, same, sgd, values
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from loopkit import CancelEpoch, CancelStep, Learner, TrainingPhase, hookimpl
+from loopkit import CancelEpoch, CancelStep, Learner, TrainingPhase, every, hookimpl
 from loopkit.data import TensorLoader
 from loopkit.distributed import join
 from loopkit.errors import EmptyDataError, PeerError, PluginConflict, PluginError, WorldError
@@ -748,9 +748,7 @@ def _refused(rank, what):
             learner_of(AverageParameters(Cadence())).fit(list(make_data()), epochs=1)
         elif what == "middle":
             learner = learner_of(AverageParameters(Cadence(anchor=2)))
-            learner.fit(make_data(), make_data(), epochs=1, validate_every_updates=2)
-        elif what == "overfit":
-            learner_of(AverageParameters(Cadence())).fit(make_data(), epochs=1, overfit_batches=2)
+            learner.fit(make_data(), make_data(), epochs=1, validate=every(updates=2))
         else:
             learner_of(AverageParameters(EverySteps(2 + rank))).fit(make_data(), epochs=1)
     except WorldError as error:
@@ -761,7 +759,6 @@ def _refused(rank, what):
     ("what", "words"),
     [
         ("data", "which list cannot give"),
-        ("overfit", "not overfit_batches"),
         ("middle", "in the middle of a training epoch"),
         ("different", "its option when of plugin 'average_parameters' differs"),
     ],

@@ -149,7 +149,7 @@ class Monitor:
         complete(learner, self.name, self.directory, self.every)
         last = self._helper
         saves = any(isinstance(plugin, Checkpoint) for plugin in learner.plugins.values())
-        if saves and last not in learner.plugins and last not in learner.block:
+        if saves and last not in learner.plugins:
             learner.add(_AfterEnd(self, last))
         return model
 
@@ -526,9 +526,8 @@ def complete(learner: Learner, name: str, directory: Path | None, every: int) ->
     plugins = learner.plugins
     if not any(directory in (None, log.path.parent) for log in _logs(learner)):
         own = "log_to" if "log_to" not in plugins else f"{name}_log"
-        if own not in learner.block:
-            learner.add(LogTo(JsonLines(Path(directory or DIRECTORY) / "log.jsonl"), seconds=SECONDS, name=own))
-    if not any(isinstance(plugin, LogMetrics) for plugin in plugins.values()) and "log_metrics" not in learner.block:
+        learner.add(LogTo(JsonLines(Path(directory or DIRECTORY) / "log.jsonl"), seconds=SECONDS, name=own))
+    if not any(isinstance(plugin, LogMetrics) for plugin in plugins.values()):
         learner.add(LogMetrics(every=every))
 
 

@@ -83,8 +83,9 @@ def test_a_directory_may_have_a_dot_in_its_name(tmp_path):
     assert "run/plan" in names(tmp_path / "v1.5")
 
 
-def test_what_is_blocked_is_not_added(tmp_path):
-    learner = make_learner(Monitor(tmp_path), block=["log_to", "log_metrics"])
+def test_what_it_adds_can_be_removed(tmp_path):
+    learner = make_learner(Monitor(tmp_path))
+    learner.remove("log_to", "log_metrics")
     assert list(learner.plugins) == ["monitor"]
     learner.fit(batches(10), epochs=1)
 
@@ -232,7 +233,7 @@ def test_throughput_leaves_out_validation(tmp_path, clock):
 
     slow = On("step_begin", lambda learner: learner.running.phase.training and clock.sleep(0.25))
     make_learner(Monitor(tmp_path, every=3), On("epoch_begin", validate, "validate"), slow).fit(
-        batches(6), batches(1), epochs=2, validate_every_updates=2
+        batches(6), batches(1), epochs=2, validate=every(updates=2)
     )
     assert set(read_log(tmp_path).values("run/throughput/steps_per_second")) == {4.0}
 

@@ -14,6 +14,7 @@ import pytest
 from support import SECONDS, Writer, eventually
 from training import On, batches, make_learner
 
+from loopkit import every
 from loopkit.plugins import LogMetrics, LogTo, Metrics
 from loopkit_monitor import Monitor, terminal
 from loopkit_monitor.store import Store
@@ -94,7 +95,10 @@ def test_a_run_of_a_learner_is_watched(tmp_path):
 @pytest.mark.parametrize("plugins", [(), (Monitor(every=10),)])
 def test_without_metrics_the_end_has_epochs_and_steps(tmp_path, plugins):
     log = On("epoch_begin", lambda learner: learner.log("note", 1.0))
-    make_learner(LogTo(tmp_path), *plugins, log, block=["log_metrics"]).fit(batches(6), epochs=2)
+    learner = make_learner(LogTo(tmp_path), *plugins, log)
+    if plugins:
+        learner.remove("log_metrics")
+    learner.fit(batches(6), epochs=2)
     code, lines = written(tmp_path)
     assert (code, lines[1:]) == (0, ["epoch 2/2  step 12/12", "finished: epochs"])
 
@@ -110,7 +114,7 @@ def test_a_second_fit_goes_on_counting(tmp_path):
 
 def test_validation_within_an_epoch_has_a_line(tmp_path):
     plugins = LogTo(tmp_path), LogMetrics(), Metrics()
-    make_learner(*plugins).fit(batches(4), batches(1), epochs=2, validate_every_updates=3)
+    make_learner(*plugins).fit(batches(4), batches(1), epochs=2, validate=every(updates=3))
     shown = [re.sub(r" \d\.\d+", "", line.partition("  time")[0]) for line in written(tmp_path)[1][1:-1]]
     assert shown == [
         "epoch 1/2  val/loss",

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from loopkit import Learner, hookimpl
+from loopkit import Learner, every, hookimpl
 from loopkit.errors import PluginError, StateError
 from loopkit.plugins import Checkpoint, Metrics
 from loopkit.testing import EventLog, plugin_contract, tiny_problem
@@ -145,10 +145,10 @@ def test_two_validations_in_an_epoch_need_updates_as_steps():
     problem = tiny_problem()
     learner = problem.learner(plugins=[OptunaPruning(a_study().ask())])
     with pytest.raises(PluginError, match=r"ended twice at 0 epochs.*steps='updates'"):
-        learner.fit(problem.train, problem.val, epochs=2, validate_every_updates=1)
+        learner.fit(problem.train, problem.val, epochs=2, validate=every(updates=1))
     trial = a_study().ask()
     learner = tiny_problem().learner(plugins=[OptunaPruning(trial, steps="updates")])
-    learner.fit(problem.train, problem.val, epochs=2, validate_every_updates=2)
+    learner.fit(problem.train, problem.val, epochs=2, validate=every(updates=2))
     assert list(trial.study.trials[0].intermediate_values) == [2, 4, 6, 8]
 
 

@@ -118,7 +118,7 @@ def test_values_are_plain_numbers(batches, reports):
 
 
 def test_an_old_validation_is_not_reported_again(batches, reports):
-    in_ray_fit(make_learner(RayReport()), batches, batches[:1], epochs=4, validate_every=2)
+    in_ray_fit(make_learner(RayReport()), batches, batches[:1], epochs=4, validate=every(epochs=2))
     assert [sorted(metrics) for metrics, _ in reports] == [
         ["train/passes"],
         ["train/passes", "val/passes"],
@@ -129,7 +129,7 @@ def test_an_old_validation_is_not_reported_again(batches, reports):
 
 def test_a_phase_that_is_given_is_reported_after_each_of_its_passes(batches, reports):
     learner = make_learner(RayReport("val"))
-    in_ray_fit(learner, batches, batches[:1], epochs=1, validate_every_updates=2)
+    in_ray_fit(learner, batches, batches[:1], epochs=1, validate=every(updates=2))
     assert [metrics for metrics, _ in reports] == [{"val/passes": 1.0}, {"val/passes": 2.0}, {"train/passes": 1.0}]
 
 
