@@ -20,7 +20,7 @@ from loopkit.engine.fit import Fit, Limits, Rounds, Validation
 from loopkit.engine.models import Models, Weights
 from loopkit.engine.resume import Mark, Position
 from loopkit.engine.roles import Roles
-from loopkit.engine.sources import Source
+from loopkit.engine.sources import Source, check_given
 from loopkit.engine.state import apply, collect, shares
 from loopkit.errors import EmptyDataError, PhaseError, PluginError, StateError
 from loopkit.events import SignalBegin
@@ -33,7 +33,7 @@ from loopkit.plugin import unwrapped
 from loopkit.progress import Progress
 from loopkit.result import FitResult, Planned
 from loopkit.sharded import is_sharded
-from loopkit.words import nearest
+from loopkit.words import nearest, takes
 from loopkit.world import World
 
 if TYPE_CHECKING:
@@ -75,6 +75,13 @@ class Learner:
         result = learner.fit(train, val, epochs=3)
     """
 
+    @takes(
+        metrics="give plugins=[Metrics(...)]",
+        callbacks="give plugins=[...]",
+        epochs="give learner.fit(train, epochs=...)",
+        device="give plugins=[ToDevice(...)]",
+        criterion="give loss_fn=...",
+    )
     def __init__(
         self,
         model: nn.Module | Mapping[str, nn.Module],
@@ -330,6 +337,7 @@ class Learner:
 
             learner.fit(train, {"val": a, "ood": b}, epochs=3, validate={"ood": every(epochs=3)})
         """
+        check_given(train, val)
         limits = Limits(epochs, max_steps, max_updates)
         if limits.none:
             raise ValueError(
@@ -765,6 +773,10 @@ class Learner:
 
 
 def _check_loss_fn(loss_fn: Any) -> None:
+    if isinstance(loss_fn, torch.optim.Optimizer):
+        raise PhaseError(
+            f"loss_fn is an optimizer ({type(loss_fn).__name__}): the order is Learner(model, loss_fn, optimizer)"
+        )
     if isinstance(loss_fn, type):
         made = loss_fn.__name__
         raise PhaseError(f"loss_fn is the class {made}, not a function: give an instance, loss_fn={made}()")

@@ -94,7 +94,12 @@ class Models:
 
     def device(self) -> str:
         """Where the first parameter is, in words."""
-        return next((str(p.device) for model in self.by_name.values() for p in model.parameters()), "no parameters")
+        return next((str(p.device) for p in self.parameters()), "no parameters")
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Every parameter of every model."""
+        for model in self.by_name.values():
+            yield from model.parameters()
 
     # Plugins around the modules
 
@@ -190,6 +195,11 @@ class Models:
     def _make_optimizer(self, name: str, given: Optimizers, named: bool) -> torch.optim.Optimizer:
         if isinstance(given, torch.optim.Optimizer):
             return given
+        if isinstance(given, nn.Module):
+            raise PhaseError(
+                f"optimizer {name!r} is the module {type(given).__name__}: the order is "
+                f"Learner(model, loss_fn, optimizer)"
+            )
         if not callable(given):
             raise PhaseError(f"optimizer {name!r} is {given!r}: give an optimizer, or a function params -> optimizer")
         if named and name not in self.by_name:
