@@ -274,8 +274,8 @@ def origin(module: str) -> tuple[str, str] | None:
     It is the one with an entry point to the module, or to another of its package, or the one that is called like the
     package. It is looked up once: what is imported stays, whatever is installed meanwhile.
     """
-    from loopkit import __version__
     from loopkit.installed import name_and_version
+    from loopkit.version import __version__
 
     package = module.partition(".")[0]
     if package == "loopkit":

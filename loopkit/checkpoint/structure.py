@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from loopkit.checkpoint import strict_json
-from loopkit.distributed.sharded import is_sharded
 from loopkit.errors import StateError
+from loopkit.sharded import is_sharded
 from loopkit.words import nearest
 
 SHOWN = 5

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from loopkit import sharded
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import STRUCTURE, best, read_state, read_structures, weights_file
 from loopkit.checkpoint.storage import Manifest
 from loopkit.checkpoint.structure import class_differences, named_tensors, near, plain, shown, structure, tie_of
 from loopkit.checkpoint.tensors import BytesSource, Source, check, pack, unpack
-from loopkit.distributed import sharded
 from loopkit.errors import CheckpointError, CorruptCheckpointError, LoopkitError, ReentrancyError, StateError
 from loopkit.plugin import provided
 from loopkit.words import nearest

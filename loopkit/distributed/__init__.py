@@ -1,6 +1,6 @@
 """Many processes: who they are, how they start, and what they say to each other beside the gradients."""
 
-from loopkit.distributed.world import World, join
+from loopkit.world import World, join
 
 __all__ = ["World", "join"]
 

@@ -21,7 +21,7 @@ from loopkit.hooks import hooks
 if TYPE_CHECKING:
     from types import FrameType
 
-    from loopkit.distributed.world import World
+    from loopkit.world import World
 
 INTERVAL = 0.5
 """Seconds between two reports of a process."""

@@ -101,7 +101,7 @@ class Compiler:
             raise
 
     def bound(self, impl: Implementation, dynamic: tuple[str, ...], phase: Phase | None) -> Callable[..., Any]:
-        """A callable that takes the ``dynamic`` arguments by position and passes on those that are wanted."""
+        """A callable that takes the ``dynamic`` arguments by position and gives on those that are wanted."""
         fixed = {"learner": self._learner, "phase": phase}
         function, wanted = self._instrumented(impl, phase), impl.arguments
         leading = tuple(name for name in wanted if name in fixed)

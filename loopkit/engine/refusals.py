@@ -118,6 +118,47 @@ def check_run(plugins: Mapping[str, Any], implementations: Sequence[Implementati
                 raise PluginError(f"{where}: reads {state!r}, but no plugin is called {root!r} or provides it")
 
 
+def never_called(implementations: Sequence[Implementation], phases: Sequence[Phase]) -> dict[str, list[str]]:
+    """The plugins of whose hooks of epochs and steps none can fire in these phases, with these hooks in words.
+
+    Hooks that a plugin can do without (``optional``) do not count, but one that can fire is enough.
+    """
+    idle: dict[str, list[str]] = {}
+    called: set[str] = set()
+    for impl in implementations:
+        if "phase" not in impl.hook.arguments:
+            continue
+        if any(_can_fire(impl, phase) for phase in phases):
+            called.add(impl.entry.plugin)
+        elif impl.hook.name not in getattr(impl.plugin, "optional", ()):
+            idle.setdefault(impl.entry.plugin, []).append(_in_words(impl))
+    return {name: hooks for name, hooks in idle.items() if name not in called}
+
+
+def _can_fire(impl: Implementation, phase: Phase) -> bool:
+    if impl.phase is not None and not isinstance(phase, impl.phase):
+        return False
+    if impl.hook.kind == "event":
+        return any(event.hook == impl.hook.name for event in phase.events())
+    return phase.training or impl.hook.name != "optimizer_step"
+
+
+def _in_words(impl: Implementation) -> str:
+    if impl.phase is None:
+        return impl.hook.name
+    kinds = impl.phase if isinstance(impl.phase, tuple) else (impl.phase,)
+    return f"{impl.hook.name} of {' or '.join(kind.__name__ for kind in kinds)}"
+
+
+def idle(name: str, hooks: Sequence[str], phases: Sequence[Phase]) -> str:
+    """What to say of a plugin that is never called."""
+    return (
+        f"plugin {name!r} is never called: none of its hooks ({', '.join(hooks)}) can fire in the phases that run "
+        f"({', '.join(sorted({phase.name for phase in phases}))}). Take it out, or give the data or the phase that it "
+        f"waits for; a plugin that may stay idle lists these hooks in its class: optional = (...)"
+    )
+
+
 def check_monitors(
     implementations: Sequence[Implementation], phases: Mapping[str, Phase], runs: Container[str]
 ) -> None:

@@ -6,7 +6,7 @@ pluggy holds the specifications and the plugins, and validates and lists the imp
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -200,9 +200,23 @@ class Registry:
             refusals.check_run(self.plugins, self._implementations, list(known.values()))
             self._checked[id(phase)] = (phase, self.version)
 
-    def check_fit(self, runs: Collection[str]) -> None:
-        """What only shows when a fit begins, which runs the phases of these names: metrics that it never makes."""
-        refusals.check_monitors(self._implementations, self._phases, runs)
+    def idle(self, phases: Iterable[Phase]) -> list[str]:
+        """What there is to say of the plugins that are never called in these phases."""
+        known = list(phases)
+        found = refusals.never_called(self._implementations, known)
+        return [refusals.idle(name, hooks, known) for name, hooks in found.items()]
+
+    def check_fit(self, runs: Sequence[Phase], own: Sequence[Phase]) -> None:
+        """What only shows when a fit begins, which runs these phases, and whose hooks may run those of the user's own.
+
+        Raises:
+            PluginError: A plugin is never called, or reads a metric that is never made.
+        """
+        for phase in runs:
+            self.check_phase(phase)
+        if idle := self.idle([*runs, *own]):
+            raise PluginError("; ".join(idle))
+        refusals.check_monitors(self._implementations, self._phases, {phase.name for phase in runs})
 
     def never_made(self, metrics: Iterable[str]) -> list[str]:
         """What to say of metrics that were read, if these are all that there are."""

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from loopkit.distributed import sharded
-from loopkit.engine import generators
+from loopkit import generators, sharded
 from loopkit.engine.check import VERSIONS, check, stateful, unsaved_buffers
 from loopkit.engine.positions import save_position
 from loopkit.engine.resume import Mark, Position

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from loopkit import sharded
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import Contents, describe, monitored, number, read_state, restore
 from loopkit.checkpoint.lock import Lock
@@ -23,7 +24,6 @@ from loopkit.checkpoint.processes import give_way
 from loopkit.checkpoint.save_options import SaveOptions, check_count
 from loopkit.checkpoint.storage import Listing, Manifest
 from loopkit.criteria import Mode
-from loopkit.distributed import sharded
 from loopkit.errors import (
     CheckpointError,
     CorruptCheckpointError,
@@ -37,7 +37,7 @@ from loopkit.hooks import hookimpl
 from loopkit.words import nearest
 
 if TYPE_CHECKING:
-    from loopkit.engine.epoch import Epoch
+    from loopkit import Epoch
     from loopkit.engine.resume import Mark
     from loopkit.learner import Learner
     from loopkit.phases import Phase
@@ -83,6 +83,7 @@ class Checkpoint:
     """
 
     provides = "checkpoint"
+    per_process = ("directory",)
     optional = ("step_end",)
     syncs = ("step_end", "phase_end")
     """Saving reads the parameters."""

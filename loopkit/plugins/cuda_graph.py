@@ -39,7 +39,7 @@ class CudaGraph:
     What the model returns is a copy, and so are the gradients that a backward leaves (one foreach call), since a replay
     writes to the same memory each time. Batch-norm statistics and the random generators are as they would be without
     the recording. The graphs hold the addresses of the parameters: when these, ``requires_grad`` or the modes of
-    modules are others at the begin of a pass, the shapes are recorded anew. Do not change them within a pass. Call
+    modules are others at the begin of an epoch, the shapes are recorded anew. Do not change them within an epoch. Call
     backward by ``step.backward``; a backward that is kept for a second one (``retain_graph``) must not outlive the next
     forward.
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from loopkit import sharded
 from loopkit.criteria import Criterion, Mode, NumberSinceBest, is_better
-from loopkit.distributed import sharded
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 from loopkit.words import nearest
 
 if TYPE_CHECKING:
-    from loopkit.engine.epoch import Epoch
+    from loopkit import Epoch
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
@@ -64,6 +64,7 @@ class EarlyStopping:
     """
 
     provides = "early_stopping"
+    per_process = ()  # it talks to the others
     volatile = ("seconds",)
 
     def __init__(

@@ -16,7 +16,7 @@ from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 
 if TYPE_CHECKING:
-    from loopkit.engine.epoch import Epoch
+    from loopkit import Epoch
     from loopkit.hooks import Target
     from loopkit.learner import Learner
     from loopkit.phases import Phase

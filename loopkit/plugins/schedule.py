@@ -24,7 +24,7 @@ from loopkit.schedules import OfLength, resolve
 from loopkit.words import nearest
 
 if TYPE_CHECKING:
-    from loopkit.engine.step import Step
+    from loopkit import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 

@@ -12,10 +12,9 @@ from typing import Any, Literal
 
 from torch import nn
 
-from loopkit import FitResult, Learner, Phase, hookimpl
+from loopkit import FitResult, Learner, Phase, hookimpl, sharded
 from loopkit.batches import describe
 from loopkit.criteria import is_better
-from loopkit.distributed import sharded
 from loopkit.errors import PluginError
 from loopkit.words import nearest
 
