@@ -11,6 +11,7 @@ from torch import nn
 
 from loopkit.batches import describe
 from loopkit.engine.casts import Casts
+from loopkit.engine.refusals import check_trainable
 from loopkit.engine.routing import Route
 from loopkit.errors import PhaseError, PluginError
 from loopkit.notes import locate
@@ -134,6 +135,7 @@ class Models:
 
     def set_up(self, registry: Registry, plugins: Iterable[str]) -> None:
         """Run the ``setup_model`` of these plugins on every module, and route calls through what wraps it."""
+        check_trainable(registry.plugins, self.by_name)
         for impl in registry.ordered("setup_model"):
             if impl.entry.plugin not in plugins:
                 continue

@@ -23,7 +23,8 @@ class Freeze:
 
     Batch norm whose own parameters are all frozen (or which has none and is covered by a pattern) is kept in eval mode
     in training phases, so that its running statistics stay as they are, too. Dropout goes on as ever (`EvalMode` stops
-    it). What had ``requires_grad = False`` before is never thawed.
+    it). What had ``requires_grad = False`` before is never thawed. It owns ``trainable.<pattern>``, so
+    another owner of the same parameters is refused. So is a training epoch in which anything else has thawed one.
 
     The optimizer may hold frozen parameters: they have no gradient, so it leaves them alone, weight decay and momentum
     included, and takes them up when they are thawed. Its state for them begins then.
@@ -36,7 +37,8 @@ class Freeze:
         name: The plugin's name.
 
     Raises:
-        PluginError: A pattern matches nothing, or an epoch is no whole number from 0.
+        PluginError: A pattern matches nothing, an epoch is no whole number from 0, or something else has thawed a
+            parameter.
 
     Example::
 
@@ -89,6 +91,10 @@ class Freeze:
             self.load_state_dict(self._state)
         return model
 
+    def owns(self) -> tuple[str, ...]:
+        """Whether the parameters that its patterns cover are trained."""
+        return tuple(f"trainable.{pattern}" for pattern in self._patterns)
+
     def _check(self, pattern: str, names: list[str]) -> None:
         if not any(covers(pattern, path) for path in names):
             raise PluginError(f"plugin {self.name!r}: pattern {nothing_matches(pattern, names)}")
@@ -109,9 +115,22 @@ class Freeze:
                 self._modes = [module for module in self._frozen_norms() if module.training]
                 for module in self._modes:
                     module.train(False)
+                self._check_frozen()
             yield
+            if training:
+                self._check_frozen()
         finally:
             self._modes = outer
+
+    def _check_frozen(self) -> None:
+        """Refuse to go on if something else has thawed what it keeps frozen."""
+        for parameter, paths in self._own.items():
+            thawed = any(covers(pattern, path) for pattern in self._thawed for path in paths)
+            if parameter.requires_grad and not thawed:
+                raise PluginError(
+                    f"plugin {self.name!r} keeps parameter {paths[0]!r} frozen, and something else has set its "
+                    f"requires_grad = True: take it out of the patterns, or call thaw({paths[0]!r}) of the plugin"
+                )
 
     def _frozen_norms(self) -> list[nn.Module]:
         """The frozen layers with running statistics."""
