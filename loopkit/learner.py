@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,6 @@ from torch import Tensor, nn
 
 from loopkit.batches import move
 from loopkit.discovery import checked_block, make_plugin, origin
-from loopkit.distributed.sharded import is_sharded
-from loopkit.distributed.world import World
 from loopkit.engine.core import Core
 from loopkit.engine.epoch import Epoch
 from loopkit.engine.fit import Fit, Limits, Rounds, Validation, check_count
@@ -24,22 +23,23 @@ from loopkit.engine.resume import Mark, Position
 from loopkit.engine.sources import Prepared, Source
 from loopkit.engine.state import apply, collect, shares
 from loopkit.errors import EmptyDataError, PhaseError, PluginError, StateError
+from loopkit.events import SignalBegin
+from loopkit.generators import seed_everything
 from loopkit.logs.kinds import all_loggable, loggable
 from loopkit.logs.record import Packed
 from loopkit.phases import Phase, PredictionPhase, TrainingPhase, ValidationPhase
 from loopkit.plugin import unwrapped
 from loopkit.progress import Progress
-from loopkit.reproducible import seed_everything
 from loopkit.result import FitResult, Planned
+from loopkit.sharded import is_sharded
 from loopkit.words import nearest
+from loopkit.world import World
 
 if TYPE_CHECKING:
     from loopkit.engine.explain import Explanation
     from loopkit.engine.models import Optimizers
     from loopkit.engine.step import Step
     from loopkit.summary import Summary
-
-__all__ = ["Learner", "no_loss_fn"]
 
 now = time.time
 
@@ -370,7 +370,7 @@ class Learner:
             _ = validation.source.length
         planned = limits.planned(source.length, self.accumulate)
         fit = self._fit(limits, planned, on_interrupt, loader_timeout)
-        fit.begin()
+        fit.begin([source.phase, *([] if validation is None else [validation.source.phase])])
         try:
             fit.run(source, validation)
         except BaseException as error:
@@ -508,7 +508,7 @@ class Learner:
 
     def _epoch(self, phase: Phase, source: Source | None, length: int | None) -> Epoch:
         core = self._core
-        if core.fit is not None and not core.fit.position.by_fit and not core.open_epochs and not core.in_hook:
+        if core.fit is not None and not core.fit.position.by_fit and not core.open_epochs and not core.hooks:
             return core.fit.turn(phase, source, length)
         return Epoch(core, phase, source, length)
 
@@ -610,17 +610,24 @@ class Learner:
         """Ask that this process ends where it is, as SIGTERM does, and the run goes on when it is started again.
 
         It takes effect between two steps, where the state can be saved, without ``epoch_end``. With
-        ``on_interrupt="raise"`` the fit raises ``SystemExit(75)``.
+        ``on_interrupt="raise"`` the fit raises ``SystemExit(75)``; if no plugin saves the run, one warning says so.
 
         Raises:
             PhaseError: No fit is running.
         """
         self._check_running("pause")
         self._core.requests.pause(reason, by)
+        assert self._core.fit is not None
+        if self._core.fit.raises and not self._core.registry.ordered(SignalBegin.hook):
+            warnings.warn(
+                "learner.pause ends this process, and no plugin saves the run, so what was trained is lost: add "
+                "Checkpoint(directory), or give fit(on_interrupt='return') to go on in this process",
+                stacklevel=2,
+            )
 
     def _check_running(self, what: str) -> None:
         core = self._core
-        if core.fit is None and (what == "pause" or not (core.epochs or core.in_hook)):
+        if core.fit is None and (what == "pause" or not (core.epochs or core.hooks)):
             raise PhaseError(
                 f"learner.{what}() with no fit running, so nothing could end: call it from a plugin, a phase or "
                 f"another thread during the fit, or leave out the fit"
@@ -636,7 +643,7 @@ class Learner:
     def log(self, name: str, value: Any) -> None:
         """Log a value: hand it to every plugin that listens (``log_value``), such as ``LogTo``, which writes it.
 
-        From any phase or plugin, in a pass or between two. It waits for no device: a tensor on one is copied there, and
+        From any phase or plugin, in an epoch or not. It waits for no device: a tensor on one is copied there, and
         read when the log is written. If no plugin listens it does nothing, and outside of a fit nothing is written.
 
         Args:

@@ -13,6 +13,10 @@ from torch.nn.functional import log_softmax, logsigmoid
 __all__ = ["focal_loss"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def focal_loss(
     outputs: Tensor,
     targets: Tensor,

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 
-__all__ = ["Plugin", "declared", "has_a_say", "options_of", "provided", "unwrapped"]
-
 Declaration = tuple[str, ...] | Callable[[], tuple[str, ...]]
 """Names, or a method that returns them."""
 

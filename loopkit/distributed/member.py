@@ -19,20 +19,17 @@ from loopkit.data import TAILS
 from loopkit.distributed.checksum import checksums, combined
 from loopkit.distributed.shards import facts_of, set_epoch, shard
 from loopkit.distributed.watch import Watch, hook_of, is_collective_error
-from loopkit.distributed.world import World, join
 from loopkit.errors import PeerError, PluginError, WorldError
 from loopkit.facts import fact
 from loopkit.hooks import hookimpl
 from loopkit.plugin import has_a_say, options_of, unwrapped
+from loopkit.world import World, join
 
 if TYPE_CHECKING:
-    from loopkit.engine.epoch import Epoch
-    from loopkit.engine.step import Step
+    from loopkit import Epoch, Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
-
-__all__ = ["Member"]
 
 AGREED_EVERY = 1.0
 """Seconds, about, between two agreements in an epoch."""

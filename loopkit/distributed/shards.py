@@ -30,9 +30,8 @@ from loopkit.errors import WorldError
 from loopkit.facts import fact
 
 if TYPE_CHECKING:
-    from loopkit.distributed.world import World
+    from loopkit.world import World
 
-__all__ = ["Parts", "facts_of", "gather", "parts_of", "restore_order", "set_epoch", "shard"]
 
 _made: WeakKeyDictionary[Any, tuple[tuple[Any, ...], Any, str]] = WeakKeyDictionary()
 """What was made of data: the arguments, the part, and the line about it."""

@@ -10,15 +10,13 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loopkit.distributed.world import World
 from loopkit.engine.signals import Signals
 from loopkit.errors import Cancel, CancelEpoch, CancelFit, WorldError
 from loopkit.events import SignalBegin
+from loopkit.world import World
 
 if TYPE_CHECKING:
     from loopkit.engine.core import Core
-
-__all__ = ["Ending", "Interrupted", "Requests", "Stop", "Wishes"]
 
 CANCELS: dict[str, type[Cancel]] = {cancel.__name__: cancel for cancel in (CancelEpoch, CancelFit)}
 

@@ -22,12 +22,9 @@ from loopkit.phases import TrainingPhase
 from loopkit.plugin import provided
 
 if TYPE_CHECKING:
-    from loopkit.engine.epoch import Epoch
-    from loopkit.engine.step import Step
+    from loopkit import Epoch, Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-
-__all__ = ["DDP"]
 
 COMPRESSION = {None: None, "fp16": torch.float16, "bf16": torch.bfloat16}
 

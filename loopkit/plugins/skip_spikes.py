@@ -12,11 +12,9 @@ from loopkit.errors import CancelStep, PluginError
 from loopkit.hooks import hookimpl
 
 if TYPE_CHECKING:
-    from loopkit.engine.step import Step
+    from loopkit import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-
-__all__ = ["SkipSpikes"]
 
 
 class SkipSpikes:

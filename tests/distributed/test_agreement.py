@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from distributed.processes import run
-from loopkit import CancelEpoch, CancelFit, CancelStep, Learner, TrainingPhase, hookimpl, metrics
+from loopkit import CancelEpoch, CancelFit, CancelStep, Learner, TrainingPhase, every, hookimpl, metrics
 from loopkit.data import TensorLoader
 from loopkit.distributed import member
 from loopkit.plugins import DDP, Checkpoint, EarlyStopping, Metrics
@@ -368,7 +368,7 @@ def test_a_signal_to_one_process_ends_all_with_its_status():
 
 
 def saving(rank, directory, what=None, accumulate=1):
-    plugins = [Checkpoint(directory, every_epochs=9, resume="auto"), Metrics(metrics.Accuracy())]
+    plugins = [Checkpoint(directory, save=every(epochs=9), resume="auto"), Metrics(metrics.Accuracy())]
     if what is not None:
         plugins.append(Asks(1, what, step=4, epoch=1))
     learner = make_learner(*plugins, accumulate=accumulate)

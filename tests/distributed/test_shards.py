@@ -248,7 +248,7 @@ def test_a_part_begins_where_its_loader_is() -> None:
     assert lists(part) == [[6, 7], [10, 11]]
     assert (loader.epoch, loader.position) == (1, 2)
     next(iter(loader))
-    assert loader.shard(1, 2).state_dict(next_pass=True)["epoch"] == 2
+    assert loader.shard(1, 2).state_dict(next_epoch=True)["epoch"] == 2
 
 
 def test_size_1_cuts_nothing() -> None:

@@ -12,7 +12,7 @@ import torch
 from helpers import batches
 from torch import nn
 
-from loopkit import Learner, hookimpl
+from loopkit import Learner, every, hookimpl
 from loopkit.data import TensorLoader
 from loopkit.logs import Hyperparameters, Text, read_log
 from loopkit.plugins import Checkpoint, LogMetrics, LogTo
@@ -78,7 +78,7 @@ def train(directory: str) -> None:
     warnings.filterwarnings("ignore", TAKEN_OVER, RuntimeWarning)
     warnings.filterwarnings("ignore", "log 'csv' cannot write")
     at = Path(directory)
-    options: dict[str, Any] = {"every_updates": 4, "resume": "auto"}
+    options: dict[str, Any] = {"save": every(updates=4), "resume": "auto"}
     (at / "begun").touch()
     learner, data, val = make(at, Checkpoint(at / "one", **options))
     learner.fit(data, val, epochs=2)

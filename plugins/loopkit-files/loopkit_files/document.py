@@ -15,9 +15,9 @@ from torch import nn
 
 from loopkit import discovery
 from loopkit.errors import PluginError
+from loopkit.generators import seed_everything
 from loopkit.learner import Learner
 from loopkit.notes import locate
-from loopkit.reproducible import seed_everything
 from loopkit.result import FitResult
 from loopkit.words import nearest
 from loopkit_files import overrides as override

@@ -24,8 +24,7 @@ from loopkit_local.cadence import Cadence, Controller, EverySteps, Free
 from loopkit_local.rounds import Rounds
 
 if TYPE_CHECKING:
-    from loopkit.engine.epoch import Epoch
-    from loopkit.engine.step import Step
+    from loopkit import Epoch, Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult

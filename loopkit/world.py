@@ -20,8 +20,6 @@ from loopkit.errors import WorldError
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["World", "join"]
-
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _current: World | None = None
 

@@ -1,0 +1,68 @@
+"""Every: how often something is done, such as a validation or a save."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Every:
+    """How often something is done: after so many epochs, updates or minutes. Exactly one of the three is given.
+
+    Args:
+        epochs: At the end of each such training epoch, counted from the begin of the fit.
+        updates: Between two steps, after so many updates since the last time.
+        minutes: Between two steps, after so many minutes since the last time; fractions are fine. Rank 0's clock
+            decides for all processes. **Not reproducible**: a second run does it after other steps.
+        first: Also once before the first update.
+
+    Raises:
+        ValueError: None of the three is given, or several; or one is not a count from 1, or minutes above 0.
+
+    Example::
+
+        learner.fit(train, val, epochs=3, validate=every(updates=100, first=True))
+    """
+
+    epochs: int | None = None
+    updates: int | None = None
+    minutes: float | None = None
+    first: bool = False
+
+    def __post_init__(self) -> None:
+        given = [f"{name}={value!r}" for name, value in self._intervals().items()]
+        if len(given) != 1:
+            seen = f"every({', '.join(given)})"
+            raise ValueError(f"{seen}: give exactly one of epochs, updates and minutes, as in every(epochs=1)")
+        for name, count in (("epochs", self.epochs), ("updates", self.updates)):
+            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+                raise ValueError(f"every({name}={count!r}): {name} are counted from 1, as in every({name}=1)")
+        if (minutes := self.minutes) is not None:
+            number = isinstance(minutes, (int, float)) and not isinstance(minutes, bool)
+            if not number or not 0 < minutes < math.inf:
+                raise ValueError(f"every(minutes={minutes!r}): give a number above 0, as in every(minutes=10)")
+        if not isinstance(self.first, bool):
+            raise ValueError(f"every(first={self.first!r}): it is True or False")
+
+    @property
+    def seconds(self) -> float:
+        """The minutes, as seconds; infinite if it does not go by the clock."""
+        return math.inf if self.minutes is None else 60.0 * self.minutes
+
+    def options(self) -> dict[str, Any]:
+        """What it was made of, as a file or a state holds it: ``Every(**options)`` is equal to it."""
+        return {**self._intervals(), **({"first": True} if self.first else {})}
+
+    def _intervals(self) -> dict[str, Any]:
+        """Those of the three that were given."""
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "first"}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def __repr__(self) -> str:
+        return f"every({', '.join(f'{name}={value!r}' for name, value in self.options().items())})"
+
+
+every = Every
+"""`Every`, as people write it: ``every(updates=100)``."""
