@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +23,7 @@ from loopkit.phases import TrainingPhase
 from loopkit.plugin import provided
 
 if TYPE_CHECKING:
-    from loopkit import Step
+    from loopkit import Epoch, Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 
@@ -222,13 +224,13 @@ class DDP(Member):
             copy_buffers(learner.models.values())
 
     @hookimpl
-    def step_cancelled(self, learner: Learner, phase: Phase, step: Step) -> None:
+    def step_cancelled(self, learner: Learner, phase: Phase, epoch: Epoch, step: Step) -> None:
         """Take back what the reducer expects of the backward that does not come."""
         if self.reducing and not self._reduced and phase.training:
             if any(synced.calls for synced in self._synced.values()):
                 _disarm(self._params)
             self.reducing = False
-        super().step_cancelled(learner, phase, step)
+        super().step_cancelled(learner, phase, epoch, step)
 
     def equal(self, learner: Learner) -> dict[str, Tensor]:
         """Parameters; buffers, if they are copied."""
@@ -238,14 +240,18 @@ class DDP(Member):
             found |= {prefix + path: buffer for path, buffer in model.named_buffers()}
         return found
 
-    def _counters(self) -> tuple[Any, ...]:
-        return *super()._counters(), self.reducing, self._reduced, [each.calls for each in self._synced.values()]
-
-    def _restore(self, *counters: Any) -> None:
-        *others, self.reducing, self._reduced, calls = counters
-        super()._restore(*others)
-        for synced, count in zip(self._synced.values(), calls, strict=True):
-            synced.calls = count
+    @hookimpl
+    @contextmanager
+    def epoch_context(self, learner: Learner, phase: Phase, epoch: Epoch) -> Iterator[None]:
+        """Keep what belongs to the step around, if a hook of that runs the epoch."""
+        outer = self.reducing, self._reduced, [each.calls for each in self._synced.values()]
+        with super().epoch_context(learner, phase, epoch):
+            try:
+                yield
+            finally:
+                self.reducing, self._reduced, calls = outer
+                for synced, count in zip(self._synced.values(), calls, strict=True):
+                    synced.calls = count
 
     @hookimpl
     def backward_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
