@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -75,6 +75,8 @@ class Learner:
         result = learner.fit(train, val, epochs=3)
     """
 
+    _standard_set: ClassVar[Callable[[Iterable[Any]], list[Any]]]
+
     @takes(
         metrics="give plugins=[Metrics(...)]",
         callbacks="give plugins=[...]",
@@ -117,9 +119,7 @@ class Learner:
         self.standard: list[Any] = []
         """The standard plugins that it added to the list itself; also those that were taken out since."""
         if standard:
-            from loopkit.plugins import standard_set
-
-            self.standard = standard_set(plugins)
+            self.standard = Learner._standard_set(plugins)
             plugins += self.standard
         self._core.registry.change(add=plugins)
         models.set_up(self._core.registry, self._core.registry.plugins)
@@ -463,7 +463,7 @@ class Learner:
         made = self._predict(source)
         outputs = list(made) if place is None else [move(each, place) for each in made]  # host sync: wanted there
         if self.world.size > 1 and source.ready is not given:
-            from loopkit.distributed.shards import gather
+            from loopkit.shards import gather
 
             outputs = gather(self.world, given, outputs)
         return _concatenate(outputs)
@@ -770,6 +770,11 @@ class Learner:
     def where(self, phase: Phase, step: Step | None) -> str:
         """Phase, epoch and step, for messages."""
         return self._core.where(phase, step)
+
+
+def standard_by(make: Callable[[Iterable[Any]], list[Any]]) -> None:
+    """Let ``standard=True`` add what this makes of the plugins that were given; `loopkit` itself says so."""
+    Learner._standard_set = staticmethod(make)
 
 
 def _check_loss_fn(loss_fn: Any) -> None:

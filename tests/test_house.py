@@ -124,10 +124,10 @@ class Row:
 ROWS = [
     #   what                                                                bound   goal
     Row("assignments to attributes of another Learner, Fit, Epoch, ...",       0,     0, owned),
-    Row("assignments to attributes of other objects",                          44,  None, others),
+    Row("assignments to attributes of other objects",                          45,  None, others),
     Row("reads of another object's private names",                             0,     0, private),
-    Row("modules in circles of imports that run",                               2,     0, circles_that_run),
-    Row("modules in circles, with what annotations name",                       10,     0, circles_named),
+    Row("modules in circles of imports that run",                               0,     0, circles_that_run),
+    Row("modules in circles, with what annotations name",                       0,     0, circles_named),
     Row("arguments called learner, epoch, step or phase that are Any",          8,  None, any_arguments),
     Row("calls upwards in a training epoch and a validation",                  0,     0, upward),
     Row("code lines of the largest class of engine and learner",              365,   250, largest_class),
@@ -135,12 +135,12 @@ ROWS = [
     Row("attributes of a Learner",                                             7,    20, learner_attributes),
     Row("arguments of Learner",                                                9,     9, learner_arguments),
     Row("arguments of fit",                                                    8,     8, fit_arguments),
-    Row("code lines of ground, hooks, plugin, phases, engine and learner",   6114,  4200, core_lines),
-    Row("code lines of loopkit",                                            22217, 20000, all_lines),
+    Row("code lines of ground, hooks, plugin, phases, engine and learner",   6262,  4200, core_lines),
+    Row("code lines of loopkit",                                            22392, 20000, all_lines),
     Row("public names",                                                      207,   200, public_names),
     Row("calls of a bare training step",                                       14,    15, calls_of_a_step),
     Row("files of a bare training step",                                        3,     4, files_of_a_step),
-    Row("calls from fit to the first batch, bare",                            112,    60, calls_before_first_batch),
+    Row("calls from fit to the first batch, bare",                            116,    60, calls_before_first_batch),
 ]
 # fmt: on
 

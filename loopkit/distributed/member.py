@@ -17,17 +17,18 @@ from torch import Tensor, nn
 from loopkit.checkpoint.structure import structure
 from loopkit.data import TAILS
 from loopkit.distributed.checksum import checksums, combined
-from loopkit.distributed.shards import facts_of, set_epoch, shard
 from loopkit.distributed.watch import Watch, hook_of, is_collective_error
 from loopkit.errors import PeerError, PluginError, WorldError
 from loopkit.facts import fact
 from loopkit.hooks import hookimpl
 from loopkit.losses import is_sum
 from loopkit.plugin import has_a_say, options_of, unwrapped
+from loopkit.shards import facts_of, set_epoch, shard
 from loopkit.world import World, join
 
 if TYPE_CHECKING:
-    from loopkit import Epoch, Step
+    from loopkit.engine.epoch import Epoch
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
@@ -59,7 +60,7 @@ class Member:
 
     Args:
         shard: Give each process its part of the data. Without, every process is to bring its own.
-        tail: What is done with samples that are left over: see `loopkit.distributed.shards.shard`.
+        tail: What is done with samples that are left over: see `loopkit.shards.shard`.
         backend: Of ``torch.distributed``; chosen by the device if it is not given.
         timeout: Seconds that a process waits for the others.
     """

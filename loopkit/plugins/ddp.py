@@ -14,13 +14,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from loopkit.distributed.buckets import BUCKET_BYTES, average, copy_buffers, copy_state
 from loopkit.distributed.member import Member
-from loopkit.distributed.shards import Parts, parts_of
 from loopkit.errors import PhaseError, PluginError, WorldError
 from loopkit.groups import named_parameters
 from loopkit.hooks import hookimpl
 from loopkit.losses import is_sum
 from loopkit.phases import TrainingPhase
 from loopkit.plugin import provided
+from loopkit.shards import Parts, parts_of
 
 if TYPE_CHECKING:
     from loopkit import Epoch, Step
