@@ -144,12 +144,12 @@ def installed(path: Iterable[str] | None = None) -> Installed:
 def _own() -> tuple[EntryPoint, ...]:
     """The plugins of loopkit itself: the classes that ``loopkit/plugins/__init__.py`` imports from its modules."""
     from loopkit.events import snake_case
+    from loopkit.version import __version__
 
-    package = Path(__file__).parent
-    version = re.findall(r'^__version__ = "(.+)"', (package / "__init__.py").read_text(), re.MULTILINE)
+    source = Path(__file__).parent / "plugins" / "__init__.py"
     return tuple(
-        EntryPoint(PLUGINS, snake_case(each.name), f"{node.module}:{each.name}", "loopkit", version[0])
-        for node in ast.parse((package / "plugins" / "__init__.py").read_text()).body
+        EntryPoint(PLUGINS, snake_case(each.name), f"{node.module}:{each.name}", "loopkit", __version__)
+        for node in ast.parse(source.read_text()).body
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("loopkit.plugins.")
         for each in node.names
         if each.name[0].isupper()
