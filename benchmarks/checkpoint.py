@@ -27,9 +27,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from loopkit import Learner
+from loopkit import Learner, every
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import Contents, describe, read_state
+from loopkit.plugins import SaveOptions
 from loopkit.plugins.checkpoint import Checkpoint, _Snapshot
 
 WIDTH = 4096
@@ -127,7 +128,7 @@ def stall(bench: Bench) -> None:
 def while_writing(bench: Bench, threads: int, bound: float | None) -> None:
     """Steps of a plain loop beside a background write, and without one."""
     torch.set_num_threads(threads)
-    writer = Checkpoint(bench.directory / "background", background=True, every_epochs=1)
+    writer = Checkpoint(bench.directory / "background", save=every(epochs=1), options=SaveOptions(background=True))
     learner = bench.make()
     learner.optimizer.load_state_dict(bench.learner.optimizer.state_dict())
     inputs, targets = bench.batches[0]

@@ -98,7 +98,7 @@ def tables() -> str:
     """The tables, as Markdown."""
     with torch.random.fork_rng(devices=[]), tempfile.TemporaryDirectory() as directory, contextlib.chdir(directory):
         public = {name: getattr(plugins, name) for name in sorted(plugins.__all__, key=str.lower)}
-        classes = {name: thing for name, thing in public.items() if inspect.isclass(thing)}
+        classes = {name: thing for name, thing in public.items() if inspect.isclass(thing) and hook_rows(thing)}
         made = {name: make(cls) for name, cls in classes.items()}
     lines = ["| plugin | name | provides | owns | saved state | what it does |", "|---|---|---|---|---|---|"]
     for name, cls in classes.items():
@@ -109,7 +109,13 @@ def tables() -> str:
         standard = " (standard)" if cls in STANDARD else ""
         cells = (f"`{name}`{standard}", own, provides, owns, saved(made[name], cls), first_line(cls))
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "Functions that make plugins:", "", "| function | what it makes |", "|---|---|"]
+    lines += [
+        "",
+        "Functions that make plugins, and records of their options:",
+        "",
+        "| name | what it is |",
+        "|---|---|",
+    ]
     lines += [f"| `{name}` | {first_line(thing)} |" for name, thing in public.items() if name not in classes]
     lines += ["", "What each hook reads and changes:", "", "| plugin | hook | access and order |", "|---|---|---|"]
     for name, cls in classes.items():

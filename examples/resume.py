@@ -13,7 +13,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from loopkit import FitResult, Learner, metrics, seed_everything
+from loopkit import FitResult, Learner, every, metrics, seed_everything
 from loopkit.data import TensorLoader
 from loopkit.events import StepEnd
 from loopkit.plugins import Checkpoint, Metrics, Schedule, WeightAverage, call_on
@@ -38,7 +38,7 @@ def killed_at(steps: int, directory: str) -> None:
     """Train with checkpoints, in a process that gets SIGKILL after some steps."""
     taken = iter(range(1, steps + 1))
     kill = call_on(StepEnd, lambda step: next(taken) == steps and os.kill(os.getpid(), signal.SIGKILL), name="kill")
-    train(Checkpoint(directory, every_updates=10), kill)
+    train(Checkpoint(directory, save=every(updates=10)), kill)
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         child = subprocess.run([sys.executable, __file__, directory], stdout=subprocess.DEVNULL)
         print(f"a process that trained the same was killed: exit code {child.returncode}")
-        resumed, again = train(Checkpoint(directory, every_updates=10, resume="auto"))
+        resumed, again = train(Checkpoint(directory, save=every(updates=10), resume="auto"))
     print(f"uninterrupted: {result.updates} updates, val/accuracy {result.metrics['val/accuracy']:.4f}")
     print(f"resumed:       {again.updates} updates, val/accuracy {again.metrics['val/accuracy']:.4f}")
     pairs = zip(whole.model.parameters(), resumed.model.parameters(), strict=True)

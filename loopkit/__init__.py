@@ -7,14 +7,14 @@ from loopkit.engine.step import Step
 from loopkit.errors import CancelEpoch, CancelFit, CancelStep, LoopkitError
 from loopkit.events import Event
 from loopkit.every import every
+from loopkit.generators import seed_everything
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
 from loopkit.phases import Phase, PredictionPhase, TrainingPhase, ValidationPhase
 from loopkit.progress import Progress
-from loopkit.reproducible import seed_everything
 from loopkit.result import FitResult, Planned
+from loopkit.version import __version__ as __version__
 
-__version__ = "0.1.0"
 __all__ = [
     "CancelEpoch",
     "CancelFit",
@@ -37,3 +37,7 @@ __all__ = [
     "load_plugin",
     "seed_everything",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

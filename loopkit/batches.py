@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["count_samples", "describe", "first_tensor", "map_parts", "map_tensors", "move", "parts"]
-
 
 def parts(batch: Any) -> Iterator[tuple[str, Any]]:
     """The named parts of a mapping, dataclass, tuple or list; nothing for anything else."""

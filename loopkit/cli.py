@@ -21,8 +21,6 @@ from typing import Any, TextIO
 
 from loopkit.errors import CheckpointError, LoopkitError
 
-__all__ = ["Argument", "argument", "command", "existing", "main", "plain", "reporting", "say", "standalone", "table"]
-
 GROUPS = {"checkpoint": "Look at saved checkpoints."}
 """First words of subcommands of two words, and what they are for."""
 Function = Callable[[argparse.Namespace], int]

@@ -39,9 +39,13 @@ __all__ = [
     "ProgressQuotient",
     "Threshold",
     "TimeLimit",
-    "is_better",
     "warmup",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 Mode = Literal["min", "max"]
 

@@ -30,14 +30,16 @@ __all__ = [
     "LoaderError",
     "ResumableBatchSampler",
     "ResumableSampler",
-    "SampleIndex",
-    "Shares",
-    "Tail",
     "TensorLoader",
     "from_function",
     "same",
     "seeded",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 BLOCK_BYTES = 1 << 20
 BLOCK_BATCHES = 1024
@@ -224,7 +226,7 @@ class Loader(ABC):
         if self._place.begun or self._place.epoch != epoch:
             self._place = _Place(epoch)
 
-    def state_dict(self, *, next_pass: bool = False) -> dict[str, Any]:
+    def state_dict(self, *, next_epoch: bool = False) -> dict[str, Any]:
         """Where the loader is, and what must be the same where this is loaded. It can be written as JSON.
 
         ``"epoch"`` and ``"position"``: while the k-th batch of an iteration is processed the position is k, the last
@@ -232,9 +234,9 @@ class Loader(ABC):
         tell it, ``"consumed"`` is the number of samples that all processes have used. The state is the same in each.
 
         Args:
-            next_pass: The iteration is over, be it that it was left early: where the next one will begin.
+            next_epoch: The iteration is over, be it that it was left early: where the next one will begin.
         """
-        place = self._place.next() if next_pass else self._place
+        place = self._place.next() if next_epoch else self._place
         state = {"epoch": place.epoch, "position": place.position, **self._identity()}
         consumed, shares = self._consumed(place), self._shares
         if shares.size > 1 or place.position > shares.steps() or consumed != shares.used(0, place.position):
@@ -790,16 +792,16 @@ class ResumableSampler(Sampler[SampleIndex]):
         if self._place.begun or self._place.epoch != epoch:
             self._place, self._start = _Place(epoch), 0
 
-    def state_dict(self, position: int | None = None, *, next_pass: bool = False) -> dict[str, Any]:
+    def state_dict(self, position: int | None = None, *, next_epoch: bool = False) -> dict[str, Any]:
         """What `load_state_dict` needs. It can be written as JSON.
 
         Args:
             position: Samples of this epoch that were used. The default is how many were read, which is more where
                 workers read ahead.
-            next_pass: The iteration is over, be it that it was left early: where the next one will begin.
+            next_epoch: The iteration is over, be it that it was left early: where the next one will begin.
         """
-        place = self._place.next() if next_pass else self._place
-        if position is None or next_pass:
+        place = self._place.next() if next_epoch else self._place
+        if position is None or next_epoch:
             position = place.position
         position = min(_whole("position", position, 0), self.samples)  # the last batch may not be full
         return {"epoch": place.epoch, "position": position, **self._identity()}

@@ -26,25 +26,6 @@ from typing import Any
 from loopkit.errors import PluginError
 from loopkit.installed import COMMANDS, DECLARATIONS, PLUGINS, EntryPoint, Installed, installed, normalized
 
-__all__ = [
-    "ELSEWHERE",
-    "SUBCOMMANDS",
-    "About",
-    "Plugin",
-    "about_value",
-    "allowed",
-    "bound",
-    "declarations",
-    "find",
-    "load_command",
-    "load_plugin",
-    "log_plugin",
-    "make_plugin",
-    "origin",
-    "parse_about",
-    "plugins",
-]
-
 ALLOW = "LOOPKIT_PLUGINS"
 """The environment variable with the names that may be loaded, separated by commas; unset, all may."""
 ELSEWHERE = {
@@ -328,8 +309,8 @@ def origin(module: str) -> tuple[str, str] | None:
     It is the one with an entry point to the module, or to another of its package, or the one that is called like the
     package. It is looked up once: what is imported stays, whatever is installed meanwhile.
     """
-    from loopkit import __version__
     from loopkit.installed import name_and_version
+    from loopkit.version import __version__
 
     package = module.partition(".")[0]
     if package == "loopkit":

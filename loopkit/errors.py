@@ -30,9 +30,11 @@ __all__ = [
     "StepResultError",
     "StepStateError",
     "WorldError",
-    "rank",
-    "strongest",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 class LoopkitError(Exception):

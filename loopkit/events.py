@@ -54,6 +54,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def snake_case(name: str) -> str:
     """``LossBegin`` -> ``loss_begin``, ``GANBegin`` -> ``gan_begin``."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()

@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
-__all__ = ["Every", "every"]
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Every:

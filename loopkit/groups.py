@@ -18,7 +18,12 @@ from torch import nn
 
 from loopkit.words import nearest
 
-__all__ = ["auto_fused", "covers", "matches", "named_modules", "named_parameters", "nothing_matches", "param_groups"]
+__all__ = ["auto_fused", "param_groups"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 DEFAULT = "default"
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from loopkit.logs.record import Record
     from loopkit.phases import Phase
 
-__all__ = ["PROJECT", "PROVIDES", "STATES", "Declaration", "Hook", "Target", "hookimpl", "hooks", "implemented"]
-
 PROJECT = "loopkit"
 F = TypeVar("F", bound=Callable[..., Any])
 Declaration = tuple[str, ...] | Callable[[Any], tuple[str, ...]]

@@ -16,8 +16,6 @@ from typing import Any
 
 from loopkit.errors import PluginError
 
-__all__ = ["COMMANDS", "DECLARATIONS", "PLUGINS", "EntryPoint", "Installed", "installed", "normalized", "plugin_names"]
-
 PLUGINS = "loopkit.plugins"
 """The group of plugins: ``name = module:class``, or a function that makes one."""
 DECLARATIONS = "loopkit.plugins.about"

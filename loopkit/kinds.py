@@ -8,25 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = [
-    "ANY",
-    "COUNT",
-    "COUNTS",
-    "FLAG",
-    "LIST",
-    "MAPPING",
-    "NAMED",
-    "NUMBER",
-    "NUMBERS",
-    "SIZE",
-    "TEXT",
-    "Kind",
-    "is_number",
-    "is_plain",
-    "shown",
-    "wrong",
-]
-
 Kind = tuple[str, Callable[[Any], bool]]
 """What it is called, and whether a value is one."""
 

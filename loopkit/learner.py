@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,6 @@ from torch import Tensor, nn
 
 from loopkit.batches import move
 from loopkit.discovery import make_plugin, origin
-from loopkit.distributed.sharded import is_sharded
-from loopkit.distributed.world import World
 from loopkit.engine.core import Core
 from loopkit.engine.epoch import Epoch
 from loopkit.engine.fit import Fit, Limits, Rounds, Validation
@@ -24,23 +23,24 @@ from loopkit.engine.roles import Roles
 from loopkit.engine.sources import Source
 from loopkit.engine.state import apply, collect, shares
 from loopkit.errors import EmptyDataError, PhaseError, PluginError, StateError
+from loopkit.events import SignalBegin
 from loopkit.every import Every
+from loopkit.generators import seed_everything
 from loopkit.logs.kinds import all_loggable, loggable
 from loopkit.logs.record import Packed
 from loopkit.phases import Phase
 from loopkit.plugin import unwrapped
 from loopkit.progress import Progress
-from loopkit.reproducible import seed_everything
 from loopkit.result import FitResult, Planned
+from loopkit.sharded import is_sharded
 from loopkit.words import nearest
+from loopkit.world import World
 
 if TYPE_CHECKING:
     from loopkit.engine.explain import Explanation
     from loopkit.engine.models import Optimizers
     from loopkit.engine.step import Step
     from loopkit.summary import Summary
-
-__all__ = ["Learner", "no_loss_fn"]
 
 now = time.time
 
@@ -339,7 +339,7 @@ class Learner:
         validations = self._validations(val, validate)
         planned = limits.planned(source.length, self.accumulate)
         fit = self._fit(limits, planned, on_interrupt, loader_timeout)
-        fit.begin()
+        fit.begin([source.phase, *(each.source.phase for each in validations)])
         try:
             fit.run(source, validations)
         except BaseException as error:
@@ -457,7 +457,7 @@ class Learner:
         if self.world.size > 1 and source.ready is not given:
             from loopkit.distributed.shards import gather
 
-            outputs = gather(self.world, given, source.ready, outputs)
+            outputs = gather(self.world, given, outputs)
         return _concatenate(outputs)
 
     def predict_batches(self, data: Any, phase: str | Phase | None = None) -> Iterator[Any]:
@@ -494,7 +494,7 @@ class Learner:
 
     def _epoch(self, phase: Phase, source: Source | None, length: int | None) -> Epoch:
         core = self._core
-        if core.fit is not None and not core.fit.position.by_fit and not core.open_epochs and not core.in_hook:
+        if core.fit is not None and not core.fit.position.by_fit and not core.open_epochs and not core.hooks:
             return core.fit.turn(phase, source, length)
         return Epoch(core, phase, source, length)
 
@@ -596,17 +596,24 @@ class Learner:
         """Ask that this process ends where it is, as SIGTERM does, and the run goes on when it is started again.
 
         It takes effect between two steps, where the state can be saved, without ``epoch_end``. With
-        ``on_interrupt="raise"`` the fit raises ``SystemExit(75)``.
+        ``on_interrupt="raise"`` the fit raises ``SystemExit(75)``; if no plugin saves the run, one warning says so.
 
         Raises:
             PhaseError: No fit is running.
         """
         self._check_running("pause")
         self._core.requests.pause(reason, by)
+        assert self._core.fit is not None
+        if self._core.fit.raises and not self._core.registry.ordered(SignalBegin.hook):
+            warnings.warn(
+                "learner.pause ends this process, and no plugin saves the run, so what was trained is lost: add "
+                "Checkpoint(directory), or give fit(on_interrupt='return') to go on in this process",
+                stacklevel=2,
+            )
 
     def _check_running(self, what: str) -> None:
         core = self._core
-        if core.fit is None and (what == "pause" or not (core.epochs or core.in_hook)):
+        if core.fit is None and (what == "pause" or not (core.epochs or core.hooks)):
             raise PhaseError(
                 f"learner.{what}() with no fit running, so nothing could end: call it from a plugin, a phase or "
                 f"another thread during the fit, or leave out the fit"
@@ -622,7 +629,7 @@ class Learner:
     def log(self, name: str, value: Any) -> None:
         """Log a value: hand it to every plugin that listens (``log_value``), such as ``LogTo``, which writes it.
 
-        From any phase or plugin, in a pass or between two. It waits for no device: a tensor on one is copied there, and
+        From any phase or plugin, in an epoch or not. It waits for no device: a tensor on one is copied there, and
         read when the log is written. If no plugin listens it does nothing, and outside of a fit nothing is written.
 
         Args:

@@ -53,6 +53,10 @@ def is_sum(loss_fn: Any) -> bool:
     return bool(getattr(loss_fn, "reduction", None) == "sum")
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def focal_loss(
     outputs: Tensor,
     targets: Tensor,

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from loopkit.engine.step import Step
     from loopkit.phases import Phase
 
-__all__ = ["LRFinder", "LRFinderResult"]
-
 KEPT = ("clip", "device", "eval_mode", "freeze", "memory_format", "mixed_precision", "noise")
 """What the plugins provide that a copy trains with, too; the others watch, save, stop or schedule."""
 

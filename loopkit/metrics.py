@@ -28,8 +28,11 @@ __all__ = [
     "Metric",
     "Precision",
     "Recall",
-    "added",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 @runtime_checkable

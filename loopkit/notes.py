@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-
-__all__ = ["add_note", "locate", "say", "shown"]
 
 
 def locate(error: BaseException, where: str) -> None:
@@ -37,3 +36,17 @@ def say(text: str) -> None:
         print(f"loopkit: {text}", file=sys.stderr)
     except (OSError, ValueError):
         pass  # it is closed
+
+
+def line_with(of: object, text: str, unless: str = "") -> str:
+    """The first line of an object's class that holds a text, for messages; empty without one."""
+    try:
+        lines, first = inspect.getsourcelines(type(of))
+        file = inspect.getsourcefile(type(of))
+    except (OSError, TypeError):  # it was typed in, or made by exec
+        return ""
+    for number, line in enumerate(lines, first):
+        code = line.split("#")[0]
+        if text in code and not (unless and unless in code):
+            return f"line {number} of {file}, {code.strip()!r}"
+    return ""

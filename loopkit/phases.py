@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from loopkit.engine.step import Step
     from loopkit.learner import Learner
 
-__all__ = ["Phase", "PredictionPhase", "TrainingPhase", "ValidationPhase"]
-
 BRACKETS = (EpochBegin, StepBegin, StepEnd, StepCancelled, EpochEnd, PhaseEnd)
 TRAINING_EVENTS = (BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, UpdateSkipped)
 
@@ -197,3 +195,8 @@ class PredictionPhase(SupervisedPhase):
     def step(self, learner: Learner, step: Step) -> None:  # noqa: D102 - the class's docstring says it
         step.inputs, _ = self.unpack(step.batch)
         step.outputs = self.forward(learner, step.inputs)
+
+
+def is_standard(phase: Phase) -> bool:
+    """Whether a phase is one that every learner has by itself, and not one of the user's own."""
+    return type(phase) in (TrainingPhase, ValidationPhase, PredictionPhase) and phase.name == type(phase).name

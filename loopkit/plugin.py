@@ -8,15 +8,13 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from loopkit.events import snake_case
-from loopkit.hooks import check_declaration
+from loopkit.hooks import check_declaration, implemented
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-
-__all__ = ["Plugin", "declared", "options_of", "provided", "unwrapped"]
 
 Declaration = tuple[str, ...] | Callable[[], tuple[str, ...]]
 """Names, or a method that returns them."""
@@ -56,6 +54,11 @@ class Plugin(Protocol):
     agrees_in_steps: bool
     """Of a plugin that joins processes: whether all of them make the same steps from the same parameters. Plugins that
     cancel steps look for it: if so, they cancel in all processes or in none. Without it, True."""
+
+    per_process: tuple[str, ...]
+    """Options that may differ between the processes that train together, such as ``("directory",)``. All others must
+    be the same in all of them, and the plugin there, if it declares that it changes anything (``updates``, ``writes``,
+    ``owns``, or a replacement), or has this attribute, be it empty. Other plugins may differ or be absent."""
 
     # In which order it runs
 
@@ -186,6 +189,20 @@ def _holds(plugin: Any, word: str) -> bool:
     missing = object()
     held = inspect.getattr_static(plugin, word, missing)
     return held is not missing and (word in getattr(plugin, "__dict__", ()) or not inspect.isroutine(held))
+
+
+def has_a_say(plugin: Any) -> bool:
+    """Whether training may be another one without a plugin, by what it declares; see `Plugin.per_process`."""
+    own = unwrapped(plugin)
+    if hasattr(own, "per_process") or declared(own, "owns", getattr(own, "owns", ())):
+        return True
+    for hook in implemented(own):
+        options = getattr(own, hook).loopkit_options
+        for label in ("updates", "writes"):
+            names = declared(own, label, getattr(options, label) or getattr(own, label, ()))
+            if set(names) - {"*"}:  # which says where in the order it stands
+                return True
+    return "optimizer_step" in implemented(own)
 
 
 def declared(plugin: Any, label: str, declaration: Any) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The public API as text: what the modules of loopkit list in ``__all__``, with signatures and docstrings."""
+"""The public API as text: what loopkit and its public modules list in ``__all__``, with signatures and docstrings."""
 
 from __future__ import annotations
 
@@ -15,11 +15,6 @@ from typing import Any
 import loopkit
 from loopkit.errors import LoopkitError
 from loopkit.words import nearest
-
-__all__ = ["Item", "items", "shown"]
-
-INTERNAL = re.compile(r"loopkit\.(cli|commands|__main__)\b|.*\._")
-"""Modules that are no part of the API; what ``loopkit`` does on the command line, its help says."""
 
 
 @dataclass(frozen=True)
@@ -47,18 +42,21 @@ class Item:
         return self.doc.partition("\n")[0]
 
 
+def public_modules() -> dict[str, ModuleType]:
+    """The modules and packages that say what is public, by ``__all__``: loopkit itself, and those right below it."""
+    below = [f"loopkit.{found.name}" for found in pkgutil.iter_modules(loopkit.__path__) if found.name != "__main__"]
+    modules = {name: import_module(name) for name in ("loopkit", *sorted(below))}
+    return {name: module for name, module in modules.items() if hasattr(module, "__all__")}
+
+
 def items() -> list[Item]:
-    """The whole public API, module by module, each followed by what it lists. It imports the modules of loopkit."""
+    """The whole public API, module by module, each followed by what it lists."""
     found: list[Item] = []
     seen: set[int] = set()
-    modules = [name for name in _modules() if not INTERNAL.match(name)]
-    for name in sorted(modules, key=lambda name: (name.count("."), name)):
-        module = import_module(name)
+    for name, module in public_modules().items():
         found.append(Item(name, "", inspect.getdoc(module) or "", 0))
-        for attribute in getattr(module, "__all__", ()):
+        for attribute in module.__all__:
             value = getattr(module, attribute)
-            if isinstance(value, ModuleType):
-                continue  # it has its own place
             if inspect.isclass(value) or inspect.isroutine(value):
                 if id(value) in seen:
                     continue
@@ -95,11 +93,6 @@ def shown(name: str = "") -> str:
 def _ending(every: list[Item], name: str, spelt: Callable[[str], str]) -> list[Item]:
     name = spelt(name)
     return [item for item in every if f".{spelt(item.path)}".endswith(f".{name}")]
-
-
-def _modules() -> Iterator[str]:
-    yield "loopkit"
-    yield from (found.name for found in pkgutil.walk_packages(loopkit.__path__, "loopkit."))
 
 
 def _described(path: str, value: Any) -> Iterator[Item]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["FitResult", "Planned"]
-
 
 @dataclass(frozen=True)
 class Planned:

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = [
-    "OfLength",
     "Schedule",
     "clip",
     "constant",
@@ -56,13 +55,17 @@ __all__ = [
     "piecewise",
     "plot",
     "polynomial",
-    "resolve",
     "scale",
     "shift",
     "step",
     "warmup",
     "warmup_stable_decay",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 Schedule = Callable[[int], float]
 """A function from the number of the update, from 0, to a value."""

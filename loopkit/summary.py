@@ -11,15 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from loopkit.engine import generators
+from loopkit import generators
 from loopkit.errors import PhaseError
 from loopkit.phases import Phase, PredictionPhase
 from loopkit.tabular import aligned, count_of_bytes
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner
-
-__all__ = ["DataRow", "ModuleRow", "Summary", "summarize"]
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["READS", "TensorReads", "caller", "is_torch", "tensors"]
-
 READS = (
     "item",
     "tolist",

@@ -6,8 +6,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["aligned", "count_of_bytes"]
-
 NUMBER = re.compile(r"-?[\d,.]+(%| [kMGT]?B)?")
 
 

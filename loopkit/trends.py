@@ -23,6 +23,11 @@ from loopkit.words import nearest
 
 __all__ = ["all_of", "any_of", "converged", "improving", "series", "slope", "stalled"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Values = Iterable[float] | Iterable[Mapping[str, Any]]
 
 

@@ -23,6 +23,7 @@ from loopkit.checkpoint.diff import Difference, count, differences, part
 from loopkit.checkpoint.encoding import dumps, encode
 from loopkit.checkpoint.tensors import pack
 from loopkit.errors import LoopkitError
+from loopkit.every import every
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
 from loopkit.plugins.checkpoint import Checkpoint
@@ -30,8 +31,6 @@ from loopkit.words import nearest
 
 if TYPE_CHECKING:
     from loopkit.phases import Phase
-
-__all__ = ["Outcome", "Run", "child", "fresh_process", "load_function", "made", "verify_resume"]
 
 SPREAD = 3
 """How many steps are chosen to kill at, if none is given."""
@@ -263,7 +262,7 @@ def child(argument: str) -> None:
     for name in [name for name, plugin in learner.plugins.items() if getattr(plugin, "provides", "") == "checkpoint"]:
         learner.remove(name)
     if run.checkpoints:
-        learner.add(Checkpoint(run.checkpoints, every_updates=1, resume="auto"), _Watch(run))
+        learner.add(Checkpoint(run.checkpoints, save=every(updates=1), resume="auto"), _Watch(run))
     result = learner.fit(**fit)
     save(learner, out / "final")
     (out / "steps.json").write_text(json.dumps(result.steps))

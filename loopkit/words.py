@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = ["nearest"]
-
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for a close spelling among ``known``, else an empty string."""

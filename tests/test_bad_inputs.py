@@ -217,7 +217,7 @@ def test_generator_is_given_for_two_epochs():
     learner = make()
     data = (batch for batch in batches())
     message = (
-        "phase 'train' is a generator that an earlier epoch used up: pass .* or a function that returns a new iterator"
+        "phase 'train' is a generator that an earlier epoch used up: give .* or a function that returns a new iterator"
     )
     fails(learner, ExhaustedIteratorError, lambda: learner.fit(data, epochs=2), message)
 

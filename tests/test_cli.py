@@ -19,6 +19,7 @@ from loopkit import checkpoint, cli
 from loopkit.discovery import SUBCOMMANDS, declarations
 from loopkit.errors import LoopkitError
 from loopkit.plugins import Checkpoint, ReplayBundle
+from loopkit.reference import public_modules
 
 
 def run(capsys, *words):
@@ -31,7 +32,7 @@ def run(capsys, *words):
 @pytest.fixture
 def saved(tmp_path):
     """A directory with three checkpoints of a run."""
-    learner = make_learner(Checkpoint(tmp_path / "run", keep_last=9))
+    learner = make_learner(Checkpoint(tmp_path / "run", keep=9))
     learner.metrics["val/loss"] = 0.25
     learner.fit(batches(4), epochs=3)
     return tmp_path / "run"
@@ -290,6 +291,8 @@ def test_api_prints_signatures_and_first_lines(capsys):
     assert lines.index("loopkit") < at < lines.index("loopkit.plugins")
     assert sum(line.startswith("    Learner(") for line in lines) == 1  # loopkit, and not loopkit.learner as well
     assert not [line for line in lines if " at 0x" in line or "loopkit.commands" in line]
+    modules = [line for line in lines if line.startswith("loopkit")]
+    assert modules == [name for name, module in public_modules().items() if module.__all__]
 
 
 def test_api_of_one_name_prints_the_docstring(capsys):
@@ -298,7 +301,7 @@ def test_api_of_one_name_prints_the_docstring(capsys):
     assert "        Raises:" in lines
     assert any(line.startswith("        .update_begin(") for line in lines)
     assert run(capsys, "api", "Learner.fit")[1][0].startswith("        .fit(train: ")
-    assert run(capsys, "api", "loopkit.plugins.gradients")[1][0] == "loopkit.plugins.gradients"
+    assert run(capsys, "api", "loopkit.plugins")[1][0] == "loopkit.plugins"
     code, out, (line,) = run(capsys, "api", "ClipGradNrom")
     assert (code, out) == (2, [])
     assert "nothing public is called 'ClipGradNrom' (did you mean 'ClipGradNorm'?)" in line

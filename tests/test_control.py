@@ -455,8 +455,9 @@ def modes(model):
 @pytest.mark.parametrize("phase", ["train", "val", "predict"])
 def test_modes_are_those_of_the_phase_within_and_restored_after(phase):
     within = []
-    model = mixed()
+    model = mixed().train()
     learner = make_learner(on("step_begin", lambda learner, **_: within.append(modes(learner.model))), model=model)
+    model[2].eval()  # after the learner was made: what was so before stays so
     before = modes(model)
     learner.run(phase, batches(1))
     assert within == [[phase == "train"] * 5]

@@ -699,11 +699,11 @@ def test_from_function_refuses_a_count_that_is_no_number(n: Any) -> None:
 
 
 @every_kind
-def test_state_for_the_next_pass_is_its_begin(make: Any) -> None:
+def test_state_for_the_next_epoch_is_its_begin(make: Any) -> None:
     loader, other = make(), make()
-    assert loader.state_dict(next_pass=True) == loader.state_dict()
+    assert loader.state_dict(next_epoch=True) == loader.state_dict()
     next(iter(loader))
-    state = loader.state_dict(next_pass=True)
+    state = loader.state_dict(next_epoch=True)
     assert (state["epoch"], state["position"]) == (1, 0)
     other.load_state_dict(state)
     assert same(list(other), list(loader))
@@ -778,7 +778,7 @@ def test_sampler_that_was_read_to_its_end_is_still_in_its_epoch() -> None:
     list(sampler)
     assert sampler.state_dict(4) == {"epoch": 0, "position": 4, "samples": 9, "shuffle": True, "seed": 0}
     assert sampler.state_dict()["position"] == 9
-    assert sampler.state_dict(next_pass=True)["epoch"] == 1
+    assert sampler.state_dict(next_epoch=True)["epoch"] == 1
 
 
 def test_sampler_state_of_a_last_batch_that_is_not_full_is_the_end() -> None:

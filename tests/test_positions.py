@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
+from loopkit import generators
 from loopkit.data import ResumableSampler, TensorLoader, from_function, seeded
 from loopkit.distributed.shards import shard
-from loopkit.engine import generators
 from loopkit.engine.positions import (
     begin,
+    epoch_length,
     facts,
     load_position,
     needs_replay,
-    pass_length,
     resume,
     save_position,
 )
@@ -204,13 +204,13 @@ class Run:
                 assert bool(skip) == (saved["running"] and saved["kind"] in ("sequence", "iterable"))
                 if skip and needs_replay(self.data):
                     generators.restore(saved["begun"]["generators"])
-                begun = saved.get("begun") or begin(self.data, generators.save())
+                begun = saved.get("begun") or begin(self.data)
                 batches, count = resume(self.data, saved, skip), saved["steps"]
                 if saved["running"]:
                     generators.restore(edge)
                 saved = None
             else:
-                begun = begin(self.data, generators.save())
+                begun = begin(self.data)
                 batches = iter(self.data)
             for batch in batches:
                 self.steps.append((torch.as_tensor(batch).clone(), torch.rand(()).item()))
@@ -360,7 +360,7 @@ def test_sampler_goes_on_with_another_batch_size(size: int, workers: int) -> Non
     assert len(caught) == 1
     rest = list(resume(again, saved, 0))
     assert torch.equal(torch.cat(used + rest), torch.cat(list(sampled())))
-    assert pass_length(again, saved) == 2 + len(rest)
+    assert epoch_length(again, saved) == 2 + len(rest)
     if len(rest) > 1:
         third = sampled(size)
         load_position(again, saved | {"facts": facts(again)}, replay=False)
@@ -369,20 +369,20 @@ def test_sampler_goes_on_with_another_batch_size(size: int, workers: int) -> Non
         assert torch.equal(torch.cat(list(third)), torch.cat(rest[1:]))
 
 
-def test_pass_length_without_last_batches_that_are_not_full() -> None:
+def test_epoch_length_without_last_batches_that_are_not_full() -> None:
     data = sampled()
     next(iter(data))
     saved = save_position(data, 1, running=True)
     again = sampled(3, drop_last=True)
     with pytest.warns(UserWarning, match="batch size"):
         load_position(again, saved, replay=False)
-    assert pass_length(again, saved) == 1 + len(list(again)) == 6
+    assert epoch_length(again, saved) == 1 + len(list(again)) == 6
 
 
-def test_pass_length_is_that_of_the_data_between_epochs() -> None:
+def test_epoch_length_is_that_of_the_data_between_epochs() -> None:
     for make in (sampled, MAKERS["list"], MAKERS["loader"]):
-        assert pass_length(make(), save_position(make(), 0, running=False)) == 5
-    assert pass_length(Shuffled(), save_position(Shuffled(), 0, running=False)) is None
+        assert epoch_length(make(), save_position(make(), 0, running=False)) == 5
+    assert epoch_length(Shuffled(), save_position(Shuffled(), 0, running=False)) is None
 
 
 # Another number of processes
@@ -430,7 +430,7 @@ class Together:
             return
         assert [load_position(part, saved, replay=False) for part in parts] == [0] * len(parts)
         self.steps = saved["steps"]
-        lengths = [pass_length(part, saved) for part in parts]
+        lengths = [epoch_length(part, saved) for part in parts]
         assert len(set(lengths)) == 1
         assert lengths[0] is not None
         self.length = lengths[0]
@@ -591,7 +591,7 @@ def test_position_in_mid_epoch_is_refused_for_other_data(
     make: Callable[[], Any], other: Callable[[], Any], message: str
 ) -> None:
     data = make()
-    begun = begin(data, None)
+    begun = begin(data)
     next(iter(data))
     saved = save_position(data, 1, running=True, begun=begun)
     with pytest.raises(StateError, match=message):
@@ -636,7 +636,7 @@ def test_number_of_workers_makes_no_difference_to_a_sampler() -> None:
 
 def test_number_of_workers_gives_a_warning_where_it_may_make_a_difference() -> None:
     data = MAKERS["loader"]()
-    saved = save_position(data, 1, running=True, begun=begin(data, None))
+    saved = save_position(data, 1, running=True, begun=begin(data))
     with pytest.warns(UserWarning, match="in mid-epoch: workers: 0 before, 2 now"):
         assert load_position(MAKERS["loader, 2 workers"](), saved, replay=True) == 1
 
@@ -671,21 +671,21 @@ def test_facts_are_what_can_be_told() -> None:
 def test_replay_is_not_done_unless_allowed(name: str) -> None:
     data = MAKERS[name]()
     assert needs_replay(data)
-    saved = save_position(data, 2, running=True, begun=begin(data, None))
+    saved = save_position(data, 2, running=True, begun=begin(data))
     with pytest.raises(StateError, match=r"has no position.*2 batches.*TensorLoader.*ResumableSampler.*replay=True"):
         load_position(data, saved, replay=False)
 
 
 def test_replay_of_data_that_has_become_shorter_is_refused() -> None:
     data = Shuffled()
-    saved = save_position(data, 9, running=True, begun=begin(data, None))
+    saved = save_position(data, 9, running=True, begun=begin(data))
     with pytest.raises(StateError, match="ended after 5 batches, but 9"):
         resume(data, saved, load_position(data, saved, replay=True))
 
 
 def test_an_iterator_in_its_first_pass_is_replayed() -> None:
     data = iter(SAMPLES.split(4))
-    saved = save_position(data, 2, running=True, begun=begin(data, None))
+    saved = save_position(data, 2, running=True, begun=begin(data))
     again = iter(SAMPLES.split(4))
     rest = resume(again, saved, load_position(again, saved, replay=True))
     assert all(map(torch.equal, rest, SAMPLES.split(4)[2:]))
@@ -694,14 +694,14 @@ def test_an_iterator_in_its_first_pass_is_replayed() -> None:
 @pytest.mark.parametrize("running", [True, False])
 def test_an_iterator_that_an_earlier_pass_had_used_is_refused(running: bool) -> None:
     data = iter(SAMPLES.split(4))
-    saved = save_position(data, 2, running=running, begun=begin(data, None), earlier_passes=1)
-    with pytest.raises(StateError, match="passed over once, and an earlier pass had used it"):
+    saved = save_position(data, 2, running=running, begun=begin(data), earlier_epochs=1)
+    with pytest.raises(StateError, match="used once, and an earlier epoch had used it"):
         load_position(iter(SAMPLES.split(4)), saved, replay=True)
 
 
 def test_an_iterator_whose_pass_was_left_is_refused() -> None:
     saved = save_position(iter(SAMPLES), 2, running=False)
-    with pytest.raises(StateError, match="passed over once"):
+    with pytest.raises(StateError, match="used once"):
         load_position(iter(SAMPLES), saved, replay=True)
 
 
@@ -717,7 +717,7 @@ def test_a_position_that_another_pass_has_moved_is_refused() -> None:
     next(batches)
     list(data)
     next(batches)
-    with pytest.raises(StateError, match="2 batches of TensorLoader were used, but its position is 0: another pass"):
+    with pytest.raises(StateError, match="2 batches of TensorLoader were used, but its position is 0: another epoch"):
         save_position(data, 2, running=True)
 
 

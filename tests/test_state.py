@@ -749,7 +749,7 @@ def test_loop_over_steps_goes_on():
 @pytest.mark.parametrize("saving", [False, True])
 def test_loop_over_steps_of_unknown_data_is_refused_before_the_first_step(saving, tmp_path):
     plugin = (
-        Checkpoint(tmp_path, every_updates=2)
+        Checkpoint(tmp_path, save=every(updates=2))
         if saving
         else on("epoch_begin", lambda learner, **_: learner.state_dict())
     )
@@ -768,7 +768,9 @@ def test_loop_over_steps_of_unknown_data_is_refused_before_the_first_step(saving
 def test_loop_over_steps_killed_in_mid_pass_goes_on(tmp_path):
     def run(directory, at=None):
         loader = TensorLoader(*tensors(32), batch_size=4, shuffle=True)
-        learner = dropping(directory, *dying("step_begin", lambda learner, **_: learner.progress.steps == at), every=3)
+        learner = dropping(
+            directory, *dying("step_begin", lambda learner, **_: learner.progress.steps == at), save=every(updates=3)
+        )
         for _ in learner.rounds(epochs=2):
             with learner.epoch("train", data=loader) as epoch:
                 for batch in epoch.batches():
@@ -799,12 +801,15 @@ def dying(hook, when, **options):
     return [on(hook, die, "dying", **options)]
 
 
-def dropping(directory, *plugins, every=None):
+EVERY_EPOCH = every(epochs=1)
+
+
+def dropping(directory, *plugins, save=EVERY_EPOCH):
     """A learner with dropout, that saves and resumes."""
     for seed in (torch.manual_seed, random.seed, numpy.random.seed):
         seed(5)
     model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.3), nn.Linear(8, 1))
-    saver = Checkpoint(directory, every_updates=every, resume="auto")
+    saver = Checkpoint(directory, save=save, resume="auto")
     return make_learner(saver, Metrics(), History(steps=True), *plugins, model=model, lr=0.05)
 
 
@@ -907,7 +912,7 @@ def test_loaders_that_take_turns_in_one_phase_are_refused(tmp_path):
 
 
 def test_fresh_loader_in_every_epoch_is_saved(tmp_path):
-    learner = make_learner(Checkpoint(tmp_path, keep_last=9), on("step_end", lambda learner, **_: learner.state_dict()))
+    learner = make_learner(Checkpoint(tmp_path, keep=9), on("step_end", lambda learner, **_: learner.state_dict()))
     for seed in learner.rounds(epochs=4):
         learner.run("train", TensorLoader(*tensors(8), batch_size=4, shuffle=True, seed=seed))
     assert [m.about["progress"]["epochs"] for m in storage.listing(tmp_path)] == [4, 3, 2, 1]

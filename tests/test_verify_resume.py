@@ -22,7 +22,7 @@ from loopkit.verify_resume import Run, child, fresh_process, load_function, made
 SCRIPT = '''
 import os, random, sys, time
 import numpy, torch
-from loopkit import Learner, hookimpl
+from loopkit import Learner, hookimpl, every
 from loopkit.testing import tiny_problem
 from loopkit.plugins import Checkpoint, Metrics, WeightAverage
 import neighbour
@@ -95,7 +95,7 @@ def make(*plugins, **options):
 
 
 def good():
-    return make(Scale(), WeightAverage(decay=0.9), Checkpoint(os.path.join(os.getcwd(), "own"), every_updates=3))
+    return make(Scale(), WeightAverage(decay=0.9), Checkpoint(os.path.join(os.getcwd(), "own"), save=every(updates=3)))
 
 
 def accumulating():

@@ -6,7 +6,7 @@ The plugin ``loopkit.plugins.Checkpoint`` saves and resumes by itself. This pack
 
     print(checkpoint.inspect("runs/a"))                    # what is there, without loading it
     checkpoint.load_weights(model, "runs/a")               # the weights alone, of the newest valid checkpoint
-    checkpoint.load_weights(model, checkpoint.best("runs/a").path)    # of the best one
+    checkpoint.load_best(learner, "runs/a")                # those of the best one, into a learner
     checkpoint.save(learner, "runs/b")                     # a whole run, from a loop of your own
     checkpoint.load(learner, "runs/b")                     # and on with it
 """
@@ -14,7 +14,7 @@ The plugin ``loopkit.plugins.Checkpoint`` saves and resumes by itself. This pack
 from loopkit.checkpoint.bundle import best, load, save
 from loopkit.checkpoint.inspection import Inspection, inspect
 from loopkit.checkpoint.storage import Listing, Manifest, listing, verify
-from loopkit.checkpoint.weights import LoadReport, load_torch, load_weights, save_weights
+from loopkit.checkpoint.weights import LoadReport, load_best, load_torch, load_weights, save_weights
 
 __all__ = [
     "Inspection",
@@ -25,9 +25,14 @@ __all__ = [
     "inspect",
     "listing",
     "load",
+    "load_best",
     "load_torch",
     "load_weights",
     "save",
     "save_weights",
     "verify",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -29,21 +29,6 @@ from loopkit.notes import add_note
 if TYPE_CHECKING:
     from loopkit.learner import Learner
 
-__all__ = [
-    "Contents",
-    "best",
-    "describe",
-    "find",
-    "load",
-    "monitored",
-    "number",
-    "read_state",
-    "read_structures",
-    "restore",
-    "save",
-    "weights_file",
-]
-
 STATE, TENSORS, STRUCTURE = "state.json", "state.safetensors", "structure.json"
 
 
@@ -213,14 +198,14 @@ def best(directory: str | Path) -> Manifest:
 
     Example::
 
-        load_weights(model, best("runs/a").path)
+        print(best("runs/a"))
     """
     found = [(manifest, monitored(manifest)) for manifest in storage.listing(Path(directory).absolute())]
     known = [(manifest, value) for manifest, value in found if value is not None]
     if not known:
         raise CheckpointError(
-            f"{directory} holds no checkpoint that was saved with a value of a monitored metric: give Checkpoint "
-            f"keep_best=1, monitor='val/loss'; if they were given, did the metric's phase run, as in fit(train, val)?"
+            f"{directory} holds no checkpoint that was saved with a value of a monitored metric: give "
+            f"Checkpoint(best='val/loss'); if it was given, did the metric's phase run, as in fit(train, val)?"
         )
     metric, mode, _ = known[0][1]
     sign = -1.0 if mode == "max" else 1.0

@@ -18,8 +18,6 @@ from loopkit.checkpoint.structure import plain
 from loopkit.checkpoint.tensors import PACKED, refusal
 from loopkit.errors import StateError
 
-__all__ = ["Difference", "Path", "count", "differences", "part", "written"]
-
 Path = tuple[str | int, ...]
 
 PLAIN_KEY = re.compile(r"[\w./-]+")

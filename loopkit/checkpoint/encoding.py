@@ -35,8 +35,6 @@ from loopkit.checkpoint.tensors import DTYPES, METADATA, PAIRS, refusal
 from loopkit.errors import StateError
 from loopkit.words import nearest
 
-__all__ = ["decode", "dumps", "encode", "loads"]
-
 DEEPEST = 100
 """Levels of containers; a level of the state is at most three of JSON."""
 DEEPEST_JSON = 3 * DEEPEST + 5

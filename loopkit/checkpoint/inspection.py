@@ -17,8 +17,6 @@ from loopkit.checkpoint.structure import plain
 from loopkit.checkpoint.tensors import Header, TensorInfo, read_header
 from loopkit.checkpoint.weights import SUFFIX, Path_, dtype_name, located, models_in, nothing_in, opened
 
-__all__ = ["Inspection", "inspect"]
-
 ROWS = 200
 """How many tensors a printed inspection lists."""
 

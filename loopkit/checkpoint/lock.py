@@ -14,8 +14,6 @@ from loopkit.checkpoint import storage, strict_json
 from loopkit.checkpoint.processes import Process, identity
 from loopkit.errors import CheckpointError
 
-__all__ = ["Lock"]
-
 LOCK = ".lock"
 LOCK_DEPTH = 1  # how deep its JSON is nested
 

@@ -12,8 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Process", "give_way", "identity", "status"]
-
 NICENESS = 10
 
 

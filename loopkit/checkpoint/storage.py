@@ -31,32 +31,6 @@ from loopkit.checkpoint.structure import plain
 from loopkit.errors import CheckpointError, CorruptCheckpointError, FormatVersionError, StateError
 from loopkit.words import nearest
 
-__all__ = [
-    "FORMAT",
-    "FileInfo",
-    "Hasher",
-    "Listing",
-    "Manifest",
-    "PlainReader",
-    "Reader",
-    "Remover",
-    "System",
-    "clean",
-    "keep",
-    "listing",
-    "open_file",
-    "open_plain",
-    "probe",
-    "read_file",
-    "read_manifest",
-    "refused",
-    "remove",
-    "resolved",
-    "verify",
-    "write",
-    "write_plain",
-]
-
 Buffer = bytes | bytearray | memoryview
 
 FORMAT = 1
@@ -1021,7 +995,6 @@ class Remover:
 
 _in_flight: set[Path] = set()
 os.register_at_fork(after_in_child=_in_flight.clear)
-
 
 # ------------------------------------------------------------------------------------------------- before the start
 

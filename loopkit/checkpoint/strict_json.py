@@ -7,8 +7,6 @@ import re
 from itertools import accumulate
 from typing import Any
 
-__all__ = ["parse", "render", "without_strings"]
-
 LONGEST_NUMBER = 25
 """Digits in a row; 64-bit integers have at most 20, floats by ``repr`` at most 21."""
 STRETCH = 1 << 16

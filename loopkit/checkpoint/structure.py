@@ -15,22 +15,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from loopkit.checkpoint import strict_json
-from loopkit.distributed.sharded import is_sharded
 from loopkit.errors import StateError
+from loopkit.sharded import is_sharded
 from loopkit.words import nearest
-
-__all__ = [
-    "Entry",
-    "Structure",
-    "class_differences",
-    "differences",
-    "named_tensors",
-    "near",
-    "plain",
-    "shown",
-    "structure",
-    "tie_of",
-]
 
 SHOWN = 5
 """How many names of one kind a message lists."""

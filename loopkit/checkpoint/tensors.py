@@ -28,20 +28,6 @@ from torch.nn.parameter import is_lazy
 from loopkit.checkpoint import strict_json
 from loopkit.errors import CorruptCheckpointError, FormatVersionError, StateError
 
-__all__ = [
-    "Buffer",
-    "BytesSource",
-    "Header",
-    "Source",
-    "TensorInfo",
-    "check",
-    "pack",
-    "peek",
-    "read_header",
-    "refusal",
-    "unpack",
-]
-
 Buffer = bytes | memoryview | bytearray
 
 METADATA = "__metadata__"

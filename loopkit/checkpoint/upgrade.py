@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["upgrade"]
-
 
 def upgrade(state: dict[str, Any]) -> dict[str, Any]:
     """A state that was read from a checkpoint, in today's form; one that has it already is returned as it is."""

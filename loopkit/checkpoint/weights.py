@@ -13,21 +13,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from re import DOTALL, Pattern, escape
 from re import compile as compile_pattern
-from typing import Any, BinaryIO, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from loopkit import sharded
 from loopkit.checkpoint import storage
-from loopkit.checkpoint.bundle import STRUCTURE, read_structures, weights_file
+from loopkit.checkpoint.bundle import STRUCTURE, best, read_state, read_structures, weights_file
 from loopkit.checkpoint.storage import Manifest
 from loopkit.checkpoint.structure import class_differences, named_tensors, near, plain, shown, structure, tie_of
 from loopkit.checkpoint.tensors import BytesSource, Source, check, pack, unpack
-from loopkit.errors import CheckpointError, CorruptCheckpointError, LoopkitError, StateError
+from loopkit.errors import CheckpointError, CorruptCheckpointError, LoopkitError, ReentrancyError, StateError
+from loopkit.plugin import provided
 from loopkit.words import nearest
 
-__all__ = ["LoadReport", "load_torch", "load_weights", "save_weights"]
+if TYPE_CHECKING:
+    from loopkit.learner import Learner
 
 SUFFIX = ".safetensors"
 TORCH_SUFFIXES = (".pt", ".pth", ".ckpt")
@@ -209,10 +213,70 @@ def load_weights(
     2 loaded from a stream
       2 renamed: 0.bias -> encoder.bias, 0.weight -> encoder.weight
     """
+    plan = _planned(model, _read(source, which), into, prefix, rename or {}, strict=strict, positional=positional)
+    plan.copy(freeze)
+    return plan.report
+
+
+def load_best(learner: Learner, directory: str | Path) -> Manifest:
+    """Load the weights of the best checkpoint of a run into a learner's models, all or, after any error, none.
+
+    Plugins that average weights go back to the average of then, so that ``learner.evaluate`` measures what the metric
+    measured. Optimizers, counters and other plugins stay as they are: to go on with training, `load` the checkpoint.
+
+    Args:
+        learner: Its models have the names and tensors of those that were saved. No epoch of it may be running.
+        directory: The run's directory, as it was given to `Checkpoint`.
+
+    Returns:
+        The checkpoint that was loaded.
+
+    Raises:
+        CheckpointError: None was saved with a monitored metric, or the best is damaged.
+        StateError: The weights do not fit, or are sharded here. Nothing has changed.
+        ReentrancyError: An epoch is running.
+
+    Example::
+
+        learner.fit(train, val, epochs=10)
+        load_best(learner, "runs/a")
+        learner.evaluate(test)
+    """
+    if learner.open_passes:
+        raise ReentrancyError("load_best: an epoch is running; load after the fit")
+    if any(sharded.is_sharded(p) for model in learner.models.values() for p in model.parameters()):
+        raise StateError("load_best: the parameters are sharded; load into a learner without the plugin that shards")
+    manifest = best(directory)
+    if missing := set(models_in(manifest)) ^ set(learner.models):
+        raise StateError(f"load_best: {manifest.path} and the learner do not have the same models: {sorted(missing)}")
+    saved = manifest.about.get("plugins")
+    averages = {
+        name: plugin
+        for name, plugin in learner.plugins.items()
+        if provided(plugin) == "average" and isinstance(saved, Mapping) and name in saved
+    }
+    states = read_state(manifest)["plugins"] if averages else {}
+    plans = [_planned(model, _from_checkpoint(manifest, name)) for name, model in learner.models.items()]
+    for name, plugin in averages.items():
+        plugin.load_state_dict(states[name])
+    _copy_all([pair for plan in plans for pair in plan.copies()])
+    return manifest
+
+
+def _planned(
+    model: nn.Module,
+    found: _Found,
+    into: str = "",
+    prefix: str = "",
+    rename: Mapping[str, str] = MappingProxyType({}),
+    *,
+    strict: bool = True,
+    positional: bool = False,
+) -> _Plan:
+    """What is to be copied where, if it fits."""
     targets = _targets(model, into)
-    found = _read(source, which)
     plan = _Plan(targets, found, into, prefix)
-    plan.match(rename or {})
+    plan.match(rename)
     if positional:
         plan.assign_rest()
     report = plan.report
@@ -229,8 +293,7 @@ def load_weights(
             f"load_weights: nothing of {report.source} fits {_called(model, into)}: {'; '.join(problems)}. "
             f"{plan.hint() or 'Give rename={old: new} where names have changed'}"
         )
-    plan.copy(freeze)
-    return report
+    return plan
 
 
 def _called(model: nn.Module, into: str) -> str:
@@ -436,6 +499,10 @@ class _Plan:
             return f"A wrapper has left its mark in the names: rename={{{plain(old)!r}: {plain(new)!r}}} would fit some"
         return ""
 
+    def copies(self) -> list[tuple[Tensor, Tensor]]:
+        """The model's tensors, each with the one to copy over it."""
+        return [(self.targets[name], self.tensors[old].detach()) for name, old in self.pairs.items()]
+
     def copy(self, freeze: bool) -> None:
         """Copy the values; after an error everything is as it was."""
         report, loaded = self.report, dict[str, None]()
@@ -453,7 +520,7 @@ class _Plan:
         report.loaded = list(loaded)
         parameters = [(n, p) for n in self.pairs if isinstance(p := self.targets[n], nn.Parameter)] if freeze else []
         report.frozen = list(dict.fromkeys(self.full(n) for _, p in parameters for n in self.ties[tie_of(p)]))
-        _copy_all([(self.targets[name], self.tensors[old].detach()) for name, old in self.pairs.items()])
+        _copy_all(self.copies())
         for _, parameter in parameters:
             parameter.requires_grad_(False)
             parameter.grad = None  # else an optimizer would go on with it
@@ -530,6 +597,7 @@ def _mismatch(source: Tensor, target: Tensor) -> str:
 
 
 def dtype_name(dtype: Any) -> str:
+    """``"float32"``."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -594,6 +662,7 @@ def _from_run(path: Path, which: str | None) -> _Found:
 
 
 def nothing_in(path: Path, problems: Mapping[Path, Exception]) -> CheckpointError:
+    """The error about a directory without a checkpoint that can be used."""
     if problems:
         newest = max(problems, key=lambda each: each.name)
         return CorruptCheckpointError(

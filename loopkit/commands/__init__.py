@@ -1,5 +1,3 @@
 """The subcommands of ``loopkit``, a module for each topic; importing this package registers them."""
 
-from loopkit.commands import checkpoints, plugins, runs, scaffold
-
-__all__ = ["checkpoints", "plugins", "runs", "scaffold"]
+from loopkit.commands import checkpoints, plugins, runs, scaffold  # noqa: F401  (a module registers its commands)

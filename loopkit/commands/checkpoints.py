@@ -14,8 +14,6 @@ from loopkit.errors import CheckpointError
 if TYPE_CHECKING:
     from loopkit.checkpoint.storage import Manifest
 
-__all__ = ["diff_checkpoints", "inspect_checkpoint", "list_checkpoints", "verify_checkpoint"]
-
 HEADINGS = ("number", "name", "epoch", "step", "reason", "time", "size", "metrics")
 METRICS = 3
 """How many metrics a line of a list shows."""

@@ -15,8 +15,6 @@ from loopkit.errors import LoopkitError
 if TYPE_CHECKING:
     from loopkit.discovery import Plugin
 
-__all__ = ["list_plugins", "show_api"]
-
 HEADINGS = ("name", "version", "distribution", "provides", "hooks")
 
 

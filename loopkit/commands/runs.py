@@ -8,8 +8,6 @@ from pathlib import Path
 
 from loopkit.cli import argument, command, existing, plain, say
 
-__all__ = ["replay_bundle", "verify_resume"]
-
 
 @command(
     "verify-resume",

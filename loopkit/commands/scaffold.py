@@ -13,8 +13,6 @@ from pathlib import Path
 from loopkit.cli import argument, command, say
 from loopkit.errors import LoopkitError
 
-__all__ = ["new_phase", "new_plugin", "write_phase", "write_plugin"]
-
 TEMPLATES = Path(__file__).parent.parent / "templates"
 """Whole files that work as they are, for something called ``my_name``."""
 NAME = re.compile(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*")

@@ -9,8 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-__all__ = ["BUCKET_BYTES", "average", "bucketed", "copy_buffers", "copy_state"]
-
 BUCKET_BYTES = 25 << 20
 
 

@@ -25,8 +25,6 @@ import torch.distributed as dist
 
 from loopkit.errors import PeerError, WorldError
 
-__all__ = ["launch"]
-
 T = TypeVar("T")
 STARTS = ("spawn", "forkserver")
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT") if hasattr(signal, name))
@@ -65,7 +63,6 @@ def launch(
         def train(epochs):
             learner = Learner(make_model(), loss_fn, torch.optim.AdamW, plugins=[DDP()])
             return learner.fit(make_data(), epochs=epochs).metrics
-
 
         if __name__ == "__main__":
             first, *others = loopkit.launch(train, 3, processes=2)

@@ -15,25 +15,28 @@ from torch import Tensor, nn
 
 from loopkit.checkpoint.structure import structure
 from loopkit.data import TAILS
-from loopkit.distributed.shards import set_epoch, shard
+from loopkit.distributed.checksum import checksums, combined
+from loopkit.distributed.shards import facts_of, set_epoch, shard
 from loopkit.distributed.watch import Watch, hook_of, is_collective_error
-from loopkit.distributed.world import World, join
 from loopkit.errors import PeerError, PluginError, WorldError
+from loopkit.facts import fact
 from loopkit.hooks import hookimpl
 from loopkit.losses import is_sum
+from loopkit.plugin import has_a_say, options_of, unwrapped
+from loopkit.world import World, join
 
 if TYPE_CHECKING:
-    from loopkit.engine.step import Step
+    from loopkit import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
-
-__all__ = ["Member"]
 
 AGREED_EVERY = 1.0
 """Seconds, about, between two agreements in an epoch."""
 FEWEST, MOST = 2, 1000
 """Steps between two agreements."""
+VOUCHED_EVERY = 100
+"""Steps, at least, between two comparisons of parameters."""
 
 
 class Member:
@@ -81,6 +84,10 @@ class Member:
         self._cancelled = ""
         """Where a step was cancelled last."""
         self._since = 0.0
+        self._data: dict[str, str] = {}
+        """What must be the same of the data that was shared out since the last fit began."""
+        self._vouched: int | None = None
+        """At how many steps the checksum of what is to be equal was made."""
 
     def join(self, learner: Learner) -> bool:
         """Join the other processes; returns whether there are any."""
@@ -108,8 +115,11 @@ class Member:
         epoch = learner.progress.epochs
         if self.world.size == 1 or not self._shard:
             return data
-        tail = "uneven" if self._tail == "drop" and not phase.training else self._tail  # no sample goes unevaluated
-        part, said = shard(data, self.world.rank, self.world.size, tail, seed=self._seed, epoch=epoch)
+        of = f"of the data of phase {phase.name!r}"
+        self._data |= {f"{key} {of}": told for key, told in facts_of(data).items()}
+        tail = self._tail if phase.training else "uneven"  # each sample is counted, and once
+        rank, size = self.world.rank, self.world.size
+        part, said = shard(data, rank, size, tail, seed=self._seed, epoch=epoch, training=phase.training)
         if said and said not in self._said and self.world.rank == 0:
             print(f"loopkit: phase {phase.name!r}: {said}", file=sys.stderr)
         self._said.add(said)
@@ -125,6 +135,32 @@ class Member:
             except BaseException:
                 self._stop_watch()
                 raise
+
+    @hookimpl(reads=("params", "buffers"))
+    def phase_end(self, learner: Learner, phase: Phase) -> None:
+        """Let the agreement at the end of the epoch compare what is to be equal, at most once in 100 steps."""
+        steps, last = learner.progress.steps, self._vouched
+        if self.world.size == 1 or not phase.training or (last is not None and last <= steps < last + VOUCHED_EVERY):
+            return
+        self._vouched = steps
+        if tensors := self.equal(learner):
+            sums = dict(zip(tensors, checksums(tensors.values()), strict=True))
+            self.world.vouch(combined(list(sums.values())), lambda: self._parted(learner, phase, sums))
+
+    def equal(self, learner: Learner) -> dict[str, Tensor]:
+        """What is the same in all processes at the end of a training epoch, by name."""
+        return {}
+
+    def _parted(self, learner: Learner, phase: Phase, sums: dict[str, int]) -> str:
+        odd = self.world.odd(sums)
+        assert odd is not None
+        rank, theirs, first = odd
+        name = next(name for name in first if first[name] != theirs[name])
+        return (
+            f"the processes have parted: {name} of rank {rank} is not that of rank 0 (at the end of "
+            f"{learner.where(phase, None)}). Each process changes it in another way, such as by a plugin with random "
+            f"numbers of its own, or by code that asks for the rank"
+        )
 
     @hookimpl
     def fit_end(self, result: FitResult) -> None:
@@ -232,11 +268,13 @@ class Member:
 
     def _compare(self, learner: Learner) -> None:
         """Refuse to train with processes that are set up in another way."""
-        if (odd := self.world.odd(_setup(learner))) is not None:
+        data, self._data = self._data, {}
+        if (odd := self.world.odd({**_setup(learner), **data})) is not None:
             rank, theirs, first = odd
-            part = next(part for part in first if first[part] != theirs[part])
+            part = next(part for part in {**first, **theirs} if first.get(part) != theirs.get(part))
+            there, here = (told.get(part, "nothing") for told in (theirs, first))
             raise WorldError(
-                f"rank {rank} is not set up as rank 0: its {part} differs ({theirs[part]} there, {first[part]} "
+                f"rank {rank} is not set up as rank 0: its {part} differs ({there} there, {here} "
                 f"on rank 0). Run the same script with the same arguments in every process"
             )
 
@@ -267,19 +305,29 @@ def _setup(learner: Learner) -> dict[str, str]:
         )
         for name, optimizer in learner.optimizers.items()
     }
-    plugins = {
-        name: f"{type(plugin).__module__}.{type(plugin).__qualname__}" for name, plugin in learner.plugins.items()
-    }
+    plugins = {name: unwrapped(plugin) for name, plugin in learner.plugins.items() if has_a_say(plugin)}
     models = {name: structure(model).hash for name, model in learner.models.items()}
     trained = {name: [p.requires_grad for p in model.parameters()] for name, model in learner.models.items()}
+    listed = (f"{name} ({type(plugin).__module__}.{type(plugin).__qualname__})" for name, plugin in plugins.items())
+    order = [[name for name in chain if name in plugins] for chain in learner.order]
+    fit = learner.current
     return {
-        "list of plugins": ", ".join(f"{name} ({kind})" for name, kind in plugins.items()),
+        "list of plugins": ", ".join(listed),
+        **{
+            f"option {option} of plugin {name!r}": fact(value)
+            for name, plugin in plugins.items()
+            for option, value in options_of(plugin).items()
+            if option not in getattr(plugin, "per_process", ())
+        },
+        "order of plugins": fact([chain for chain in order if len(chain) > 1]),
         "model": str(models),
         "choice of trained parameters": _hash(trained),
         "optimizer": str(optimizers),
+        "loss": fact(learner.loss_fn),
+        **{f"phase {name!r}": fact(phase) for name, phase in learner.phases.items()},
         "accumulation": f"{learner.accumulate} steps, {'sums' if is_sum(learner.loss_fn) else 'means'}",
         "progress": f"{learner.progress.epochs} epochs, {learner.progress.steps} steps",  # each has samples of its own
-        "order of plugins": _hash(str(learner.explain())),
+        "limit of the fit": "" if fit is None else fact(fit.limits.saved()),
     }
 
 

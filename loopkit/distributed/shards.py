@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
@@ -28,17 +27,19 @@ from torch.utils.data import (
 from loopkit.batches import count_samples, describe
 from loopkit.data import Loader, ResumableBatchSampler, ResumableSampler, Shares, Tail
 from loopkit.errors import WorldError
+from loopkit.facts import fact
 
 if TYPE_CHECKING:
-    from loopkit.distributed.world import World
+    from loopkit.world import World
 
-__all__ = ["gather", "interleaved", "restore_order", "set_epoch", "shard"]
 
 _made: WeakKeyDictionary[Any, tuple[tuple[Any, ...], Any, str]] = WeakKeyDictionary()
 """What was made of data: the arguments, the part, and the line about it."""
 
 
-def shard(data: Any, rank: int, size: int, tail: str = "uneven", *, seed: int = 0, epoch: int = 0) -> tuple[Any, str]:
+def shard(
+    data: Any, rank: int, size: int, tail: str = "uneven", *, seed: int = 0, epoch: int = 0, training: bool = True
+) -> tuple[Any, str]:
     """The part of one process, and one line that says what was done; it does not depend on the rank.
 
     The same object gives the same part every time, so that its position is kept from epoch to epoch. A part gives
@@ -50,7 +51,8 @@ def shard(data: Any, rank: int, size: int, tail: str = "uneven", *, seed: int = 
       loader that is the same but for its batch sampler: the part of a `ResumableSampler`. ``drop_last`` leaves out a
       last global batch that is not full. Where the order was random, it is that of `ResumableSampler` with the seed of
       the sampler's generator; without a generator, of ``seed``. It must be the same in every process.
-    - One with a ``DistributedSampler`` of this rank and size is left as it is: see `set_epoch`.
+    - One with a ``DistributedSampler`` of this rank and size is left as it is for training: see `set_epoch`. It repeats
+      samples to fill up. So a `ResumableSampler` without shuffle takes its place where they are counted or predicted.
 
     Args:
         data: What an epoch goes over.
@@ -61,6 +63,7 @@ def shard(data: Any, rank: int, size: int, tail: str = "uneven", *, seed: int = 
         seed: For a ``RandomSampler`` without a generator.
         epoch: The epoch from which the order in the place of a ``RandomSampler``'s counts, when the part is made: with
             a new loader for every epoch all would have the order of the first without it.
+        training: Whether the epoch trains.
 
     Raises:
         WorldError: The data cannot be shared out, or is the part of another process.
@@ -78,10 +81,10 @@ def shard(data: Any, rank: int, size: int, tail: str = "uneven", *, seed: int = 
     """
     if size == 1:
         return data, ""
-    given = (rank, size, tail, seed)
+    given = (rank, size, tail, seed, training)
     made = _made.get(data) if isinstance(data, (Loader, DataLoader)) else None
     if made is None or made[0] != given:
-        part, line = _shard(data, rank, size, cast(Tail, tail), seed, epoch)
+        part, line = _shard(data, rank, size, cast(Tail, tail), seed, epoch, training)
         if part is data:
             return data, line
         made = _made[data] = given, part, line
@@ -107,12 +110,29 @@ def set_epoch(data: Any, epoch: int) -> bool:
     return True
 
 
-def interleaved(data: Any) -> bool:
-    """Whether process r takes the samples r, r + size, ... of the epoch's order, as a ``DistributedSampler`` does."""
-    return isinstance(data, DataLoader) and isinstance(_order_of(data)[0], DistributedSampler)
+def facts_of(data: Any) -> dict[str, str]:
+    """What must be the same in all processes of data that is to be shared out; empty for a part, or other data."""
+    if isinstance(data, Loader) and data.shares.size == 1:
+        place = {"epoch", "position", "consumed"}
+        return {key: fact(value) for key, value in data.state_dict().items() if key not in place}
+    if not isinstance(data, DataLoader) or isinstance(data.dataset, IterableDataset):
+        return {}
+    sampler, batch_size, drop_last = _order_of(data)
+    if isinstance(sampler, DistributedSampler) or getattr(sampler, "shares", None) is not None:
+        return {}
+    generator = getattr(sampler, "generator", None)
+    seed = getattr(sampler, "seed", None) if generator is None else generator.initial_seed()
+    facts = {
+        "batches": len(data),
+        "batch_size": batch_size,
+        "drop_last": drop_last,
+        "order": _name(sampler),
+        "seed": seed,
+    }
+    return {key: fact(value) for key, value in facts.items()}
 
 
-def restore_order(parts: Sequence[Sequence[Any]], samples: int, *, interleaved: bool = False) -> list[Any]:
+def restore_order(parts: Sequence[Sequence[Any]], samples: int) -> list[Any]:
     """The outputs of an epoch in its order: the dataset's, if it was not shuffled.
 
     Args:
@@ -120,7 +140,6 @@ def restore_order(parts: Sequence[Sequence[Any]], samples: int, *, interleaved: 
             such.
         samples: Samples of the epoch; what comes after them filled up the last step, and is cut off. With
             ``tail="drop"`` there are fewer.
-        interleaved: Whether the parts were those of a ``DistributedSampler``, see `interleaved`.
 
     Returns:
         Batches, to be concatenated along the first dimension.
@@ -142,7 +161,7 @@ def restore_order(parts: Sequence[Sequence[Any]], samples: int, *, interleaved: 
     ordered: list[Any] = []
     left = samples
     for step in zip(*parts, strict=True):
-        for batch in [_woven(list(step))] if interleaved else step:
+        for batch in step:
             count = count_samples(batch)
             if count > left:
                 batch = _mapped(_first_rows(left), [batch])
@@ -152,25 +171,24 @@ def restore_order(parts: Sequence[Sequence[Any]], samples: int, *, interleaved: 
     return ordered
 
 
-def gather(world: World, data: Any, part: Any, outputs: Sequence[Any]) -> list[Any]:
+def gather(world: World, data: Any, outputs: Sequence[Any]) -> list[Any]:
     """The outputs of all processes for data that was shared out, in its order and on the CPU, in each of them.
 
     Args:
         world: The processes.
         data: What was shared out.
-        part: What this process got of it.
         outputs: What it made of its batches.
     """
     samples = len(cast(Sized, data.dataset)) if isinstance(data, DataLoader) else getattr(data, "samples", sys.maxsize)
     parts = world.gather([_mapped(_on_host, [batch]) for batch in outputs])
-    return restore_order(parts, samples, interleaved=interleaved(part))
+    return restore_order(parts, samples)
 
 
 def _on_host(tensors: Sequence[Tensor]) -> Tensor:
     return tensors[0].cpu()
 
 
-def _shard(data: Any, rank: int, size: int, tail: Tail, seed: int, epoch: int) -> tuple[Any, str]:
+def _shard(data: Any, rank: int, size: int, tail: Tail, seed: int, epoch: int, training: bool) -> tuple[Any, str]:
     if isinstance(data, Loader):
         if data.shares.size > 1:
             return _checked(data, data.rank, data.shares.size, rank, size), ""
@@ -186,8 +204,13 @@ def _shard(data: Any, rank: int, size: int, tail: Tail, seed: int, epoch: int) -
     sampler, batch_size, drop_last = _order_of(data)
     if isinstance(sampler, DistributedSampler):
         _checked(data, sampler.rank, sampler.num_replicas, rank, size)
-        return data, f"{_name(data)}: left as it is, with its {_name(sampler)}"
-    if isinstance(sampler, ResumableSampler):
+        if training:
+            return data, f"{_name(data)}: left as it is, with its {_name(sampler)}"
+        if type(sampler) is not DistributedSampler and not _of_torchdata(sampler, "StatefulDistributedSampler"):
+            raise _refused(data, f"{_name(sampler)} decides which samples come, in a way of its own")
+        whole = ResumableSampler(len(cast(Sized, sampler.dataset)), shuffle=False)
+        what = f"; ResumableSampler without shuffle in the place of {_name(sampler)}, which repeats samples to fill up"
+    elif isinstance(sampler, ResumableSampler):
         if (shares := sampler.shares) is not None:
             return _checked(data, sampler.rank, shares.size, rank, size), ""
         whole, what = sampler, ""
@@ -275,13 +298,6 @@ def _name(value: Any) -> str:
 
 def _first_rows(count: int) -> Callable[[Sequence[Tensor]], Tensor]:
     return lambda rows: rows[0][:count]
-
-
-def _woven(batches: Sequence[Any]) -> Any:
-    """One batch of rows that are taken from these in turn."""
-    if len({count_samples(batch) for batch in batches}) > 1:
-        raise WorldError("the outputs of the processes have different lengths in one step: their order is not known")
-    return _mapped(lambda rows: torch.stack(tuple(rows), 1).flatten(0, 1), batches)
 
 
 def _mapped(fn: Callable[[Sequence[Tensor]], Tensor], batches: Sequence[Any]) -> Any:

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from loopkit.learner import Learner
 
-__all__ = ["must_agree"]
-
 
 def must_agree(learner: Learner) -> bool:
     """Whether processes make the same steps from the same parameters, so that a step is cancelled in all or none.

@@ -21,9 +21,7 @@ from loopkit.hooks import hooks
 if TYPE_CHECKING:
     from types import FrameType
 
-    from loopkit.distributed.world import World
-
-__all__ = ["Watch", "hook_of", "is_collective_error"]
+    from loopkit.world import World
 
 INTERVAL = 0.5
 """Seconds between two reports of a process."""

@@ -37,8 +37,6 @@ from loopkit.words import nearest
 if TYPE_CHECKING:
     from loopkit.engine.core import Core
 
-__all__ = ["VERSIONS", "check", "stateful", "unsaved_buffers"]
-
 PARTS = "models", "optimizers", "progress", "metrics", "plugins", "phases", "epochs", "data", "fit", "generators"
 VERSIONS = {**dict.fromkeys(PARTS, 1), "fit": 2}
 """The form of each part of a state. What reads a part knows all its forms up to this one."""

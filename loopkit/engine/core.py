@@ -6,13 +6,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from loopkit.distributed.world import World
 from loopkit.engine.logbook import Logbook
 from loopkit.engine.phase_states import PhaseStates
 from loopkit.engine.registry import Registry
 from loopkit.engine.requests import Requests
 from loopkit.engine.resume import Resume
+from loopkit.notes import say
+from loopkit.phases import PredictionPhase, TrainingPhase, ValidationPhase
 from loopkit.progress import Progress
+from loopkit.world import World
 
 if TYPE_CHECKING:
     from loopkit.engine.epoch import Epoch
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
     from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-
-__all__ = ["Core"]
 
 
 class Core:
@@ -53,12 +53,28 @@ class Core:
         self.epochs: list[Epoch] = []
         """The epochs that are open, the outermost first."""
         self.fit: Fit | None = None
-        self._hooks = 0
+        self.hooks = 0
+        """How many hooks run that belong to no open epoch; an epoch that begins then is one of theirs."""
+        self.proven: list[Phase] = []
+        """The phases that have shown that they train."""
+        self._said: set[str] = set()
 
     def where(self, phase: Phase, step: Step | None) -> str:
         """Phase, epoch and step, for messages."""
         at = "" if step is None else f", step {step.index}"
         return f"phase {phase.name!r}, epoch {self.progress.epochs}{at}"
+
+    @property
+    def own_phases(self) -> list[Phase]:
+        """The phases of the user's own: all but the standard ones under their own names."""
+        standard = (TrainingPhase, ValidationPhase, PredictionPhase)
+        return [each for each in self.phases.values() if type(each) not in standard or each.name != type(each).name]
+
+    def say_once(self, text: str) -> None:
+        """Print a line for people on standard error, unless it was printed before; in the first process alone."""
+        if text not in self._said and self.world.rank == 0:
+            self._said.add(text)
+            say(text)
 
     def join(self, world: World) -> None:
         """Train together with these processes."""
@@ -78,16 +94,11 @@ class Core:
     @contextmanager
     def hook(self) -> Iterator[None]:
         """Inside, hooks run that belong to no open epoch: ``fit_begin``, ``phase_end`` or ``fit_end``."""
-        self._hooks += 1
+        self.hooks += 1
         try:
             yield
         finally:
-            self._hooks -= 1
-
-    @property
-    def in_hook(self) -> bool:
-        """Whether such hooks run: an epoch that begins now is one of theirs."""
-        return self._hooks > 0
+            self.hooks -= 1
 
     @property
     def open_epochs(self) -> list[Epoch]:
@@ -98,6 +109,6 @@ class Core:
     def can_save(self) -> bool:
         """Whether the state can be saved now: no step is under way, nor an epoch that a hook has begun."""
         epochs = self.open_epochs
-        if self._hooks:
-            return self._hooks == 1 and all(epoch.between for epoch in epochs)
+        if self.hooks:
+            return self.hooks == 1 and all(epoch.between for epoch in epochs)
         return all(epoch.between for epoch in epochs[:-1]) and all(epoch.at_edge for epoch in epochs[-1:])

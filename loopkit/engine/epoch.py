@@ -24,10 +24,8 @@ from loopkit.phases import Phase
 if TYPE_CHECKING:
     from torch import nn
 
-    from loopkit.distributed.world import World
     from loopkit.engine.core import Core
-
-__all__ = ["Epoch", "StopEpoch"]
+    from loopkit.world import World
 
 
 class StopEpoch(Exception):
@@ -72,20 +70,16 @@ class Epoch:
         """How many epochs of each phase its hooks have run."""
         self._core = core
         self._outer: Epoch | None = None
-        self._loop = Loop(core, self, phase)
+        self.length = length
+        """How many steps there will be, if that is known."""
+        self._loop = Loop(core, self, phase, length)
         self._contexts = ExitStack()
         self._modes: list[tuple[nn.Module, bool]] = []
         self._stores: dict[str, dict[str, Any]] = {}
         self._kept: dict[int, tuple[Any, dict[str, Any]]] = {}
         self._source = source
-        self.set_length(length)
 
     # What it is
-
-    def set_length(self, length: int | None) -> None:
-        """Say how many steps there will be, if that is known."""
-        self.length = length
-        self._loop.last_index = -1 if length is None else length - 1
 
     @property
     def plan(self) -> Plan:
@@ -177,7 +171,7 @@ class Epoch:
     def __enter__(self) -> Epoch:
         core, phase, loop = self._core, self.phase, self._loop
         core.requests.answer(core)
-        fitting, in_hook = core.fit is not None, core.in_hook
+        fitting, in_hook = core.fit is not None, core.hooks > 0
         if not core.epochs and not fitting and not in_hook:
             core.requests.forget_stop()
         nested = in_hook or (bool(core.epochs) and not all(epoch.between for epoch in core.open_epochs))
@@ -188,9 +182,12 @@ class Epoch:
         core.phase_states.use(phase)
         if phase.training and core.epochs and any(outer.window_open for outer in core.epochs):
             raise ReentrancyError(f"phase {phase.name!r} trains inside an open accumulation window")
-        loop.open(0 if self.saved is None else self.saved["steps"], in_hook)
-        loop.count_stops_from(None if self.resumed else core.requests.stopped)
-        if self.saved is not None:
+        if phase.training:
+            core.models.check_replaced()
+        if self.saved is None:
+            loop.open(0, in_hook, core.requests.stopped)
+        else:
+            loop.open(self.saved["steps"], in_hook, None)
             restore_windows(self, self.saved["windows"])
             self._stores = {name: dict(store) for name, store in self.saved.get("stores", {}).items()}
         loop.replan()
@@ -211,9 +208,11 @@ class Epoch:
             if self.trains and core.models.weights.by:
                 self._contexts.enter_context(core.models.weights.own())
             self._modes = core.models.set_modes(self.trains)
+            if self.trains:
+                self._say_what_differs(core)
             self._contexts.callback(self.restore_modes)
             core.forget_metrics(f"{self.name}/")
-            for make in self.plan.epoch_contexts:
+            for make in self._loop.plan.epoch_contexts:
                 if (context := make(self)) is not None:
                     self._contexts.enter_context(context)
             self._fire(EpochBegin)
@@ -234,6 +233,17 @@ class Epoch:
                 raise
         self.goes_on = self.data is None
 
+    def _say_what_differs(self, core: Core) -> None:
+        """Say once what is done, and may not be meant."""
+        if kept := core.models.kept_in_eval():
+            core.say_once(kept)
+        if self.length is not None and self.length < core.accumulate:
+            many = "1 batch" if self.length == 1 else f"{self.length} batches"
+            core.say_once(
+                f"accumulate is {core.accumulate}, but an epoch of phase {self.name!r} has {many}, and its end closes "
+                f"the window: each update is of {many}"
+            )
+
     def _forget(self) -> None:
         self._core.epochs.remove(self)
         self._loop.close()
@@ -245,9 +255,7 @@ class Epoch:
 
     def restore_modes(self) -> None:
         """Put the modules back in the modes in which `set_modes` found them."""
-        for module, training in self._modes:
-            if module.training is not training:  # assigning to a module's attribute is slow
-                module.training = training
+        self._core.models.restore(self._modes)
 
     def batches(self) -> Iterable[Any]:
         """The batches of the data that the epoch was given, from where a saved state was."""
@@ -256,7 +264,10 @@ class Epoch:
         core = self._core
         if self.alone and core.fit is not None and self._core.epochs[-1] is self:
             core.resume.inner(self._key(), self.data)
-        batches: Iterable[Any] = core.resume.batches(self)
+        batches, self.begun, length = core.resume.batches(self)
+        if length != self.length:
+            self.length = length
+            self._loop.go_on_to(length)
         self.goes_on = True
         return batches
 
@@ -268,10 +279,6 @@ class Epoch:
         self._outer.turns[self.name] = turn + 1
         return f"{self._outer.name}/{self.name}/{turn}"
 
-    def replay_from(self, begun: Any) -> None:
-        """Where the random generators were when the epoch began, for a replay of its data."""
-        self.begun = begun
-
     def mark(self) -> Mark | None:
         """What a state as of its begin needs, for a saver when a step of it fails: for ``learner.state_dict(at=...)``.
 
@@ -281,6 +288,13 @@ class Epoch:
         if self.alone or self.trains or self.resumed or self.data is None:
             return None
         return mark(self._core, self)
+
+    def compare_casts(self) -> None:
+        """Refuse that weights change through ``.data`` between two forwards of its first step, under autocast.
+
+        Versions do not show such a change, so it is looked at by value, which waits for the device.
+        """
+        self._core.models.casts.compare_values(True)
 
     def go_on_at(self, steps: int) -> None:
         """Count on from so many steps."""
@@ -393,7 +407,7 @@ class Epoch:
         return cancel
 
     def finish(self, cancel: Cancel | None) -> None:
-        """Fire ``PhaseEnd``, and pass on what ends more than the epoch.
+        """Fire ``PhaseEnd``, and raise what ends more than the epoch.
 
         Raises:
             CancelFit: The fit, or what is around the epoch, ends by it.
@@ -413,7 +427,7 @@ class Epoch:
             core.requests.stop(cancel.reason, cancel.by)
 
     def _fire(self, event: type[Event]) -> None:
-        if (fire := self.plan.fire[event]) is not None:
+        if (fire := self._loop.plan.fire[event]) is not None:
             fire(self)
 
     def _leave(self, error: BaseException | None) -> None:

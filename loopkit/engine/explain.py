@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from loopkit.engine.registry import Registry
     from loopkit.phases import Phase
 
-__all__ = ["Explanation", "Row"]
-
 
 @dataclass(frozen=True)
 class Row:
@@ -39,6 +37,8 @@ class Explanation:
     """The rows of a plan; ``print`` it."""
 
     rows: tuple[Row, ...]
+    never_called: tuple[str, ...] = ()
+    """The plugins of which no hook can fire in any phase, in words; empty for the plan of one phase."""
 
     @classmethod
     def of(cls, registry: Registry, phases: Sequence[Phase]) -> Explanation:
@@ -59,7 +59,7 @@ class Explanation:
             for name, hook in hooks().items():
                 if name in order and (hook.kind != "event" or name in fired):
                     rows += [_noted(row, registry.plugins, phase) for row in _rows(phase.name, name, order[name])]
-        return cls(tuple(rows))
+        return cls(tuple(rows), tuple(registry.idle(phases)) if len(phases) > 1 else ())
 
     def __str__(self) -> str:
         lines: list[str] = []
@@ -77,6 +77,7 @@ class Explanation:
             lines.append(f"  {row.position}. {row.plugin:{width}}  {row.access}".rstrip())
             lines += [f"     {'':{width}}    {row.note}"] if row.note else []
             lines += [f"     {'':{width}}    because {reason}" for reason in row.reasons]
+        lines += ["", *self.never_called] if self.never_called else []
         return "\n".join(lines) or "no plugins"
 
 

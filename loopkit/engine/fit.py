@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from types import TracebackType
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from loopkit.engine.core import Core
     from loopkit.engine.plan import Implementation
     from loopkit.phases import Phase
-
-__all__ = ["Fit", "Limits", "Rounds", "Validation"]
 
 INTERRUPTS = ("raise", "return", None)
 PAUSED = 75
@@ -133,7 +132,8 @@ class Fit:
         self.over = False
         """Whether its ``fit_end`` has come."""
         self._core = core
-        self._raises = on_interrupt != "return"
+        self.raises = on_interrupt != "return"
+        """Whether a signal or a pause ends the process, by what it raises after its ``fit_end``."""
         self._signals = Signals(core.requests.change, lambda: not core.can_save) if on_interrupt else None
         self._started = time.monotonic()
         self._validations: dict[str, Validation] = {}
@@ -144,6 +144,8 @@ class Fit:
         """Whether the user's loop asks for rounds."""
         self._turn = 0
         """In a loop of the user's: epochs of this round that were run, or passed over."""
+        self._ran: dict[str, Phase] = {}
+        """In a loop of the user's: the phases that were run."""
         self._barren = 0
         """Training epochs in a row without a step that was completed."""
 
@@ -170,17 +172,20 @@ class Fit:
 
     # Its begin
 
-    def begin(self) -> None:
+    def begin(self, runs: Sequence[Phase] = ()) -> None:
         """Fire ``fit_begin``.
+
+        Args:
+            runs: The phases that it runs by itself; none in a loop of the user's own.
 
         Raises:
             ReentrancyError: Another fit is running.
+            PluginError: A plugin is never called, or reads a metric that is never made.
         """
         core = self._core
         if core.fit is not None:
             raise ReentrancyError("a fit is running: call run, evaluate or predict from a hook, not fit")
         core.requests.begin(self._signals)
-        core.resume.begin_fit()
         core.enter(self)
         self.position, goes_on = core.resume.begin(replace(core.progress))
         if self.position.start == core.progress and not self.position.epochs:
@@ -193,14 +198,18 @@ class Fit:
             )
         if (left := core.resume.unfinished) and not self.resumed:
             say(f"{left}; this is a new fit, which begins that epoch anew")
-        core.resume.leave_unfinished("")
+        if left:
+            core.resume.leave_unfinished("")
         if self._signals is not None:
             self._signals.__enter__()
         self.beginning = True
         try:
+            if runs:
+                core.registry.check_fit(runs, core.own_phases)
             with core.hook():
                 self.begin_plugins(core.registry.plugins)
-                self._agree_to_begin()
+                if core.world.size > 1:
+                    self._agree_to_begin()
                 core.phase_states.begin()
         except BaseException as error:
             self.beginning = False
@@ -254,10 +263,9 @@ class Fit:
     def _agree_to_begin(self) -> None:
         """What one process asked for in ``fit_begin`` holds for all."""
         core = self._core
-        if core.world.size > 1:
-            agreed, _ = core.requests.agree(core.world.rank, core.progress.updates, self.cancelled, ())
-            if isinstance(agreed, CancelFit):
-                self.cancelled = agreed
+        agreed, _ = core.requests.agree(core.world.rank, core.progress.updates, self.cancelled, ())
+        if isinstance(agreed, CancelFit):
+            self.cancelled = agreed
 
     # Its rounds, where the loop is its own
 
@@ -459,6 +467,7 @@ class Fit:
 
     def turn(self, phase: Phase, source: Source | None, length: int | None) -> Epoch:
         """The next epoch of the user's loop."""
+        self._ran[phase.name] = phase
         return Turn(self, self._core, phase, source, length)
 
     def passes_over(self, phase: Phase) -> bool:
@@ -508,6 +517,12 @@ class Fit:
         )
         result.metrics = dict(core.metrics)
         result.seconds = self.seconds
+        if self._ran and failure is None and core.world.rank == 0:
+            problems = core.registry.idle(self._ran.values())
+            if result.reason == "epochs":
+                problems += core.registry.never_made(core.metrics)
+            for problem in problems:
+                warnings.warn(problem, stacklevel=3)
         self.ending = True
         try:
             with core.hook():
@@ -521,7 +536,7 @@ class Fit:
                 signals.__exit__(None, None, None)
         if ending is None and signals is not None and signals.ending is not None:
             ending = Ending(signals.ending)  # it came too late to be acted upon
-        if ending is not None and self._raises:
+        if ending is not None and self.raises:
             raise _interruption(ending)
 
     def _end_plugins(self, result: FitResult, failure: BaseException | None) -> None:

@@ -14,8 +14,6 @@ from loopkit.progress import Progress
 if TYPE_CHECKING:
     from loopkit.engine.epoch import Epoch
 
-__all__ = ["Logbook"]
-
 LOG_VALUE = "log_value"
 
 
@@ -28,19 +26,14 @@ class Logbook:
         self.place: Place | None = None
         """Where what is logged now is, if that was looked up since it has changed last."""
         self._progress = progress
-        self._epoch: Epoch | None = None
-        """The epoch that is running, or has just ended if its ``phase_end`` is."""
+        self.epoch: Epoch | None = None
+        """The epoch that is running, or whose ``phase_end`` is."""
         self._thread = 0
         """The one that runs the epochs, and changes that."""
 
-    @property
-    def epoch(self) -> Epoch | None:
-        """The epoch that is running, or whose ``phase_end`` is."""
-        return self._epoch
-
     def move_to(self, epoch: Epoch | None) -> None:
         """From here on things are logged in this epoch."""
-        self._epoch, self._thread, self.place = epoch, get_ident(), None
+        self.epoch, self._thread, self.place = epoch, get_ident(), None
 
     def listen(self, packed: list[Packed] | Listeners | None) -> None:
         """Give what is logged to these."""
@@ -48,7 +41,7 @@ class Logbook:
 
     def look(self) -> Place:
         """Where what is logged now is."""
-        here, progress = self._epoch, self._progress
+        here, progress = self.epoch, self._progress
         name, steps = "", progress.steps
         if here is not None:
             name, steps = here.name, steps + here.around

@@ -8,11 +8,13 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from loopkit.batches import count_samples, describe
+from loopkit.engine.casts import autocast_is_on
 from loopkit.engine.plan import Plan
 from loopkit.engine.step import Frame, Step, autocast_off
+from loopkit.engine.training import Proof
 from loopkit.engine.window import Window
 from loopkit.errors import Cancel, CancelFit, CancelStep, PhaseError, PhaseInputError, StepResultError
 from loopkit.events import (
@@ -33,8 +35,6 @@ if TYPE_CHECKING:
     from loopkit.engine.epoch import Epoch
     from loopkit.engine.requests import Stop
     from loopkit.phases import Phase
-
-__all__ = ["Loop", "Until"]
 
 PAIRS = (tuple, list)
 LOOK_AGAIN = -1
@@ -62,11 +62,11 @@ class Until(NamedTuple):
 class Loop(Frame):
     """Runs the steps of an epoch, between their events and in their contexts."""
 
-    def __init__(self, core: Core, epoch: Epoch, phase: Phase) -> None:
+    def __init__(self, core: Core, epoch: Epoch, phase: Phase, length: int | None) -> None:
         self.epoch, self.phase = epoch, phase
-        self.progress, self.logbook = core.progress, core.logbook
+        self.progress, self.logbook, self.casts = core.progress, core.logbook, core.models.casts
         self.windows: tuple[Window, ...] = ()
-        self.last_index = -1
+        self.last_index = -1 if length is None else length - 1
         self.current: Step | None = None
         """The last step that was begun, while the epoch runs."""
         self.failure: BaseException | None = None
@@ -85,23 +85,33 @@ class Loop(Frame):
         self._wanted: Cancel | None = None
         """What this process wants to end the epoch, or the fit, by, where all have to agree."""
         self._agreed: Cancel | None = None
+        self._proof: Proof | None = None
+        """That the phase trains; None if that is known, or it is none that does."""
+        self._casting = False
+        """Whether a step of this epoch has run under autocast."""
         self._grad_mode: Callable[[], Any] | None
         if phase.grad_mode not in GRAD_MODES:
             raise PhaseError(f"{phase!r}: grad_mode is {phase.grad_mode!r}; it is one of {', '.join(GRAD_MODES)}")
         self._grad_mode = GRAD_MODES[phase.grad_mode]
 
-    def open(self, taken: int, in_hook: bool) -> None:
-        """The epoch begins, after so many steps of it were taken before."""
-        self._taken, self.in_hook = taken, in_hook
+    def open(self, taken: int, in_hook: bool, stop: Stop | None) -> None:
+        """The epoch begins, after so many steps of it were taken before; a stop from before does not end it."""
+        self._taken, self.in_hook, self._stop_before = taken, in_hook, stop
         if self.phase.training:
             size, mean = self._core.accumulate, not is_sum(self._core.learner.loss_fn)
             optimizers = self._core.models.optimizers.items()
             self.windows = tuple([Window(name, optimizer, size, mean) for name, optimizer in optimizers])
+            if all(phase is not self.phase for phase in self._core.proven):
+                self._proof = Proof(self.phase, self._core.models.optimizers.values())
             self._grad_mode = None if torch.is_grad_enabled() else torch.enable_grad
 
     def count_stops_from(self, stop: Stop | None) -> None:
         """The stop that was there before the epoch, which does not end it."""
         self._stop_before = stop
+
+    def go_on_to(self, length: int | None) -> None:
+        """Its data were put where they were: there will be so many steps in all."""
+        self.last_index = -1 if length is None else length - 1
 
     def go_on_at(self, steps: int) -> None:
         """Count on from so many steps."""
@@ -110,6 +120,10 @@ class Loop(Frame):
     def close(self) -> None:
         """Let go of the last step, whose graph would live on in the cycle of epoch and step."""
         self._taken, self.current = self.steps, None
+        if self._casting:
+            self.casts.end()
+        if self._proof is not None:
+            self._proof.end()
 
     @property
     def steps(self) -> int:
@@ -183,7 +197,7 @@ class Loop(Frame):
         core, phase = self._core, self.phase
         learner, logbook, requests = core.learner, core.logbook, core.requests
         phase_step: Callable[..., Any] = phase.step
-        progress = core.progress if phase.training else None
+        progress, proof = core.progress if phase.training else None, self._proof
         index = self.steps
         version: int | None = None
         for batch in batches:
@@ -200,16 +214,17 @@ class Loop(Frame):
             logbook.place = None
             try:
                 if not samples or batch is None:
-                    if batch is None and phase.skip_none and not self.agrees:
-                        step.ended = True
-                        continue
-                    raise PhaseInputError(f"batch {step.index} is {describe(batch)}: {NONE if samples else EMPTY}")
+                    self._pass_over(step, samples)
+                    continue
                 if begin is not None:
                     begin(step)
                 if contexts:
                     self._run_in_contexts(step)
                 elif (result := phase_step(learner, step)) is not None:
                     raise self._bad_result(result)
+                if proof is not None and proof.look(step, step.update_overdue, self.windows):
+                    self._end_proof(proof)
+                    proof = None
             except Cancel as cancel:
                 self._cancel_step(step, cancel)
             except BaseException as error:
@@ -231,17 +246,33 @@ class Loop(Frame):
                         step.ended = isinstance(error, Cancel)  # not all plugins have seen its end after an error
                         raise
             if requests.version != version:
-                self.replan()
-                with self.resting():
-                    requests.answer(core)
-                if self._agreed is not None:
-                    agreed, self._agreed = self._agreed, None
-                    raise agreed
+                self._look_again()
                 if self.stopped or until is not None:
                     return False
             if until is not None and until.reached(core.progress.steps, core.progress.updates):
                 return False
         return True
+
+    def _pass_over(self, step: Step, samples: int) -> None:
+        """Leave out a batch that is None, or holds no sample, or refuse it."""
+        if step.batch is not None or not self.phase.skip_none or self.agrees:
+            raise PhaseInputError(f"batch {step.index} is {describe(step.batch)}: {NONE if samples else EMPTY}")
+        step.ended = True
+
+    def _look_again(self) -> None:
+        """The plan has changed, or something was asked for: take it over, and do that."""
+        self.replan()
+        with self.resting():
+            self._core.requests.answer(self._core)
+        if self._agreed is not None:
+            agreed, self._agreed = self._agreed, None
+            raise agreed
+
+    def _end_proof(self, proof: Proof) -> None:
+        """The phase has shown that it trains."""
+        proof.end()
+        self._core.proven.append(self.phase)
+        self._proof = None
 
     @contextmanager
     def resting(self) -> Iterator[None]:
@@ -268,11 +299,14 @@ class Loop(Frame):
 
     def _run_in_contexts(self, step: Step) -> None:
         raised: BaseException | None = None
+        first = False
         try:
             with ExitStack() as contexts:
                 for make in self.plan.step_contexts:
                     if (context := make(step)) is not None:
                         contexts.enter_context(context)
+                if first := not self._casting and autocast_is_on():
+                    self._watch_casts()
                 try:
                     phase_step: Callable[..., Any] = self.phase.step
                     if (result := phase_step(self._core.learner, step)) is not None:
@@ -285,7 +319,15 @@ class Loop(Frame):
                 locate(error, self.of_context("step_context", step))
             raise
         finally:
+            if first:
+                self.casts.compare_values(False)
             del raised  # else a cycle with the traceback would keep the step and its graph
+
+    def _watch_casts(self) -> None:
+        """Look after what autocast caches of the models, and of the modules that the phase itself holds."""
+        self._casting = True
+        own = {name: value for name, value in vars(self.phase).items() if isinstance(value, nn.Module)}
+        self.casts.begin({**own, **self._core.models.by_name})
 
     def of_context(self, hook: str, step: Step | None) -> str:
         """Where an error was raised that came from entering or leaving a context."""
@@ -344,7 +386,7 @@ class Loop(Frame):
                 except CancelStep:
                     window.drop()  # the step has ended already; its update does not happen
                 finally:
-                    torch.clear_autocast_cache()
+                    self.casts.clear()
 
     def drop_windows(self) -> None:
         """Drop what is still in a window."""

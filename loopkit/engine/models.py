@@ -10,15 +10,15 @@ import torch
 from torch import nn
 
 from loopkit.batches import describe
+from loopkit.engine.casts import Casts
 from loopkit.engine.routing import Route
 from loopkit.errors import PhaseError, PluginError
 from loopkit.notes import locate
+from loopkit.sharded import is_sharded
 from loopkit.words import nearest
 
 if TYPE_CHECKING:
     from loopkit.engine.registry import Registry
-
-__all__ = ["Models", "Weights"]
 
 Factory = Callable[[Any], torch.optim.Optimizer]
 Optimizers = torch.optim.Optimizer | Factory
@@ -37,10 +37,20 @@ class Models:
         for name, module in self.by_name.items():
             if not isinstance(module, nn.Module):
                 raise PhaseError(f"model {name!r} is {module!r}: it must be an instance of torch.nn.Module")
+        self._evals = {
+            each: f"{name}.{path}" if len(self.by_name) > 1 else path
+            for name, model in self.by_name.items()
+            for path, each in model.named_modules()
+            if model.training and not each.training
+        }
+        """The modules that stay in eval mode in training, with their names: they were so, in a model in train mode."""
         self.optimizer: Any = None
         """The optimizer, or the mapping of them, as it was given."""
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.weights = Weights()
+        self.casts = Casts()
+        self._known: dict[str, nn.Parameter] = {}
+        """The parameters as they were when the optimizers came, or an epoch last began."""
         self._routes: dict[str, Route] = {}
         self._wrapped: set[str] = set()
 
@@ -50,12 +60,37 @@ class Models:
             yield from model.modules()
 
     def set_modes(self, training: bool) -> list[tuple[nn.Module, bool]]:
-        """Put the modules in train or eval mode; returns the mode in which each was."""
+        """Put the modules in train or eval mode; returns the mode in which each was.
+
+        In train mode, those that the user had put into eval mode before stay there.
+        """
         modes = [(module, module.training) for module in self.modules()]
-        if any(was is not training or type(each).train is not nn.Module.train for each, was in modes):
+        evals = self._evals if training else {}
+        if any(
+            was is (not training or each in evals) or type(each).train is not nn.Module.train for each, was in modes
+        ):
             for model in self.by_name.values():
                 model.train(training)
+            self.restore([(each, False) for each in evals])
         return modes
+
+    @staticmethod
+    def restore(modes: Iterable[tuple[nn.Module, bool]]) -> None:
+        """Put modules back in the modes that `set_modes` returned."""
+        for module, training in modes:
+            if module.training is not training:  # assigning to a module's attribute is slow
+                module.training = training
+
+    def kept_in_eval(self) -> str:
+        """What to say of modules that are in eval mode in training; empty without any."""
+        names = [name for each, name in self._evals.items() if not any(True for _ in each.children())]
+        if not names:
+            return ""
+        rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return (
+            f"{', '.join(names[:3])}{rest} had been put into eval mode when the learner was made, and stay so in "
+            f"training; model.train() before Learner(...) if that is not meant"
+        )
 
     def device(self) -> str:
         """Where the first parameter is, in words."""
@@ -124,6 +159,33 @@ class Models:
         else:
             self.optimizer = self._make_optimizer("optimizer", given, False)
             self.optimizers = {"optimizer": self.optimizer}
+        self._known = self._named()
+
+    def _named(self) -> dict[str, nn.Parameter]:
+        several = len(self.by_name) > 1
+        named = [(f"{each}." if several else "", model.named_parameters()) for each, model in self.by_name.items()]
+        return {prefix + name: p for prefix, params in named for name, p in params}
+
+    def check_replaced(self) -> None:
+        """Refuse that an optimizer trains parameters which the models have no more.
+
+        Raises:
+            PhaseError: It does.
+        """
+        if not self.optimizers:
+            return
+        known, self._known = self._known, self._named()
+        here = set(self._known.values())
+        gone = {p: name for name, p in known.items() if p not in here and not is_sharded(p)}
+        for optimizer in self.optimizers.values() if gone else ():
+            for p in (p for group in optimizer.param_groups for p in group["params"]):
+                if p in gone:
+                    self._known = known
+                    raise PhaseError(
+                        f"parameter {gone[p]!r} was replaced after the optimizer had taken it: the old one is trained, "
+                        f"the new one is used and saved. Change it in place, with torch.no_grad(): p.copy_(new), or "
+                        f"replace it before Learner(...), and give a factory, optimizer=lambda params: ..."
+                    )
 
     def _make_optimizer(self, name: str, given: Optimizers, named: bool) -> torch.optim.Optimizer:
         if isinstance(given, torch.optim.Optimizer):

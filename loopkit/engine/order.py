@@ -19,8 +19,6 @@ from itertools import pairwise
 from loopkit.errors import OrderError
 from loopkit.hooks import STATES
 
-__all__ = ["Entry", "Placed", "arrange", "overlaps"]
-
 EVERYTHING = "*"
 SAVER = "checkpoint"
 """What is provided by a plugin that saves the state: what others did after it would be lost."""
@@ -93,8 +91,8 @@ def arrange(entries: Sequence[Entry], chains: Sequence[Sequence[str]] = (), even
         OrderError: Two plugins change the same state without an order between them, or there is a cycle.
     """
     entries = sorted(entries, key=lambda entry: entry.plugin)
-    edges = _explicit(entries, chains)
-    settled = _closure(len(entries), edges)
+    links = _explicit(entries, chains)
+    settled = _closure(len(entries), links)
     for i, one in enumerate(entries):
         for j in range(i + 1, len(entries)):
             if (i, j) in settled or (j, i) in settled:
@@ -103,38 +101,38 @@ def arrange(entries: Sequence[Entry], chains: Sequence[Sequence[str]] = (), even
             if clash := _clash(one, other):
                 raise OrderError(_ambiguous(one, other, clash, event))
             if reason := _precedes(one, other):
-                edges[i, j] = reason
+                links[i, j] = reason
             if reason := _precedes(other, one):
-                edges[j, i] = reason
-    return _sort(entries, edges, event)
+                links[j, i] = reason
+    return _sort(entries, links, event)
 
 
-Edges = dict[tuple[int, int], str]
+Links = dict[tuple[int, int], str]
 
 
-def _explicit(entries: Sequence[Entry], chains: Sequence[Sequence[str]]) -> Edges:
-    """The edges that the user's chains and the plugins' ``before`` and ``after`` give."""
-    edges: Edges = {}
+def _explicit(entries: Sequence[Entry], chains: Sequence[Sequence[str]]) -> Links:
+    """The links that the user's chains and the plugins' ``before`` and ``after`` give."""
+    links: Links = {}
     for chain in chains:
         members = [[i for i, entry in enumerate(entries) if entry.is_called(word)] for word in chain]
         for k, group in enumerate(members):
             for later in members[k + 1 :]:
-                edges.update({(i, j): BY_USER for i in group for j in later if i != j})
-    chained = _closure(len(entries), edges)
+                links.update({(i, j): BY_USER for i in group for j in later if i != j})
+    chained = _closure(len(entries), links)
     for i, entry in enumerate(entries):
         for j, other in enumerate(entries):
             if i == j or (i, j) in chained or (j, i) in chained:
                 continue
             if any(other.is_called(word) for word in entry.before):
-                edges[i, j] = f"{entry.plugin!r} says before {other.plugin!r}"
+                links[i, j] = f"{entry.plugin!r} says before {other.plugin!r}"
             if any(other.is_called(word) for word in entry.after):
-                edges[j, i] = f"{entry.plugin!r} says after {other.plugin!r}"
-    return edges
+                links[j, i] = f"{entry.plugin!r} says after {other.plugin!r}"
+    return links
 
 
-def _closure(size: int, edges: Edges) -> set[tuple[int, int]]:
-    """Every pair that is connected by a path of edges."""
-    reach: list[set[int]] = [{j for (i, j) in edges if i == start} for start in range(size)]
+def _closure(size: int, links: Links) -> set[tuple[int, int]]:
+    """Every pair that is connected by a path of links."""
+    reach: list[set[int]] = [{j for (i, j) in links if i == start} for start in range(size)]
     for middle in range(size):
         for start in range(size):
             if middle in reach[start]:
@@ -144,11 +142,11 @@ def _closure(size: int, edges: Edges) -> set[tuple[int, int]]:
 
 def _clash(one: Entry, other: Entry) -> str:
     """``"update grads"`` if both change the same state in the same way, else an empty string."""
-    for verb, mine, theirs in (("write", one.writes, other.writes), ("update", one.updates, other.updates)):
+    for how, mine, theirs in (("write", one.writes, other.writes), ("update", one.updates, other.updates)):
         for a in mine:
             for b in theirs:
                 if overlaps(a, b) and EVERYTHING not in (a, b):
-                    return f"{verb} {max(a, b, key=len)!r}"
+                    return f"{how} {max(a, b, key=len)!r}"
     return ""
 
 
@@ -163,7 +161,7 @@ def _precedes(first: Entry, second: Entry) -> str:
     own = tuple(word for word in (first.plugin, first.provides) if word and word not in STATES)
     changed = second.updates + second.writes
     reads = tuple(r for r in second.reads if not any(_covers(state, r) for state in changed))
-    for verb, states, others in (
+    for how, states, others in (
         ("writes", first.writes + own, (("updates", second.updates), ("reads", reads))),
         ("updates", first.updates, (("reads", reads),)),
     ):
@@ -171,7 +169,7 @@ def _precedes(first: Entry, second: Entry) -> str:
             for word, theirs in others:
                 for name in theirs:
                     if name != EVERYTHING and overlaps(state, name):
-                        return f"{first.plugin!r} {verb} {state!r}, {second.plugin!r} {word} {name!r}"
+                        return f"{first.plugin!r} {how} {state!r}, {second.plugin!r} {word} {name!r}"
     return ""
 
 
@@ -187,16 +185,16 @@ def _ambiguous(one: Entry, other: Entry, clash: str, event: str) -> str:
     )
 
 
-def _sort(entries: Sequence[Entry], edges: Edges, event: str) -> list[Placed]:
+def _sort(entries: Sequence[Entry], links: Links, event: str) -> list[Placed]:
     """Sort topologically, by name where nothing else decides."""
-    waits = {i: {a for a, b in edges if b == i} for i in range(len(entries))}
+    waits = {i: {a for a, b in links if b == i} for i in range(len(entries))}
     ready = [(entries[i].plugin, i) for i, earlier in waits.items() if not earlier]
     heapq.heapify(ready)
     placed: list[Placed] = []
     while ready:
         _, i = heapq.heappop(ready)
         del waits[i]
-        reasons = dict.fromkeys(edges[a, i] for a in range(len(entries)) if (a, i) in edges)
+        reasons = dict.fromkeys(links[a, i] for a in range(len(entries)) if (a, i) in links)
         placed.append(Placed(entries[i], tuple(reasons)))
         for j, earlier in waits.items():
             if i in earlier:
@@ -204,11 +202,11 @@ def _sort(entries: Sequence[Entry], edges: Edges, event: str) -> list[Placed]:
                 if not earlier:
                     heapq.heappush(ready, (entries[j].plugin, j))
     if waits:
-        raise OrderError(_cycle(entries, edges, waits, event))
+        raise OrderError(_cycle(entries, links, waits, event))
     return placed
 
 
-def _cycle(entries: Sequence[Entry], edges: Edges, waits: dict[int, set[int]], event: str) -> str:
+def _cycle(entries: Sequence[Entry], links: Links, waits: dict[int, set[int]], event: str) -> str:
     """Walk backwards from any waiting entry until one repeats; that stretch is a cycle."""
     path = [min(waits)]
     while True:
@@ -217,11 +215,11 @@ def _cycle(entries: Sequence[Entry], edges: Edges, waits: dict[int, set[int]], e
             cycle = [previous, *reversed(path[path.index(previous) :])]
             break
         path.append(previous)
-    steps = "; ".join(edges[a, b] for a, b in pairwise(cycle))
+    steps = "; ".join(links[a, b] for a, b in pairwise(cycle))
     names = " -> ".join(repr(entries[i].plugin) for i in cycle)
     fix = "Remove one of them from order=[...]"
     for a, b in pairwise(cycle):
-        if edges[a, b] != BY_USER:
+        if links[a, b] != BY_USER:
             turned = f'["{entries[b].plugin}", "{entries[a].plugin}"]'
             fix = f"Remove one of these declarations, or give the learner order={turned} to turn one round"
             break

@@ -13,8 +13,6 @@ from loopkit.errors import PhaseError
 from loopkit.notes import locate
 from loopkit.phases import Phase
 
-__all__ = ["PhaseStates"]
-
 
 class PhaseStates:
     """The states of a learner's phases, and of others that it has run.

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 
-__all__ = ["INSTRUMENT", "Compiler", "Fire", "Implementation", "Plan"]
-
 Fire = Callable[["Step | Epoch"], None]
 """Calls the plugins that listen to an event, with the step; with the epoch, where the event is one of an epoch."""
 Where = Callable[["Phase", "Step | None"], str]
@@ -103,7 +101,7 @@ class Compiler:
             raise
 
     def bound(self, impl: Implementation, dynamic: tuple[str, ...], phase: Phase | None) -> Callable[..., Any]:
-        """A callable that takes the ``dynamic`` arguments by position and passes on those that are wanted."""
+        """A callable that takes the ``dynamic`` arguments by position and gives on those that are wanted."""
         fixed = {"learner": self._learner, "phase": phase}
         function, wanted = self._instrumented(impl, phase), impl.arguments
         leading = tuple(name for name in wanted if name in fixed)

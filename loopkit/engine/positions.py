@@ -2,17 +2,17 @@
 
 How the engine uses it::
 
-    begun = begin(data, generators.save())           # before a pass begins, if needs_replay(data)
+    begun = begin(data)                              # before an epoch begins
     saved = save_position(data, steps, running=True, begun=begun)
 
     skip = load_position(data, saved, replay=True)   # in another process
-    if skip and needs_replay(data):
+    if skip and saved["begun"] is not None:
         generators.restore(saved["begun"]["generators"])
     batches = resume(data, saved, skip)              # in the place of iter(data)
-    generators.restore(...)                          # those of the edge where it was saved
+    generators.restore(...)                          # those of the place where it was saved
 
 Where several processes share the samples, a position says how many samples of the epoch all of them have used. It is
-the same in each, and fits any number of processes; the steps go on counting, see `pass_length`.
+the same in each, and fits any number of processes; the steps go on counting, see `epoch_length`.
 
 What cannot be saved: the generators inside of a ``DataLoader``'s workers. `loopkit.data.seeded` needs none.
 """
@@ -28,31 +28,18 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
+from loopkit import generators
 from loopkit.data import Loader, LoaderError, ResumableBatchSampler, ResumableSampler, Shares
-from loopkit.engine import generators
 from loopkit.engine.sources import length_of
 from loopkit.errors import StateError
 from loopkit.kinds import ANY, COUNT, FLAG, MAPPING, Kind, is_plain, wrong
-
-__all__ = [
-    "begin",
-    "facts",
-    "keeps_place",
-    "leave",
-    "load_position",
-    "malformed",
-    "needs_replay",
-    "pass_length",
-    "resume",
-    "save_position",
-]
 
 # Kinds of data, by where their position is
 LOADER = "loader"  # a loopkit.data.Loader has it
 SAMPLER = "sampler"  # a DataLoader's ResumableSampler has it
 STATEFUL = "stateful"  # the data has a state of its own
 SEQUENCE = "sequence"  # an index is all it takes
-ITERATOR = "iterator"  # nowhere, and it can be passed over once
+ITERATOR = "iterator"  # nowhere, and it can be used once
 ITERABLE = "iterable"  # nowhere
 
 WORDS = {
@@ -66,7 +53,7 @@ WORDS = {
     "processes": "processes",
     "per_step": "samples per step of all processes",
 }
-# What must not change in mid-pass, because the position would be that of another batch
+# What must not change in mid-epoch, because the position would be that of another batch
 UNSAFE = {
     LOADER: ("length", "batch_size", "samples"),
     SAMPLER: ("samples",),
@@ -89,16 +76,16 @@ STATES: Kind = (
 PLACE: Kind = ("a place in an epoch", lambda v: is_plain(v) and all(COUNT[1](v.get(k)) for k in ("epoch", "position")))
 
 _resumed: WeakKeyDictionary[ResumableSampler, tuple[int, int, int]] = WeakKeyDictionary()
-"""The epoch and the samples at which a sampler's pass was resumed, and the steps that had been taken by then."""
+"""The epoch and the samples at which a sampler's epoch was resumed, and the steps that had been taken by then."""
 
 
 def keeps_place(data: Any) -> bool:
-    """Whether passes over the data move a position that it keeps."""
+    """Whether epochs over the data move a position that it keeps."""
     return _kind(data) in (LOADER, SAMPLER, STATEFUL)
 
 
 def needs_replay(data: Any) -> bool:
-    """Whether a position in mid-pass can only be reached by making the batches before it again."""
+    """Whether a position in mid-epoch can only be reached by making the batches before it again."""
     return _kind(data) in (ITERATOR, ITERABLE)
 
 
@@ -122,30 +109,34 @@ def facts(data: Any) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def begin(data: Any, generators_now: Any) -> dict[str, Any]:
-    """What a replay of the pass that begins now will need, for ``save_position(..., begun=...)``.
+def begin(data: Any) -> dict[str, Any] | None:
+    """What a replay of the epoch that begins now will need, for ``save_position(..., begun=...)``.
 
     Args:
         data: What ``iter()`` will be called on.
-        generators_now: The states of the global generators, kept under ``"generators"``.
+
+    Returns:
+        The states of the global generators and of the data's own; None if no replay is needed.
     """
-    return {"generators": generators_now, "own": _states(data), "workers_running": _workers_running(data)}
+    if not needs_replay(data):
+        return None
+    return {"generators": generators.save(), "own": _states(data), "workers_running": _workers_running(data)}
 
 
 def save_position(
-    data: Any, steps: int, *, running: bool, begun: Any = None, earlier_passes: int = 0
+    data: Any, steps: int, *, running: bool, begun: Any = None, earlier_epochs: int = 0
 ) -> dict[str, Any]:
-    """What there is to save about data after some batches of a pass were consumed.
+    """What there is to save about data after some batches of an epoch were consumed.
 
     Args:
         data: What ``iter()`` is called on.
-        steps: Batches that were consumed in this pass.
-        running: A pass is open. Without one, or before its first batch, the next pass is a new epoch.
-        begun: What `begin` returned when the pass began; needed if ``needs_replay(data)`` and a pass is open.
-        earlier_passes: Passes that came before over this very object; only for iterators does it make a difference.
+        steps: Batches that were consumed in this epoch.
+        running: An epoch is open. Without one, or before its first batch, the next one is new.
+        begun: What `begin` returned when the epoch began; needed if one is open.
+        earlier_epochs: Passes that came before over this very object; only for iterators does it make a difference.
 
     Raises:
-        StateError: The data's own state holds what cannot be saved, or another pass has moved its position.
+        StateError: The data's own state holds what cannot be saved, or another epoch has moved its position.
     """
     kind = _kind(data)
     middle = running and steps > 0
@@ -158,34 +149,34 @@ def save_position(
         "workers_running": _workers_running(data),
     }
     if kind == LOADER:
-        saved["state"] = data.state_dict(next_pass=not middle)
+        saved["state"] = data.state_dict(next_epoch=not middle)
         if middle and saved["state"]["position"] < steps:
             raise StateError(
                 f"{steps} batches of {_name(data)} were used, but its position is {saved['state']['position']}: "
-                f"another pass over the same object moved it. Give each phase a loader of its own; "
+                f"another epoch over the same object moved it. Give each phase a loader of its own; "
                 f"loader.map(lambda batch: batch) makes one"
             )
     elif kind == SAMPLER:
         sampler = _sampler(data)
         assert sampler is not None
         position = _samples_used(data, sampler, steps) if middle else None
-        saved["state"] = sampler.state_dict(position, next_pass=not middle)
+        saved["state"] = sampler.state_dict(position, next_epoch=not middle)
     elif kind == STATEFUL and (middle or not _is_torchdata(data)):
         saved["state"] = _copy(data.state_dict(), f"{_name(data)}.state_dict()")
     elif kind == ITERATOR:
-        saved["used"] = earlier_passes > 0 or (steps > 0 and not running)
+        saved["used"] = earlier_epochs > 0 or (steps > 0 and not running)
     if kind in (ITERATOR, ITERABLE):
         saved["begun"] = begun if middle else None
         if (sampler := _sampler(data)) is not None:
-            saved["state"] = sampler.state_dict(0) if middle else sampler.state_dict(next_pass=True)
+            saved["state"] = sampler.state_dict(0) if middle else sampler.state_dict(next_epoch=True)
     return saved
 
 
 def load_position(data: Any, saved: Mapping[str, Any], *, replay: bool) -> int:
     """Put data where it was saved.
 
-    Between passes a change of the data gives one warning that lists what changed. In mid-pass it is refused where the
-    next batch would be another one; a `ResumableSampler` goes on with another batch size, see `pass_length`. Another
+    Between epochs a change of the data gives one warning that lists what changed. In mid-epoch it is refused where the
+    next batch would be another one; a `ResumableSampler` goes on with another batch size, see `epoch_length`. Another
     number of processes makes no difference by itself; a warning says if a step has another number of samples then.
 
     Args:
@@ -194,7 +185,7 @@ def load_position(data: Any, saved: Mapping[str, Any], *, replay: bool) -> int:
         replay: Whether the batches before the position may be made again where there is no other way.
 
     Returns:
-        How many batches the pass has to leave out; hand it to `resume`.
+        How many batches the epoch has to leave out; hand it to `resume`.
 
     Raises:
         StateError: The position cannot be reached, or is not one of this data.
@@ -210,7 +201,7 @@ def load_position(data: Any, saved: Mapping[str, Any], *, replay: bool) -> int:
     changed = [name for name in WORDS if then.get(name) != here.get(name) and name not in free]
     if saved["kind"] == ITERATOR and saved["used"]:
         raise StateError(
-            f"{then['class']} is an iterator that can be passed over once, and an earlier pass had used it: what comes "
+            f"{then['class']} is an iterator that can be used once, and an earlier epoch had used it: what comes "
             f"next cannot be reached again. Give a list, a loader, or a function that returns a new iterator"
         )
     if middle:
@@ -232,7 +223,7 @@ def load_position(data: Any, saved: Mapping[str, Any], *, replay: bool) -> int:
 
 
 def resume(data: Any, saved: Mapping[str, Any], skip: int) -> Iterator[Any]:
-    """An iterator over the rest of the pass, after `load_position`.
+    """An iterator over the rest of the epoch, after `load_position`.
 
     It leaves the data's own generators where they were when the position was saved; the global ones may have moved.
 
@@ -257,16 +248,16 @@ def resume(data: Any, saved: Mapping[str, Any], skip: int) -> Iterator[Any]:
 
 
 def leave(data: Any) -> None:
-    """Let a pass whose position was loaded be over without another batch; the next one begins the next epoch."""
+    """Let an epoch whose position was loaded be over without another batch; what comes next is another epoch."""
     target = data if isinstance(data, Loader) else _sampler(data)
     if target is not None:
         target.set_epoch(target.epoch + 1)
 
 
-def pass_length(data: Any, saved: Mapping[str, Any]) -> int | None:
-    """How many steps the resumed pass will have in all, those before its position included; None if unknown.
+def epoch_length(data: Any, saved: Mapping[str, Any]) -> int | None:
+    """How many steps the resumed epoch will have in all, those before its position included; None if unknown.
 
-    It is ``len(data)``, unless the batch size or the number of processes changed in mid-pass.
+    It is ``len(data)``, unless the batch size or the number of processes changed in mid-epoch.
     """
     sampler, shares = _sampler(data), _shares(data)
     if saved["running"] and shares is not None and saved["kind"] == _kind(data):
@@ -373,22 +364,22 @@ def _tell_filled_up(data: Any) -> None:
 
 
 def _is_torchdata(data: Any) -> bool:
-    """Whether it is a StatefulDataLoader, whose state is one of a pass.
+    """Whether it is a StatefulDataLoader, whose state is one of an epoch.
 
-    Between passes its ``state_dict`` would begin the next one. A state of a pass that has ended, or was left early,
-    makes samplers and datasets with a state begin the next pass where the last one was.
+    Between epochs its ``state_dict`` would begin the next one. A state of an epoch that has ended, or was left early,
+    makes samplers and datasets with a state begin the next epoch where the last one was.
     """
     return any(cls.__module__.startswith("torchdata.stateful_dataloader") for cls in type(data).__mro__)
 
 
 def _workers_running(data: Any) -> bool:
-    """Whether workers that outlive their pass have been started: if so, the next pass draws no seed for them."""
+    """Whether workers that outlive their epoch have been started: if so, the next one draws no seed for them."""
     persistent = isinstance(data, DataLoader) and data.num_workers > 0 and data.persistent_workers
     return persistent and getattr(data, "_iterator", None) is not None
 
 
 def _start_workers(data: Any) -> None:
-    """Start workers that outlive their pass, as they were when the position was saved."""
+    """Start workers that outlive their epoch, as they were when the position was saved."""
     if isinstance(data, DataLoader) and data.num_workers and data.persistent_workers and not _workers_running(data):
         before = generators.save()
         iter(data)
@@ -431,7 +422,7 @@ def _set_generators(data: Any, states: Mapping[str, Tensor]) -> None:
 def _check_middle(
     data: Any, kind: str, saved: Mapping[str, Any], here: Mapping[str, Any], changed: list[str], replay: bool
 ) -> None:
-    """Raise why a position in mid-pass cannot be reached."""
+    """Raise why a position in mid-epoch cannot be reached."""
     then, steps = saved["facts"], saved["steps"]
     if not then.get("in_order", True) or not here.get("in_order", True):
         raise StateError(
@@ -459,7 +450,7 @@ def _check_middle(
             f"{_name(data)} has no position, and {steps} batches of the epoch were used: use "
             f"loopkit.data.TensorLoader, a DataLoader with sampler=loopkit.data.ResumableSampler(dataset), or "
             f"torchdata's StatefulDataLoader; or let the {steps} batches be made again and passed over, with "
-            f"Checkpoint(replay=True)"
+            f"Checkpoint(options=SaveOptions(replay=True))"
         )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -15,6 +16,7 @@ from loopkit.hooks import PROJECT, PROVIDES, STATES, Hook, HookOptions, hooks, i
 from loopkit.installed import plugin_names
 from loopkit.logs.backend import Backend
 from loopkit.metrics import MetricLike
+from loopkit.phases import is_standard
 from loopkit.plugin import declared, provided
 from loopkit.schedules import OfLength
 from loopkit.words import nearest
@@ -23,9 +25,8 @@ if TYPE_CHECKING:
     from loopkit.engine.plan import Implementation
     from loopkit.phases import Phase
 
-__all__ = ["LOG_VALUE", "chains", "check_names", "check_owners", "check_plugin", "check_run", "plugin_name"]
-
 LOG_VALUE = "log_value"
+METRIC = re.compile(r"metrics\.(([^*/]+)/.+)")
 
 
 def check_names(
@@ -115,6 +116,83 @@ def check_run(plugins: Mapping[str, Any], implementations: Sequence[Implementati
                     )
             elif root in PROVIDES and root not in STATES and root not in makers:
                 raise PluginError(f"{where}: reads {state!r}, but no plugin is called {root!r} or provides it")
+
+
+def never_called(implementations: Sequence[Implementation], phases: Sequence[Phase]) -> dict[str, list[str]]:
+    """The plugins of whose hooks of epochs and steps none can fire in these phases, with these hooks in words.
+
+    Hooks that a plugin can do without (``optional``) do not count, but one that can fire is enough.
+    """
+    idle: dict[str, list[str]] = {}
+    called: set[str] = set()
+    for impl in implementations:
+        if "phase" not in impl.hook.arguments:
+            continue
+        if any(_can_fire(impl, phase) for phase in phases):
+            called.add(impl.entry.plugin)
+        elif impl.hook.name not in getattr(impl.plugin, "optional", ()):
+            idle.setdefault(impl.entry.plugin, []).append(_in_words(impl))
+    return {name: hooks for name, hooks in idle.items() if name not in called}
+
+
+def _can_fire(impl: Implementation, phase: Phase) -> bool:
+    if impl.phase is not None and not isinstance(phase, impl.phase):
+        return False
+    if impl.hook.kind == "event":
+        return any(event.hook == impl.hook.name for event in phase.events())
+    return phase.training or impl.hook.name != "optimizer_step"
+
+
+def _in_words(impl: Implementation) -> str:
+    if impl.phase is None:
+        return impl.hook.name
+    kinds = impl.phase if isinstance(impl.phase, tuple) else (impl.phase,)
+    return f"{impl.hook.name} of {' or '.join(kind.__name__ for kind in kinds)}"
+
+
+def idle(name: str, hooks: Sequence[str], phases: Sequence[Phase]) -> str:
+    """What to say of a plugin that is never called."""
+    return (
+        f"plugin {name!r} is never called: none of its hooks ({', '.join(hooks)}) can fire in the phases that run "
+        f"({', '.join(sorted({phase.name for phase in phases}))}). Take it out, or give the data or the phase that it "
+        f"waits for; a plugin that may stay idle lists these hooks in its class: optional = (...)"
+    )
+
+
+def check_monitors(
+    implementations: Sequence[Implementation], phases: Mapping[str, Phase], runs: Container[str]
+) -> None:
+    """Refuse a metric that is read, and that a fit never makes, since it does not run the phase.
+
+    Phases of the user's own count as run: a hook may run them.
+    """
+    for reader, phase in _readers(implementations):
+        if phase not in runs and phase in phases and is_standard(phases[phase]):
+            raise PluginError(
+                f"{reader}, but this fit does not run phase {phase!r}: "
+                f"{'give fit(train, val) data, or ' if phase == 'val' else ''}let it read a metric of a phase that is "
+                f"run. If a hook runs it, give it a phase of its own: Learner(phases=[ValidationPhase(name='probe')])"
+            )
+
+
+def never_made(implementations: Sequence[Implementation], made: Iterable[str]) -> list[str]:
+    """What to say of metrics that were read in a loop of the user's own, whose phases did not run there."""
+    ran = {metric.partition("/")[0] for metric in made}
+    return [
+        f"{reader}, but phase {phase!r} did not run in this fit: run it in the loop, or let it read another metric"
+        for reader, phase in _readers(implementations)
+        if phase not in ran
+    ]
+
+
+def _readers(implementations: Sequence[Implementation]) -> list[tuple[str, str]]:
+    """The hooks that read a metric, in words, and its phase."""
+    return [
+        (f"plugin {impl.entry.plugin!r}, {impl.hook.name}: reads the metric {match[1]!r}", match[2])
+        for impl in implementations
+        for state in impl.entry.reads
+        if (match := METRIC.fullmatch(state))
+    ]
 
 
 def plugin_name(plugin: Any) -> str:

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 
-__all__ = ["Registry"]
-
 
 class Registry:
     """The plugins of one learner.
@@ -201,6 +199,28 @@ class Registry:
             known = {p.name: p for p in (*self._phases.values(), *(p for p, _ in self._checked.values()), phase)}
             refusals.check_run(self.plugins, self._implementations, list(known.values()))
             self._checked[id(phase)] = (phase, self.version)
+
+    def idle(self, phases: Iterable[Phase]) -> list[str]:
+        """What there is to say of the plugins that are never called in these phases."""
+        known = list(phases)
+        found = refusals.never_called(self._implementations, known)
+        return [refusals.idle(name, hooks, known) for name, hooks in found.items()]
+
+    def check_fit(self, runs: Sequence[Phase], own: Sequence[Phase]) -> None:
+        """What only shows when a fit begins, which runs these phases, and whose hooks may run those of the user's own.
+
+        Raises:
+            PluginError: A plugin is never called, or reads a metric that is never made.
+        """
+        for phase in runs:
+            self.check_phase(phase)
+        if idle := self.idle([*runs, *own]):
+            raise PluginError("; ".join(idle))
+        refusals.check_monitors(self._implementations, self._phases, {phase.name for phase in runs})
+
+    def never_made(self, metrics: Iterable[str]) -> list[str]:
+        """What to say of metrics that were read, if these are all that there are."""
+        return refusals.never_made(self._implementations, metrics)
 
     def plan(self, phase: Phase) -> Plan:
         """The compiled plan of a phase."""

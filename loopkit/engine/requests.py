@@ -10,15 +10,13 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loopkit.distributed.world import World
 from loopkit.engine.signals import Signals
 from loopkit.errors import Cancel, CancelEpoch, CancelFit, WorldError
 from loopkit.events import SignalBegin
+from loopkit.world import World
 
 if TYPE_CHECKING:
     from loopkit.engine.core import Core
-
-__all__ = ["Ending", "Interrupted", "Requests", "Stop", "Wishes"]
 
 CANCELS: dict[str, type[Cancel]] = {cancel.__name__: cancel for cancel in (CancelEpoch, CancelFit)}
 
@@ -212,13 +210,16 @@ class Requests:
 
         Returns:
             The cancel that is agreed on, and the highest of each number. The lowest rank's reasons count.
+
+        Raises:
+            WorldError: The processes have parted.
         """
         world = self._world
         if (caught := self._caught()) is not None:
             self._asked |= caught[1]
         asked = self._asked
         wanted = float(asked.any or cancel is not None)
-        wanted, most, least, *highest = world.highest(wanted, float(updates), -float(updates), *numbers)
+        wanted, most, least, *highest = world.agree(wanted, float(updates), -float(updates), *numbers)
         agreed = None
         if wanted:
             own = cancel and (type(cancel).__name__, cancel.reason, cancel.by)

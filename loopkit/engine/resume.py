@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from loopkit.distributed import sharded
-from loopkit.engine import generators
+from loopkit import generators, sharded
 from loopkit.engine.positions import (
     begin,
+    epoch_length,
     keeps_place,
     load_position,
     needs_replay,
-    pass_length,
     resume,
     save_position,
 )
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from loopkit.engine.core import Core
     from loopkit.engine.epoch import Epoch
     from loopkit.phases import Phase
-
-__all__ = ["Mark", "Position", "Resume"]
 
 
 @dataclass
@@ -182,7 +179,12 @@ class Resume:
         self._held = None
 
     def begin(self, start: Progress) -> tuple[Position, bool]:
-        """Where the fit that begins now is, and whether it goes on with one that was interrupted in this process."""
+        """Where the fit that begins now is, and whether it goes on with one that was interrupted in this process.
+
+        Its loaders are not known yet.
+        """
+        for memory in (self._earlier, self._alternating, self._loaders, self._inner, self._unclear):
+            memory.clear()
         held, self._held = self._held, None
         if held is not None and self.position is None:
             self.load(held, Position.of(held["fit"]), True)
@@ -202,7 +204,8 @@ class Resume:
     def take(self, phase: Phase) -> dict[str, Any] | None:
         """What a loaded state holds of the epoch that begins now, if that was open."""
         if not self._epochs:
-            self.restore_generators()
+            if self._generators is not None:
+                self.restore_generators()
         elif self._epochs[0]["phase"] == phase.name:
             return self._epochs.pop(0)
         elif phase.training:
@@ -224,11 +227,6 @@ class Resume:
 
     # Loaders
 
-    def begin_fit(self) -> None:
-        """A fit begins, over loaders that are not known yet."""
-        for memory in (self._earlier, self._alternating, self._loaders, self._inner, self._unclear):
-            memory.clear()
-
     def expect(self, phase: str, data: Any) -> None:
         """Put the loader of a phase where it was; it may be saved before its first epoch."""
         if hasattr(data, "__iter__"):
@@ -241,30 +239,33 @@ class Resume:
         if phase in self._data and hasattr(data, "__iter__"):
             load_position(data, self._data.pop(phase), replay=self._replay)
 
-    def batches(self, epoch: Epoch) -> Any:
-        """Put the data of an epoch that is about to begin where it was; returns what to iterate over."""
-        data = epoch.data
+    def batches(self, epoch: Epoch) -> tuple[Iterable[Any], Any, int | None]:
+        """Put the data of an epoch that is about to begin where it was.
+
+        Returns:
+            What to iterate over; what a replay of it will need, if that is how it goes on after a resume; and how many
+            steps there will be, those before the save included.
+        """
+        data, length = epoch.data, epoch.length
         if epoch.saved is None and not epoch.alone and self._data:
             self._place(epoch.phase.name, data)
         saved = None if epoch.saved is None else epoch.saved["data"]
         if saved is None:
-            if needs_replay(data):
-                epoch.replay_from(begin(data, generators.save()))
+            begun = begin(data)
             batches = data
         else:
             passed = load_position(data, saved, replay=self._replay)
             begun = saved.get("begun")
             if not epoch.steps and needs_replay(data):
                 self.restore_generators()
-                begun = begin(data, generators.save())
-            epoch.replay_from(begun)
+                begun = begin(data)
             if passed and begun is not None:
                 generators.restore(begun["generators"])
-            epoch.set_length(pass_length(data, saved))
+            length = epoch_length(data, saved)
             batches = resume(data, saved, passed)
         if not epoch.alone and not (epoch.made and hasattr(data, "__next__")):  # else it is of this epoch alone
             self._remember(epoch.phase.name, data)
-        return batches
+        return batches, begun, length
 
     def _remember(self, phase: str, data: Any) -> None:
         """Note what the epochs of a phase go over; with several loaders there is no saying which comes next."""
@@ -272,7 +273,7 @@ class Resume:
         self._loaders[phase] = data
         if before is not None and before is not data and keeps_place(before):
             self._earlier.setdefault(phase, []).append(weakref.ref(before))
-        if any(ref() is data for ref in self._earlier.get(phase, ())):
+        if phase in self._earlier and any(ref() is data for ref in self._earlier[phase]):
             self._alternating.add(phase)
 
     def inner(self, key: str, data: Any) -> None:
@@ -358,7 +359,7 @@ def _record(core: Core, epoch: Epoch) -> dict[str, Any]:
     return {
         "phase": epoch.phase.name,
         "steps": epoch.steps,
-        "data": save_position(epoch.data, epoch.steps, running=True, begun=epoch.begun, earlier_passes=earlier),
+        "data": save_position(epoch.data, epoch.steps, running=True, begun=epoch.begun, earlier_epochs=earlier),
         "windows": {window.name: window.state_dict() for window in epoch.windows if window.count},
         "stores": epoch.saved_stores(),
     }

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copyreg
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-
-__all__ = ["Route"]
 
 
 class Route:
@@ -15,20 +14,32 @@ class Route:
 
     Names, parameters and state of ``module`` stay as they are. Its class becomes a subclass of the same name;
     a copy of the module is not routed.
+
+    Args:
+        module: The module.
+        wrapper: What is run; the module itself if nothing wraps it.
+        before: Called before each call, if given.
     """
 
-    def __init__(self, module: nn.Module, wrapper: nn.Module) -> None:
-        self.wrapper = wrapper
+    def __init__(self, module: nn.Module, wrapper: nn.Module, before: Callable[[], None] | None = None) -> None:
+        self.wrapper, self._before = wrapper, before
         cls = type(module)
+        plain = getattr(cls, "routed_from", cls)  # of a module that is routed already
         route, active = self, False
 
         class Routed(cls):  # type: ignore[misc, valid-type]
+            routed_from = plain
+
             def __call__(self, *args: Any, **kwargs: Any) -> Any:
                 nonlocal active
                 if self is not module or active:
                     return super().__call__(*args, **kwargs)
                 active = True
                 try:
+                    if route._before is not None:
+                        route._before()
+                    if route.wrapper is module:
+                        return super().__call__(*args, **kwargs)
                     return route.wrapper(*args, **kwargs)
                 finally:
                     active = False
@@ -39,16 +50,32 @@ class Route:
                     return reduced
                 make, given, *state = reduced
                 make = _new if make is copyreg.__newobj__ else make  # type: ignore[attr-defined]
-                return (make, tuple(cls if each is Routed else each for each in given), *state)
+                return (make, tuple(plain if each is Routed else each for each in given), *state)
 
         Routed.__name__, Routed.__qualname__, Routed.__module__ = cls.__name__, cls.__qualname__, cls.__module__
         Routed.__doc__ = cls.__doc__
-        module.__class__ = Routed
         self._module, self._cls = module, cls
+        self._routed: type[nn.Module] = Routed
+        self._become(Routed)
 
     def undo(self) -> None:
         """Let calls of the module reach it directly again."""
-        self._module.__class__ = self._cls
+        self.wrapper, self._before = self._module, None
+        if type(self._module) is self._routed:  # else it was routed once more since
+            self._become(self._cls)
+
+    def redo(self, before: Callable[[], None]) -> bool:
+        """Take back `undo`, for what is to be called before each call; returns whether the module is as it was then.
+
+        The class stays the same, so that what was compiled for it need not be compiled again.
+        """
+        self._before = before
+        if type(self._module) is self._cls:
+            self._become(self._routed)
+        return type(self._module) is self._routed
+
+    def _become(self, cls: type[nn.Module]) -> None:
+        self._module.__class__ = cls
 
 
 def _new(cls: type[nn.Module], *given: Any) -> nn.Module:

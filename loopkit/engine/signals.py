@@ -9,8 +9,6 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["Signals"]
-
 ENDING = (signal.SIGINT, signal.SIGTERM)
 SAVING, CHILD = getattr(signal, "SIGUSR1", None), getattr(signal, "SIGCHLD", None)  # there are none on Windows
 
@@ -47,15 +45,18 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
+            caught: list[int] = []
             for number in (*ENDING, SAVING):
                 before = None if number is None else signal.getsignal(number)
                 if number is not None and before is not None and before is not signal.SIG_IGN:
-                    self._install(number, self._handle)
+                    caught.append(number)
+            self._install(self._handle, *caught)
         return self
 
-    def _install(self, number: int, handler: Callable[[int, FrameType | None], None]) -> None:
-        self._before[number], self._installed[number] = signal.getsignal(number), handler
-        signal.signal(number, handler)
+    def _install(self, handler: Callable[[int, FrameType | None], None], *numbers: int) -> None:
+        for number in numbers:
+            self._before[number], self._installed[number] = signal.getsignal(number), handler
+            signal.signal(number, handler)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -76,7 +77,7 @@ class Signals:
                 raise KeyboardInterrupt
             if self.ending is None:
                 if CHILD is not None and callable(signal.getsignal(CHILD)):
-                    self._install(CHILD, self._lose_child)
+                    self._install(self._lose_child, CHILD)
                 _say(f"loopkit: {self.caught.name}: the fit ends after this step (Ctrl-C ends it at once)\n")
             self.ending = self.ending or self.caught
         self._notice()

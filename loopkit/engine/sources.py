@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from loopkit.engine.registry import Registry
     from loopkit.phases import Phase
 
-__all__ = ["Source", "length_of"]
-
 
 class Source:
     """The data of a phase.
@@ -88,7 +86,7 @@ class Source:
             if hasattr(data, "__next__") and not first:
                 raise ExhaustedIteratorError(
                     f"the data of phase {self.phase.name!r} is a {type(data).__name__} that an earlier epoch used up: "
-                    f"pass something that can be iterated again, or a function that returns a new iterator"
+                    f"give something that can be iterated again, or a function that returns a new iterator"
                 )
             raise EmptyDataError(f"the data of phase {self.phase.name!r} gave no batch ({type(data).__name__})")
         if length is not None and steps != length:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from loopkit.distributed import sharded
-from loopkit.engine import generators
+from loopkit import generators, sharded
 from loopkit.engine.check import VERSIONS, check, stateful, unsaved_buffers
 from loopkit.engine.positions import save_position
 from loopkit.engine.resume import Mark, Position
@@ -23,8 +22,6 @@ from loopkit.notes import add_note, locate
 if TYPE_CHECKING:
     from loopkit.engine.core import Core
     from loopkit.engine.epoch import Epoch
-
-__all__ = ["PHASE", "apply", "collect", "mark", "shares"]
 
 PHASE = ".phase"
 """The owner of what a phase keeps for an epoch; no plugin can be called so."""

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from loopkit.batches import describe
+from loopkit.engine.casts import Casts, autocast_is_on
 from loopkit.errors import EventError, LossError, PhaseError, StepStateError
 from loopkit.events import BackwardBegin, BackwardEnd, Event, UpdateBegin, UpdateEnd, UpdateSkipped
+from loopkit.notes import line_with
 
 if TYPE_CHECKING:
     from loopkit.engine.epoch import Epoch
@@ -22,9 +24,6 @@ if TYPE_CHECKING:
     from loopkit.phases import Phase
     from loopkit.progress import Progress
 
-__all__ = ["Frame", "Step"]
-
-autocast_is_on = torch._C._is_any_autocast_enabled  # one call for all device types
 ones_like = torch.ones_like
 run_backward = torch.autograd.Variable._execution_engine.run_backward
 """What ``Tensor.backward`` comes to: ``(tensors, gradients, keep_graph, create_graph, inputs, allow_unreachable,
@@ -50,6 +49,7 @@ class Frame:
     """Of the last step, where the length of the data is known; else -1."""
     progress: Progress
     logbook: Logbook
+    casts: Casts
 
     def window(self, name: str) -> Window:
         """The window of an optimizer."""
@@ -188,13 +188,6 @@ class Step:
     def _backward(self, loss: Tensor, name: str | None) -> None:
         """What `backward` does when there is more to it than clearing gradients and calling torch."""
         self._check_loss(loss)
-        if autocast_is_on():
-            with autocast_off():
-                self._backward_from(loss, name)
-        else:
-            self._backward_from(loss, name)
-
-    def _backward_from(self, loss: Tensor, name: str | None) -> None:
         frame = self._frame
         begin, end = frame.fire[BackwardBegin], frame.fire[BackwardEnd]
         windows = frame.windows if name is None else (frame.window(name),)
@@ -209,16 +202,22 @@ class Step:
             begin(self)
             seed = self.seed
         for window in windows:
+            if window.size > 1 and window.has_lost(self):
+                raise _lost_gradients(frame.phase, self, window)
             window.enter(self, self.weight)
         self.had_backward = True
-        gradient = seed.to(loss).reshape(loss.shape) if isinstance(seed, Tensor) else torch.full_like(loss, seed)
-        inputs = () if name is None else tuple(p for p in windows[0].params if p.requires_grad)
-        if is_plain_scalar(loss) and (inputs or name is None):
-            run_backward((loss,), (gradient,), False, False, inputs, True, True)
+        inputs = None if name is None else tuple(p for p in windows[0].params if p.requires_grad)
+        if autocast_is_on():
+            with autocast_off():
+                _differentiate(loss, seed, inputs)
+            frame.casts.clear()
         else:
-            loss.backward(gradient, inputs=None if name is None else inputs)  # type: ignore[no-untyped-call]
+            _differentiate(loss, seed, inputs)
         if end is not None:
             end(self)
+        for window in windows:
+            if window.size > 1:
+                window.leave()
         if own is None:
             del self.loss
         elif own is not loss:
@@ -276,7 +275,7 @@ class Step:
                 else:
                     self._update_with(name, closure, ambient)
         finally:
-            torch.clear_autocast_cache()  # else the next forward of this step would see the old weights
+            self._frame.casts.clear()  # else the next forward of this step would see the old weights
 
     def _update_due(self, name: str | None) -> None:
         frame = self._frame
@@ -335,7 +334,7 @@ class Step:
 
         def evaluate() -> Any:
             window.drop()
-            torch.clear_autocast_cache()  # the optimizer has moved the weights since the last evaluation
+            frame.casts.clear()  # the optimizer has moved the weights since the last evaluation
             with ExitStack() as stack:
                 for device, dtype in ambient:
                     stack.enter_context(torch.autocast(device, dtype))
@@ -354,6 +353,25 @@ class Step:
     def skip_update(self, reason: str) -> None:
         """Vote, at ``update_begin`` or in ``optimizer_step``, that this update is not applied."""
         self.skip_reason = self.skip_reason or reason
+
+
+def _lost_gradients(phase: Phase, step: Step, window: Window) -> PhaseError:
+    """What to say where the gradients of a window's earlier steps are gone."""
+    steps = "step" if window.count == 1 else "steps"
+    return PhaseError(
+        f"phase {phase.name!r}, step {step.index}: the gradients of the {window.count} {steps} before it are gone, of "
+        f"an update that takes {window.size}. A zero_grad() in a phase throws them away: delete "
+        f"{line_with(phase, 'zero_grad(') or 'it'}; the engine clears gradients when an update has been made"
+    )
+
+
+def _differentiate(loss: Tensor, seed: float | Tensor, inputs: tuple[Tensor, ...] | None) -> None:
+    """Backward from a loss, which starts from ``seed``, to these parameters, or to all."""
+    gradient = seed.to(loss).reshape(loss.shape) if isinstance(seed, Tensor) else torch.full_like(loss, seed)
+    if is_plain_scalar(loss) and (inputs or inputs is None):
+        run_backward((loss,), (gradient,), False, False, inputs or (), True, True)
+    else:
+        loss.backward(gradient, inputs=inputs)  # type: ignore[no-untyped-call]
 
 
 def is_plain_scalar(loss: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Workers of a ``DataLoader`` that hang or die: a pass over them ends, and says what happened."""
+"""Workers of a ``DataLoader`` that hang or die: an epoch over them ends, and says what happened."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-__all__ = ["bounded_wait"]
-
 
 @contextmanager
 def bounded_wait(data: Any, seconds: float | None, batch: Callable[[], int] | None = None) -> Iterator[None]:
-    """Let a pass over a ``DataLoader`` whose workers hang end with an error; put this around the whole pass.
+    """Let an epoch over a ``DataLoader`` whose workers hang end with an error; put this around all of it.
 
     It sets the loader's ``timeout`` where it is 0 and there are workers, and puts it back. What torch raises when
     workers time out or die gets a note that says which loader, which batch, and how a killed worker ended.

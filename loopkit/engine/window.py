@@ -11,8 +11,6 @@ from torch import Tensor
 
 from loopkit.errors import PhaseError, StateError
 
-__all__ = ["Window"]
-
 
 class Window:
     """The accumulated gradients of one optimizer, ``sum(w_i g_i) / sum(w_i)`` over the window's steps.
@@ -43,15 +41,14 @@ class Window:
         """Whether the gradients are those of the window as it will be, before its last backward."""
         self._settling: tuple[Any, float | Tensor] | None = None
         """The step whose backward is the last one, and what the gradients before it are multiplied by."""
+        self._left: tuple[Tensor, Tensor, int] | None = None
+        """How the last backward left them: a parameter with a gradient, that, and its version."""
         self._clears_itself = type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
+        self.is_plain = size == 1 and not self._clears_itself
+        """Whether each step is an update of its own, and clearing a gradient is setting it to None."""
         self._sizes: list[int] = []
         self.params: Sequence[Tensor] = ()
         self.refresh()
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether each step is an update of its own, and clearing a gradient is setting it to None."""
-        return self.size == 1 and not self._clears_itself
 
     def refresh(self) -> None:
         """Take the parameters from the optimizer's groups."""
@@ -92,6 +89,24 @@ class Window:
             self.total = self.total + weight
             self._even = self._even and not isinstance(weight, Tensor) and weight == self.first
 
+    def leave(self) -> None:
+        """A backward is over."""
+        p = next((p for p in self.params if p.grad is not None), None)
+        self._left = None if p is None or p.grad is None else (p, p.grad, p.grad._version)
+
+    def has_lost(self, step: object) -> bool:
+        """Whether the gradients of the steps before this one were cleared since the last backward.
+
+        As a rule it looks at the first gradient alone, and never at values if nothing has changed it in place.
+        """
+        if self._left is None or self.count <= (self.last is step):
+            return False
+        p, grad, version = self._left
+        if p.grad is grad and grad._version == version:
+            return False
+        grads = [p.grad for p in self.params if p.grad is not None]
+        return not any(bool(grad.any()) for grad in grads)  # host sync: after a change in place between two steps
+
     def settle(self, step: object, weight: float | Tensor, share: float | Tensor = 1.0) -> float | Tensor:
         """Make the gradients those of the window before its last backward, the one of ``step``, which is about to run.
 
@@ -130,6 +145,7 @@ class Window:
 
     def clear(self) -> None:
         """Clear the gradients."""
+        self._left = None
         if self._clears_itself:
             self.optimizer.zero_grad()
         else:

@@ -40,3 +40,7 @@ __all__ = [
     "Value",
     "read_log",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

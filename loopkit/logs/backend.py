@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from loopkit.logs.record import Record
     from loopkit.result import FitResult
 
-__all__ = ["Backend", "Run"]
-
 
 @dataclass(frozen=True)
 class Run:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from loopkit.logs.record import Record
     from loopkit.result import FitResult
 
-__all__ = ["Csv"]
-
 PLACE = ["phase", "epoch", "step", "update", "time"]
 """The first columns."""
 MOST_COLUMNS = 1_000

@@ -39,12 +39,11 @@ from loopkit.logs.kinds import (
 from loopkit.logs.log_file import LogFile
 from loopkit.logs.masking import masked_arguments, masked_text
 from loopkit.logs.record import Group, Records
+from loopkit.version import __version__
 
 if TYPE_CHECKING:
     from loopkit.logs.record import Record
     from loopkit.result import FitResult
-
-__all__ = ["JsonLines"]
 
 ENCODER = msgspec.json.Encoder()
 
@@ -102,7 +101,7 @@ class JsonLines(Backend):
             "step": learner.progress.steps,
             "seed": None if result is None else result.seed,
             "planned": None if result is None else asdict(result.planned),
-            "loopkit": sys.modules["loopkit"].__version__,
+            "loopkit": __version__,
             "torch": torch.__version__,
             "python": platform.python_version(),
             "argv": masked_arguments(sys.argv),

@@ -30,22 +30,6 @@ from loopkit.logs.masking import masked_values
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = [
-    "Audio",
-    "Figure",
-    "File",
-    "Graph",
-    "Histogram",
-    "Hyperparameters",
-    "Image",
-    "Kind",
-    "Scalar",
-    "Table",
-    "Text",
-    "Value",
-    "loggable",
-]
-
 Scalar = float | Tensor
 CHANNELS = (1, 3, 4)
 COLOR_TYPES = {1: 0, 3: 2, 4: 6}

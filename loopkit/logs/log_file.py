@@ -14,8 +14,6 @@ from pathlib import Path
 
 from loopkit.errors import LogError
 
-__all__ = ["LogFile", "set_aside"]
-
 FIXES = {
     errno.EACCES: "give this user the permission, or choose another path",
     errno.EPERM: "give this user the permission, or choose another path",

@@ -7,8 +7,6 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["SECRET", "masked_arguments", "masked_config", "masked_text", "masked_values"]
-
 SECRET = re.compile(
     r"password|passwd|passphrase|secret|credential|api[_-]?key|access[_-]?key|[_-]key$|token$|signature$|bearer$"
     r"|(?:^|[._-])(?:pwd|pass|pw|auth|authorization)$",

@@ -11,8 +11,6 @@ from loopkit.errors import LogError
 from loopkit.logs.record import Record
 from loopkit.words import nearest
 
-__all__ = ["Log", "read_log"]
-
 
 @dataclass
 class Log:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, overload
 
-__all__ = ["Group", "Packed", "Place", "Record", "Records", "unpacked"]
-
-
 Place = tuple[str, int, int, int]
 """Where in a fit something is logged: the phase, epoch, step and update of a `Record`."""
 

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from loopkit.logs.record import Group, Records
 
-__all__ = ["Transfer"]
-
 
 class Transfer:
     """Starts to read the scalar tensors of records, in one transfer for each device and dtype.

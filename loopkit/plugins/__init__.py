@@ -8,7 +8,7 @@ from typing import Any
 from loopkit.engine.refusals import plugin_name
 from loopkit.plugins.call_on import call_on
 from loopkit.plugins.channels_last import ChannelsLast
-from loopkit.plugins.checkpoint import Checkpoint
+from loopkit.plugins.checkpoint import Checkpoint, SaveOptions
 from loopkit.plugins.compile import Compile
 from loopkit.plugins.cuda_graph import CudaGraph
 from loopkit.plugins.ddp import DDP
@@ -66,6 +66,7 @@ __all__ = [
     "Progress",
     "ReplayBundle",
     "SanityCheck",
+    "SaveOptions",
     "Schedule",
     "SkipSpikes",
     "StopOnNonFinite",
@@ -75,6 +76,10 @@ __all__ = [
     "call_on",
     "throttle",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def standard_set(given: Iterable[Any]) -> list[Any]:

@@ -13,8 +13,6 @@ from loopkit.errors import NonFiniteError
 if TYPE_CHECKING:
     from loopkit.learner import Learner
 
-__all__ = ["Buffers", "cells"]
-
 
 def cells(learner: Learner) -> list[tuple[dict[str, Tensor | None], str]]:
     """Where the buffers are kept, which modules may replace as well as change."""

@@ -11,8 +11,6 @@ from loopkit.events import Event
 from loopkit.hooks import Declaration, hookimpl
 from loopkit.phases import Phase
 
-__all__ = ["call_on"]
-
 
 class _CallOn:
     def __init__(self, name: str, hook: str, implementation: Callable[..., Any]) -> None:

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from loopkit.batches import map_tensors
 from loopkit.hooks import hookimpl
 
-__all__ = ["ChannelsLast"]
-
 
 class ChannelsLast:
     """Keep the models and the images of every batch in ``torch.channels_last``.

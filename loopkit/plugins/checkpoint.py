@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from loopkit import sharded
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import Contents, describe, monitored, number, read_state, restore
 from loopkit.checkpoint.lock import Lock
 from loopkit.checkpoint.processes import give_way
 from loopkit.checkpoint.storage import Listing, Manifest
-from loopkit.distributed import sharded
+from loopkit.criteria import Mode
 from loopkit.errors import (
     CheckpointError,
     CorruptCheckpointError,
@@ -30,17 +32,60 @@ from loopkit.errors import (
     PluginError,
     StateError,
 )
+from loopkit.every import Every, every
 from loopkit.hooks import hookimpl
 from loopkit.words import nearest
 
 if TYPE_CHECKING:
-    from loopkit.engine.epoch import Epoch
+    from loopkit import Epoch
     from loopkit.engine.resume import Mark
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
 
-__all__ = ["Checkpoint"]
+EVERY_EPOCH = every(epochs=1)
+
+
+def _check_count(what: str, count: Any) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise PluginError(f"{what} is {count!r}: it counts checkpoints, from 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveOptions:
+    """What `Checkpoint` can be told that is rarely needed.
+
+    Args:
+        on_error: Save when an error, such as one of the loader, comes between two steps or in a validation.
+        at_end: Save at the end of the fit what was trained since the last save.
+        background: Write in a thread: the loop waits only for a copy of the state in main memory (`Checkpoint.memory`).
+            At most one write is under way; an error of one is raised at the end of the next step.
+        keep_best: How many of the best to keep, if ``best`` is given.
+        replay: Let data without a position of its own be passed over up to where it was (`load_state_dict`).
+        allow: Plugins that may be missing in the checkpoint or here.
+
+    Raises:
+        PluginError: ``keep_best`` is no count from 1, or ``allow`` no list of names.
+
+    Example::
+
+        Checkpoint("runs/a", save=every(minutes=10), options=SaveOptions(background=True))
+    """
+
+    on_error: bool = True
+    at_end: bool = True
+    background: bool = False
+    keep_best: int = 1
+    replay: bool = True
+    allow: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for option in ("on_error", "at_end", "background", "replay"):
+            if not isinstance(value := getattr(self, option), bool):
+                raise PluginError(f"SaveOptions: {option} is {value!r}: it is True or False")
+        _check_count("SaveOptions: keep_best", self.keep_best)
+        if isinstance(self.allow, str) or not all(isinstance(name, str) for name in self.allow):
+            raise PluginError(f"SaveOptions: allow is {self.allow!r}: it lists names of plugins, such as ('history',)")
 
 
 class Checkpoint:
@@ -55,22 +100,16 @@ class Checkpoint:
 
     Args:
         directory: Where the checkpoints of this fit are, and of no other. Links and a relative path are resolved now.
-        every_epochs: Save after every so many epochs; 1 if nothing else says when.
-        every_updates: Save after every so many updates.
-        every_minutes: Save after so many minutes.
-        keep_last: How many of the newest to keep; never fewer than two are. One that was saved at the end of an epoch,
-            or of the fit, takes the place of one at the same step and update.
-        keep_best: How many of the best to keep, too. One is saved whenever ``monitor`` is among the best.
-        monitor: The metric that says which are the best, such as ``"val/loss"``. Nan is never best.
+        save: When to save, as ``every(epochs=1)``, ``every(updates=100)`` or ``every(minutes=10)``; a list of them
+            saves whenever one of them says so.
+        keep: How many of the newest to keep; never fewer than two are. One that was saved at the end of an epoch, or of
+            the fit, takes the place of one at the same step and update.
+        best: The metric that says which checkpoint is the best, such as ``"val/loss"``. One is saved whenever it is the
+            best so far, and the best is kept, too. Nan is never best.
         mode: ``"min"`` or ``"max"``.
-        on_error: Save when an error, such as one of the loader, comes between two steps or in a validation.
-        at_end: Save at the end of the fit what was trained since the last save.
         resume: ``"auto"``: go on from the newest valid checkpoint, or begin if there is none; True: there must be one;
             a path: from that checkpoint. By default the directory must not hold any.
-        replay: Let data without a position of its own be passed over up to where it was (`load_state_dict`).
-        allow: Plugins that may be missing in the checkpoint or here.
-        background: Write in a thread: the loop waits only for a copy of the state in main memory (`memory`). At most
-            one write is under way; an error of one is raised at the end of the next step.
+        options: What is rarely needed.
         name: The plugin's name; a second one, with a directory of its own, needs another.
 
     Raises:
@@ -81,10 +120,11 @@ class Checkpoint:
 
     Example::
 
-        Checkpoint("runs/a", every_epochs=1, keep_best=1, monitor="val/loss", resume="auto")
+        Checkpoint("runs/a", save=every(updates=100), best="val/loss", resume="auto")
     """
 
     provides = "checkpoint"
+    per_process = ("directory",)
     optional = ("step_end",)
     syncs = ("step_end", "phase_end")
     """Saving reads the parameters."""
@@ -93,54 +133,33 @@ class Checkpoint:
         self,
         directory: str | Path,
         *,
-        every_epochs: int | None = None,
-        every_updates: int | None = None,
-        every_minutes: float | None = None,
-        keep_last: int = 2,
-        keep_best: int = 0,
-        monitor: str | None = None,
-        mode: str = "min",
-        on_error: bool = True,
-        at_end: bool = True,
+        save: Every | Sequence[Every] = EVERY_EPOCH,
+        keep: int = 2,
+        best: str | None = None,
+        mode: Mode = "min",
         resume: str | Path | bool | None = None,
-        replay: bool = True,
-        allow: Sequence[str] = (),
-        background: bool = False,
+        options: SaveOptions = SaveOptions(),
         name: str = "checkpoint",
     ) -> None:
-        numbers = {"every_epochs": every_epochs, "every_updates": every_updates, "every_minutes": every_minutes}
-        for option, value in numbers.items():
-            whole = isinstance(value, int) or (option == "every_minutes" and isinstance(value, float))
-            if value is not None and (isinstance(value, bool) or not whole or not 0 < value < math.inf):
-                raise PluginError(f"Checkpoint: {option} is {value!r}: it must be a number above 0")
-        for option, count, least in (("keep_last", keep_last, 1), ("keep_best", keep_best, 0)):
-            if isinstance(count, bool) or not isinstance(count, int) or count < least:
-                raise PluginError(f"Checkpoint: {option} is {count!r}: it counts checkpoints, from {least}")
+        self._every = _intervals(save)
+        _check_count("Checkpoint: keep", keep)
+        if best is not None and not (isinstance(best, str) and all(best.partition("/"))):
+            raise PluginError(f"Checkpoint: best is {best!r}: it is '<phase>/<metric>', such as 'val/loss'")
+        if mode not in ("min", "max"):
+            raise PluginError(f"Checkpoint: mode is {mode!r}: it is 'min' (lower is better) or 'max'")
         if isinstance(resume, str) and resume.lower() == "auto" and resume != "auto":
             raise PluginError(f"Checkpoint: resume is {resume!r}: did you mean 'auto'?")
-        if monitor is not None and not all(monitor.partition("/")):
-            raise PluginError(f"Checkpoint: monitor is {monitor!r}: it is '<phase>/<metric>', such as 'val/loss'")
-        if keep_best and (monitor is None or mode not in ("min", "max")):
-            raise PluginError(
-                f"Checkpoint: keep_best={keep_best} needs monitor='<phase>/<metric>' and mode='min' or 'max'; they are "
-                f"{monitor!r} and {mode!r}"
-            )
+        if not isinstance(options, SaveOptions):
+            raise PluginError(f"Checkpoint: options is {options!r}: give options=SaveOptions(background=True)")
         self.name = name
         self.directory = storage.resolved(directory)
         self.resume = resume
         if isinstance(resume, (str, Path)) and resume != "auto":
             path = Path(resume).absolute()
             self.resume = storage.resolved(path.parent) / path.name  # a link to a checkpoint is not followed
-        self.monitor = monitor
-        self.every_epochs, self.every_minutes, self.background = every_epochs, every_minutes, background
-        self._mode = mode
-        self._every_epochs = 1 if all(value is None for value in numbers.values()) else every_epochs
-        self._every_updates = every_updates
-        self._every_seconds = math.inf if every_minutes is None else 60.0 * every_minutes
-        self._keep_last, self._keep_best = keep_last, keep_best
-        self._on_error, self._at_end = on_error, at_end
-        self._replay, self._allow = replay, tuple(allow)
-        self._snapshot = _Snapshot() if background else None
+        self.save, self._keep, self._mode, self._options = save, keep, mode, options
+        self.monitor = best
+        self._snapshot = _Snapshot() if options.background else None
         self._writer = _Writer()
         self._remover = storage.Remover()
         self._lock: Lock | None = None
@@ -165,6 +184,11 @@ class Checkpoint:
     def owns(self) -> tuple[str, ...]:
         """The directory, and the right to load a state."""
         return (f"checkpoints in {self.directory}", *(() if self.resume is None else ("checkpoint.resume",)))
+
+    def options(self) -> dict[str, Any]:
+        """What it was made with."""
+        kept = {"directory": self.directory, "resume": self.resume, "name": self.name, "mode": self._mode}
+        return {**kept, "save": self.save, "keep": self._keep, "best": self.monitor, "options": self._options}
 
     @property
     def memory(self) -> int:
@@ -252,7 +276,7 @@ class Checkpoint:
         """Save what was trained since the last save, wait for what is being written, and let the directory go."""
         try:
             self._writer.join()
-            if self._at_end and result.reason not in ("error", "signal"):
+            if self._options.at_end and result.reason not in ("error", "signal"):
                 logged = any(getattr(plugin, "unsaved", False) for plugin in learner.plugins.values())
                 if learner.world.share(logged or self._saved_at != self._here(learner)):
                     self._save(learner, "end", now=True)
@@ -262,14 +286,6 @@ class Checkpoint:
             if self._snapshot is not None:
                 self._snapshot.clear()
             self._release()
-        ran_out = result.reason in ("epochs", "max_steps", "max_updates")
-        if self.monitor is not None and self.monitor not in learner.metrics and learner.rank == 0 and ran_out:
-            phase = self.monitor.partition("/")[0]
-            warnings.warn(
-                f"plugin {self.name!r} monitors {self.monitor!r}, but there was no pass of phase {phase!r} in this "
-                f"fit, so no checkpoint is known to be the best; give fit(..., val) data, or monitor another phase",
-                stacklevel=2,
-            )
 
     def _take_directory(self) -> None:
         storage.probe(self.directory)
@@ -314,7 +330,8 @@ class Checkpoint:
 
     @contextmanager
     def _guard(self, learner: Learner, epoch: Epoch) -> Iterator[None]:
-        saves = self._on_error and learner.fitting_now and learner.world_size == 1  # else the others had to take part
+        alone = learner.world_size == 1  # else the others had to take part
+        saves = self._options.on_error and learner.fitting_now and alone
         mark = epoch.mark() if saves and self._tried else None
         try:
             yield
@@ -406,7 +423,7 @@ class Checkpoint:
         return None
 
     def _load(self, learner: Learner, manifest: Manifest, state: dict[str, Any]) -> None:
-        restore(learner, manifest, state, allow=self._allow, replay=self._replay)
+        restore(learner, manifest, state, allow=self._options.allow, replay=self._options.replay)
         versions = manifest.about.get("versions")
         saved = versions.get("torch") if isinstance(versions, dict) else None, manifest.about.get("threads")
         here = torch.__version__, torch.get_num_threads()
@@ -419,14 +436,13 @@ class Checkpoint:
             _say(f"resumed {manifest.path} at epoch {counts.epochs}, step {counts.steps:,}{doubt}")
 
     def _is_epoch_due(self, learner: Learner) -> bool:
-        every = self._every_epochs
-        due = every is not None and learner.progress.epochs % every == 0
+        due = any(each.epochs is not None and learner.progress.epochs % each.epochs == 0 for each in self._every)
         return due and self._saved_at != self._here(learner)
 
     def _plan_next(self, learner: Learner) -> None:
-        every = self._every_updates
-        self._next_updates = math.inf if every is None else (learner.progress.updates // every + 1) * every
-        self._next_time = time.monotonic() + self._every_seconds
+        done, counts = learner.progress.updates, [each.updates for each in self._every if each.updates is not None]
+        self._next_updates = min(((done // count + 1) * count for count in counts), default=math.inf)
+        self._next_time = time.monotonic() + min(each.seconds for each in self._every)
 
     @staticmethod
     def _here(learner: Learner) -> tuple[Any, ...]:
@@ -472,11 +488,14 @@ class Checkpoint:
         label = f"step-{about['progress']['steps']}"
         self._newest_own = storage.write(self.directory, contents.files(), about, label=label)
         self._saved_at = here
-        found = self._found()
-        protected = {manifest.path for _, manifest in self._ranked(found)[: self._keep_best]}
+        self._rotate(partial(self._remover.remove, self._surplus(self._found())))
+
+    def _surplus(self, found: Listing) -> list[Path]:
+        """Which checkpoints go; this alone says what is kept: the newest, the best, and the one that was resumed."""
+        protected = {manifest.path for _, manifest in self._ranked(found)[: self._options.keep_best]}
         if self._source is not None:
             protected.add(self._source)
-        self._rotate(partial(self._remover.remove, storage.keep(found, self._keep_last, protected)))
+        return storage.keep(found, self._keep, protected)
 
     def _found(self) -> Listing:
         """The checkpoints that are there, without those that were found damaged."""
@@ -508,10 +527,10 @@ class Checkpoint:
         return float(value)
 
     def _is_best(self, value: float | None) -> bool:
-        if value is None or not self._keep_best or math.isnan(value):
+        if value is None or math.isnan(value):
             return False
-        ranked = self._ranked(self._found())
-        return len(ranked) < self._keep_best or self._key(value) < ranked[self._keep_best - 1][0]
+        ranked, count = self._ranked(self._found()), self._options.keep_best
+        return len(ranked) < count or self._key(value) < ranked[count - 1][0]
 
     def _ranked(self, found: Listing) -> list[tuple[float, Manifest]]:
         """Those with a value of the metric, best first, the older first among equals."""
@@ -521,6 +540,18 @@ class Checkpoint:
 
     def _key(self, value: float) -> float:
         return value if self._mode == "min" else -value
+
+
+def _intervals(save: Any) -> tuple[Every, ...]:
+    """What says when to save."""
+    given = (save,) if isinstance(save, Every) else tuple(save) if isinstance(save, (list, tuple)) else ()
+    if not given or not all(isinstance(each, Every) for each in given):
+        raise PluginError(f"Checkpoint: save is {save!r}: give every(epochs=1), every(updates=100), or a list of such")
+    if early := [each for each in given if each.first]:
+        raise PluginError(
+            f"Checkpoint: save is {early[0]!r}: before the first update nothing is trained; leave out first"
+        )
+    return given
 
 
 class _Snapshot:

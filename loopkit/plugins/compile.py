@@ -13,8 +13,6 @@ from torch import nn
 from loopkit.hooks import hookimpl
 from loopkit.words import nearest
 
-__all__ = ["Compile"]
-
 
 class Compile:
     """Compile the models, in place: their class, names of parameters and saved state stay as they are.
@@ -29,7 +27,7 @@ class Compile:
         backend: A name of ``torch.compiler.list_backends()``, or a function.
         fullgraph: Refuse a model that cannot be compiled in one piece: this is an error, not a warning.
 
-    Forward hooks that are put on modules later, as some plugins do for a pass, lead to another compilation.
+    Forward hooks that are put on modules later, as some plugins do for an epoch, lead to another compilation.
 
     A model with a buffer of float64 without dimensions on the CPU is not compiled, with one warning: torch 2.13 loses
     what its forward writes there.

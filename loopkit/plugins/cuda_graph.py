@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 
-__all__ = ["CudaGraph"]
-
 Capture = Callable[[nn.Module, tuple[Tensor, ...]], Callable[..., Any]]
 """``fn(module, args) -> graphed``, which is called as the module is, and works in memory of its own."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -41,7 +39,7 @@ class CudaGraph:
     What the model returns is a copy, and so are the gradients that a backward leaves (one foreach call), since a replay
     writes to the same memory each time. Batch-norm statistics and the random generators are as they would be without
     the recording. The graphs hold the addresses of the parameters: when these, ``requires_grad`` or the modes of
-    modules are others at the begin of a pass, the shapes are recorded anew. Do not change them within a pass. Call
+    modules are others at the begin of an epoch, the shapes are recorded anew. Do not change them within an epoch. Call
     backward by ``step.backward``; a backward that is kept for a second one (``retain_graph``) must not outlive the next
     forward.
 
@@ -127,6 +125,7 @@ class GraphedModule(nn.Module):
         self._addresses = self._find_addresses()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Replay the graph of such arguments, or record one."""
         key = self.key(args, kwargs)
         if key is None:
             return self.module(*args, **kwargs)

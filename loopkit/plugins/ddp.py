@@ -13,16 +13,15 @@ from torch.nn.parallel import DistributedDataParallel
 from loopkit.distributed.buckets import BUCKET_BYTES, average, copy_buffers, copy_state
 from loopkit.distributed.member import Member
 from loopkit.errors import PhaseError, PluginError, WorldError
+from loopkit.groups import named_parameters
 from loopkit.hooks import hookimpl
 from loopkit.losses import is_sum
 from loopkit.phases import TrainingPhase
 
 if TYPE_CHECKING:
-    from loopkit.engine.step import Step
+    from loopkit import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-
-__all__ = ["DDP"]
 
 COMPRESSION = {None: None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -213,6 +212,14 @@ class DDP(Member):
                 _disarm(self._params)
             self.reducing = False
         super().step_cancelled(learner, phase, step)
+
+    def equal(self, learner: Learner) -> dict[str, Tensor]:
+        """Parameters; buffers, if they are copied."""
+        found: dict[str, Tensor] = {**dict(named_parameters(learner.models))}
+        for name, model in learner.models.items() if self._broadcast_buffers else ():
+            prefix = f"{name}." if len(learner.models) > 1 else ""
+            found |= {prefix + path: buffer for path, buffer in model.named_buffers()}
+        return found
 
     def _counters(self) -> tuple[Any, ...]:
         return *super()._counters(), self.reducing, self._reduced, [each.calls for each in self._synced.values()]

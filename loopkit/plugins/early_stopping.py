@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from loopkit import sharded
 from loopkit.criteria import Criterion, Mode, NumberSinceBest, is_better
-from loopkit.distributed import sharded
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 from loopkit.words import nearest
 
 if TYPE_CHECKING:
-    from loopkit.engine.epoch import Epoch
+    from loopkit import Epoch
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
-
-__all__ = ["EarlyStopping"]
 
 PATIENCE = 5
 
@@ -67,6 +64,7 @@ class EarlyStopping:
     """
 
     provides = "early_stopping"
+    per_process = ()  # it talks to the others
     volatile = ("seconds",)
 
     def __init__(
@@ -108,8 +106,6 @@ class EarlyStopping:
         self._own = {"patience": patience, "min_delta": min_delta, "criterion": own, "best_device": best_device}
         self._given = copy.deepcopy(criterion)
         self._start()
-        self._passes = 0
-        """Epochs of the monitored phase that were looked at in this fit."""
 
     def _start(self) -> None:
         self.criterion = copy.deepcopy(self._given)
@@ -158,7 +154,6 @@ class EarlyStopping:
         if phase.name != self._phase:
             return
         measured = keep.pop("measured", None)
-        self._passes += 1
         value = learner.world.share(self._value(learner, phase, self.monitor))
         if is_better(value, self.best, self.mode):
             self.best, self.best_epoch, self._best = value, learner.progress.epochs, measured
@@ -171,17 +166,10 @@ class EarlyStopping:
         """Put back the best parameters."""
         self.criterion.pause()
         self._ended = self.reason != ""
-        passes, self._passes = self._passes, 0
         if result.reason == "error":
             return
         if self._best is not None:
             _restore(learner, self._best, self.name)
-        if not passes and learner.rank == 0 and result.reason in ("epochs", "max_steps", "max_updates"):
-            warnings.warn(
-                f"plugin {self.name!r} monitors {self.monitor!r}, but there was no pass of phase {self._phase!r} in "
-                f"this fit, so it could not stop it; give fit(..., val) data, or monitor another phase",
-                stacklevel=2,
-            )
 
     def metrics(self) -> tuple[str, ...]:
         """The state names of the metrics that it reads."""
@@ -211,7 +199,6 @@ class EarlyStopping:
             "best_epoch": self.best_epoch,
             "reason": self.reason,
             "ended": self._ended,
-            "passes": self._passes,
             "parameters": None if self._best is None else dict(self._best),  # these tensors are never changed
         }
 
@@ -219,7 +206,7 @@ class EarlyStopping:
         """Go on from what `state_dict` returned."""
         self.criterion.load_state_dict(state["criterion"])
         self.best, self.best_epoch = state["best"], state["best_epoch"]
-        self.reason, self._ended, self._passes = state["reason"], state["ended"], state["passes"]
+        self.reason, self._ended = state["reason"], state["ended"]
         kept = state["parameters"]
         self._best = None if kept is None or not self.restore_best else {n: self._copy(t) for n, t in kept.items()}
 

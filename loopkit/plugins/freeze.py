@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 
-__all__ = ["EvalMode", "Freeze"]
-
 
 class Freeze:
     """Train a part of the parameters only: the others get ``requires_grad = False``.

@@ -12,20 +12,19 @@ from torch import Tensor, nn
 
 from loopkit.distributed.buckets import copy_buffers, copy_state
 from loopkit.distributed.member import Member
-from loopkit.distributed.sharded import is_sharded, like
 from loopkit.errors import PhaseError, PluginError
+from loopkit.groups import named_parameters
 from loopkit.hooks import hookimpl
+from loopkit.sharded import is_sharded, like
 from loopkit.words import nearest
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    from loopkit.engine.step import Step
+    from loopkit import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-
-__all__ = ["FSDP"]
 
 Wrap = type[nn.Module] | tuple[type[nn.Module], ...] | Callable[[str, nn.Module], bool]
 
@@ -190,13 +189,17 @@ class FSDP(Member):
 
     @hookimpl(writes=("buffers",))
     def epoch_begin(self, learner: Learner, phase: Phase) -> None:
-        """Refuse optimizers of other parameters; give all processes the buffers of rank 0 for a pass that measures."""
+        """Refuse optimizers of other parameters; give all processes the buffers of rank 0, where it does not train."""
         if self.world.size == 1:
             return
         if phase.training:
             self._check_optimizers(learner)
         else:
             copy_buffers(self._roots)
+
+    def equal(self, learner: Learner) -> dict[str, Tensor]:
+        """The parameters of which each process holds the whole."""
+        return {name: p for name, p in named_parameters(learner.models) if not is_sharded(p)}
 
     def _check_optimizers(self, learner: Learner) -> None:
         for name, optimizer in learner.optimizers.items() if self._roots else ():
@@ -241,7 +244,7 @@ class FSDP(Member):
 
     @hookimpl(writes=("grads",))
     def update_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
-        """Sum what is not summed yet, as when a pass ends in the middle of a window."""
+        """Sum what is not summed yet, as when an epoch ends in the middle of a window."""
         if not self._roots:
             return
         if self._unsummed and learner.running is not None:

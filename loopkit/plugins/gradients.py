@@ -9,18 +9,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from loopkit.distributed import sharded
+from loopkit import sharded
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 from loopkit.plugins.late import read
 
 if TYPE_CHECKING:
-    from loopkit.engine.epoch import Epoch
-    from loopkit.engine.step import Step
+    from loopkit import Epoch, Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-
-__all__ = ["ClipGradNorm", "ClipGradValue", "GradNoise", "GradNorm"]
 
 
 def gradients(params: Sequence[Tensor]) -> list[Tensor]:

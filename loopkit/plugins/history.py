@@ -14,13 +14,10 @@ from loopkit.plugins.late import read
 from loopkit.words import nearest
 
 if TYPE_CHECKING:
-    from loopkit.engine.epoch import Epoch
-    from loopkit.engine.step import Step
+    from loopkit import Epoch, Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
-
-__all__ = ["History"]
 
 
 @dataclass

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-__all__ = ["LateValues", "read"]
-
 
 def _stack(values: Iterable[Tensor | float]) -> Tensor:
     """Scalars in one tensor, on the device of the first that is not on the CPU."""

@@ -14,10 +14,8 @@ from loopkit.hooks import hookimpl
 from loopkit.plugins.gradients import alike, total_norm
 
 if TYPE_CHECKING:
-    from loopkit.engine.step import Step
+    from loopkit import Step
     from loopkit.learner import Learner
-
-__all__ = ["LogGradients"]
 
 HALVES = (torch.float16, torch.bfloat16)
 Part = tuple[str, ...]
@@ -32,7 +30,7 @@ class LogGradients:
     A part is a parameter group of the optimizer, ``"grad_norm/group0"`` or, if it has a name, ``"grad_norm/<name>"``,
     where there are several; or, with a depth, a module: ``"grad_norm/encoder.layer1"`` with ``depth=2``. Of several
     optimizers each has its own: ``"grad_norm/critic"``, ``"grad_norm/critic/encoder"``. Norms are computed on the
-    device, in one pass over the gradients, and no step waits for them. Those of half precision are in float32.
+    device, at once over all gradients, and no step waits for them. Those of half precision are in float32.
 
     Args:
         every: Log every so many updates of an optimizer; skipped ones do not count.

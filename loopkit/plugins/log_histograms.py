@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from loopkit.distributed import sharded
+from loopkit import sharded
 from loopkit.errors import PluginError
 from loopkit.groups import covers, named_parameters, nothing_matches
 from loopkit.hooks import hookimpl
@@ -16,10 +16,8 @@ from loopkit.plugins.log_gradients import check_count
 if TYPE_CHECKING:
     from torch import nn
 
-    from loopkit.engine.step import Step
+    from loopkit import Step
     from loopkit.learner import Learner
-
-__all__ = ["LogHistograms"]
 
 
 class LogHistograms:

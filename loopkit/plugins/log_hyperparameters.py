@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from loopkit.phases import Phase
     from loopkit.result import FitResult
 
-__all__ = ["LogHyperparameters", "made_with"]
-
 Simple = bool | int | float | str | None
 SIMPLE = (bool, int, float, str, type(None))
 

@@ -1,4 +1,4 @@
-"""Log metrics: those of each pass, and the running values of training steps."""
+"""Log metrics: those of each epoch, and the running values of training steps."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 
 if TYPE_CHECKING:
-    from loopkit.engine.step import Step
+    from loopkit import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 
-__all__ = ["LogMetrics", "learning_rates"]
-
 
 class LogMetrics:
-    """Log ``learner.metrics`` at the end of each pass of a fit, under their names (``"val/loss"``).
+    """Log ``learner.metrics`` at the end of each epoch of a fit, under their names (``"val/loss"``).
 
     Args:
         every: Also log, after every so many training steps, what there is by then: the loss of the step
-            (``"train/loss/step"``), the metrics of the pass so far (``"train/accuracy/running"``) and the learning
+            (``"train/loss/step"``), the metrics of the epoch so far (``"train/accuracy/running"``) and the learning
             rates (``"lr"``; of several parameter groups ``"lr/0"``, ``"lr/1"``; of several optimizers ``"lr/<name>"``)
             that the step's update was made with, or is going to be, if it has none.
         name: The plugin's name.
@@ -72,7 +70,7 @@ class LogMetrics:
 
     @hookimpl(reads=("metrics",))
     def phase_end(self, learner: Learner, phase: Phase) -> None:
-        """Log the metrics of the pass."""
+        """Log the metrics of the epoch."""
         self._rates = {}  # of an update after the last step
         prefix = f"{phase.name}/"
         learner.log_values({name: value for name, value in learner.metrics.items() if name.startswith(prefix)})

@@ -22,12 +22,9 @@ from loopkit.plugins.log_gradients import check_count
 from loopkit.words import nearest
 
 if TYPE_CHECKING:
-    from loopkit.engine.epoch import Epoch
-    from loopkit.engine.step import Step
+    from loopkit import Epoch, Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-
-__all__ = ["LogPredictions"]
 
 FEW = 16
 """Numbers that a cell of a table can show."""

@@ -17,8 +17,6 @@ from loopkit.hooks import hookimpl
 if TYPE_CHECKING:
     from loopkit.learner import Learner
 
-__all__ = ["LogResources"]
-
 PREFIX = "resources/"
 
 
@@ -76,7 +74,7 @@ class LogResources:
 
     @hookimpl
     def phase_end(self, learner: Learner) -> None:
-        """Likewise: its steps may be long, and the end of the pass as well."""
+        """Likewise: its steps may be long, and the end of the epoch as well."""
         if self._sampler is not None and self._sampler.news:
             self._log(learner, self._sampler)
 

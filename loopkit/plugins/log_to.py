@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from loopkit.phases import Phase
     from loopkit.result import FitResult
 
-__all__ = ["LogTo"]
-
 MOST = 100
 """Calls of ``learner.log`` and ``log_values`` that are kept until it is written."""
 ENDINGS: dict[str, Callable[[Path], Backend]] = {".jsonl": JsonLines, ".csv": Csv}

@@ -13,8 +13,6 @@ from loopkit.batches import describe, map_parts, map_tensors
 from loopkit.errors import PluginError
 from loopkit.metrics import Metric
 
-__all__ = ["accumulated", "can_merge", "merge", "packed", "to_host", "unpacked"]
-
 
 def can_merge(metric: Any) -> bool:
     """Whether the metric, or torchmetrics, says how what it accumulates is merged."""

@@ -21,12 +21,9 @@ from loopkit.plugins.late import read
 from loopkit.plugins.merging import accumulated, can_merge, merge, packed, to_host, unpacked
 
 if TYPE_CHECKING:
-    from loopkit.engine.epoch import Epoch
-    from loopkit.engine.step import Step
+    from loopkit import Epoch, Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-
-__all__ = ["Metrics"]
 
 
 @dataclass

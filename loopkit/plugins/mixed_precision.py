@@ -15,12 +15,9 @@ from loopkit.hooks import hookimpl
 from loopkit.words import nearest
 
 if TYPE_CHECKING:
-    from loopkit.engine.epoch import Epoch
-    from loopkit.engine.step import Step
+    from loopkit import Epoch, Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-
-__all__ = ["MixedPrecision"]
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 SHORT = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
@@ -43,6 +40,10 @@ class MixedPrecision:
         scaling: Scale the loss; by default with float16 only.
         init_scale, growth_factor, backoff_factor, growth_interval: As in ``torch.amp.GradScaler``.
         min_scale: The scale never falls below it.
+
+    Autocast casts a weight once a step, and again after a backward, an update, or a change in place of any weight of
+    the models, or of modules that the phase holds. A change through ``.data`` between two forwards cannot be seen: call
+    ``torch.clear_autocast_cache()`` after it. `SanityCheck` refuses one in the first step.
 
     A model of float64 parameters is warned of: autocast leaves them as they are.
 

@@ -16,13 +16,11 @@ from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 
 if TYPE_CHECKING:
-    from loopkit.engine.epoch import Epoch
+    from loopkit import Epoch
     from loopkit.hooks import Target
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
-
-__all__ = ["Profile"]
 
 STEPS = range(10, 20)
 PLANNED = ("epochs", "max_steps", "max_updates")

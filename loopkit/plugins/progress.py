@@ -15,12 +15,9 @@ from loopkit.hooks import hookimpl
 from loopkit.plugins.late import LateValues
 
 if TYPE_CHECKING:
-    from loopkit.engine.epoch import Epoch
-    from loopkit.engine.step import Step
+    from loopkit import Epoch, Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-
-__all__ = ["Progress"]
 
 REDRAW_SECONDS = 0.1
 

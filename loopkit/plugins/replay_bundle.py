@@ -12,24 +12,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from loopkit import generators
 from loopkit.batches import describe, map_tensors, move
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import Contents, read_state
 from loopkit.checkpoint.bundle import describe as describe_run
 from loopkit.checkpoint.encoding import encode
 from loopkit.checkpoint.tensors import check
-from loopkit.distributed.sharded import is_sharded
-from loopkit.engine import generators
 from loopkit.errors import Cancel, CheckpointError, PeerError, StateError, WorldError
 from loopkit.hooks import hookimpl
 from loopkit.plugins.buffers import Buffers
+from loopkit.sharded import is_sharded
 
 if TYPE_CHECKING:
-    from loopkit.engine.step import Step
+    from loopkit import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-
-__all__ = ["ReplayBundle", "replay"]
 
 WROTE = "loopkit: the step can be run again from "
 
@@ -51,7 +49,7 @@ class ReplayBundle:
         directory: Where the bundles go, and nothing else; a relative one is resolved now.
 
     Raises:
-        StateError: A batch holds something that cannot be saved; at the first step of a pass.
+        StateError: A batch holds something that cannot be saved; at the first step of an epoch.
         CheckpointError: The directory cannot be written; at the first step.
     """
 
@@ -64,12 +62,12 @@ class ReplayBundle:
         """What is copied as a step begins; None between two steps."""
         self._buffers = Buffers()
         self._seen = False
-        """Whether this pass has had its first batch."""
+        """Whether this epoch has had its first batch."""
 
     @hookimpl(before=("sync",))  # which says whose error it is
     @contextmanager
     def epoch_context(self, learner: Learner, phase: Phase) -> Iterator[None]:
-        """Write the bundle when an error passes through."""
+        """Write the bundle when an error comes through."""
         outer = self._begin, self._buffers, self._seen
         self._begin, self._buffers, self._seen = None, Buffers(), False
         try:
@@ -179,7 +177,7 @@ class _Again:
 
 
 class _Done(Exception):
-    """Leaves the pass after the step, without the events of its end."""
+    """Leaves the epoch after the step, without the events of its end."""
 
 
 def replay(
@@ -252,7 +250,7 @@ def _run(learner: Learner, state: dict[str, Any], allow: Collection[str], *, ano
             torch.autograd.set_detect_anomaly(anomaly, check_nan),
             learner.epoch(state["epochs"][0]["phase"], state["replay"]["length"]) as epoch,
         ):
-            if not epoch.resumed:  # a pass that does not train goes on from a saved place in a fit alone
+            if not epoch.resumed:  # an epoch that does not train goes on from a saved place in a fit alone
                 epoch.go_on_at(state["epochs"][0]["steps"])
                 generators.restore(state["generators"])
             step = epoch.step(state["replay"]["batch"])

@@ -8,17 +8,14 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from loopkit.errors import PhaseError, PhaseInputError, StepResultError
+from loopkit.errors import PhaseError, PhaseInputError
 from loopkit.hooks import hookimpl
 from loopkit.phases import PredictionPhase, TrainingPhase, ValidationPhase
 
 if TYPE_CHECKING:
-    from loopkit.engine.step import Step
+    from loopkit import Epoch, Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-
-__all__ = ["SanityCheck"]
-
 
 STANDARD = (TrainingPhase, ValidationPhase, PredictionPhase)
 """Phases, but not their subclasses, that hand outputs and targets to the loss as they are."""
@@ -33,12 +30,12 @@ class SanityCheck:
     them (some of them: a warning), a parameter in two optimizers. Within the first step, before its backward: outputs
     and targets that a loss of torch would broadcast against each other (a warning where the phase or the loss is one
     of your own, which may reshape them); under torch's cross-entropy and negative log-likelihood, targets that are none
-    of the classes, and, as a warning, outputs of a softmax before the cross-entropy. After the first step of a training
-    phase: that it never called ``step.backward``; after the first full window: that it never called ``step.update``;
-    unless the phase leaves their events out of ``emits``.
+    of the classes, and, as a warning, outputs of a softmax before the cross-entropy; under autocast, weights that
+    change through ``.data`` between two forwards, which autocast does not see.
 
-    The engine itself checks the loss (a scalar that requires grad), the loader (not empty) and that each metric which
-    a plugin reads is made by another one. There is never an extra forward pass or batch.
+    The engine itself checks the loss (a scalar that requires grad), the loader (not empty), that a training phase calls
+    ``step.backward`` and ``step.update``, and that each metric which a plugin reads is made by another one. There is
+    never an extra forward or batch.
     """
 
     name = "sanity_check"
@@ -48,10 +45,12 @@ class SanityCheck:
         self._checked: set[str] = set()
 
     @hookimpl(reads=("optimizer", "params"))
-    def epoch_begin(self, learner: Learner, phase: Phase) -> None:
+    def epoch_begin(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Check what is trained."""
-        if phase.training and phase.name not in self._checked and learner.optimizers:
-            _check_coverage(learner)
+        if phase.training and phase.name not in self._checked:
+            epoch.compare_casts()
+            if learner.optimizers:
+                _check_coverage(learner)
 
     @hookimpl(reads=("outputs", "targets"))
     def loss_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
@@ -71,24 +70,9 @@ class SanityCheck:
                 _check_classes(learner, phase, outputs, targets, loss)
 
     @hookimpl
-    def step_end(self, learner: Learner, phase: Phase, step: Step) -> None:
-        """Check that the verbs were called."""
-        if phase.name in self._checked:
-            return
-        emitted = {event.hook for event in phase.emits}
-        cls = type(phase).__name__
-        if phase.training and "backward_begin" in emitted and not step.had_backward:
-            raise StepResultError(
-                f"{cls}.step called no step.backward(loss), so nothing is learned. A training step ends with "
-                f"step.backward(loss) and step.update(); a phase without them leaves BackwardBegin out of {cls}.emits"
-            )
-        if phase.training and "update_begin" in emitted and step.update_overdue:
-            raise StepResultError(
-                f"{cls}.step called step.backward(loss) but not step.update(), so no parameter changes: call it "
-                f"after backward, in every step; it updates when an update is due"
-            )
-        if step.index + 1 >= learner.accumulate:
-            self._checked.add(phase.name)
+    def epoch_end(self, phase: Phase) -> None:
+        """The phase is checked."""
+        self._checked.add(phase.name)
 
 
 def _refuse(learner: Learner, phase: Phase, message: str, certain: bool) -> None:

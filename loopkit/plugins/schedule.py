@@ -24,12 +24,9 @@ from loopkit.schedules import OfLength, resolve
 from loopkit.words import nearest
 
 if TYPE_CHECKING:
-    from loopkit.engine.step import Step
+    from loopkit import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-    from loopkit.result import FitResult
-
-__all__ = ["Plateau", "Schedule", "TorchSchedule"]
 
 Every = Literal["update", "epoch"]
 Setter = Callable[[float], Any]
@@ -501,8 +498,6 @@ class Plateau:
         self._states: dict[str, dict[str, Any]] = {}
         self._seen = 0
         """The updates that there had been when it last looked."""
-        self._looked = False
-        """Whether it looked in this fit."""
 
     def owns(self) -> tuple[str, ...]:
         """The learning rate of its optimizers."""
@@ -511,8 +506,6 @@ class Plateau:
     @hookimpl(after=("checkpoint",))  # which may load the state of a fit that goes on
     def fit_begin(self, learner: Learner) -> None:
         """Make the schedulers, so that wrong options are refused before the first step."""
-        if learner.current is None or not learner.current.resumed:
-            self._looked = False
         self._make(learner)
 
     @hookimpl(reads=lambda plugin: (f"metrics.{plugin.monitor}",), writes=lambda plugin: plugin.owns())
@@ -524,25 +517,10 @@ class Plateau:
             known = ", ".join(learner.metrics) or "none"
             hint = nearest(self.monitor, learner.metrics)
             raise PluginError(f"plugin {self.name!r}: there is no metric {self.monitor!r}{hint}; there are: {known}")
-        self._looked, self._seen = True, learner.progress.updates
+        self._seen = learner.progress.updates
         self._make(learner)
         for scheduler in self._schedulers.values():
             scheduler.step(learner.metrics[self.monitor])
-
-    @hookimpl
-    def fit_end(self, learner: Learner, result: FitResult) -> None:
-        """Warn if there was nothing to look at."""
-        if (
-            not self._looked
-            and learner.rank == 0
-            and result.updates
-            and result.reason in ("epochs", "max_steps", "max_updates")
-        ):
-            phase = self.monitor.partition("/")[0]
-            warnings.warn(
-                f"plugin {self.name!r} never saw {self.monitor!r}: phase {phase!r} did not run in this fit",
-                stacklevel=2,
-            )
 
     def _make(self, learner: Learner) -> None:
         for name, optimizer in learner.optimizers.items():
@@ -557,11 +535,11 @@ class Plateau:
     def state_dict(self) -> dict[str, Any]:
         """The schedulers' own states."""
         states = {name: scheduler.state_dict() for name, scheduler in self._schedulers.items()} or self._states
-        return {"schedulers": deepcopy(states), "seen": self._seen, "looked": self._looked}
+        return {"schedulers": deepcopy(states), "seen": self._seen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
-        self._seen, self._looked = state["seen"], state["looked"]
+        self._seen = state["seen"]
         self._states = {name: dict(values) for name, values in state["schedulers"].items()}
         for name, scheduler in self._schedulers.items():
             if name in self._states:

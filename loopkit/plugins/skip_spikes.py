@@ -12,11 +12,9 @@ from loopkit.errors import CancelStep, PluginError
 from loopkit.hooks import hookimpl
 
 if TYPE_CHECKING:
-    from loopkit.engine.step import Step
+    from loopkit import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-
-__all__ = ["SkipSpikes"]
 
 
 class SkipSpikes:
@@ -43,6 +41,7 @@ class SkipSpikes:
     """
 
     name = "skip_spikes"
+    per_process = ()  # it talks to the others
     syncs = ("backward_begin",)
     """On the CPU reading the loss waits for nothing; on an accelerator it must be asked for."""
 

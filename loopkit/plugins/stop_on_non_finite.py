@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from loopkit import sharded
 from loopkit.batches import describe
-from loopkit.distributed import sharded
 from loopkit.distributed.votes import must_agree
 from loopkit.errors import CancelStep, NonFiniteError, PluginError
 from loopkit.hooks import hookimpl
@@ -23,12 +23,9 @@ from loopkit.plugins.late import LateValues
 from loopkit.words import nearest
 
 if TYPE_CHECKING:
-    from loopkit.engine.epoch import Epoch
-    from loopkit.engine.step import Step
+    from loopkit import Epoch, Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-
-__all__ = ["StopOnNonFinite"]
 
 POLICIES = ("raise", "skip", "rollback")
 
@@ -61,7 +58,7 @@ class StopOnNonFinite:
 
     Args:
         policy: ``"raise"``, ``"skip"`` or ``"rollback"``; each skip or rollback is a warning.
-        gradients: Look at the gradients of each update, too, and name the first bad parameter; it takes one more pass
+        gradients: Look at the gradients of each update, too, and name the first bad parameter; it takes one more run
             over them, and is the default with skip and rollback. Without it a bad gradient is noticed by the loss of
             the next step, after an update that used it. An update that another plugin skips is not looked at.
         late: False: look before each backward on an accelerator too, where each step then waits for its loss. True:
@@ -77,6 +74,7 @@ class StopOnNonFinite:
 
     name = "stop_on_non_finite"
     provides = "non_finite"
+    per_process = ()  # it talks to the others
     syncs = ("backward_begin", "update_begin", "step_begin")
     """Reads one number in these hooks; on the CPU that waits for nothing."""
 

@@ -13,8 +13,6 @@ from loopkit.errors import PluginError
 from loopkit.hooks import PROJECT, hooks
 from loopkit.plugin import unwrapped
 
-__all__ = ["throttle"]
-
 
 def throttle(plugin: Any, *, every: int | None = None, seconds: float | None = None) -> Any:
     """The plugin, called on some steps only; its name, order, access and state are those of the plugin.
@@ -22,7 +20,7 @@ def throttle(plugin: Any, *, every: int | None = None, seconds: float | None = N
     What belongs to a step (its events and ``step_context``) is called on the first step and then on every ``every``-th,
     or once at least ``seconds`` have passed; all hooks of one step go together, and each phase has its own count. Steps
     in which the plugin has nothing to do, such as those without an update for a plugin of ``update_begin``, do not
-    count. What belongs to an epoch or a fit, the verb ``optimizer_step``, and transforms, are always called.
+    count. What belongs to an epoch or a fit, the replacement ``optimizer_step``, and transforms, are always called.
 
     Several processes must all call a plugin in the same steps, which their clocks do not tell: give them ``every``.
 

@@ -15,8 +15,6 @@ from loopkit.words import nearest
 if TYPE_CHECKING:
     from loopkit.learner import Learner
 
-__all__ = ["ToDevice"]
-
 
 class ToDevice:
     """Move the models once and every batch to a device.
@@ -25,7 +23,7 @@ class ToDevice:
         device: A torch device, such as ``"cuda:0"``; ``"auto"`` is the accelerator if there is one, else the CPU.
 
     Batches can be nested tuples, lists, mappings and dataclasses; anything with a ``to(device)`` is moved. Pinned
-    memory is copied without waiting. The state of an optimizer that was used before moves when a pass begins.
+    memory is copied without waiting. The state of an optimizer that was used before moves when an epoch begins.
 
     Raises:
         PluginError: ``device`` is no torch device.
@@ -33,6 +31,7 @@ class ToDevice:
 
     name = "to_device"
     provides = "device"
+    per_process = ("device",)
     before = ("memory_format", "freeze", "compile", "sync")
 
     def __init__(self, device: str | torch.device = "auto") -> None:

@@ -1,4 +1,4 @@
-"""Averages of the parameters over the updates, which take their place in passes that do not train."""
+"""Averages of the parameters over the updates, which take their place in epochs that do not train."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
-from loopkit.distributed import sharded
+from loopkit import sharded
 from loopkit.errors import EmptyDataError, PluginError
 from loopkit.hooks import hookimpl
 from loopkit.phases import PredictionPhase
 from loopkit.words import nearest
 
 if TYPE_CHECKING:
-    from loopkit.engine.step import Step
+    from loopkit import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
-
-__all__ = ["WeightAverage"]
 
 
 class WeightAverage:
@@ -56,12 +54,12 @@ class WeightAverage:
             Two averages need different ones.
         name: The plugin's name.
 
-    The first average is a copy of the parameters; until then there is none, and passes use the parameters themselves.
+    The first average is a copy of the parameters; until then there is none, and epochs use the parameters themselves.
 
-    In passes of phases that do not train, the average is in the place of the parameters: each parameter keeps its
+    In epochs of phases that do not train, the average is in the place of the parameters: each parameter keeps its
     identity, so optimizers do not notice, and nothing is copied (of sharded ones, each process's part is). On leaving,
-    whatever was raised, the parameters are back bitwise. A training phase inside such a pass trains the parameters, not
-    the average. Recorded addresses of parameters (CUDA graphs) are not valid during such a pass.
+    whatever was raised, the parameters are back bitwise. A training phase inside such an epoch trains the
+    parameters, not the average. Recorded addresses of parameters (CUDA graphs) are not valid during such an epoch.
 
     ``update_bn`` costs one forward pass over its data, in train mode, before the first use after the average has moved;
     a model without batch norm costs nothing. It equals ``torch.optim.swa_utils.update_bn``, and leaves torch's random
@@ -70,7 +68,7 @@ class WeightAverage:
     plugins such as autocast. Under several processes each estimates from its own data.
 
     When the parameters were changed after a fit by anything else than an update, such as restoring the best ones, the
-    average no longer belongs to them: the next pass or fit drops it and starts from nothing.
+    average no longer belongs to them: the next epoch or fit drops it and starts from nothing.
 
     Memory: one copy of the parameters, in their dtype; under float16 or bfloat16 a slow average is rounded away.
 
@@ -131,7 +129,7 @@ class WeightAverage:
         self.phases = None if phases is None else tuple(phases)
         self._models: dict[str, _Average] = {}
         self._owners: dict[str, list[str]] = {}
-        """The models that an optimizer updates; of the pass that runs."""
+        """The models that an optimizer updates; of the epoch that runs."""
         self._placed: list[tuple[Tensor, Tensor]] | None = None
         """What was exchanged, while the average is in place."""
         self._move_batch: Callable[[Any, int], Any] | None = None
@@ -139,7 +137,7 @@ class WeightAverage:
         """The versions of the parameters when the last fit ended, until the next update."""
 
     def changed(self) -> tuple[str, ...]:
-        """What it exchanges for a pass."""
+        """What it exchanges for an epoch."""
         if self.phases == ():
             return ()
         return ("params",) if self.update_bn is None and not self.use_buffers else ("params", "buffers")
@@ -190,7 +188,7 @@ class WeightAverage:
 
     @hookimpl(updates=changed)
     def epoch_context(self, learner: Learner, phase: Phase) -> AbstractContextManager[None] | None:
-        """The average, in a pass that does not train."""
+        """The average, in an epoch that does not train."""
         if phase.training or learner.weights.by or not self._serves(phase):
             return None  # what stands in the weights' place was put there on purpose
         return self.averaged(learner)
@@ -239,7 +237,9 @@ class WeightAverage:
     def apply(self, learner: Learner) -> None:
         """Copy the average into the parameters (and buffers), for good; what they were is lost."""
         if self.in_place:
-            raise PluginError(f"plugin {self.name!r}: apply in a pass that has the average in place; call it after it")
+            raise PluginError(
+                f"plugin {self.name!r}: apply in an epoch that has the average in place; call it after it"
+            )
         self._check(learner)
         self._estimate_bn(learner)
         with torch.no_grad():
@@ -360,7 +360,7 @@ class WeightAverage:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
         if self.in_place:
-            raise PluginError(f"plugin {self.name!r}: load_state_dict in a pass that has the average in place")
+            raise PluginError(f"plugin {self.name!r}: load_state_dict in an epoch that has the average in place")
         self._models = {name: _Average.of(name, values) for name, values in state.items()}
         self._owners, self._versions = {}, None
 

@@ -32,3 +32,7 @@ __all__ = [
     "plugin_contract",
     "tiny_problem",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -21,8 +21,6 @@ from loopkit.hooks import Target, hookimpl
 from loopkit.learner import Learner
 from loopkit.testing.bits import Bits, tensors_in
 
-__all__ = ["AccessWatch"]
-
 
 class AccessWatch:
     """Hands guarded views to one plugin, and compares before and after its calls."""

@@ -12,8 +12,6 @@ from torch import Tensor
 from loopkit.batches import parts
 from loopkit.learner import Learner
 
-__all__ = ["Bits", "difference", "not_allowed", "plain", "tensors_in", "weights"]
-
 
 class Bits:
     """The bytes of a tensor, which a ``nan`` does not make unequal."""

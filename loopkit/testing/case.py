@@ -18,8 +18,6 @@ from loopkit.phases import Phase, PredictionPhase
 from loopkit.testing.leftovers import put_back, settings
 from loopkit.testing.problems import Problem, tiny_problem
 
-__all__ = ["Bench", "Case", "Check", "alone", "described", "seed_all"]
-
 
 @dataclass(frozen=True)
 class Case:

@@ -20,8 +20,6 @@ from loopkit.testing.problems import Problem, tiny_problem
 from loopkit.testing.processes import case_of, two_processes
 from loopkit.words import nearest
 
-__all__ = ["PROMISES", "ContractError", "check_plugin", "plugin_contract"]
-
 PROMISES = (*CHECKS, "declaration", "overhead", "two_processes")
 """The tests of a suite made by `plugin_contract`."""
 

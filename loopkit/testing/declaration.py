@@ -5,8 +5,6 @@ from __future__ import annotations
 from loopkit.discovery import about_value, load_plugin, parse_about, plugins
 from loopkit.testing.case import Case
 
-__all__ = ["declaration"]
-
 
 def declaration(case: Case) -> list[str]:
     """The entry points of the plugin are installed, lead to it, and declare what it provides and its hooks."""

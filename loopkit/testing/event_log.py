@@ -10,8 +10,6 @@ from loopkit.events import Event
 from loopkit.hooks import Hook, hookimpl, hooks
 from loopkit.phases import Phase
 
-__all__ = ["EventLog"]
-
 
 class EventLog:
     """Record, as text, every event and context that comes, those of the user's own events included.

@@ -28,8 +28,6 @@ from loopkit.engine.refusals import plugin_name
 from loopkit.hooks import Target, hookimpl
 from loopkit.learner import Learner
 
-__all__ = ["Calls", "Running", "environment", "left_behind", "open_files", "put_back", "settings"]
-
 
 class Calls:
     """Counts the fits that one plugin has begun and ended."""

@@ -13,8 +13,6 @@ from loopkit.hooks import Target, hookimpl
 from loopkit.testing.case import Case, alone
 from loopkit.testing.problems import Problem, tiny_problem
 
-__all__ = ["overhead"]
-
 TIMES = 16
 """How often an epoch goes over the data."""
 

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from loopkit.learner import Learner
 
-__all__ = ["Problem", "adversarial_problem", "tiny_problem"]
-
 
 @dataclass
 class Problem:

@@ -20,8 +20,6 @@ from loopkit.plugins.ddp import DDP
 from loopkit.testing.bits import difference
 from loopkit.testing.case import Case, alone, described
 
-__all__ = ["case_of", "train_together", "two_processes"]
-
 SECONDS = 120.0
 """How long the processes may take, and wait for each other."""
 

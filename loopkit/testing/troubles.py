@@ -12,18 +12,6 @@ from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
 from loopkit.phases import Phase
 
-__all__ = [
-    "Adversarial",
-    "Bare",
-    "Deliberate",
-    "DeliberateExit",
-    "Disturbance",
-    "NoBackward",
-    "Strange",
-    "Trouble",
-    "TwoBackwards",
-]
-
 
 class Deliberate(Exception):
     """Raised on purpose."""

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import nn
 
 from distributed.processes import Outcome, run
-from loopkit import Learner, hookimpl, metrics
+from loopkit import Learner, every, hookimpl, metrics
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import read_state
 from loopkit.data import TensorLoader
@@ -179,7 +179,7 @@ def train(rank, plan, directory):
                 shard=plan.kind != "short",
                 **plan.options,
             ),
-            Checkpoint(directory, every_updates=5),
+            Checkpoint(directory, save=every(updates=5)),
             Metrics(metrics.Accuracy()),
             Fails(plan, directory.parent / "told"),
             ends,

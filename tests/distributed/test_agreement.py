@@ -368,7 +368,7 @@ def test_a_signal_to_one_process_ends_all_with_its_status():
 
 
 def saving(rank, directory, what=None, accumulate=1):
-    plugins = [Checkpoint(directory, every_epochs=9, resume="auto"), Metrics(metrics.Accuracy())]
+    plugins = [Checkpoint(directory, save=every(epochs=9), resume="auto"), Metrics(metrics.Accuracy())]
     if what is not None:
         plugins.append(Asks(1, what, step=4, epoch=1))
     learner = make_learner(*plugins, accumulate=accumulate)

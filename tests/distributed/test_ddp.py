@@ -18,7 +18,8 @@ from loopkit import Learner, TrainingPhase, every, hookimpl
 from loopkit.data import TensorLoader
 from loopkit.distributed import join
 from loopkit.errors import CancelStep, PhaseError, PluginError, StateError, WorldError
-from loopkit.plugins import DDP, FSDP, ClipGradNorm, Freeze, MixedPrecision, WeightAverage
+from loopkit.metrics import Accuracy
+from loopkit.plugins import DDP, FSDP, ClipGradNorm, Freeze, Metrics, MixedPrecision, WeightAverage
 
 LR = 0.1
 
@@ -628,6 +629,29 @@ def predicted(rank):
     learner.model.eval()
     with torch.no_grad():
         return torch.equal(outputs, learner.model(inputs)), len(outputs)
+
+
+def evaluated(rank, tail):
+    inputs, targets = samples(11)
+    rows = list(zip(inputs, targets, strict=True))
+    learner = make_learner(DDP(tail=tail), Metrics(Accuracy()), model=make_model(norm=False))
+    sampler = torch.utils.data.DistributedSampler(rows, num_replicas=3, rank=rank, shuffle=False)
+    distributed = torch.utils.data.DataLoader(rows, 2, sampler=sampler)
+    plain = torch.utils.data.DataLoader(rows, 2)
+    found = [(learner.evaluate(data), learner.predict(data)) for data in (distributed, plain)]
+    with torch.no_grad():
+        outputs = learner.model.eval()(inputs)
+        loss = nn.functional.cross_entropy(outputs, targets).item()
+    correct = outputs.argmax(1).eq(targets).sum().item()
+    for metrics, predicted in found:
+        assert metrics["val/accuracy"] == correct / 11
+        assert metrics["val/loss"] == pytest.approx(loss, rel=1e-6)  # summed in another order
+        torch.testing.assert_close(predicted, outputs)  # computed in other batches
+
+
+@pytest.mark.parametrize("tail", ["uneven", "pad", "drop"])
+def test_each_sample_is_evaluated_and_predicted_once(tail):
+    run(evaluated, 3, tail)
 
 
 def test_tail_that_is_left_out_in_training_is_predicted():

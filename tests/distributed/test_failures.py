@@ -14,7 +14,7 @@ from torch import nn
 
 from distributed.campaign import PATIENT, Plan, planned, trial
 from distributed.processes import run
-from loopkit import CancelEpoch, CancelStep, Learner, hookimpl
+from loopkit import CancelEpoch, CancelStep, Learner, every, hookimpl
 from loopkit.data import TensorLoader
 from loopkit.errors import CheckpointError, WorldError
 from loopkit.plugins import DDP, Checkpoint
@@ -193,7 +193,7 @@ class KilledIn:
 
 
 def saves(rank, directory):
-    learner = make_learner(KilledIn(), Checkpoint(directory, every_updates=3))
+    learner = make_learner(KilledIn(), Checkpoint(directory, save=every(updates=3)))
     try:
         learner.fit(TensorLoader(*samples(160), batch_size=4), epochs=2)
     except Exception as error:

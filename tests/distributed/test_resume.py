@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from distributed.processes import run
-from loopkit import Learner, TrainingPhase, hookimpl, metrics
+from loopkit import Learner, TrainingPhase, every, hookimpl, metrics
 from loopkit.data import TensorLoader
 from loopkit.distributed.launch import launch
 from loopkit.plugins import DDP, Checkpoint, ClipGradNorm, History, Metrics, Schedule
@@ -55,7 +55,7 @@ def restartable(rank, directory, kill_at, fixed):
         lambda params: torch.optim.AdamW(params, lr=0.01),
         plugins=[
             DDP(timeout=60, fixed_buckets=fixed, bucket_mb=0.01),
-            Checkpoint(directory, every_updates=5, resume="auto"),
+            Checkpoint(directory, save=every(updates=5), resume="auto"),
             ClipGradNorm(1.0),
             Metrics(metrics.Accuracy()),
             killer,
@@ -190,7 +190,7 @@ def part(rank, processes, directory, stop, lr, epochs):
     seen = Seen()
     plugins = [
         DDP(timeout=60),
-        Checkpoint(directory, every_epochs=100, resume="auto"),
+        Checkpoint(directory, save=every(epochs=100), resume="auto"),
         Metrics(metrics.Accuracy(), metrics.F1(average="macro")),
         seen,
     ]
@@ -241,7 +241,7 @@ def recorded(rank, directory, stop, epochs=2):
     """Go on with a run that keeps the loss of each step."""
     torch.manual_seed(0)
     history = History(steps=True)
-    plugins = [DDP(timeout=60), Checkpoint(directory, every_epochs=100, resume="auto"), history]
+    plugins = [DDP(timeout=60), Checkpoint(directory, save=every(epochs=100), resume="auto"), history]
     if stop is not None:
         plugins.append(StopsAt(stop))
     model = nn.Linear(6, 3)

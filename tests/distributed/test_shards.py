@@ -32,7 +32,7 @@ from loopkit.data import (
     from_function,
     seeded,
 )
-from loopkit.distributed.shards import interleaved, restore_order, set_epoch, shard
+from loopkit.distributed.shards import restore_order, set_epoch, shard
 from loopkit.errors import EmptyDataError, WorldError
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
@@ -247,7 +247,7 @@ def test_a_part_begins_where_its_loader_is() -> None:
     assert lists(part) == [[6, 7], [10, 11]]
     assert (loader.epoch, loader.position) == (1, 2)
     next(iter(loader))
-    assert loader.shard(1, 2).state_dict(next_pass=True)["epoch"] == 2
+    assert loader.shard(1, 2).state_dict(next_epoch=True)["epoch"] == 2
 
 
 def test_size_1_cuts_nothing() -> None:
@@ -614,18 +614,16 @@ def test_datasets_with_seeds_give_what_they_give_in_one_process() -> None:
     assert all(torch.equal(torch.cat(step), batch) for *step, batch in zip(*parts, whole, strict=True))
 
 
-def test_a_distributed_sampler_is_left_alone() -> None:
+def test_a_distributed_sampler_is_left_alone_in_training() -> None:
     sampler = DistributedSampler(range(10), num_replicas=2, rank=1, shuffle=True)  # type: ignore[arg-type]
     loader = numbers(10, sampler=sampler)
     assert shard(loader, 1, 2) == (loader, "DataLoader: left as it is, with its DistributedSampler")
-    assert interleaved(loader)
     assert set_epoch(loader, 3)
     assert sampler.epoch == 3
     with pytest.raises(WorldError, match=r"is the part of rank 1 of 2, and this is rank 1 of 4"):
         shard(loader, 1, 4)
     for other in (numbers(), [1], TensorLoader(torch.arange(3), batch_size=1)):
         assert not set_epoch(other, 3)
-        assert not interleaved(other)
 
 
 class Stream(IterableDataset[int]):
@@ -692,22 +690,33 @@ def test_restored_order_is_that_of_one_process(size: int, samples: int, batch_si
     assert torch.equal(torch.cat([batch["b"][0] for batch in ordered]), rows[:kept, 0])
 
 
-@pytest.mark.parametrize("samples", [8, 9, 10, 17, 23])
-@pytest.mark.parametrize("size", [2, 3])
-def test_restored_order_of_a_distributed_sampler(samples: int, size: int) -> None:
+class Biased(DistributedSampler[int]):
+    pass
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("samples", [8, 9, 10, 17])
+def test_in_the_place_of_a_distributed_sampler_each_sample_comes_once(samples: int, shuffle: bool) -> None:
     data = torch.arange(samples)
-    loaders = [DataLoader(data, 3, sampler=DistributedSampler(data, size, r, shuffle=False)) for r in range(size)]  # type: ignore[arg-type]
-    ordered = restore_order([list(loader) for loader in loaders], samples, interleaved=True)
-    assert torch.equal(torch.cat(ordered), data)
+    loaders = [DataLoader(data, 3, sampler=DistributedSampler(data, 3, r, shuffle=shuffle)) for r in range(3)]  # type: ignore[arg-type]
+    parts = [shard(loader, rank, 3, training=False)[0] for rank, loader in enumerate(loaders)]
+    batches = [list(part) for part in parts]
+    assert sum(len(batch) for part in batches for batch in part) == samples
+    assert torch.equal(torch.cat(restore_order(batches, samples)), data)
+
+
+def test_a_sampler_of_ones_own_that_is_distributed_is_refused_where_samples_are_counted() -> None:
+    loader = numbers(10, sampler=Biased(range(10), 2, 0))  # type: ignore[arg-type]
+    assert shard(loader, 0, 2)[0] is loader
+    with pytest.raises(WorldError, match=r"Biased decides which samples come.*DDP\(shard=False\)"):
+        shard(loader, 0, 2, training=False)
 
 
 def test_order_of_outputs_that_differ_is_refused() -> None:
     with pytest.raises(WorldError, match="outputs of 1, 2 steps, by rank"):
         restore_order([[torch.zeros(1)], [torch.zeros(1)] * 2], 3)
-    with pytest.raises(WorldError, match="different lengths in one step"):
-        restore_order([[torch.zeros(1)], [torch.zeros(2)]], 3, interleaved=True)
     with pytest.raises(WorldError, match="outputs are str"):
-        restore_order([["a"], ["b"]], 1, interleaved=True)
+        restore_order([[("a",)], [("b",)]], 1)
 
 
 # Shares

@@ -18,11 +18,20 @@ from helpers import EVENTS
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from loopkit import Learner, hookimpl, schedules
+from loopkit import Learner, every, hookimpl, schedules
 from loopkit.checkpoint import storage
 from loopkit.data import ResumableSampler, TensorLoader, seeded
 from loopkit.metrics import Accuracy
-from loopkit.plugins import ClipGradNorm, History, Metrics, MixedPrecision, Plateau, Schedule, WeightAverage
+from loopkit.plugins import (
+    ClipGradNorm,
+    History,
+    Metrics,
+    MixedPrecision,
+    Plateau,
+    SaveOptions,
+    Schedule,
+    WeightAverage,
+)
 from loopkit.plugins.checkpoint import Checkpoint
 
 TAKEN_OVER = r".*\.lock was left by process"
@@ -41,7 +50,7 @@ class Run:
     epochs: int = 3
     samples: int = 128
     batch_size: int = 16
-    every_updates: int | None = 4
+    every_updates: int = 4
 
     def __str__(self) -> str:
         return f"{self.data}-{'background' if self.background else 'sync'}-{self.accumulate}-{self.extra}"
@@ -136,7 +145,8 @@ def make(run: Run, directory: Path, *plugins: Any, checkpoint: bool = True, **op
     if run.extra == "float16":
         parts.append(MixedPrecision("float16", init_scale=2.0**22, growth_interval=5))
     if checkpoint:
-        given = {"every_updates": run.every_updates, "resume": "auto", "background": run.background, **options}
+        saves = SaveOptions(background=run.background)
+        given = {"save": every(updates=run.every_updates), "resume": "auto", "options": saves, **options}
         parts.append(Checkpoint(directory, **given))
     learner = Learner(
         model,

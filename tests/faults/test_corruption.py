@@ -13,7 +13,7 @@ import torch
 from helpers import differences
 from torch import nn
 
-from loopkit import Learner, checkpoint
+from loopkit import Learner, checkpoint, every
 from loopkit.checkpoint import storage
 from loopkit.data import TensorLoader
 from loopkit.errors import CheckpointError, CorruptCheckpointError
@@ -57,7 +57,7 @@ def reference():
 def stopped(tmp_path_factory):
     """The directory of a run that ended after its first epoch, with two checkpoints."""
     directory = tmp_path_factory.mktemp("corruption") / "run"
-    fit(Checkpoint(directory, every_updates=5), epochs=1)
+    fit(Checkpoint(directory, save=every(updates=5)), epochs=1)
     assert sorted(os.listdir(directory)) == ["000001-step-5", "000002-step-6"]
     return directory
 

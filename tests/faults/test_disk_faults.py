@@ -20,11 +20,11 @@ from torch import nn
 
 from faults.forked import call_forked
 from faults.shims import Shim, failing
-from loopkit import Learner
+from loopkit import Learner, every
 from loopkit.checkpoint import storage
 from loopkit.data import TensorLoader
 from loopkit.errors import CheckpointError
-from loopkit.plugins import History, WeightAverage
+from loopkit.plugins import History, SaveOptions, WeightAverage
 from loopkit.plugins.checkpoint import Checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is passed over:UserWarning")  # a manifest that could not be read
@@ -69,7 +69,7 @@ def reference():
 def stopped(tmp_path_factory):
     """The directory of a run that ended after its first epoch."""
     directory = tmp_path_factory.mktemp("disk") / "run"
-    learner, data = make(Checkpoint(directory, every_updates=4))
+    learner, data = make(Checkpoint(directory, save=every(updates=4)))
     learner.fit(data, epochs=1)
     assert sorted(os.listdir(directory)) == ["000001-step-4", "000002-step-6"]
     return directory
@@ -77,7 +77,7 @@ def stopped(tmp_path_factory):
 
 def train(directory, *plugins, **options):
     """Run in this process: the error, the steps, whether threads are left, and the learner."""
-    learner, data = make(Checkpoint(directory, every_updates=2, resume="auto", **options), *plugins)
+    learner, data = make(Checkpoint(directory, save=every(updates=2), resume="auto", **options), *plugins)
     try:
         learner.fit(data, epochs=EPOCHS)
         error = None
@@ -229,7 +229,9 @@ def test_disk_that_breaks_for_good_ends_the_run_with_its_cause(stopped, referenc
                 broken.append(True)
 
         storage.system = Shim(act)
-        error, learner = train(directory, on("step_begin", break_it, "breaking"), background=background)
+        error, learner = train(
+            directory, on("step_begin", break_it, "breaking"), options=SaveOptions(background=background)
+        )
         assert errno.errorcode[number] in str(error)
         assert str(directory) in str(error)
         assert error.__cause__.errno == number
@@ -258,9 +260,8 @@ def test_error_in_the_background_is_raised_at_the_next_edge(stopped, reference, 
                     thread.join()
 
         storage.system = Shim(act)
-        error, learner = train(
-            directory, on("step_begin", settle, "settling"), background=True, on_error=False, at_end=False
-        )
+        saves = SaveOptions(background=True, on_error=False, at_end=False)
+        error, learner = train(directory, on("step_begin", settle, "settling"), options=saves)
         assert "ENOSPC" in str(error)
         assert "Free some space" in str(error)
         assert learner.progress.steps == 9  # saved after 8
@@ -282,7 +283,9 @@ def test_limit_on_the_size_of_files_ends_the_run_with_its_cause(stopped, referen
             if learner.progress.steps == 7:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
-        error, learner = train(directory, on("step_begin", limit, "limiting"), background=background)
+        error, learner = train(
+            directory, on("step_begin", limit, "limiting"), options=SaveOptions(background=background)
+        )
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         assert "EFBIG" in str(error)
         assert "ulimit -f" in str(error)
@@ -314,8 +317,8 @@ SCRIPT = """
 import resource, sys
 import torch
 from torch import nn
-from loopkit import Learner, hookimpl
-from loopkit.plugins import Checkpoint
+from loopkit import Learner, every, hookimpl
+from loopkit.plugins import Checkpoint, SaveOptions
 
 class Limit:
     name = "limit"
@@ -324,9 +327,10 @@ class Limit:
     def step_end(self, learner):
         resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, 3_000))
 
+options = SaveOptions(background=sys.argv[2] == "background")
 learner = Learner(
     nn.Linear(2, 1), nn.MSELoss(), lambda p: torch.optim.SGD(p, lr=0.1), standard=False,
-    plugins=[Limit(), Checkpoint(sys.argv[1], every_updates=1_000, background=sys.argv[2] == "background")],
+    plugins=[Limit(), Checkpoint(sys.argv[1], save=every(updates=1_000), options=options)],
 )
 learner.fit([(torch.ones(4, 2), torch.ones(4, 1))] * 3, epochs=1)
 print("went on")

@@ -23,12 +23,12 @@ from helpers import differences, on
 from torch import nn
 
 from faults.forked import call_forked
-from loopkit import Learner, LoopkitError, checkpoint, hookimpl, schedules
+from loopkit import Learner, LoopkitError, checkpoint, every, hookimpl, schedules
 from loopkit.checkpoint import storage, strict_json
 from loopkit.checkpoint.encoding import dumps, loads
 from loopkit.checkpoint.tensors import OURS, BytesSource, pack, unpack
 from loopkit.data import TensorLoader
-from loopkit.plugins import EarlyStopping, GradNoise, History, Metrics, Schedule, WeightAverage
+from loopkit.plugins import EarlyStopping, GradNoise, History, Metrics, SaveOptions, Schedule, WeightAverage
 from loopkit.plugins.checkpoint import Checkpoint
 
 STATE, TENSORS, MODEL, STRUCTURE = "state.json", "state.safetensors", "model.safetensors", "structure.json"
@@ -519,7 +519,11 @@ def test_hostile_words_of_a_manifest_hinder_nothing(hostile, valid, tmp_path, ke
     about(key, value)(path)
     learner, data = make(
         Checkpoint(
-            directory, resume="auto", keep_best=1, monitor="train/loss", allow=["history", "metrics"], every_epochs=1
+            directory,
+            save=every(epochs=1),
+            best="train/loss",
+            resume="auto",
+            options=SaveOptions(allow=["history", "metrics"]),
         )
     )
     assert learner.fit(data, epochs=2).epochs == 2

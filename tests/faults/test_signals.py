@@ -20,7 +20,7 @@ from torch import nn
 
 from faults.campaign import SMALL, events, signals
 from faults.runs import RUNS
-from loopkit import Learner, TrainingPhase
+from loopkit import Learner, TrainingPhase, every
 from loopkit.checkpoint import storage
 from loopkit.plugins import History
 from loopkit.plugins.checkpoint import Checkpoint
@@ -129,7 +129,7 @@ def test_on_interrupt_of_another_word_is_refused():
 def test_sigusr1_saves_and_goes_on_with_equal_bits(tmp_path):
     whole = make_learner()
     whole.fit(batches(4), epochs=2)
-    saver = Checkpoint(tmp_path, every_updates=100, keep_last=9)
+    saver = Checkpoint(tmp_path, save=every(updates=100), keep=9)
     learner = make_learner(sending("step_begin", signal.SIGUSR1, at=1), saver)
     assert learner.fit(batches(4), epochs=2).reason == "epochs"
     assert [(m.about["reason"], m.about["progress"]["steps"]) for m in storage.listing(tmp_path)][1:] == [
@@ -221,7 +221,7 @@ def test_signal_in_a_pass_that_a_hook_runs_is_answered_after_the_step(tmp_path):
 
 def test_signal_in_a_loop_of_ones_own_leaves_fitting(tmp_path):
     reached = []
-    learner = make_learner(sending("step_end", at=5), Checkpoint(tmp_path, every_updates=100))
+    learner = make_learner(sending("step_end", at=5), Checkpoint(tmp_path, save=every(updates=100)))
 
     def loop():
         with learner.rounds():
@@ -404,7 +404,7 @@ def test_signal_during_a_save_is_answered_after_it(tmp_path):
                 self.sent = True
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    learner = make_learner(Checkpoint(tmp_path, every_updates=2, keep_last=9))
+    learner = make_learner(Checkpoint(tmp_path, save=every(updates=2), keep=9))
     before, storage.system = storage.system, Sending()
     try:
         with pytest.raises(SystemExit):
@@ -416,7 +416,7 @@ def test_signal_during_a_save_is_answered_after_it(tmp_path):
 
 
 def test_error_in_step_end_leaves_no_checkpoint_of_a_half_ended_step(tmp_path):
-    learner = make_learner(raising("step_end", ValueError("oh"), at=2), Checkpoint(tmp_path, every_updates=2))
+    learner = make_learner(raising("step_end", ValueError("oh"), at=2), Checkpoint(tmp_path, save=every(updates=2)))
     with pytest.raises(ValueError, match="oh"):
         learner.fit(batches(4), epochs=2)
     assert [m.about["progress"]["steps"] for m in storage.listing(tmp_path)] == [2]
@@ -425,7 +425,7 @@ def test_error_in_step_end_leaves_no_checkpoint_of_a_half_ended_step(tmp_path):
 @pytest.mark.parametrize("hook", ["epoch_end", "update_end"])
 def test_error_at_the_end_of_a_pass_leaves_no_checkpoint_of_a_half_ended_one(tmp_path, hook):
     error = raising(hook, ValueError("oh")) if hook == "epoch_end" else _raising_at_update(2)
-    learner = make_learner(error, Checkpoint(tmp_path, every_updates=1), accumulate=3)
+    learner = make_learner(error, Checkpoint(tmp_path, save=every(updates=1)), accumulate=3)
     with pytest.raises(ValueError, match="oh"):
         learner.fit(iter(batches(4)), epochs=1)
     assert [m.about["progress"]["updates"] for m in storage.listing(tmp_path)] == [1]

@@ -17,7 +17,7 @@ import torch
 from helpers import differences, on
 from torch import nn
 
-from loopkit import Learner, hookimpl
+from loopkit import Learner, every, hookimpl
 from loopkit.checkpoint import Manifest, listing
 from loopkit.data import TensorLoader
 from loopkit.plugins import Checkpoint, History, Metrics
@@ -28,7 +28,7 @@ VALIDATED = 3
 """Steps of a validation."""
 
 
-SAVERS = [pytest.param({}, id="every_epoch"), pytest.param({"every_updates": 3}, id="every_3_updates")]
+SAVERS = [pytest.param({}, id="every_epoch"), pytest.param({"save": every(updates=3)}, id="every_3_updates")]
 """Options of `Checkpoint`."""
 PLACES = {
     "at_the_first_step": {"index": 0},

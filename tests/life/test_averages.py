@@ -11,10 +11,10 @@ from distributed.processes import run
 from torch import nn
 
 from life.runs import at, end, make, rows, same, saved, script, sigterm, train, val
-from loopkit import Learner, checkpoint
+from loopkit import Learner, checkpoint, every
 from loopkit.data import TensorLoader
 from loopkit.errors import PluginConflict
-from loopkit.plugins import FSDP, Checkpoint, Metrics, WeightAverage
+from loopkit.plugins import FSDP, Checkpoint, Metrics, SaveOptions, WeightAverage
 
 FAST, SLOW = 0.3, 0.9
 
@@ -109,7 +109,7 @@ def test_run_that_sigterm_ends_in_a_validation_goes_on(averages, tmp_path):
 @pytest.mark.parametrize("averages", AVERAGES)
 def test_run_that_is_saved_in_a_validation_goes_on(averages, tmp_path):
     ask = at(lambda learner: learner.request_save(), phase="val", epochs=2, index=1)
-    learner = make(Checkpoint(tmp_path, every_epochs=100, at_end=False), *averages(), ask)
+    learner = make(Checkpoint(tmp_path, save=every(epochs=100), options=SaveOptions(at_end=False)), *averages(), ask)
     learner.fit(train(), val(), epochs=3)
     same(uninterrupted(averages), end(learner))
     [manifest] = saved(tmp_path)
@@ -143,7 +143,7 @@ def sharded(rank, directory):
 
     straight = fit(seed=1)
     with pytest.raises(SystemExit):
-        fit(Checkpoint(directory, every_epochs=100), at(sigterm, phase="val", epochs=2, index=1), seed=1)
+        fit(Checkpoint(directory, save=every(epochs=100)), at(sigterm, phase="val", epochs=2, index=1), seed=1)
     dist.barrier()  # rank 0 has written it
     [manifest] = saved(directory)
     assert manifest.about["progress"]["epochs"] == 2

@@ -50,7 +50,7 @@ def test_steps_before_a_validation_in_mid_epoch_that_fails_are_saved(tmp_path):
 
 
 def test_nothing_is_saved_before_a_validation_without_an_error(tmp_path):
-    learner = make(Checkpoint(tmp_path, keep_last=99))
+    learner = make(Checkpoint(tmp_path, keep=99))
     learner.fit(train(), val(), epochs=3)
     assert [manifest.about["progress"]["epochs"] for manifest in saved(tmp_path)] == [3, 2, 1]
     checkpoint.verify(saved(tmp_path)[0].path)
@@ -126,7 +126,9 @@ def test_state_as_of_the_begin_of_a_validation_holds_nothing_of_it(act, place, t
 def test_state_as_of_the_begin_of_a_validation_is_saved_once(tmp_path):
     asking = at(lambda learner: learner.request_save(), "epoch_end", name="asking")
     with pytest.raises(RuntimeError, match="disk"):
-        script(tmp_path, asking, at(fail, phase="val", epochs=1, index=1), every_epochs=9).fit(train(), val(), epochs=2)
+        script(tmp_path, asking, at(fail, phase="val", epochs=1, index=1), save=every(epochs=9)).fit(
+            train(), val(), epochs=2
+        )
     assert [manifest.about["reason"] for manifest in saved(tmp_path)] == ["asked for"]
 
 

@@ -54,6 +54,12 @@ def test_run_that_was_paused_goes_on_when_it_is_started_again(place, saver, tmp_
     same(whole(3), end(again))
 
 
+def test_pause_that_nobody_saves_is_warned_of():
+    learner = make(placed(pause, "in_mid_epoch"))
+    with pytest.warns(UserWarning, match="pause ends this process, and no plugin saves the run"):
+        paused(learner)
+
+
 @pytest.mark.parametrize("place", ["in_mid_epoch", "in_validation"])
 def test_pause_can_be_a_result(place, tmp_path):
     learner = script(tmp_path, placed(pause, place))

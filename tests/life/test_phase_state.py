@@ -11,7 +11,7 @@ from test_verify_resume import forked
 from torch import nn
 
 from life.runs import STEPS, at, end, kill, killed, make, rows, same, sigterm, train, val
-from loopkit import Learner, TrainingPhase, ValidationPhase
+from loopkit import Learner, TrainingPhase, ValidationPhase, every
 from loopkit.data import from_function
 from loopkit.errors import LoopkitError
 from loopkit.plugins import Checkpoint, History, Metrics
@@ -185,7 +185,7 @@ def test_run_with_a_phase_that_keeps_state_is_killed_and_goes_on(make_phase, tmp
         phase = make_phase()
         death = at(kill, "step_begin", epochs=epochs, index=index)
         with killed():
-            saver = Checkpoint(directory, every_updates=1, resume="auto")
+            saver = Checkpoint(directory, save=every(updates=1), resume="auto")
             learner_of(phase, saver, death).fit(data_of(phase), epochs=2)
         phase = make_phase()
         again = learner_of(phase, Checkpoint(directory, resume="auto"), seed=1 if (epochs, index) == (0, 0) else 99)
@@ -262,7 +262,7 @@ def warned(phase, directory):
     """What is warned of in a run that saves often."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        make(Checkpoint(directory, every_updates=1), phases=[phase]).fit(train(), epochs=2)
+        make(Checkpoint(directory, save=every(updates=1)), phases=[phase]).fit(train(), epochs=2)
     return [str(warning.message) for warning in caught]
 
 

@@ -7,7 +7,7 @@ import torch
 from helpers import on
 
 from life.runs import STEPS, at, end, kill, killed, make, rows, same, tensors, train, val
-from loopkit import PredictionPhase, ValidationPhase, checkpoint
+from loopkit import PredictionPhase, ValidationPhase, checkpoint, every
 from loopkit.data import TensorLoader
 from loopkit.plugins import Checkpoint, EarlyStopping, Plateau
 
@@ -58,7 +58,7 @@ def learner_of(probe, readers, *plugins, seed=1):
 
 
 def saver(directory):
-    return Checkpoint(directory, resume="auto", keep_best=1, monitor="probe/loss", keep_last=9)
+    return Checkpoint(directory, best="probe/loss", resume="auto", keep=9)
 
 
 def best(directory):
@@ -94,7 +94,7 @@ def test_probe_within_an_epoch_goes_on_after_a_kill(tmp_path):
         return learner_of(
             on("step_end", probe, "probing"),
             list,
-            Checkpoint(directory, every_updates=1, resume="auto"),
+            Checkpoint(directory, save=every(updates=1), resume="auto"),
             *plugins,
             seed=seed,
         )
@@ -139,7 +139,7 @@ def test_several_data_in_one_hook_go_on_after_a_kill(probe, tmp_path):
     straight.fit(train(), val(), epochs=3)
     with killed():
         death = at(kill, "step_begin", epochs=1, index=2, name="death")
-        learner_of(probe(), list, Checkpoint(tmp_path, every_updates=1, resume="auto"), death).fit(
+        learner_of(probe(), list, Checkpoint(tmp_path, save=every(updates=1), resume="auto"), death).fit(
             train(), val(), epochs=3
         )
     again = learner_of(probe(), list, Checkpoint(tmp_path, resume="auto"), seed=99)

@@ -21,7 +21,7 @@ from life.runs import (
     val,
     whole,
 )
-from loopkit import hookimpl
+from loopkit import every, hookimpl
 
 PLACES = [
     *(("step_begin", "train", epochs, index) for epochs in (0, 1) for index in range(STEPS)),
@@ -53,7 +53,7 @@ def test_rounds_end_as_a_fit_does():
     assert learner.current is None
 
 
-@pytest.mark.parametrize("saver", [{}, {"every_updates": 1}], ids=["every_epoch", "every_update"])
+@pytest.mark.parametrize("saver", [{}, {"save": every(updates=1)}], ids=["every_epoch", "every_update"])
 def test_rounds_that_are_killed_anywhere_go_on(saver, tmp_path):
     for number, (hook, phase, epochs, index) in enumerate(PLACES):
         directory = tmp_path / str(number)
@@ -133,8 +133,8 @@ def test_rounds_in_which_a_phase_runs_twice_go_on(phase, epochs, index, tmp_path
         return end(learner)
 
     with killed():
-        twice(script(tmp_path, at(kill, "step_begin", phase, epochs, index), every_updates=1))
-    same(twice(make()), twice(script(tmp_path, again=True, every_updates=1)))
+        twice(script(tmp_path, at(kill, "step_begin", phase, epochs, index), save=every(updates=1)))
+    same(twice(make()), twice(script(tmp_path, again=True, save=every(updates=1))))
 
 
 def test_stop_ends_the_rounds():

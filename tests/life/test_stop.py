@@ -42,7 +42,7 @@ def over(result):
 @pytest.mark.parametrize("index", range(VALIDATED - 1))
 def test_stop_in_a_validation_leaves_no_metric_of_a_part(index, tmp_path):
     steps = Steps()
-    saver = Checkpoint(tmp_path, keep_best=1, monitor="val/loss")
+    saver = Checkpoint(tmp_path, best="val/loss")
     learner = make(saver, steps, at(stop, phase="val", epochs=1, index=index))
     result = learner.fit(train(), val(), epochs=3)
     assert over(result) == ("stop", "enough", "me")
@@ -115,7 +115,7 @@ def test_without_validation_data_nothing_is_validated_after_a_stop():
 @pytest.mark.parametrize(
     ("place", "saver"),
     [
-        *(pytest.param(place, {"every_updates": 3}, id=f"{place}_every_3_updates") for place in PLACES),
+        *(pytest.param(place, {"save": every(updates=3)}, id=f"{place}_every_3_updates") for place in PLACES),
         *(pytest.param(place, {}, id=f"{place}_every_epoch") for place in PLACES),
     ],
 )
@@ -193,7 +193,7 @@ def test_request_before_a_fit_is_refused(ask):
 
 def stopped(rank, directory, index, phase):
     def make_parallel(*plugins, again=False):
-        return script(directory, DDP(timeout=60), *plugins, again=again, every_updates=3)
+        return script(directory, DDP(timeout=60), *plugins, again=again, save=every(updates=3))
 
     ask = at(lambda learner: learner.rank == 1 and stop(learner), phase=phase, epochs=1, index=index)
     learner = make_parallel(ask)

@@ -78,7 +78,7 @@ def train(directory: str) -> None:
     warnings.filterwarnings("ignore", TAKEN_OVER, RuntimeWarning)
     warnings.filterwarnings("ignore", "log 'csv' cannot write")
     at = Path(directory)
-    options: dict[str, Any] = {"every_updates": 4, "resume": "auto"}
+    options: dict[str, Any] = {"save": every(updates=4), "resume": "auto"}
     (at / "begun").touch()
     learner, data, val = make(at, Checkpoint(at / "one", **options))
     learner.fit(data, val, epochs=2)

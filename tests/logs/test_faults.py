@@ -18,6 +18,7 @@ import pytest
 from faults.forked import call_forked, forked
 from helpers import batches, make_learner, on
 
+from loopkit import every
 from loopkit.errors import LogError
 from loopkit.logs import Csv, JsonLines, read_log
 from loopkit.logs.log_file import LogFile
@@ -150,7 +151,7 @@ def test_log_that_another_run_took_meanwhile_is_left_to_it(tmp_path: Path) -> No
 
 def test_run_goes_on_with_the_log_that_began_under_it(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    options: dict[str, Any] = {"every_updates": 2, "resume": "auto"}
+    options: dict[str, Any] = {"save": every(updates=2), "resume": "auto"}
 
     def act(learner: Any, step: Any, **given: Any) -> None:
         if step.index == 3:

@@ -11,7 +11,7 @@ from distributed.processes import run
 from helpers import differences, on
 from torch import nn
 
-from loopkit import Learner
+from loopkit import Learner, every
 from loopkit.data import TensorLoader
 from loopkit.logs import read_log
 from loopkit.plugins import (
@@ -32,7 +32,7 @@ from loopkit.schedules import cosine
 from loopkit.testing import Case
 from loopkit.testing.processes import compared, train_together
 
-SAVES: dict[str, Any] = {"every_updates": 3, "resume": "auto"}
+SAVES: dict[str, Any] = {"save": every(updates=3), "resume": "auto"}
 
 
 def logging(log: Path, every: float = 60) -> list[Any]:

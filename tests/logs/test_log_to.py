@@ -16,7 +16,7 @@ from helpers import batches, make_learner, on, raising
 from torch import nn
 
 import loopkit.plugins.log_to
-from loopkit import Learner, hookimpl
+from loopkit import Learner, every, hookimpl
 from loopkit.errors import LogError, PluginError
 from loopkit.logs import (
     Backend,
@@ -33,7 +33,7 @@ from loopkit.logs import (
     Value,
     read_log,
 )
-from loopkit.plugins import Checkpoint, LogHyperparameters, LogMetrics, LogTo, Metrics
+from loopkit.plugins import Checkpoint, LogHyperparameters, LogMetrics, LogTo, Metrics, SaveOptions
 
 
 class Memory(Backend):
@@ -313,7 +313,7 @@ def test_what_was_written_before_a_failure_is_kept_when_the_run_goes_on(tmp_path
             super().write(records)
 
     def run(log: Backend, epochs: int) -> None:
-        save = Checkpoint(tmp_path / "checkpoints", every_updates=2, resume="auto")
+        save = Checkpoint(tmp_path / "checkpoints", save=every(updates=2), resume="auto")
         make_learner(LogTo(log, every=1), log_index(), save).fit(batches(6), epochs=epochs)
 
     with pytest.warns(UserWarning, match="disabled for the rest of the fit: its write failed"):
@@ -504,7 +504,9 @@ class LogsLate:
 @pytest.mark.parametrize("logs", [LogsBatches, LogsLate])
 def test_resumed_log_has_no_gap(tmp_path: Path, logs: type) -> None:
     def fit(directory: Path, *more: Any) -> list[int]:
-        saver = Checkpoint(directory / "checkpoints", every_updates=3, resume="auto", on_error=False)
+        saver = Checkpoint(
+            directory / "checkpoints", save=every(updates=3), resume="auto", options=SaveOptions(on_error=False)
+        )
         make_learner(LogTo(directory), saver, logs(), *more).fit(batches(8), epochs=1)
         return [record.step for record in read_log(directory).of("logged")]
 

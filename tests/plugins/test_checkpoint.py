@@ -28,9 +28,12 @@ from loopkit.errors import (
     NonFiniteError,
     PluginConflict,
     PluginError,
+    ReentrancyError,
     StateError,
 )
-from loopkit.plugins import Checkpoint, EarlyStopping, History, Metrics, WeightAverage
+from loopkit.plugins import Checkpoint, EarlyStopping, History, Metrics, SaveOptions, WeightAverage
+
+NOT_AT_END = SaveOptions(at_end=False)
 
 
 def found(directory):
@@ -43,7 +46,7 @@ def found(directory):
 
 def saves(directory, fit=lambda learner: learner.fit(batches(4), epochs=4), plugins=(), **options):
     """What a run saves in all."""
-    fit(make_learner(Checkpoint(directory, keep_last=99, **options), *plugins))
+    fit(make_learner(Checkpoint(directory, keep=99, **options), *plugins))
     return [(epoch, step) for epoch, step, _ in found(directory)]
 
 
@@ -64,7 +67,9 @@ def scores(*values, phase="val"):
 )
 def test_checkpoint_keeps_the_contract(background, tmp_path):
     numbers = itertools.count()
-    keeps_contract(lambda: Checkpoint(tmp_path / str(next(numbers)), background=background), "checkpoint")
+    keeps_contract(
+        lambda: Checkpoint(tmp_path / str(next(numbers)), options=SaveOptions(background=background)), "checkpoint"
+    )
 
 
 # When it saves
@@ -81,7 +86,7 @@ def test_saves_after_the_validation_of_an_epoch(tmp_path):
 
 
 def test_every_epochs_2_saves_every_other_epoch_and_the_end(tmp_path):
-    assert saves(tmp_path, lambda learner: learner.fit(batches(2), epochs=5), every_epochs=2) == [
+    assert saves(tmp_path, lambda learner: learner.fit(batches(2), epochs=5), save=every(epochs=2)) == [
         (2, 4),
         (4, 8),
         (5, 10),
@@ -90,12 +95,12 @@ def test_every_epochs_2_saves_every_other_epoch_and_the_end(tmp_path):
 
 
 def test_every_epochs_2_without_the_end(tmp_path):
-    saved = saves(tmp_path, lambda learner: learner.fit(batches(2), epochs=5), every_epochs=2, at_end=False)
+    saved = saves(tmp_path, lambda learner: learner.fit(batches(2), epochs=5), save=every(epochs=2), options=NOT_AT_END)
     assert saved == [(2, 4), (4, 8)]
 
 
 def test_every_updates_3_saves_between_steps(tmp_path):
-    assert saves(tmp_path, lambda learner: learner.fit(batches(4), epochs=2), every_updates=3) == [
+    assert saves(tmp_path, lambda learner: learner.fit(batches(4), epochs=2), save=every(updates=3)) == [
         (0, 3),
         (1, 6),
         (2, 8),
@@ -103,13 +108,13 @@ def test_every_updates_3_saves_between_steps(tmp_path):
 
 
 def test_every_updates_counts_updates_and_not_steps(tmp_path):
-    learner = make_learner(Checkpoint(tmp_path, keep_last=99, every_updates=2), accumulate=3)
+    learner = make_learner(Checkpoint(tmp_path, save=every(updates=2), keep=99), accumulate=3)
     learner.fit(batches(12), epochs=1)
     assert found(tmp_path) == [(0, 6, "interval"), (1, 12, "end")]
 
 
 def test_last_update_is_kept_once(tmp_path):
-    learner = make_learner(Metrics(), Checkpoint(tmp_path, every_updates=1))
+    learner = make_learner(Metrics(), Checkpoint(tmp_path, save=every(updates=1)))
     learner.fit(batches(4), batches(1), epochs=2)
     assert [step for _, step, _ in found(tmp_path)] == [7, 8]
     newest = storage.listing(tmp_path)[0].about
@@ -118,7 +123,9 @@ def test_last_update_is_kept_once(tmp_path):
 
 
 def test_last_update_is_kept_with_its_monitored_value(tmp_path):
-    learner = make_learner(Checkpoint(tmp_path, monitor="val/score", every_updates=1, every_epochs=1), scores(3.0, 2.0))
+    learner = make_learner(
+        Checkpoint(tmp_path, save=[every(updates=1), every(epochs=1)], best="val/score"), scores(3.0, 2.0)
+    )
     learner.plugins["checkpoint"].unsaved = True  # as that of a log which has written since
     learner.fit(batches(2), batches(1), epochs=2)
     assert found(tmp_path) == [(1, 3, "interval"), (2, 4, "epoch"), (2, 4, "end")]
@@ -126,19 +133,19 @@ def test_last_update_is_kept_with_its_monitored_value(tmp_path):
 
 
 def test_step_that_is_the_only_one_keeps_one_to_fall_back_to(tmp_path):
-    make_learner(Checkpoint(tmp_path, every_updates=1)).fit(batches(1), epochs=1)
+    make_learner(Checkpoint(tmp_path, save=every(updates=1))).fit(batches(1), epochs=1)
     assert found(tmp_path) == [(0, 1, "interval"), (1, 1, "end")]
 
 
 def test_saves_within_an_update_all_count(tmp_path):
     ask = on("step_end", lambda learner, step, **given: step.index < 2 and learner.request_save(), "ask")
-    make_learner(Checkpoint(tmp_path, keep_last=3), ask, accumulate=4).fit(batches(3), epochs=1)
+    make_learner(Checkpoint(tmp_path, keep=3), ask, accumulate=4).fit(batches(3), epochs=1)
     counts = [manifest.about["progress"] for manifest in storage.listing(tmp_path)]
     assert [(each["steps"], each["updates"]) for each in counts] == [(3, 1), (2, 0), (1, 0)]
 
 
 def test_metrics_in_a_manifest_are_numbers(tmp_path):
-    learner = make_learner(Checkpoint(tmp_path, monitor="val/score", keep_best=1), scores(0.25))
+    learner = make_learner(Checkpoint(tmp_path, best="val/score"), scores(0.25))
     learner.metrics["val/odd"] = math.nan
     learner.fit(batches(1), batches(1), epochs=1)
     about = storage.listing(tmp_path)[0].about
@@ -158,18 +165,18 @@ def test_metric_that_json_has_no_number_for_is_a_text(tmp_path):
 
 def test_values_that_were_saved_as_texts_are_still_read(tmp_path, monkeypatch):
     monkeypatch.setattr("loopkit.plugins.checkpoint.number", repr)
-    make_learner(Checkpoint(tmp_path, monitor="val/score", keep_best=1), scores(0.5, 0.25, 2.0, 3.0, 4.0)).fit(
+    make_learner(Checkpoint(tmp_path, best="val/score"), scores(0.5, 0.25, 2.0, 3.0, 4.0)).fit(
         batches(1), batches(1), epochs=5
     )
     monkeypatch.undo()
     assert loopkit.checkpoint.best(tmp_path).about["monitored"]["value"] == "0.25"
-    learner = make_learner(Checkpoint(tmp_path, monitor="val/score", keep_best=1, resume="auto"), scores(0.3, 0.3))
+    learner = make_learner(Checkpoint(tmp_path, best="val/score", resume="auto"), scores(0.3, 0.3))
     learner.fit(batches(1), batches(1), epochs=7)
     assert loopkit.checkpoint.best(tmp_path).about["monitored"]["value"] == "0.25"
 
 
 def test_every_updates_and_every_epochs_add_up(tmp_path):
-    saved = saves(tmp_path, lambda learner: learner.fit(batches(4), epochs=2), every_updates=3, every_epochs=1)
+    saved = saves(tmp_path, lambda learner: learner.fit(batches(4), epochs=2), save=[every(updates=3), every(epochs=1)])
     assert saved == [(0, 3), (1, 4), (1, 6), (2, 8)]
 
 
@@ -177,7 +184,9 @@ def test_every_minutes_goes_by_the_monotonic_clock(tmp_path, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     tick = on("step_begin", lambda phase, **given: clock.__setitem__(0, clock[0] + 25), "tick")
-    saved = saves(tmp_path, lambda learner: learner.fit(batches(8), epochs=1), [tick], every_minutes=1, at_end=False)
+    saved = saves(
+        tmp_path, lambda learner: learner.fit(batches(8), epochs=1), [tick], save=every(minutes=1), options=NOT_AT_END
+    )
     assert saved == [(0, 3), (0, 6)]  # at 75 s and at 150 s, each the first step a minute after the last save
 
 
@@ -185,7 +194,15 @@ def test_every_minutes_takes_fractions(tmp_path, monkeypatch):
     clock = itertools.count(0.0, 10.0)
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     assert (
-        len(saves(tmp_path, lambda learner: learner.fit(batches(8), epochs=1), every_minutes=0.25, at_end=False)) >= 3
+        len(
+            saves(
+                tmp_path,
+                lambda learner: learner.fit(batches(8), epochs=1),
+                save=every(minutes=0.25),
+                options=NOT_AT_END,
+            )
+        )
+        >= 3
     )
 
 
@@ -232,7 +249,7 @@ def test_error_between_two_steps_saves(tmp_path):
 
 
 def test_open_predictions_from_before_the_fit_do_not_hinder(tmp_path):
-    learner = make_learner(Checkpoint(tmp_path, keep_last=9, at_end=False))
+    learner = make_learner(Checkpoint(tmp_path, keep=9, options=SaveOptions(at_end=False)))
     predictions = learner.predict_batches(batches(3))
     next(predictions)
     learner.fit(batches(2), batches(1), epochs=2)
@@ -256,7 +273,7 @@ def test_on_error_false_saves_nothing(tmp_path):
         raise OSError("the disk is gone")
 
     with pytest.raises(OSError, match="the disk is gone"):
-        make_learner(Checkpoint(tmp_path, on_error=False)).fit(lambda: broken(), epochs=1)
+        make_learner(Checkpoint(tmp_path, options=SaveOptions(on_error=False))).fit(lambda: broken(), epochs=1)
     assert found(tmp_path) == []
 
 
@@ -264,7 +281,7 @@ def test_on_error_false_saves_nothing(tmp_path):
 
 
 def best(directory, values, **options):
-    options = {"monitor": "val/score", "keep_best": 1, **options}
+    options = {"best": "val/score", **options}
     learner = make_learner(Checkpoint(directory, **options), scores(*values))
     learner.fit(batches(1), batches(1), epochs=len(values))
     return [epoch for epoch, _, _ in found(directory)]
@@ -275,7 +292,7 @@ def best(directory, values, **options):
     [
         ([3.0, 1.0, 2.0, 2.0, 2.0], {}, [2, 4, 5]),
         ([3.0, 1.0, 2.0, 2.0, 2.0], {"mode": "max"}, [1, 4, 5]),
-        ([3.0, 1.0, 2.0, 0.5, 2.0, 2.0], {"keep_best": 2}, [2, 4, 5, 6]),
+        ([3.0, 1.0, 2.0, 0.5, 2.0, 2.0], {"options": SaveOptions(keep_best=2)}, [2, 4, 5, 6]),
         ([1.0, 0.0, 2.0, 2.0], {}, [2, 3, 4]),
         ([-1.0, 0.0, -2.0, -2.0], {"mode": "max"}, [2, 3, 4]),
         ([1.0, 1.0, 1.0, 1.0], {}, [1, 3, 4]),
@@ -283,9 +300,9 @@ def best(directory, values, **options):
         ([math.nan, math.nan, math.nan], {"mode": "max"}, [2, 3]),
         ([math.inf, 2.0, 3.0, 3.0], {}, [2, 3, 4]),
         ([2.0, -math.inf, 3.0, 3.0], {"mode": "max"}, [3, 4]),
-        ([1.0, 2.0, 3.0, 4.0], {"every_epochs": 9}, [1, 4]),
-        ([4.0, 3.0, 2.0, 1.0, 5.0], {"every_epochs": 9}, [4, 5]),
-        ([1.0, 2.0, 3.0], {"keep_last": 1}, [1, 3]),
+        ([1.0, 2.0, 3.0, 4.0], {"save": every(epochs=9)}, [1, 4]),
+        ([4.0, 3.0, 2.0, 1.0, 5.0], {"save": every(epochs=9)}, [4, 5]),
+        ([1.0, 2.0, 3.0], {"keep": 1}, [1, 3]),
     ],
     ids=str,
 )
@@ -295,54 +312,103 @@ def test_best_are_kept(values, options, kept, tmp_path):
 
 def test_best_of_an_earlier_run_stays_the_best(tmp_path):
     make = lambda *values: make_learner(  # noqa: E731
-        Checkpoint(tmp_path, monitor="val/score", keep_best=1, resume="auto"), scores(*values)
+        Checkpoint(tmp_path, best="val/score", resume="auto"), scores(*values)
     )
     make(1.0, 2.0).fit(batches(1), batches(1), epochs=2)
     make(3.0, 4.0, 5.0).fit(batches(1), batches(1), epochs=5)
     assert [epoch for epoch, _, _ in found(tmp_path)] == [1, 4, 5]
 
 
-@pytest.mark.parametrize("keep_best", [0, 1])
-def test_monitored_phase_that_never_runs_is_said_at_the_end(keep_best, tmp_path):
-    learner = make_learner(Checkpoint(tmp_path, monitor="val/score", keep_best=keep_best), scores())
-    with pytest.warns(UserWarning, match=r"monitors 'val/score', but there was no pass of phase 'val' in this fit"):
+def test_fit_that_does_not_run_the_phase_of_the_best_is_refused_before_the_first_step(tmp_path):
+    learner = make_learner(Checkpoint(tmp_path, best="val/score"), scores())
+    with pytest.raises(PluginError, match=r"'checkpoint', phase_end: reads the metric 'val/score', but this fit does"):
         learner.fit(batches(1), epochs=2)
+    assert learner.progress.steps == 0
+    assert found(tmp_path) == []
+
+
+def test_own_loop_that_does_not_run_the_phase_of_the_best_is_told_at_the_end(tmp_path):
+    learner = make_learner(Checkpoint(tmp_path, best="val/score"), scores())
+
+    def loop():
+        for _ in learner.rounds(epochs=1):
+            learner.run("train", batches(1))
+
+    with pytest.warns(UserWarning, match=r"'checkpoint', phase_end: reads the metric 'val/score', but phase 'val' did"):
+        loop()
     with pytest.raises(CheckpointError, match=r"no checkpoint that was saved with a value.*did the metric's"):
         loopkit.checkpoint.best(tmp_path)
 
 
 def test_monitored_phase_that_ran_before_the_fit_was_resumed_is_no_reason_to_warn(tmp_path):
     for _ in range(2):  # nothing is left to do in the second one
-        learner = make_learner(
-            Checkpoint(tmp_path, monitor="val/score", keep_best=1, resume="auto"), scores(math.nan, math.nan)
-        )
+        learner = make_learner(Checkpoint(tmp_path, best="val/score", resume="auto"), scores(math.nan, math.nan))
         learner.fit(batches(1), batches(1), epochs=2)
     assert learner.progress.epochs == 2
 
 
 def test_monitored_phase_of_a_fit_that_was_stopped_is_no_reason_to_warn(tmp_path):
     stop = on("step_end", lambda learner, **_: learner.stop("enough"))
-    learner = make_learner(Checkpoint(tmp_path, monitor="val/score", keep_best=1), scores(1.0), stop)
+    learner = make_learner(Checkpoint(tmp_path, best="val/score"), scores(1.0), stop)
     assert learner.fit(batches(1), batches(1), epochs=2).reason == "stop"
 
 
 def test_best_is_saved_in_mid_epoch(tmp_path):
-    learner = make_learner(Checkpoint(tmp_path, monitor="val/score", keep_best=1), scores(3.0, 1.0, 2.0, 2.0))
+    learner = make_learner(Checkpoint(tmp_path, best="val/score"), scores(3.0, 1.0, 2.0, 2.0))
     learner.fit(batches(4), batches(1), epochs=2, validate=every(updates=2))
     assert (0, 2, "best") not in found(tmp_path)  # a better one came
     assert [(epoch, step) for epoch, step, _ in found(tmp_path)] == [(0, 4), (1, 4), (2, 8)]
 
 
 def test_absent_metric_is_an_error_that_names_those_that_are_there(tmp_path):
-    learner = make_learner(Checkpoint(tmp_path, monitor="val/scor", keep_best=1), scores(1.0))
+    learner = make_learner(Checkpoint(tmp_path, best="val/scor"), scores(1.0))
     with pytest.raises(PluginError, match=r"'metrics.val/scor'.*no plugin makes \(did you mean 'val/score'\?\)"):
         learner.fit(batches(1), batches(1), epochs=1)
     assert learner.progress.steps == 0
 
 
+def test_load_best_loads_the_weights_of_the_best_into_any_learner(tmp_path):
+    kept = []
+    learner = make_learner(Checkpoint(tmp_path, best="val/score"), scores(3.0, 1.0, 2.0), lr=0.1)
+    learner.add(on("phase_end", lambda learner, phase: phase.training or kept.append(learner.model.weight.clone())))
+    learner.fit(batches(2), batches(1), epochs=3)
+    for other in (learner, make_learner()):
+        manifest = loopkit.checkpoint.load_best(other, tmp_path)
+        assert manifest.about["monitored"]["value"] == 1.0
+        assert torch.equal(other.model.weight, kept[1])
+
+
+def test_load_best_measures_what_the_metric_measured(tmp_path):
+    losses = []
+    learner = make_learner(Checkpoint(tmp_path, best="val/loss", mode="max"), WeightAverage(0.5), Metrics(), lr=0.1)
+    learner.add(on("phase_end", lambda learner, phase: phase.training or losses.append(learner.metrics["val/loss"])))
+    learner.fit(batches(2), batches(1), epochs=3)
+    loopkit.checkpoint.load_best(learner, tmp_path)
+    assert learner.evaluate(batches(1))["val/loss"] == max(losses) == losses[0]
+
+
+def test_load_best_refuses_other_models_and_changes_nothing(tmp_path):
+    make_learner(Checkpoint(tmp_path, best="val/score"), scores(1.0)).fit(batches(1), batches(1), epochs=1)
+    one = nn.Linear(3, 1)
+    with pytest.raises(StateError, match="do not have the same models"):
+        loopkit.checkpoint.load_best(Learner({"a": one, "b": nn.Linear(3, 1)}, nn.MSELoss()), tmp_path)
+    other = make_learner(model=nn.Linear(3, 2))
+    before = other.model.weight.clone()
+    with pytest.raises(StateError, match="nothing was loaded"):
+        loopkit.checkpoint.load_best(other, tmp_path)
+    assert torch.equal(other.model.weight, before)
+
+
+def test_load_best_is_refused_in_an_epoch(tmp_path):
+    with pytest.raises(ReentrancyError, match="load_best"):
+        make_learner(on("step_end", lambda learner, **given: loopkit.checkpoint.load_best(learner, tmp_path))).fit(
+            batches(1), epochs=1
+        )
+
+
 def test_monitor_that_was_changed_ranks_only_its_own(tmp_path):
     def make(monitor, mode, values):
-        saver = Checkpoint(tmp_path, keep_best=1, monitor=monitor, mode=mode, resume="auto")
+        saver = Checkpoint(tmp_path, best=monitor, mode=mode, resume="auto")
         return make_learner(saver, Metrics(), scores(*values))
 
     make("val/loss", "min", [0.1]).fit(batches(4), batches(1), epochs=1)
@@ -354,7 +420,7 @@ def test_monitor_that_was_changed_ranks_only_its_own(tmp_path):
 
 @pytest.mark.parametrize("last", [1, 2, 3])
 def test_never_fewer_than_two_are_kept(last, tmp_path):
-    make_learner(Checkpoint(tmp_path, keep_last=last)).fit(batches(1), epochs=5)
+    make_learner(Checkpoint(tmp_path, keep=last)).fit(batches(1), epochs=5)
     assert [epoch for epoch, _, _ in found(tmp_path)] == list(range(6 - max(last, 2), 6))
 
 
@@ -364,36 +430,48 @@ def test_never_fewer_than_two_are_kept(last, tmp_path):
 @pytest.mark.parametrize(
     "options",
     [
-        {"every_epochs": 0},
-        {"every_epochs": 1.5},
-        {"every_updates": -1},
-        {"every_updates": True},
-        {"every_minutes": 0},
-        {"every_minutes": math.inf},
-        {"every_minutes": math.nan},
-        {"keep_last": 0},
-        {"keep_last": "2"},
-        {"keep_last": 2.5},
-        {"keep_last": True},
-        {"keep_last": -1},
-        {"keep_best": "2", "monitor": "val/loss"},
-        {"keep_best": 2.5, "monitor": "val/loss"},
-        {"keep_best": True, "monitor": "val/loss"},
-        {"keep_best": -1, "monitor": "val/loss"},
-        {"keep_best": 1},
-        {"keep_best": 1, "monitor": "val/loss", "mode": "less"},
-        {"monitor": "val_loss"},
-        {"monitor": "val_loss", "keep_best": 1},
-        {"monitor": "/loss"},
-        {"monitor": "val/"},
+        {"save": "epoch"},
+        {"save": []},
+        {"save": [every(epochs=1), 3]},
+        {"save": every(updates=3, first=True)},
+        {"keep": 0},
+        {"keep": "2"},
+        {"keep": 2.5},
+        {"keep": True},
+        {"keep": -1},
+        {"best": "val/loss", "mode": "less"},
+        {"best": "val_loss"},
+        {"best": "/loss"},
+        {"best": "val/"},
+        {"best": 3},
+        {"options": {"background": True}},
         {"resume": "Auto"},
         {"resume": "AUTO"},
     ],
     ids=str,
 )
 def test_options_out_of_range_are_refused(options, tmp_path):
-    with pytest.raises(PluginError, match=re.escape(f"{next(iter(options))}")):
+    with pytest.raises(PluginError, match=re.escape(f"{[*options][-1]} is ")):
         Checkpoint(tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"keep_best": 0},
+        {"keep_best": "2"},
+        {"keep_best": 2.5},
+        {"keep_best": True},
+        {"background": "yes"},
+        {"on_error": 1},
+        {"allow": "history"},
+        {"allow": [1]},
+    ],
+    ids=str,
+)
+def test_rare_options_out_of_range_are_refused(options):
+    with pytest.raises(PluginError, match=f"SaveOptions: {next(iter(options))} is "):
+        SaveOptions(**options)
 
 
 # Resuming
@@ -421,10 +499,10 @@ def run(directory, epochs=3, at=None, resume="auto", **options):
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("at", [3, 4, 5, 7, 11])
 def test_killed_run_goes_on_as_if_nothing_had_happened(at, background, tmp_path, capsys):
-    straight = run(tmp_path / "straight", background=background)
+    straight = run(tmp_path / "straight", options=SaveOptions(background=background))
     with pytest.raises(Killed):
-        run(tmp_path / "killed", at=at, every_updates=2, background=background)
-    again = run(tmp_path / "killed", every_updates=2, background=background)
+        run(tmp_path / "killed", at=at, save=every(updates=2), options=SaveOptions(background=background))
+    again = run(tmp_path / "killed", save=every(updates=2), options=SaveOptions(background=background))
     assert not list(differences(straight.state_dict(), again.state_dict()))
     assert f"resumed {tmp_path / 'killed'}" in capsys.readouterr().err
 
@@ -477,7 +555,7 @@ def test_path_of_elsewhere_is_refused_in_the_directory_of_another_run(tmp_path):
 
 
 def test_path_in_the_directory_of_the_run_is_kept(tmp_path):
-    run(tmp_path, epochs=3, keep_last=9)
+    run(tmp_path, epochs=3, keep=9)
     first = storage.listing(tmp_path)[-1].path
     learner = run(tmp_path, epochs=6, resume=first)
     assert learner.progress.epochs == 6
@@ -534,11 +612,13 @@ def test_finished_run_ends_at_once(tmp_path):
     assert len(again.result.history) == len(first.result.history)
 
 
-@pytest.mark.parametrize("every", [1, 9])
-def test_run_that_stopped_early_stops_again_at_once(every, tmp_path):
+@pytest.mark.parametrize("epochs", [1, 9])
+def test_run_that_stopped_early_stops_again_at_once(epochs, tmp_path):
     def make():
         stopping = EarlyStopping("val/score", patience=1)
-        return make_learner(Checkpoint(tmp_path, every_epochs=every, resume="auto"), stopping, scores(1.0, 2.0, 3.0))
+        return make_learner(
+            Checkpoint(tmp_path, save=every(epochs=epochs), resume="auto"), stopping, scores(1.0, 2.0, 3.0)
+        )
 
     first, again = make(), make()
     assert first.fit(batches(1), batches(1), epochs=5).epochs == 2
@@ -640,7 +720,7 @@ def test_removed_directory_is_taken_again_with_its_lock(background, tmp_path):
         act()
 
     learner = make_learner(
-        Checkpoint(path, every_updates=1, background=background),
+        Checkpoint(path, save=every(updates=1), options=SaveOptions(background=background)),
         at_step(2, lambda: written(lambda: shutil.rmtree(path))),
         at_step(6, lambda: written(lambda: locked.append(is_locked(path))), "look"),
     )
@@ -655,7 +735,7 @@ def test_removed_directory_is_taken_again_with_its_lock(background, tmp_path):
 def test_renamed_directory_is_free_for_others_and_a_new_one_begins(tmp_path):
     path, other, locked = tmp_path / "runs", tmp_path / "other", []
     learner = make_learner(
-        Checkpoint(path, every_updates=1),
+        Checkpoint(path, save=every(updates=1)),
         at_step(2, lambda: path.rename(other)),
         on("step_end", lambda step, **given: step.index == 3 and locked.extend([is_locked(path), is_locked(other)])),
     )
@@ -674,7 +754,9 @@ def test_directory_that_another_run_has_taken_meanwhile_is_refused(tmp_path):
         path.mkdir()
         theirs.acquire()
 
-    learner = make_learner(Checkpoint(path, every_updates=1, on_error=False), at_step(2, replace))
+    learner = make_learner(
+        Checkpoint(path, save=every(updates=1), options=SaveOptions(on_error=False)), at_step(2, replace)
+    )
     with pytest.raises(CheckpointError, match="is locked by this process"):
         learner.fit(batches(4), epochs=1)
     assert os.listdir(path) == [".lock"]
@@ -686,9 +768,9 @@ def test_checkpoints_of_another_run_in_the_place_of_the_directory_are_left_alone
 
     def replace():
         path.rename(tmp_path / "other")
-        make_learner(Checkpoint(path, every_updates=1)).fit(batches(4), epochs=1)
+        make_learner(Checkpoint(path, save=every(updates=1))).fit(batches(4), epochs=1)
 
-    learner = make_learner(Checkpoint(path, every_updates=1), at_step(2, replace))
+    learner = make_learner(Checkpoint(path, save=every(updates=1)), at_step(2, replace))
     with pytest.raises(CheckpointError, match="holds checkpoints of another run"):
         learner.fit(batches(4), epochs=1)
     assert {reason for *_, reason in found(path)} == {"interval", "end"}
@@ -699,7 +781,7 @@ def test_checkpoints_of_another_run_in_the_place_of_the_directory_are_left_alone
 def test_lock_that_was_removed_is_taken_again(tmp_path):
     locked = []
     learner = make_learner(
-        Checkpoint(tmp_path, every_updates=1, at_end=False),
+        Checkpoint(tmp_path, save=every(updates=1), options=SaveOptions(at_end=False)),
         at_step(2, (tmp_path / ".lock").unlink),
         on("step_end", lambda step, **given: step.index == 3 and locked.append(is_locked(tmp_path))),
     )
@@ -716,7 +798,7 @@ def test_directory_that_was_moved_and_left_a_link_is_followed(tmp_path):
         path.rename(other)
         path.symlink_to(other)
 
-    learner = make_learner(Checkpoint(path, every_updates=1, at_end=False), at_step(2, move))
+    learner = make_learner(Checkpoint(path, save=every(updates=1), options=SaveOptions(at_end=False)), at_step(2, move))
     with pytest.warns(UserWarning, match=f"moved to {other}"):
         learner.fit(batches(4), epochs=1)
     assert [step for _, step, _ in found(other)] == [3, 4]
@@ -724,7 +806,9 @@ def test_directory_that_was_moved_and_left_a_link_is_followed(tmp_path):
 
 
 def test_lock_is_let_go_after_an_error(tmp_path):
-    learner = make_learner(Checkpoint(tmp_path, on_error=False), on("loss_begin", lambda **given: 1 / 0))
+    learner = make_learner(
+        Checkpoint(tmp_path, options=SaveOptions(on_error=False)), on("loss_begin", lambda **given: 1 / 0)
+    )
     with pytest.raises(ZeroDivisionError):
         learner.fit(batches(1), epochs=1)
     make_learner(Checkpoint(tmp_path)).fit(batches(1), epochs=1)
@@ -795,7 +879,9 @@ def test_state_that_does_not_fit_is_an_error_and_no_fresh_start(tmp_path):
     learner = make_learner(Checkpoint(tmp_path, resume="auto"), History())
     with pytest.raises(StateError, match=r"'weight_average'.*allow="):
         learner.fit(batches(1), epochs=1)
-    allowed = make_learner(Checkpoint(tmp_path, resume="auto", allow=["weight_average"]), History())
+    allowed = make_learner(
+        Checkpoint(tmp_path, resume="auto", options=SaveOptions(allow=["weight_average"])), History()
+    )
     assert allowed.fit(batches(4), batches(1), epochs=2).steps == 8
 
 
@@ -803,9 +889,9 @@ def test_replay_can_be_refused(tmp_path):
     def data():
         yield from batches(4)
 
-    make_learner(Checkpoint(tmp_path, every_updates=2, at_end=False)).fit(data, max_steps=3)
-    with pytest.raises(StateError, match=r"Checkpoint\(replay=True\)"):
-        make_learner(Checkpoint(tmp_path, resume="auto", replay=False)).fit(data, max_steps=4)
+    make_learner(Checkpoint(tmp_path, save=every(updates=2), options=SaveOptions(at_end=False))).fit(data, max_steps=3)
+    with pytest.raises(StateError, match=r"SaveOptions\(replay=True\)"):
+        make_learner(Checkpoint(tmp_path, resume="auto", options=SaveOptions(replay=False))).fit(data, max_steps=4)
     assert make_learner(Checkpoint(tmp_path, resume="auto")).fit(data, max_steps=4).steps == 4
 
 
@@ -842,7 +928,7 @@ class Stateful:
     ids=["function", "set", "sparse", "key"],
 )
 def test_plugin_state_that_cannot_be_saved_is_found_before_the_first_step(state, path, tmp_path):
-    learner = make_learner(Checkpoint(tmp_path, every_epochs=100), Stateful(state))
+    learner = make_learner(Checkpoint(tmp_path, save=every(epochs=100)), Stateful(state))
     with pytest.raises(StateError, match=path):
         learner.fit(batches(2), epochs=1)
     assert learner.progress.steps == 0
@@ -858,7 +944,7 @@ class Strange(torch.optim.SGD):
 
 
 def test_optimizer_state_that_cannot_be_saved_is_found_after_the_first_step(tmp_path):
-    plugins = [Checkpoint(tmp_path, every_epochs=100)]
+    plugins = [Checkpoint(tmp_path, save=every(epochs=100))]
     learner = Learner(nn.Linear(3, 1), nn.MSELoss(), lambda p: Strange(p, lr=0.1), plugins=plugins, standard=False)
     with pytest.raises(StateError, match=r"optimizers.*made.*object"):
         learner.fit(batches(9), epochs=1)
@@ -917,7 +1003,7 @@ def test_background_write_is_of_a_copy(tmp_path, slow_writes):
             go.set()
 
     learner = make_learner(
-        Checkpoint(tmp_path, every_updates=2, keep_last=9, background=True),
+        Checkpoint(tmp_path, save=every(updates=2), keep=9, options=SaveOptions(background=True)),
         Stateful(lambda: shared),
         on("step_end", change, "expect", reads=("*",)),
         on("step_begin", later, "later"),
@@ -934,7 +1020,7 @@ def test_background_write_is_of_a_copy(tmp_path, slow_writes):
 
 def test_background_says_its_memory_and_frees_it(tmp_path):
     held = []
-    plugin = Checkpoint(tmp_path, every_updates=1, background=True)
+    plugin = Checkpoint(tmp_path, save=every(updates=1), options=SaveOptions(background=True))
     model = nn.Linear(64, 64)
     learner = make_learner(plugin, on("step_begin", lambda **given: held.append(plugin.memory)), model=model)
     learner.fit([(torch.ones(2, 64), torch.ones(2, 64))] * 3, epochs=1)
@@ -955,7 +1041,9 @@ def test_at_most_one_background_write_is_under_way(tmp_path, slow_writes):
             go.set()
 
     learner = make_learner(
-        Checkpoint(tmp_path, every_updates=1, keep_last=99, background=True), on("step_begin", look), lr=0.01
+        Checkpoint(tmp_path, save=every(updates=1), keep=99, options=SaveOptions(background=True)),
+        on("step_begin", look),
+        lr=0.01,
     )
     learner.fit(batches(8), epochs=1)
     assert alive[1:6] == [1] * 5
@@ -974,7 +1062,7 @@ def test_error_of_a_background_write_is_raised_at_the_end_of_the_next_step(tmp_p
         failed.set()
         raise CheckpointError("the disk is full")
 
-    plugin = Checkpoint(tmp_path, every_updates=2, background=True, on_error=False)
+    plugin = Checkpoint(tmp_path, save=every(updates=2), options=SaveOptions(background=True, on_error=False))
 
     def wait(learner, **given):
         if learner.progress.steps == 2:
@@ -993,7 +1081,9 @@ def test_error_of_the_last_background_write_is_raised_by_fit(tmp_path, monkeypat
         raise CheckpointError("the disk is full")
 
     monkeypatch.setattr(storage, "write", write)
-    learner = make_learner(Checkpoint(tmp_path, every_updates=4, background=True, at_end=False))
+    learner = make_learner(
+        Checkpoint(tmp_path, save=every(updates=4), options=SaveOptions(background=True, at_end=False))
+    )
     with pytest.raises(CheckpointError, match="the disk is full"):
         learner.fit(batches(4), epochs=1)
 
@@ -1023,7 +1113,7 @@ def test_failed_background_write_is_no_reason_not_to_save_at_an_error(tmp_path, 
         join_writer()
         raise ValueError("a bad file")
 
-    learner = make_learner(Checkpoint(tmp_path, every_updates=2, background=True))
+    learner = make_learner(Checkpoint(tmp_path, save=every(updates=2), options=SaveOptions(background=True)))
     with (
         pytest.warns(UserWarning, match="an earlier write failed, and this one did not: the disk is full") as told,
         pytest.raises(ValueError, match="a bad file"),
@@ -1045,7 +1135,8 @@ def test_failed_background_write_is_no_reason_not_to_save_at_the_end(tmp_path, m
 
     monkeypatch.setattr(storage, "write", write)
     learner = make_learner(
-        Checkpoint(tmp_path, every_updates=4, background=True), on("fit_end", lambda **given: go.set())
+        Checkpoint(tmp_path, save=every(updates=4), options=SaveOptions(background=True)),
+        on("fit_end", lambda **given: go.set()),
     )
     with pytest.warns(UserWarning, match="an earlier write failed, and this one did not: the disk is full") as told:
         assert learner.fit(batches(4), epochs=1).reason == "epochs"
@@ -1079,7 +1170,7 @@ def test_background_keeps_apart_what_shared_memory_in_an_earlier_save(tmp_path):
             held["best"] = held["latest"]
 
     learner = make_learner(
-        Checkpoint(tmp_path, background=True, keep_last=9),
+        Checkpoint(tmp_path, keep=9, options=SaveOptions(background=True)),
         Stateful(lambda: {name: tensor.detach() for name, tensor in held.items()}),
         on("phase_end", change),
     )
@@ -1094,7 +1185,7 @@ def test_disk_error_at_the_final_save_is_raised_by_fit_and_the_lock_let_go(tmp_p
     def write(*args, **options):
         raise CheckpointError("the disk is full")
 
-    learner = make_learner(Checkpoint(tmp_path, every_epochs=9))
+    learner = make_learner(Checkpoint(tmp_path, save=every(epochs=9)))
     with monkeypatch.context() as patched:
         patched.setattr(storage, "write", write)
         with pytest.raises(CheckpointError, match="the disk is full") as caught:
@@ -1141,8 +1232,8 @@ def test_comes_last_in_every_plan(tmp_path):
 
 
 def test_two_with_directories_and_names_of_their_own(tmp_path):
-    often = Checkpoint(tmp_path / "often", every_updates=1, keep_last=1, name="often", resume="auto")
-    rare = Checkpoint(tmp_path / "rare", every_epochs=2, name="rare")
+    often = Checkpoint(tmp_path / "often", save=every(updates=1), keep=1, name="often", resume="auto")
+    rare = Checkpoint(tmp_path / "rare", save=every(epochs=2), name="rare")
     make_learner(often, rare).fit(batches(2), epochs=3)
     assert found(tmp_path / "often") == [(2, 6, "interval"), (3, 6, "end")]
     assert found(tmp_path / "rare") == [(2, 4, "epoch"), (3, 6, "end")]

@@ -300,11 +300,12 @@ def test_zero_is_a_value_and_can_be_the_best(mode, values):
     assert same(learner.model.state_dict(), snapshots.taken[1])
 
 
-def test_fit_without_a_pass_of_the_monitored_phase_is_warned_of():
+def test_fit_that_does_not_run_the_monitored_phase_is_refused_before_the_first_step():
     problem = tiny_problem()
     learner = problem.learner(plugins=[EarlyStopping("val/score"), Script(1.0)], standard=False)
-    with pytest.warns(UserWarning, match=r"monitors 'val/score', but there was no pass of phase 'val' in this fit"):
+    with pytest.raises(PluginError, match=r"'early_stopping', phase_end: reads the metric 'val/score', but this fit"):
         learner.fit(problem.train, epochs=1)
+    assert learner.progress.steps == 0
 
 
 # Restoring
@@ -476,7 +477,6 @@ def test_state_holds_plain_values_and_tensors():
         "best_epoch": 1,
         "reason": "val/score: 0.5 was not improved in 2 values, the last is 2",
         "ended": True,
-        "passes": 0,
     }
 
 

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 import loopkit.plugins
-from loopkit import hookimpl, schedules
+from loopkit import every, hookimpl, schedules
 from loopkit.criteria import Patience
 from loopkit.hooks import implemented
 from loopkit.logs import Csv, JsonLines
 from loopkit.metrics import Accuracy
 from loopkit.plugin import options_of, unwrapped
-from loopkit.plugins import throttle
+from loopkit.plugins import SaveOptions, throttle
 
 
 def sgd(params):
@@ -47,19 +47,12 @@ GIVEN = {
     "Checkpoint": [
         {
             "directory": Path("/tmp/runs/a"),
-            "every_epochs": 2,
-            "every_updates": 3,
-            "every_minutes": 1.5,
-            "keep_last": 3,
-            "keep_best": 4,
-            "monitor": "val/loss",
+            "save": every(updates=3),
+            "keep": 3,
+            "best": "val/loss",
             "mode": "max",
-            "on_error": False,
-            "at_end": False,
             "resume": "auto",
-            "replay": False,
-            "allow": ("history",),
-            "background": True,
+            "options": SaveOptions(background=True),
             "name": "saver",
         },
         {"directory": Path("/tmp/runs/a")},

@@ -844,9 +844,9 @@ def test_plateau_does_not_look_where_nothing_was_trained_since():
     assert learner.optimizer.param_groups[0]["lr"] == 1.0
 
 
-def test_plateau_warns_when_its_phase_never_ran():
+def test_plateau_whose_phase_the_fit_does_not_run_is_refused():
     learner = tiny(Plateau("val/loss"), Metrics())
-    with pytest.warns(UserWarning, match="'plateau' never saw 'val/loss': phase 'val' did not run"):
+    with pytest.raises(PluginError, match="'plateau', phase_end: reads the metric 'val/loss', but this fit does not"):
         learner.fit(make_batches(1), epochs=1)
 
 

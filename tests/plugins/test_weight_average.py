@@ -734,7 +734,7 @@ def test_apply_inside_a_validation_is_refused():
     learner = learner_of(
         plugin, on("step_end", lambda learner, phase, **given: phase.training or plugin.apply(learner))
     )
-    with pytest.raises(PluginError, match="apply in a pass"):
+    with pytest.raises(PluginError, match="apply in an epoch"):
         fit(learner, make_batches((4,)), epochs=1)
 
 

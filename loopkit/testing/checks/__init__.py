@@ -8,8 +8,6 @@ from loopkit.testing.checks.state import exact_resume, state_round_trip
 from loopkit.testing.checks.syncs import no_device_sync
 from loopkit.testing.checks.teardown import cancelled_step, error_elsewhere, fit_twice
 
-__all__ = ["CHECKS"]
-
 CHECKS: dict[str, Check] = {
     check.__name__: check
     for check in (

@@ -19,8 +19,6 @@ from loopkit.learner import Learner
 from loopkit.phases import Phase
 from loopkit.testing.case import Case, seed_all
 
-__all__ = ["bounded_memory", "learner_freed", "no_graph_kept"]
-
 
 def no_graph_kept(case: Case) -> list[str]:
     """A step's graph is freed before the next step's forward pass, without the garbage collector.
@@ -88,7 +86,6 @@ def _graphs_alive(case: Case, plugins: Sequence[Any]) -> list[int]:
 
 STEPS, EPOCHS, PIECE, LAST = 120, 5, 15, 3
 """Steps of an epoch, epochs, steps between two counts, and how many of the last epochs are compared."""
-
 
 BYTES = 900
 """Less than that with each step is not reported: numbers that a plugin notes, lines that wait to be written."""

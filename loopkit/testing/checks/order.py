@@ -20,8 +20,6 @@ from loopkit.testing.case import Case, seed_all
 from loopkit.testing.event_log import EventLog
 from loopkit.testing.troubles import Disturbance
 
-__all__ = ["any_list_order", "declared_access", "no_undeclared_effect", "options_kept"]
-
 
 def any_list_order(case: Case) -> list[str]:
     """The order of the plugin list does not matter: with the standard plugins around, each gives the same plan."""

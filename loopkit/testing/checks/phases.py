@@ -8,8 +8,6 @@ from loopkit.testing.case import Case, described
 from loopkit.testing.problems import adversarial_problem, tiny_problem
 from loopkit.testing.troubles import Adversarial, Bare, NoBackward, Strange, TwoBackwards
 
-__all__ = ["unknown_phases"]
-
 
 def unknown_phases(case: Case) -> list[str]:
     """It works under phases that its author never saw, and with accumulation.

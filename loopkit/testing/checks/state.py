@@ -20,8 +20,6 @@ from loopkit.phases import Phase
 from loopkit.testing.bits import difference, not_allowed, plain, weights
 from loopkit.testing.case import Case, described, seed_all
 
-__all__ = ["exact_resume", "state_round_trip"]
-
 EPOCHS = 3
 DRAWN = {"training step": 2, "other step": 1, "epoch": 1}
 """How many places of each kind are drawn."""

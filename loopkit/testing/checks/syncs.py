@@ -18,8 +18,6 @@ from loopkit.syncs import TensorReads
 from loopkit.testing.case import Case
 from loopkit.testing.troubles import Disturbance
 
-__all__ = ["no_device_sync"]
-
 TIMES = 13
 """How often an epoch goes over the data."""
 

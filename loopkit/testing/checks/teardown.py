@@ -12,8 +12,6 @@ from loopkit.testing.case import Case, described
 from loopkit.testing.leftovers import Calls, Running, environment, left_behind, open_files
 from loopkit.testing.troubles import Deliberate, DeliberateExit, Trouble
 
-__all__ = ["cancelled_step", "error_elsewhere", "fit_twice"]
-
 
 def fit_twice(case: Case) -> list[str]:
     """A second ``fit`` works like the first: ``fit_end`` comes once, and what was changed outside is put back."""

@@ -16,10 +16,10 @@ from torch import nn
 from loopkit import discovery
 from loopkit.errors import PluginError
 from loopkit.every import Every
+from loopkit.generators import seed_everything
 from loopkit.learner import Learner
 from loopkit.notes import locate
 from loopkit.plugins import standard_set
-from loopkit.reproducible import seed_everything
 from loopkit.result import FitResult
 from loopkit.words import nearest
 from loopkit_files import overrides as override

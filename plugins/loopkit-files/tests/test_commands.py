@@ -77,7 +77,7 @@ decay = 0.9
 
 [plugins.checkpoint]
 directory = "runs/a"
-every_updates = 2
+save = { call = "loopkit:every", updates = 2 }
 resume = "auto"
 """
 
@@ -174,11 +174,11 @@ def test_error_of_the_users_code_keeps_its_traceback_and_names_the_section(folde
 
 
 def test_error_of_a_plugin_is_a_line_and_its_section(folder, capsys):
-    code, _, err = run(capsys, "run", "run.toml", *sets(plugins__checkpoint__keep_last=-1))
+    code, _, err = run(capsys, "run", "run.toml", *sets(plugins__checkpoint__keep=-1))
     assert (code, err) == (
         2,
         [
-            "loopkit: error: Checkpoint: keep_last is -1: it counts checkpoints, from 1",
+            "loopkit: error: Checkpoint: keep is -1: it counts checkpoints, from 1",
             "loopkit: run.toml:27: [plugins.checkpoint], Checkpoint raised this",
         ],
     )

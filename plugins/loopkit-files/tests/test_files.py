@@ -19,6 +19,7 @@ from torch import nn
 
 from loopkit import Learner, every, hookimpl, metrics, plugins, schedules
 from loopkit.data import TensorLoader
+from loopkit.plugins import SaveOptions
 from loopkit_files import Config, ConfigError, dump, load, make
 from loopkit_files.calls import Caller
 from loopkit_files.lines import line_numbers
@@ -770,7 +771,7 @@ def test_config_of_a_learner_by_hand_tells_what_it_can(parts):
     stack = [
         plugins.ClipGradNorm(1.0),
         plugins.GradNorm(name="second"),
-        plugins.Checkpoint("runs/a", keep_best=2, monitor="val/loss"),
+        plugins.Checkpoint("runs/a", best="val/loss", options=SaveOptions(keep_best=2)),
         plugins.Schedule(make("loopkit.schedules:cosine", end=0.1)),
     ]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -789,8 +790,8 @@ def test_config_of_a_learner_by_hand_tells_what_it_can(parts):
             "second": {"call": "loopkit.plugins:GradNorm", "name": "second"},
             "checkpoint": {
                 "directory": str(Path("runs/a").absolute()),
-                "keep_best": 2,
-                "monitor": "val/loss",
+                "best": "val/loss",
+                "options": {"call": "loopkit.plugins:SaveOptions", "keep_best": 2},
             },
             "schedule": {"schedule": {"call": "loopkit.schedules:cosine", "end": 0.1}},
         },
@@ -903,7 +904,7 @@ def test_config_of_names_what_cannot_be_written(tmp_path):
     model = nn.Linear(3, 1)
     groups = [{"params": [model.weight]}, {"params": [model.bias], "lr": 0.2}]
     optimizer = torch.optim.SGD(groups, lr=0.1)
-    timed = plugins.Checkpoint(tmp_path, every_minutes=3)
+    timed = plugins.Checkpoint(tmp_path, save=every(minutes=3))
     stack = [Mine(), timed, plugins.Schedule(schedules.cosine()), plugins.Metrics(metrics.Accuracy())]
     learner = Learner(model, lambda a, b: (a - b).sum(), optimizer, plugins=stack)
     with pytest.raises(ConfigError) as caught:

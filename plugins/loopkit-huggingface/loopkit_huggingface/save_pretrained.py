@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -13,10 +12,9 @@ from typing import Any, Literal
 
 from torch import nn
 
-from loopkit import FitResult, Learner, Phase, hookimpl
+from loopkit import FitResult, Learner, Phase, hookimpl, sharded
 from loopkit.batches import describe
 from loopkit.criteria import is_better
-from loopkit.distributed import sharded
 from loopkit.errors import PluginError
 from loopkit.words import nearest
 
@@ -103,8 +101,6 @@ class SavePretrained:
         self.best: float | None = None
         """The best value so far, which ``best`` was saved with."""
         self._cut = False
-        self._passes = 0
-        """Passes of the monitored phase in this fit."""
 
     def owns(self) -> tuple[str, ...]:
         """The directory."""
@@ -135,7 +131,6 @@ class SavePretrained:
         monitor = self.monitor
         if monitor is None or phase.name != monitor.partition("/")[0] or not learner.fitting_now:
             return
-        self._passes += 1
         if self._cut:
             return
         if monitor not in learner.metrics:
@@ -151,15 +146,6 @@ class SavePretrained:
     @hookimpl
     def fit_end(self, learner: Learner, result: FitResult) -> None:
         """Save the last."""
-        passes, self._passes = self._passes, 0
-        ended = result.reason in ("epochs", "max_steps", "max_updates")
-        if self.monitor and self.best is None and not passes and ended and learner.rank == 0:
-            warnings.warn(
-                f"plugin {self.name!r} monitors {self.monitor!r}, but there was no pass of phase "
-                f"{self.monitor.partition('/')[0]!r} in this fit, so no best model was saved; give fit(..., val) data, "
-                f"or monitor another phase",
-                stacklevel=2,
-            )
         if self.last and result.reason not in ("error", "signal"):
             self._save(learner, LAST)
 

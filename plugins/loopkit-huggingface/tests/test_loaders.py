@@ -7,7 +7,7 @@ from small import gpt2, learner, same, weights
 from torch.utils.data import BatchSampler, DataLoader
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
 
-from loopkit import data, hookimpl
+from loopkit import data, every, hookimpl
 from loopkit.data import LoaderError, TensorLoader
 from loopkit.errors import EmptyDataError, StateError
 from loopkit.plugins import Checkpoint
@@ -194,7 +194,7 @@ def test_a_run_killed_in_mid_epoch_ends_with_the_same_bits(make, step, tmp_path)
     expected = run(whole)
 
     def saved():
-        return Checkpoint(tmp_path, every_updates=1, resume="auto")
+        return Checkpoint(tmp_path, save=every(updates=1), resume="auto")
 
     with pytest.raises(Killed):
         run(gpt2(), saved(), KillAt(step))

@@ -22,8 +22,7 @@ from loopkit.words import nearest
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from loopkit.engine.epoch import Epoch
-    from loopkit.engine.step import Step
+    from loopkit import Epoch, Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 

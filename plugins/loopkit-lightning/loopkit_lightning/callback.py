@@ -18,7 +18,7 @@ from loopkit_lightning.common import LIMITS, load, made, plain
 from loopkit_lightning.trainer import Module, Now, Trainer
 
 if TYPE_CHECKING:
-    from loopkit.engine.step import Step
+    from loopkit import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult

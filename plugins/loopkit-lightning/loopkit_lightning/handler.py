@@ -16,7 +16,7 @@ from loopkit.words import nearest
 from loopkit_lightning.common import LIMITS, Metrics, load, made, plain
 
 if TYPE_CHECKING:
-    from loopkit.engine.step import Step
+    from loopkit import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult

@@ -24,7 +24,7 @@ from loopkit_local.cadence import Cadence, Controller, EverySteps, Free
 from loopkit_local.rounds import Rounds
 
 if TYPE_CHECKING:
-    from loopkit.engine.step import Step
+    from loopkit import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
@@ -212,13 +212,6 @@ class AverageParameters(Member):
         """Compare the set-up."""
         super().fit_begin(learner)
         if self.world.size > 1:
-            odd = self.world.odd(repr((self.when, self.how, self.moments, self.outer is not None)))
-            if odd is not None:
-                rank, theirs, first = odd
-                raise WorldError(
-                    f"rank {rank} averages in another way than rank 0: {theirs} there, {first} on rank 0. "
-                    f"Give AverageParameters the same arguments in all processes"
-                )
             self._equal = self._loaded is not None  # may go on in the middle of a round
 
     @hookimpl
@@ -285,7 +278,7 @@ class AverageParameters(Member):
             self._round = None
 
     @hookimpl
-    def phase_end(self) -> None:
+    def phase_end(self, learner: Learner, phase: Phase) -> None:
         """What ran between two steps does not count for this process's speed."""
         if self._mark is not None:
             self._mark = time.perf_counter()

@@ -760,7 +760,7 @@ def _refused(rank, what):
     [
         ("data", "which list cannot give"),
         ("middle", "in the middle of a training epoch"),
-        ("different", "rank 1 averages in another way than rank 0"),
+        ("different", "its option when of plugin 'average_parameters' differs"),
     ],
 )
 def test_what_cannot_work_is_refused_in_all_processes(what, words):

@@ -17,7 +17,7 @@ from mlflow import MlflowClient
 from mlflow.models import Model
 from support import At, LogLoss, Server, serving
 
-from loopkit import hookimpl
+from loopkit import every, hookimpl
 from loopkit.errors import LogError, PluginError
 from loopkit.logs import Audio, File, Graph, Histogram, Hyperparameters, Image, Table, Text
 from loopkit.plugins import Checkpoint, LogTo
@@ -175,7 +175,7 @@ def test_a_run_can_be_nested(make_learner, batches, backend, mlflow_server, expe
     ],
 )
 def test_checkpoints_arrive(make_learner, batches, backend, mlflow_server, experiment, tmp_path, which, expected):
-    save = Checkpoint(tmp_path / "a", keep_last=2, keep_best=1, monitor="val/score", mode="max")
+    save = Checkpoint(tmp_path / "a", best="val/score", keep=2, mode="max")
     log = backend(checkpoints=which)
     learner = make_learner(Score(), save, LogTo(log))
     learner.fit(batches, batches[:1], epochs=3)
@@ -435,7 +435,7 @@ batches = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(4)]
 log = MLflow({uri!r}, {experiment!r}, spool={spools!r})
 torch.manual_seed(0)
 model = nn.Linear(3, 1)
-stack = [LogLoss(), LogTo(log, every=1), At(6, kill), Checkpoint({checkpoints!r}, every_updates=3)]
+stack = [LogLoss(), LogTo(log, every=1), At(6, kill), Checkpoint({checkpoints!r}, save=every(updates=3))]
 Learner(
     model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1), plugins=stack, standard=False
 ).fit(batches, epochs=3)
@@ -450,7 +450,7 @@ def test_a_run_that_was_killed_goes_on_with_neither_gap_nor_duplicate(
     program = KILLED.format(uri=server if sent else NOWHERE, experiment=experiment, sent=sent, **places)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    save = Checkpoint(tmp_path / "a", every_updates=3, resume="auto")
+    save = Checkpoint(tmp_path / "a", save=every(updates=3), resume="auto")
     resumed = make_learner(LogLoss(), LogTo(backend(), every=1), At(6, lambda _: None), save)
     resumed.fit(batches, epochs=3)
     assert mlflow_server.history(experiment, "train/loss") == losses(make_learner, batches, 12)
@@ -507,7 +507,7 @@ def test_two_runs_from_one_checkpoint_do_not_write_one_spool(
 def test_a_resumed_run_sends_no_checkpoint_again(make_learner, batches, backend, network, tmp_path):
     for epochs in (2, 3):
         network.requests.clear()
-        save = Checkpoint(tmp_path / "a", keep_last=3, resume="auto")
+        save = Checkpoint(tmp_path / "a", keep=3, resume="auto")
         make_learner(save, LogTo(backend(network.uri, checkpoints="all"))).fit(batches, epochs=epochs)
         sent = {part for each in network.requests for part in re.findall(r"PUT .*/checkpoints/([^/]+)", each)}
         assert sent == ({"000001-step-4", "000002-step-8"} if epochs == 2 else {"000003-step-12"})

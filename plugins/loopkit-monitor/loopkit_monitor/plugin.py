@@ -27,7 +27,7 @@ from loopkit.plugins.log_metrics import learning_rates
 from loopkit_monitor.background import Background, running
 
 if TYPE_CHECKING:
-    from loopkit.engine.step import Step
+    from loopkit import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 

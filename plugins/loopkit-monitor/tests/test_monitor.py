@@ -29,6 +29,7 @@ from loopkit.plugins import (
     LogTo,
     Metrics,
     MixedPrecision,
+    SaveOptions,
 )
 from loopkit_monitor import Monitor, views
 from loopkit_monitor.store import Store
@@ -389,7 +390,7 @@ def test_warnings_are_shown_as_before_when_the_fit_is_over(tmp_path):
 
 
 def test_checkpoints_are_logged(tmp_path):
-    save = Checkpoint(tmp_path / "checkpoints", every_updates=3, keep_last=10)
+    save = Checkpoint(tmp_path / "checkpoints", save=every(updates=3), keep=10)
     make_learner(Monitor(tmp_path, every=1), save).fit(batches(7), batches(1), epochs=1)
     rows = [record.value["rows"][0] for record in read_log(tmp_path).of("run/checkpoint")]
     assert [row[1:] for row in rows] == [
@@ -411,7 +412,7 @@ def test_the_helper_is_no_hyperparameter(tmp_path):
 
 
 def test_checkpoints_that_are_removed_are_told(tmp_path):
-    save = Checkpoint(tmp_path / "checkpoints", every_updates=2, keep_last=1)
+    save = Checkpoint(tmp_path / "checkpoints", save=every(updates=2), keep=1)
     make_learner(Monitor(tmp_path, every=1), save).fit(batches(4), epochs=1)
     rows = [record.value["rows"][0] for record in read_log(tmp_path).of("run/checkpoint")]
     gone = [Path(row[0]) for row in rows if row[1] == "removed"]
@@ -420,7 +421,7 @@ def test_checkpoints_that_are_removed_are_told(tmp_path):
 
 
 def test_the_log_goes_on_after_the_checkpoint_of_the_end(tmp_path):
-    learner = make_learner(Monitor(tmp_path), Checkpoint(tmp_path / "checkpoints", keep_last=10))
+    learner = make_learner(Monitor(tmp_path), Checkpoint(tmp_path / "checkpoints", keep=10))
     learner.fit(batches(4), epochs=1)
     learner.fit(batches(4), epochs=1)
     (log,) = tmp_path.glob("*.jsonl")
@@ -432,15 +433,23 @@ def test_the_log_goes_on_after_the_checkpoint_of_the_end(tmp_path):
 
 
 def test_a_warning_of_the_last_save_is_logged(tmp_path):
-    save = Checkpoint(tmp_path / "checkpoints", keep_best=1, monitor="val/loss")
-    with pytest.warns(UserWarning, match="no pass of phase 'val'"):
-        make_learner(Monitor(tmp_path), save, Metrics()).fit(batches(4), epochs=1)
+    from loopkit import hookimpl
+
+    class Save:
+        provides = "checkpoint"
+
+        @hookimpl(writes=("*",))
+        def fit_end(self):
+            warnings.warn("the disk is nearly full", stacklevel=1)
+
+    with pytest.warns(UserWarning, match="nearly full"):
+        make_learner(Monitor(tmp_path), Save()).fit(batches(4), epochs=1)
     (text,) = read_log(tmp_path).values("run/warning")
-    assert "no pass of phase 'val'" in text["text"]
+    assert "nearly full" in text["text"]
 
 
 def test_the_metric_of_a_checkpoint_is_logged(tmp_path):
-    save = Checkpoint(tmp_path / "checkpoints", keep_best=1, monitor="val/loss")
+    save = Checkpoint(tmp_path / "checkpoints", best="val/loss")
     result = make_learner(Monitor(tmp_path), save, Metrics()).fit(batches(4), batches(1), epochs=1)
     record, last = read_log(tmp_path).of("run/checkpoint")
     assert record.value["rows"][0][1:] == ["epoch", "val/loss", "min", result.metrics["val/loss"], 1, 4]
@@ -457,7 +466,7 @@ def test_a_run_that_goes_on_logs_everything_once(tmp_path):
             if learner.progress.steps == at:
                 raise Killed
 
-        save = Checkpoint(folder / "checkpoints", every_updates=3, keep_last=10, resume="auto")
+        save = Checkpoint(folder / "checkpoints", save=every(updates=3), keep=10, resume="auto")
         make_learner(Monitor(folder, every=1), save, On("step_end", kill), Metrics()).fit(batches(5), epochs=2)
 
     learn(tmp_path / "whole")
@@ -477,7 +486,7 @@ def test_a_run_that_goes_on_logs_everything_once(tmp_path):
 
 def test_a_run_that_goes_on_with_other_plugins_logs_its_plan_again(tmp_path):
     def learn(*plugins, max_steps):
-        save = Checkpoint(tmp_path / "checkpoints", resume="auto", allow=["clip_grad_norm"])
+        save = Checkpoint(tmp_path / "checkpoints", resume="auto", options=SaveOptions(allow=["clip_grad_norm"]))
         make_learner(Monitor(tmp_path), save, *plugins).fit(batches(4), epochs=4, max_steps=max_steps)
 
     learn(max_steps=6)

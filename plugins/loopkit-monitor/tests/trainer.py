@@ -6,7 +6,7 @@ import time
 import torch
 from torch import nn
 
-from loopkit import Learner, hookimpl
+from loopkit import Learner, every, hookimpl
 from loopkit.plugins import Checkpoint, LogMetrics, LogTo
 
 
@@ -23,7 +23,7 @@ def main(folder, epochs):
     plugins = [
         LogTo(folder, every=2),
         LogMetrics(every=1),
-        Checkpoint(f"{folder}/checkpoints", every_updates=20, resume="auto"),
+        Checkpoint(f"{folder}/checkpoints", save=every(updates=20), resume="auto"),
         Slow(),
     ]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

@@ -101,12 +101,6 @@ class OptunaPruning:
     @hookimpl
     def fit_end(self, learner: Learner, result: FitResult) -> None:
         """Hand the pruning on to the study, unless something else ended the fit."""
-        if self._reported < 0 and learner.rank == 0 and result.reason in ("epochs", "max_steps", "max_updates"):
-            warnings.warn(
-                f"plugin {self.name!r} monitors {self.monitor!r}, but there was no pass of phase {self._phase!r} in "
-                f"this fit, so it reported nothing; give fit(..., val) data, or monitor another phase",
-                stacklevel=2,
-            )
         if result.reason == "stop" and result.by == self.name:
             raise optuna.TrialPruned(result.message)
 

@@ -115,10 +115,10 @@ def test_a_validation_that_a_hook_runs_is_not_reported():
     assert list(trial.study.trials[0].intermediate_values) == [1, 2]
 
 
-def test_a_fit_without_the_monitored_phase_is_warned_of():
+def test_a_fit_without_the_monitored_phase_is_refused():
     problem = tiny_problem()
     learner = problem.learner(plugins=[OptunaPruning(a_study().ask())])
-    with pytest.warns(UserWarning, match="no pass of phase 'val' in this fit, so it reported nothing"):
+    with pytest.raises(PluginError, match="reads the metric 'val/loss', but this fit does not run phase 'val'"):
         learner.fit(problem.train, epochs=1)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from loopkit import Learner, every, hookimpl
 from loopkit.discovery import declarations
 from loopkit.errors import PluginError
-from loopkit.plugins import Checkpoint
+from loopkit.plugins import Checkpoint, SaveOptions
 from loopkit.testing import check_plugin
 
 pytest.importorskip("ray", reason="Ray is not installed")
@@ -162,12 +162,12 @@ def test_the_checkpoint_of_the_epoch_goes_along(batches, reports, tmp_path):
 
 
 def test_a_checkpoint_goes_along_once(batches, reports, tmp_path):
-    in_ray_fit(make_learner(RayReport(), Checkpoint(tmp_path, every_epochs=2)), batches, epochs=4)
+    in_ray_fit(make_learner(RayReport(), Checkpoint(tmp_path, save=every(epochs=2))), batches, epochs=4)
     assert [name for _, name in reports] == [None, "000001-step-8", None, "000002-step-16"]
 
 
 def test_the_checkpoint_of_the_end_is_reported_with_all_metrics(batches, reports, tmp_path):
-    in_ray_fit(make_learner(RayReport(), Checkpoint(tmp_path, every_epochs=2)), batches, batches[:1], epochs=3)
+    in_ray_fit(make_learner(RayReport(), Checkpoint(tmp_path, save=every(epochs=2))), batches, batches[:1], epochs=3)
     end = {"train/passes": 3.0, "val/passes": 3.0}
     assert reports[2:] == [(end, None), (end, "000002-step-12")]
 
@@ -176,7 +176,9 @@ def test_the_checkpoint_of_the_end_is_reported_with_all_metrics(batches, reports
 def test_the_last_checkpoint_is_reported_also_if_it_is_written_in_the_background(
     batches, reports, tmp_path, background
 ):
-    in_ray_fit(make_learner(RayReport(), Checkpoint(tmp_path, background=background)), batches, epochs=3)
+    in_ray_fit(
+        make_learner(RayReport(), Checkpoint(tmp_path, options=SaveOptions(background=background))), batches, epochs=3
+    )
     assert [name for _, name in reports if name][-1] == "000003-step-12"
 
 
@@ -209,12 +211,12 @@ def test_passes_outside_a_fit_are_not_reported(batches, reports):
 
 
 def test_several_checkpoint_plugins_need_a_name(batches, reports, tmp_path):
-    several = Checkpoint(tmp_path / "a"), Checkpoint(tmp_path / "b", every_epochs=2, name="other")
+    several = Checkpoint(tmp_path / "a"), Checkpoint(tmp_path / "b", save=every(epochs=2), name="other")
     with pytest.raises(PluginError, match=r"several Checkpoint plugins \(checkpoint, other\)"):
         in_ray_fit(make_learner(RayReport(), *several), batches, epochs=1)
     with pytest.raises(PluginError, match=r"no Checkpoint is called 'othr' \(did you mean 'other'\?\)"):
         in_ray_fit(make_learner(RayReport(checkpoint="othr"), *several), batches, epochs=1)
-    several = Checkpoint(tmp_path / "c"), Checkpoint(tmp_path / "d", every_epochs=2, name="other")
+    several = Checkpoint(tmp_path / "c"), Checkpoint(tmp_path / "d", save=every(epochs=2), name="other")
     in_ray_fit(make_learner(RayReport(checkpoint="other"), *several), batches, epochs=2)
     assert [name for _, name in reports] == [None, "000001-step-8"]
 

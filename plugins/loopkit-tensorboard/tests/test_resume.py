@@ -9,7 +9,7 @@ import sys
 import pytest
 from conftest import LogLoss
 
-from loopkit import TrainingPhase, hookimpl
+from loopkit import TrainingPhase, every, hookimpl
 from loopkit.plugins import Checkpoint, LogMetrics, LogTo, Metrics
 from loopkit_tensorboard import TensorBoard
 
@@ -34,7 +34,7 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 loader = data.TensorLoader(torch.randn(40, 3), torch.randn(40, 1), batch_size=4, shuffle=True)
-run = Checkpoint(directory + "/checkpoints", every_updates=3, resume="auto")
+run = Checkpoint(directory + "/checkpoints", save=every(updates=3), resume="auto")
 stack = [LogLoss(), Metrics(), LogMetrics(), run, LogTo(TensorBoard(directory + "/a"), every=1)]
 learner = Learner(model, nn.MSELoss(), optimizer, plugins=stack, standard=False)
 learner.fit(loader, loader, epochs=3)
@@ -111,7 +111,7 @@ def fit(make_learner, batches, tmp_path):
 
     def start(at=0, resume="auto", directory=tmp_path / "a"):
         backend = TensorBoard(directory)
-        run = Checkpoint(tmp_path / "checkpoints", every_updates=2, resume=resume)
+        run = Checkpoint(tmp_path / "checkpoints", save=every(updates=2), resume=resume)
         learner = make_learner(LogLoss(), Metrics(), LogMetrics(), run, Stop(at), LogTo(backend, every=1))
         try:
             learner.fit(batches, batches, epochs=3, on_interrupt=None)

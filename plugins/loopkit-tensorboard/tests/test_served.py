@@ -14,7 +14,7 @@ import pytest
 from conftest import LogLoss, LogOnce
 from torch import nn
 
-from loopkit import TrainingPhase, hookimpl
+from loopkit import TrainingPhase, every, hookimpl
 from loopkit.logs import Audio, Graph, Histogram, Hyperparameters, Image, Table, Text
 from loopkit.plugins import Checkpoint, LogMetrics, LogTo, Metrics
 from loopkit_tensorboard import TensorBoard
@@ -173,7 +173,7 @@ def test_a_running_tensorboard_forgets_what_a_resumed_run_has_cut_off(make_learn
                 raise KeyboardInterrupt
 
     def fit(*plugins):
-        run = Checkpoint(tmp_path / "checkpoints", every_updates=5, resume="auto")
+        run = Checkpoint(tmp_path / "checkpoints", save=every(updates=5), resume="auto")
         learner = make_learner(LogLoss(), run, LogTo(TensorBoard(tmp_path / "runs/a"), every=1), *plugins)
         learner.fit(batches, epochs=3, on_interrupt=None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import io
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,8 +19,6 @@ from loopkit.errors import WorldError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
-
-__all__ = ["World", "join"]
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _current: World | None = None
@@ -57,6 +56,7 @@ class World:
         """Says which process is the cause of an error of a collective; None if that is not the error's cause."""
         self._group = group
         self._watches = 0
+        self._vouched: tuple[float, Callable[[], str]] | None = None
 
     def gather(self, value: Any) -> list[Any]:
         """Every process's value, by rank, in each process; two collectives. Values are pickled, between these alone."""
@@ -92,6 +92,28 @@ class World:
         if self.size == 1:
             return list(numbers)
         return self._reduced(numbers, dist.ReduceOp.SUM)
+
+    def vouch(self, number: float, differs: Callable[[], str]) -> None:
+        """Let the next agreement compare a number, which is to be the same in all processes.
+
+        Args:
+            number: From 0 to 2**53.
+            differs: Says what differs, if it is not the same. All processes call it.
+        """
+        self._vouched = number, differs
+
+    def agree(self, *numbers: float) -> list[float]:
+        """`highest`, and `WorldError` if what the processes vouch for is not the same; one collective.
+
+        Raises:
+            WorldError: It is not.
+        """
+        vouched, self._vouched = self._vouched, None
+        own = (-math.inf, -math.inf) if vouched is None else (vouched[0], -vouched[0])
+        most, least, *highest = self.highest(*own, *numbers)
+        if vouched is not None and most != -least:
+            raise WorldError(vouched[1]())
+        return highest
 
     def _reduced(self, numbers: tuple[float, ...], op: Any) -> list[float]:
         values = torch.tensor(numbers, dtype=torch.float64)

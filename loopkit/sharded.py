@@ -11,8 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-__all__ = ["is_sharded", "like", "part", "parts", "total_norm", "weights", "whole"]
-
 
 def is_sharded(value: Any) -> bool:
     """Whether a value is a ``torch.distributed.tensor.DTensor``."""

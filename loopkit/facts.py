@@ -1,0 +1,92 @@
+"""Facts: in plain words, what a thing was made with, so that two of them can be compared."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import inspect
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from loopkit.plugin import options_of
+
+DEEPEST = 4
+"""How far into options of options it looks."""
+PLAIN = (bool, int, float, str, bytes, type(None), range, enum.Enum, Path, torch.dtype, torch.device)
+
+
+def fact(value: Any, depth: int = 0) -> str:
+    """What a value is: equal for equal ones, in every process and every run.
+
+    Functions are told by name and by what their code says; modules and other objects by class and options; tensors by a
+    hash of their values.
+
+    Example::
+
+        >>> fact({"betas": (0.9, 0.999), "loss": nn.MSELoss()})
+        "{'betas': (0.9, 0.999), 'loss': MSELoss(reduction='mean')}"
+    """
+    if depth > DEEPEST:
+        return "..."
+    if isinstance(value, PLAIN):
+        return str(value) if isinstance(value, (torch.dtype, torch.device, Path, enum.Enum)) else repr(value)
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key!r}: {fact(part, depth + 1)}' for key, part in value.items())}}}"
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(fact(part, depth + 1) for part in value)})"
+    if isinstance(value, (set, frozenset)):
+        return f"({', '.join(sorted(fact(part, depth + 1) for part in value))})"
+    if isinstance(value, Tensor):
+        held = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)} {_hash(held)}"
+    if isinstance(value, partial):
+        return f"partial({', '.join([fact(value.func, depth + 1), *_named(_arguments(value), depth)])})"
+    if inspect.ismethod(value):
+        return f"{fact(value.__self__, depth + 1)}.{value.__name__}"
+    if inspect.isroutine(value) or isinstance(value, type):
+        return _function(value, depth)
+    return f"{type(value).__qualname__}({', '.join(_named(_options(value), depth))})"
+
+
+def _options(value: Any) -> dict[str, Any]:
+    """What an object was made with; of a module what it holds, too."""
+    options = options_of(value)
+    if isinstance(value, nn.Module):
+        options |= {name: part for name, part in vars(value).items() if isinstance(part, PLAIN) and name[0] != "_"}
+        options |= {**dict(value.named_buffers(recurse=False)), **dict(value.named_children())}
+        options.pop("training", None)
+    return options
+
+
+def _arguments(value: partial[Any]) -> dict[str, Any]:
+    return {**{str(number): part for number, part in enumerate(value.args)}, **value.keywords}
+
+
+def _named(options: Mapping[str, Any], depth: int) -> Iterable[str]:
+    return (f"{name}={fact(part, depth + 1)}" for name, part in options.items())
+
+
+def _function(value: Any, depth: int) -> str:
+    name = str(getattr(value, "__qualname__", value.__name__))
+    code = getattr(value, "__code__", None)
+    if code is None:
+        return name
+    held = [*inspect.getclosurevars(value).nonlocals.values(), *(value.__defaults__ or ())]
+    kept = [fact(part, depth + 1) for part in held]
+    return f"{name} {_hash((_said(code, value.__doc__), kept))}"
+
+
+def _said(code: CodeType, doc: str | None) -> tuple[Any, ...]:
+    """What the source of a function says, whatever version of Python has compiled it."""
+    constants = [part for part in code.co_consts if part is not None and part != doc]
+    return code.co_names, [_said(part, None) if isinstance(part, CodeType) else repr(part) for part in constants]
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(str(value).encode()).hexdigest()[:12]
