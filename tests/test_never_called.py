@@ -63,21 +63,21 @@ def test_hook_of_training_is_refused_where_no_phase_trains():
     plugin, _ = counting("backward_begin")
     learner = make_learner(plugin, phases=[Measuring()])
     with pytest.raises(PluginError, match=r"'counting' is never called: .*\(backward_begin\).*measuring"):
-        learner.fit(batches(3), epochs=1, phase="measuring")
+        learner.fit({"measuring": batches(3)}, epochs=1)
     replacing = on("optimizer_step", lambda default, **_: default(), "replacing")
     with pytest.raises(PluginError, match=r"'replacing' is never called"):
-        make_learner(replacing, phases=[Measuring()]).fit(batches(3), epochs=1, phase="measuring")
+        make_learner(replacing, phases=[Measuring()]).fit({"measuring": batches(3)}, epochs=1)
 
 
 def test_standard_phase_that_the_fit_does_not_run_does_not_count():
     learner = make_learner(counting("step_begin", phase=TrainingPhase)[0], phases=[Measuring()])
     with pytest.raises(PluginError, match="never called"):
-        learner.fit(batches(3), epochs=1, phase="measuring")
+        learner.fit({"measuring": batches(3)}, epochs=1)
 
 
 def test_phase_of_ones_own_counts_though_the_fit_may_not_run_it():
     plugin, calls = counting("twiddle_begin")
-    make_learner(plugin, phases=[Twiddling()]).fit(batches(3), epochs=1, phase="train")
+    make_learner(plugin, phases=[Twiddling()]).fit({"train": batches(3)}, epochs=1)
     assert not calls
 
 
