@@ -132,7 +132,8 @@ def check_given(train: Any, val: Any) -> None:
             f"fit(X, y) with {describe(train)} and {describe(val)}: fit takes batches, and the second argument is the "
             f"data of the validation. Did you mean fit(loopkit.data.TensorLoader(X, y, batch_size=32), epochs=...)?"
         )
-    _check_data(train)
+    if not isinstance(train, Mapping):  # by the name of a phase
+        _check_data(train)
 
 
 def _is_array(data: Any) -> bool:

@@ -213,7 +213,7 @@ def test_run_that_sigterm_ends_in_the_middle_of_the_second_set_goes_on_bit_for_b
     same(end(again), end(whole))
 
 
-@pytest.mark.parametrize("saver", [{}, {"every_updates": 3}], ids=["every_epoch", "every_3_updates"])
+@pytest.mark.parametrize("saver", [{}, {"save": every(updates=3)}], ids=["every_epoch", "every_3_updates"])
 @pytest.mark.parametrize("fit", FITS)
 @pytest.mark.parametrize("phase", ["val", "ood"])
 def test_run_that_is_killed_in_a_set_goes_on_bit_for_bit(tmp_path, fit, saver, phase):
