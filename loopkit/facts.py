@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from loopkit.plugin import options_of
 
-
 DEEPEST = 4
 """How far into options of options it looks."""
 PLAIN = (bool, int, float, str, bytes, type(None), range, enum.Enum, Path, torch.dtype, torch.device)

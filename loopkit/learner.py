@@ -20,7 +20,7 @@ from loopkit.engine.fit import Fit, Limits, Rounds, Validation, check_count
 from loopkit.engine.models import Models, Weights
 from loopkit.engine.refusals import plugin_name
 from loopkit.engine.resume import Mark, Position
-from loopkit.engine.sources import Prepared, Source
+from loopkit.engine.sources import Prepared, Source, check_given
 from loopkit.engine.state import apply, collect, shares
 from loopkit.errors import EmptyDataError, PhaseError, PluginError, StateError
 from loopkit.events import SignalBegin
@@ -32,7 +32,7 @@ from loopkit.plugin import unwrapped
 from loopkit.progress import Progress
 from loopkit.result import FitResult, Planned
 from loopkit.sharded import is_sharded
-from loopkit.words import nearest
+from loopkit.words import nearest, takes
 from loopkit.world import World
 
 if TYPE_CHECKING:
@@ -42,6 +42,16 @@ if TYPE_CHECKING:
     from loopkit.summary import Summary
 
 now = time.time
+
+
+ELSEWHERE = {
+    "metrics": "give plugins=[Metrics(...)]",
+    "callbacks": "give plugins=[...]",
+    "epochs": "give learner.fit(train, epochs=...)",
+    "device": "give plugins=[ToDevice(...)]",
+    "criterion": "give loss_fn=...",
+}
+"""Arguments that people bring from other libraries, and what to write."""
 
 
 class Learner:
@@ -76,6 +86,7 @@ class Learner:
         result = learner.fit(train, val, epochs=3)
     """
 
+    @takes(**ELSEWHERE)
     def __init__(
         self,
         model: nn.Module | Mapping[str, nn.Module],
@@ -348,6 +359,7 @@ class Learner:
             ReentrancyError: Called during a fit.
             EmptyDataError: There is no batch.
         """
+        check_given(train, val)
         limits = Limits(epochs, max_steps, max_updates)
         for name, count in {"validate_every": validate_every, "validate_every_updates": validate_every_updates}.items():
             check_count(name, count)
@@ -802,6 +814,10 @@ def _validates(phase: Phase) -> bool:
 
 
 def _check_loss_fn(loss_fn: Any) -> None:
+    if isinstance(loss_fn, torch.optim.Optimizer):
+        raise PhaseError(
+            f"loss_fn is an optimizer ({type(loss_fn).__name__}): the order is Learner(model, loss_fn, optimizer)"
+        )
     if isinstance(loss_fn, type):
         made = loss_fn.__name__
         raise PhaseError(f"loss_fn is the class {made}, not a function: give an instance, loss_fn={made}()")

@@ -76,6 +76,13 @@ def check_owners(plugins: Mapping[str, Any]) -> None:
             owners.append((name, state))
 
 
+def check_replacement(hook: str, plugins: Sequence[str], phase: Phase) -> None:
+    """Refuse two plugins that do one thing, of which no order makes sense."""
+    if len(plugins) > 1:
+        names = " and ".join(map(repr, plugins))
+        raise PluginConflict(f"{names} both implement {hook} in phase {phase.name!r}: keep one")
+
+
 def _way_out(state: str) -> str:
     """How two owners of a state can live together."""
     if overlaps(state, "weights"):
@@ -216,6 +223,12 @@ def plugin_name(plugin: Any) -> str:
     return name
 
 
+def shown_plugin(plugin: Any) -> str:
+    """The plugin, or its class where its ``repr`` is no more than an address."""
+    said = repr(plugin)
+    return f"a {type(plugin).__name__}" if " object at 0x" in said else said
+
+
 def _wrapped(part: Any) -> str:
     """The plugin that takes what is a part of one: a metric, a scheduler of torch, a schedule; else an empty string."""
     made = f"{type(part).__name__}(...)"
@@ -225,6 +238,9 @@ def _wrapped(part: Any) -> str:
         return "Plateau(monitor=...)"
     if isinstance(part, LRScheduler):
         return f"TorchSchedule({made})"
+    bases = {(base.__module__.partition(".")[0], base.__name__) for base in type(part).__mro__}
+    if bases & {("lightning", "Callback"), ("pytorch_lightning", "Callback")}:
+        return f"loopkit_lightning.LightningCallback({made})"
     if getattr(part, "__module__", None) == OfLength.__module__:
         return f"Schedule({part.name if isinstance(part, OfLength) else part.__name__})"
     return ""

@@ -115,7 +115,8 @@ class Registry:
         name = refusals.plugin_name(plugin)
         registered = self._manager.get_plugin(name)
         if registered is not None:
-            again = "the same object" if registered is plugin else f"{registered!r} and {plugin!r}"
+            both = " and ".join(map(refusals.shown_plugin, (registered, plugin)))
+            again = "the same object" if registered is plugin else both
             raise PluginError(f"two plugins are called {name!r}: {again}; give it name=... to have both")
         self._specify()
         refusals.check_plugin(plugin, name)
@@ -238,6 +239,8 @@ class Registry:
         for name, hook in hooks().items():
             if "phase" in hook.arguments:
                 found = {impl.entry.plugin: impl for impl in self.implementations(name, phase)}
+                if hook.kind == "replacement":
+                    refusals.check_replacement(name, list(found), phase)
                 order[name] = arrange([impl.entry for impl in found.values()], self.chains, name)
                 impls[name] = [found[placed.entry.plugin] for placed in order[name]]
         return self._compiler().plan(phase, impls, order)
