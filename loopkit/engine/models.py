@@ -185,8 +185,9 @@ class Models:
                     self._known = known
                     raise PhaseError(
                         f"parameter {known[p]!r} was replaced after the optimizer had taken it: the old one is "
-                        f"trained, the new one is used and saved. Change it in place, with torch.no_grad(): p.copy_(new), or "
-                        f"replace it before Learner(...), and give a factory, optimizer=lambda params: ..."
+                        f"trained, the new one is used and saved. Change it in place, with torch.no_grad(): "
+                        f"p.copy_(new), or replace it before Learner(...), and give a factory: "
+                        f"optimizer=lambda params: ..."
                     )
 
     def _make_optimizer(self, name: str, given: Optimizers, named: bool) -> torch.optim.Optimizer:
