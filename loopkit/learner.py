@@ -45,6 +45,16 @@ if TYPE_CHECKING:
 now = time.time
 
 
+ELSEWHERE = {
+    "metrics": "give plugins=[Metrics(...)]",
+    "callbacks": "give plugins=[...]",
+    "epochs": "give learner.fit(train, epochs=...)",
+    "device": "give plugins=[ToDevice(...)]",
+    "criterion": "give loss_fn=...",
+}
+"""Arguments that people bring from other libraries, and what to write."""
+
+
 class Learner:
     """Everything that is trained together, and the loops.
 
@@ -77,13 +87,7 @@ class Learner:
 
     _standard_set: ClassVar[Callable[[Iterable[Any]], list[Any]]]
 
-    @takes(
-        metrics="give plugins=[Metrics(...)]",
-        callbacks="give plugins=[...]",
-        epochs="give learner.fit(train, epochs=...)",
-        device="give plugins=[ToDevice(...)]",
-        criterion="give loss_fn=...",
-    )
+    @takes(**ELSEWHERE)
     def __init__(
         self,
         model: nn.Module | Mapping[str, nn.Module],

@@ -201,7 +201,7 @@ def test_argument_that_does_not_exist_is_named_with_what_to_write(make, said):
 
 def test_two_plugins_of_one_class_are_named_by_it():
     with pytest.raises(
-        PluginError, match=r"called 'clip_grad_norm': both of class ClipGradNorm; give it name=..."
+        PluginError, match=r"called 'clip_grad_norm': a ClipGradNorm and a ClipGradNorm; give it name=..."
     ) as e:
         make_learner(plugins=[ClipGradNorm(1.0), ClipGradNorm(2.0)])
     assert " object at " not in str(e.value)
@@ -233,7 +233,7 @@ def test_callback_of_lightning_is_named_with_what_wraps_it():
 
 
 def test_weights_of_the_best_checkpoint_are_loaded(tmp_path):
-    checkpoint = Checkpoint(tmp_path, keep_best=1, monitor="val/loss")
+    checkpoint = Checkpoint(tmp_path, best="val/loss")
     learner = make_learner(plugins=[checkpoint], standard=True)
     learner.fit(make_batches(), make_batches(1), epochs=2)
     model = nn.Linear(3, 2)

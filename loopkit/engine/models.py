@@ -50,8 +50,8 @@ class Models:
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.weights = Weights()
         self.casts = Casts()
-        self._known: dict[str, nn.Parameter] = {}
-        """The parameters as they were when the optimizers came, or an epoch last began."""
+        self._known: dict[nn.Parameter, str] = {}
+        """The parameters when the optimizers came, or an epoch last began, with their names."""
         self._routes: dict[str, Route] = {}
         self._wrapped: set[str] = set()
 
@@ -166,32 +166,30 @@ class Models:
         else:
             self.optimizer = self._make_optimizer("optimizer", given, False)
             self.optimizers = {"optimizer": self.optimizer}
-        self._known = self._named()
-
-    def _named(self) -> dict[str, nn.Parameter]:
-        several = len(self.by_name) > 1
-        named = [(f"{each}." if several else "", model.named_parameters()) for each, model in self.by_name.items()]
-        return {prefix + name: p for prefix, params in named for name, p in params}
+        self.check_replaced()
 
     def check_replaced(self) -> None:
-        """Refuse that an optimizer trains parameters which the models have no more.
+        """Refuse that an optimizer trains parameters which the models have had and have no more.
 
         Raises:
             PhaseError: It does.
         """
-        if not self.optimizers:
+        known, here = self._known, {}
+        for name, model in self.by_name.items():
+            for path, p in model.named_parameters():
+                here[p] = f"{name}.{path}" if len(self.by_name) > 1 else path
+        self._known = here
+        if not (gone := known.keys() - here.keys()):
             return
-        known, self._known = self._known, self._named()
-        here = set(self._known.values())
-        gone = {p: name for name, p in known.items() if p not in here and not is_sharded(p)}
-        for optimizer in self.optimizers.values() if gone else ():
+        for optimizer in self.optimizers.values():
             for p in (p for group in optimizer.param_groups for p in group["params"]):
-                if p in gone:
+                if p in gone and not is_sharded(p):
                     self._known = known
                     raise PhaseError(
-                        f"parameter {gone[p]!r} was replaced after the optimizer had taken it: the old one is trained, "
-                        f"the new one is used and saved. Change it in place, with torch.no_grad(): p.copy_(new), or "
-                        f"replace it before Learner(...), and give a factory, optimizer=lambda params: ..."
+                        f"parameter {known[p]!r} was replaced after the optimizer had taken it: the old one is "
+                        f"trained, the new one is used and saved. Change it in place, with torch.no_grad(): "
+                        f"p.copy_(new), or replace it before Learner(...), and give a factory: "
+                        f"optimizer=lambda params: ..."
                     )
 
     def _make_optimizer(self, name: str, given: Optimizers, named: bool) -> torch.optim.Optimizer:

@@ -247,6 +247,12 @@ def plugin_name(plugin: Any) -> str:
     return name
 
 
+def shown_plugin(plugin: Any) -> str:
+    """The plugin, or its class where its ``repr`` is no more than an address."""
+    said = repr(plugin)
+    return f"a {type(plugin).__name__}" if " object at 0x" in said else said
+
+
 def _wrapped(part: Any) -> str:
     """The plugin that takes what is a part of one: a metric, a scheduler of torch, a schedule; else an empty string."""
     made = f"{type(part).__name__}(...)"

@@ -115,8 +115,7 @@ class Registry:
         name = refusals.plugin_name(plugin)
         registered = self._manager.get_plugin(name)
         if registered is not None:
-            kinds = [type(unwrapped(each)).__name__ for each in (registered, plugin)]
-            both = f"both of class {kinds[0]}" if kinds[0] == kinds[1] else f"a {kinds[0]} and a {kinds[1]}"
+            both = " and ".join(map(refusals.shown_plugin, (registered, plugin)))
             again = "the same object" if registered is plugin else both
             raise PluginError(f"two plugins are called {name!r}: {again}; give it name=... to have both")
         self._specify()

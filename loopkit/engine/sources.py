@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from loopkit.engine.registry import Registry
     from loopkit.phases import Phase
 
+TABLES = ("numpy", "pandas")
+"""Modules whose objects hold samples, not batches."""
+
 
 class Source:
     """The data of a phase.
@@ -132,17 +135,16 @@ def check_given(train: Any, val: Any) -> None:
             f"fit(X, y) with {describe(train)} and {describe(val)}: fit takes batches, and the second argument is the "
             f"data of the validation. Did you mean fit(loopkit.data.TensorLoader(X, y, batch_size=32), epochs=...)?"
         )
-    if not isinstance(train, Mapping):  # by the name of a phase
-        _check_data(train)
 
 
 def _is_array(data: Any) -> bool:
     """Whether it is a tensor, a NumPy array or a table of pandas: samples, not batches."""
-    return isinstance(data, Tensor) or type(data).__module__.partition(".")[0] in ("numpy", "pandas")
+    return isinstance(data, Tensor) or type(data).__module__.partition(".")[0] in TABLES
 
 
 def _check_data(data: Any) -> None:
-    if type(data).__module__.partition(".")[0] == "datasets":
+    made_by = type(data).__module__.partition(".")[0]
+    if made_by == "datasets":
         raise PhaseInputError(
             f"data is a {type(data).__name__} of Hugging Face, which gives samples, not batches: "
             f"loopkit_huggingface.DatasetLoader(data, batch_size=32) makes them, or "
