@@ -102,7 +102,7 @@ class Loop(Frame):
             size, mean = self._core.accumulate, not is_sum(self._core.learner.loss_fn)
             optimizers = self._core.models.optimizers.items()
             self.windows = tuple([Window(name, optimizer, size, mean) for name, optimizer in optimizers])
-            if all(phase is not self.phase for phase in self._core.proven):
+            if self.phase not in self._core.proven:
                 self._proof = Proof(self.phase, self._core.models.optimizers.values())
             self._grad_mode = None if torch.is_grad_enabled() else torch.enable_grad
 

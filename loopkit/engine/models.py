@@ -45,6 +45,8 @@ class Models:
             if model.training and not each.training
         }
         """The modules that stay in eval mode in training, with their names: they were so, in a model in train mode."""
+        self.kept_in_eval = _kept([name for each, name in self._evals.items() if not list(each.children())])
+        """What to say of them; empty without any."""
         self.optimizer: Any = None
         """The optimizer, or the mapping of them, as it was given."""
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
@@ -55,21 +57,19 @@ class Models:
         self._routes: dict[str, Route] = {}
         self._wrapped: set[str] = set()
 
-    def modules(self) -> Iterator[nn.Module]:
-        """Every module of every model."""
-        for model in self.by_name.values():
-            yield from model.modules()
-
     def set_modes(self, training: bool) -> list[tuple[nn.Module, bool]]:
         """Put the modules in train or eval mode; returns the mode in which each was.
 
         In train mode, those that the user had put into eval mode before stay there.
         """
-        modes = [(module, module.training) for module in self.modules()]
+        modes, as_wanted = [], True
         evals = self._evals if training else {}
-        if any(
-            was is (not training or each in evals) or type(each).train is not nn.Module.train for each, was in modes
-        ):
+        for model in self.by_name.values():
+            for module in model.modules():
+                modes.append((module, module.training))
+                wanted = training and module not in evals
+                as_wanted &= module.training is wanted and type(module).train is nn.Module.train
+        if not as_wanted:
             for model in self.by_name.values():
                 model.train(training)
             self.restore([(each, False) for each in evals])
@@ -81,17 +81,6 @@ class Models:
         for module, training in modes:
             if module.training is not training:  # assigning to a module's attribute is slow
                 module.training = training
-
-    def kept_in_eval(self) -> str:
-        """What to say of modules that are in eval mode in training; empty without any."""
-        names = [name for each, name in self._evals.items() if not any(True for _ in each.children())]
-        if not names:
-            return ""
-        rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        return (
-            f"{', '.join(names[:3])}{rest} had been put into eval mode when the learner was made, and stay so in "
-            f"training; model.train() before Learner(...) if that is not meant"
-        )
 
     def device(self) -> str:
         """Where the first parameter is, in words."""
@@ -216,6 +205,15 @@ class Models:
         if not isinstance(made, torch.optim.Optimizer):
             raise PhaseError(f"the factory of optimizer {name!r} returned {made!r}: it must return a torch optimizer")
         return made
+
+
+def _kept(names: list[str]) -> str:
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    said = (
+        f"{', '.join(names[:3])}{rest} had been put into eval mode when the learner was made, and stay so in training; "
+        f"model.train() before Learner(...) if that is not meant"
+    )
+    return said if names else ""
 
 
 class StandIn(NamedTuple):

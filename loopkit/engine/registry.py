@@ -26,6 +26,7 @@ from loopkit.words import nearest
 if TYPE_CHECKING:
     from loopkit.engine.logbook import Logbook
     from loopkit.engine.plan import Where
+    from loopkit.engine.roles import Roles
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 
@@ -41,9 +42,7 @@ class Registry:
         where: Says in words where a step of a phase is.
     """
 
-    def __init__(
-        self, learner: Learner, phases: dict[str, Phase], order: Sequence[Any], logbook: Logbook, where: Where
-    ) -> None:
+    def __init__(self, learner: Learner, phases: Roles, order: Sequence[Any], logbook: Logbook, where: Where) -> None:
         self.chains = refusals.chains(order)
         self.version = 0
         """Changes whenever a plugin comes or goes."""
@@ -207,15 +206,17 @@ class Registry:
         found = refusals.never_called(self._implementations, known)
         return [refusals.idle(name, hooks, known) for name, hooks in found.items()]
 
-    def check_fit(self, runs: Sequence[Phase], own: Sequence[Phase]) -> None:
+    def check_fit(self, runs: Sequence[Phase]) -> None:
         """What only shows when a fit begins, which runs these phases, and whose hooks may run those of the user's own.
 
         Raises:
             PluginError: A plugin is never called, or reads a metric that is never made.
         """
+        if not self._implementations:
+            return
         for phase in runs:
             self.check_phase(phase)
-        if idle := self.idle([*runs, *own]):
+        if idle := self.idle([*runs, *self._phases.own]):
             raise PluginError("; ".join(idle))
         refusals.check_monitors(self._implementations, self._phases, {phase.name for phase in runs})
 
