@@ -40,7 +40,7 @@ def train(checkpoints: str, epochs: int) -> float:
     ]
     learner = Learner(model, nn.CrossEntropyLoss(), optimizer, plugins=stack)
     result = learner.fit(train_data, val_data, epochs=epochs)
-    if learner.rank == 0:
+    if learner.world.rank == 0:
         print(result)
     return result.metrics["val/accuracy"]
 

@@ -185,16 +185,6 @@ class Learner:
         self._core.join(world)
 
     @property
-    def rank(self) -> int:
-        """Which of the processes that train together this is; 0 for one alone."""
-        return self._core.world.rank
-
-    @property
-    def world_size(self) -> int:
-        """How many processes train together."""
-        return self._core.world.size
-
-    @property
     def current(self) -> Fit | None:
         """The fit that is running."""
         return self._core.fit
@@ -351,7 +341,10 @@ class Learner:
         validations = self._validations(val, validate)
         planned = limits.planned(source.length, self.accumulate)
         fit = self._fit(limits, planned, on_interrupt, loader_timeout)
-        fit.begin([source.phase, *(each.source.phase for each in validations)])
+        phases = [source.phase]
+        for each in validations:
+            phases.append(each.source.phase)  # noqa: PERF401 - no call more before the first batch
+        fit.begin(phases)
         try:
             fit.run(source, validations)
         except BaseException as error:
@@ -755,11 +748,6 @@ class Learner:
     def open_passes(self) -> list[Epoch]:
         """The epochs that are running, the outermost first, without those that were running when the fit began."""
         return self._core.open_epochs
-
-    @property
-    def fitting_now(self) -> bool:
-        """Whether a fit is running."""
-        return self._core.fit is not None
 
     @property
     def beginning(self) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax, logsigmoid
 
-__all__ = ["focal_loss", "is_sum", "summed"]
+__all__ = ["focal_loss", "summed"]
 
 
 def summed(loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -27,8 +27,8 @@ def summed(loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
     Example::
 
         >>> loss_fn = summed(lambda outputs, targets: (outputs - targets).square().sum())
-        >>> loss_fn(torch.tensor([1.0, 2.0]), torch.zeros(2)), is_sum(loss_fn)
-        (tensor(5.), True)
+        >>> loss_fn(torch.tensor([1.0, 2.0]), torch.zeros(2)), loss_fn.reduction
+        (tensor(5.), 'sum')
     """
     return _Summed(loss_fn)
 

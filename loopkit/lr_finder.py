@@ -155,12 +155,12 @@ class LRFinder:
             PhaseInputError: The data is an iterator, which would be used up.
             NonFiniteError: The first loss is infinite or undefined.
         """
-        if learner.fitting_now or learner.running is not None:
+        if learner.current is not None or learner.running is not None:
             raise ReentrancyError("LRFinder.run: the learner is running; make the test before or after")
-        if learner.world_size > 1:
+        if learner.world.size > 1:
             raise WorldError(
-                f"LRFinder.run: the learner is one of {learner.world_size} processes, with batches that are parts: "
-                f"make the test in one process alone, with {learner.world_size} times the batch_size, and "
+                f"LRFinder.run: the learner is one of {learner.world.size} processes, with batches that are parts: "
+                f"make the test in one process alone, with {learner.world.size} times the batch_size, and "
                 f"give all of them the rate that it finds"
             )
         if not learner.optimizers:

@@ -193,7 +193,7 @@ class Mean(Metric):
 class Loss(Mean):
     """Mean loss over an epoch, weighted by ``step.weight``: right for an uneven last batch.
 
-    Of a loss that is a sum (`loopkit.losses.is_sum`), the sums are added, and divided by the weights.
+    Of a loss that is a sum (see `loopkit.losses.summed`), the sums are added, and divided by the weights.
     """
 
     def __init__(self) -> None:

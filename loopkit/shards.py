@@ -316,7 +316,8 @@ def _checked(data: Any, own_rank: int, own_size: int, rank: int, size: int) -> A
 def _refused(data: Any, why: str) -> WorldError:
     return WorldError(
         f"{_name(data)} cannot be shared out among the processes: {why}. Use a loader of loopkit.data or a DataLoader "
-        f"over samples by index; or shard it yourself by learner.rank and learner.world_size, and give DDP(shard=False)"
+        f"over samples by index; or shard it yourself by learner.world.rank and learner.world.size, and give "
+        f"DDP(shard=False)"
     )
 
 

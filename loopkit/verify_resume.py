@@ -365,7 +365,7 @@ class _Watch:
     @hookimpl(reads=("*",), after=("checkpoint",))
     def step_end(self, learner: Learner, phase: Phase) -> None:
         """Note the step, or die."""
-        if phase.training and learner.fitting_now and learner.at_edge:
+        if phase.training and learner.current is not None and learner.at_edge:
             if self._steps(learner) == self._run.kill_at:
                 os.kill(os.getpid(), signal.Signals[f"SIG{self._run.signal}"])
             self._note(learner)

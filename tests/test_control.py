@@ -87,7 +87,7 @@ def test_fit_end_runs_once_whatever_was_raised(how):
     except (RuntimeError, KeyboardInterrupt, SystemExit) as error:
         assert type(error) is how  # noqa: PT017 - some of them end the fit without an error
     assert log == ["begin a", "end b", "end a"]
-    assert not learner.fitting_now
+    assert learner.current is None
 
 
 def test_fit_end_error_alone_passes_through_and_the_others_still_run():
@@ -250,7 +250,7 @@ def test_fit_within_a_fit_is_refused(hook):
     learner = make_learner(on(hook, lambda learner, **_: learner.fit(batches(1), epochs=1)))
     with pytest.raises(ReentrancyError, match="call run, evaluate or predict"):
         learner.fit(batches(1), epochs=1)
-    assert not learner.fitting_now
+    assert learner.current is None
 
 
 def test_training_within_an_open_window_is_refused():

@@ -79,6 +79,10 @@ def learner_attributes() -> Iterable[str]:
     return vars(bare())
 
 
+def learner_members() -> Iterable[str]:
+    return [name for name in dir(bare()) if not name.startswith("_")]
+
+
 def learner_arguments() -> Iterable[str]:
     return arguments(Learner.__init__)
 
@@ -135,12 +139,12 @@ ROWS = [
     Row("attributes of a Learner",                                             7,    20, learner_attributes),
     Row("arguments of Learner",                                                9,     9, learner_arguments),
     Row("arguments of fit",                                                    8,     8, fit_arguments),
-    Row("code lines of ground, hooks, plugin, phases, engine and learner",   6264,  4200, core_lines),
-    Row("code lines of loopkit",                                            22394, 20000, all_lines),
-    Row("public names",                                                      207,   200, public_names),
+    Row("code lines of ground, hooks, plugin, phases, engine and learner",   6257,  4200, core_lines),
+    Row("code lines of loopkit",                                            22388, 20000, all_lines),
+    Row("public names",                                                      206,   200, public_names),
     Row("calls of a bare training step",                                       14,    15, calls_of_a_step),
     Row("files of a bare training step",                                        3,     4, files_of_a_step),
-    Row("calls from fit to the first batch, bare",                            100,    60, calls_before_first_batch),
+    Row("calls from fit to the first batch, bare",                            99,    60, calls_before_first_batch),
 ]
 # fmt: on
 

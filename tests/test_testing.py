@@ -2009,7 +2009,7 @@ class OwnSteps:
     def update_end(self, learner, step):
         with torch.no_grad():
             for p in step.params:
-                p.add_(learner.rank)
+                p.add_(learner.world.rank)
 
 
 class OwnCount(Counting):
@@ -2017,7 +2017,7 @@ class OwnCount(Counting):
 
     @hookimpl
     def fit_end(self, learner):
-        self.steps += learner.rank
+        self.steps += learner.world.rank
 
     def state_dict(self):
         return {"steps": self.steps}

@@ -76,13 +76,13 @@ class Roles(dict[str, Phase]):
         return own[0] if own else self[role]
 
     def training(self, given: Any) -> tuple[Phase, Any]:
-        """The phase that ``fit(train)`` trains, and its data."""
+        """The phase that ``fit(train)`` runs, and its data."""
         if not isinstance(given, Mapping):
             return self.of("train", None, "fit({name: data})"), given
         if len(given) != 1:
             raise PhaseError(f"train is a mapping of {len(given)} names: one phase trains, so give {{'train': loader}}")
         ((name, data),) = given.items()
-        return self._fitting("train", name), data
+        return self.find(name), data
 
     def validating(self, given: Any) -> list[tuple[Phase, Any]]:
         """The phases that ``fit(train, val)`` validates with, and their data; those that are missing are made."""
@@ -93,11 +93,9 @@ class Roles(dict[str, Phase]):
         for name in given:
             if isinstance(name, str) and name and name not in self:
                 self[name] = ValidationPhase(name)
-        return [(self._fitting("val", name), data) for name, data in given.items()]
-
-    def _fitting(self, role: str, name: Any) -> Phase:
-        phase = self.find(name)
-        if not FITS[role](phase):
-            does = "trains" if phase.training else "predicts" if _predicts(phase) else "does not train"
-            raise PhaseError(f"{role} is {{{name!r}: ...}}, but phase {name!r} {does}: give the name of another phase")
-        return phase
+        phases = [self.find(name) for name in given]
+        for phase in phases:
+            if not _validates(phase):
+                does = "trains" if phase.training else "predicts"
+                raise PhaseError(f"val is {{{phase.name!r}: ...}}, but that phase {does}: give the name of another one")
+        return list(zip(phases, given.values(), strict=True))

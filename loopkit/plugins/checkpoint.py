@@ -188,7 +188,7 @@ class Checkpoint:
     @hookimpl(reads=("*",))
     def step_end(self, learner: Learner, phase: Phase) -> None:
         """Save if it is due."""
-        together, now = learner.world_size > 1, learner.running
+        together, now = learner.world.size > 1, learner.running
         waits = together and now is not None and now.window_open  # a window is not saved where others train, too
         if self._tried == 1 and phase.training and learner.at_edge and not waits:
             self._try(learner)  # what optimizers hold is made in the first update
@@ -201,7 +201,7 @@ class Checkpoint:
             in_step = learner.world.in_step
             if due and in_step and not waits:
                 self._save(learner, "interval")
-            elif (late or (due and not in_step)) and learner.rank == 0:  # all save when they next agree
+            elif (late or (due and not in_step)) and learner.world.rank == 0:  # all save when they next agree
                 self._next_time = math.inf
                 learner.request_save()
         elif (due or late) and not self._writer.busy:
@@ -210,7 +210,7 @@ class Checkpoint:
     @hookimpl(reads=lambda plugin: ("*",) if plugin.monitor is None else ("*", f"metrics.{plugin.monitor}"))
     def phase_end(self, learner: Learner, phase: Phase) -> None:
         """Save if an epoch is complete, or the metric is among the best."""
-        if not learner.fitting_now:
+        if learner.current is None:
             return
         if self.monitor is not None and phase.name == self.monitor.partition("/")[0]:
             self._measured = True
@@ -289,8 +289,8 @@ class Checkpoint:
 
     @contextmanager
     def _guard(self, learner: Learner, epoch: Epoch) -> Iterator[None]:
-        alone = learner.world_size == 1  # else the others had to take part
-        saves = self._options.on_error and learner.fitting_now and alone
+        alone = learner.world.size == 1  # else the others had to take part
+        saves = self._options.on_error and learner.current is not None and alone
         mark = epoch.mark() if saves and self._tried else None
         try:
             yield
@@ -307,7 +307,7 @@ class Checkpoint:
     def _start(self, learner: Learner) -> None:
         """Take the directory; go on from a checkpoint if that was asked for, in all processes from the same one."""
         chosen = refusal = None
-        if learner.rank == 0:
+        if learner.world.rank == 0:
             try:
                 self._take_directory()
                 chosen = None if self._begun else self._choose(learner)
@@ -391,7 +391,7 @@ class Checkpoint:
         ]
         doubt = f"; it may differ in the last bits ({', '.join(changed)})" if changed else ""
         counts = learner.progress
-        if learner.rank == 0:
+        if learner.world.rank == 0:
             _say(f"resumed {manifest.path} at epoch {counts.epochs}, step {counts.steps:,}{doubt}")
 
     def _is_epoch_due(self, learner: Learner) -> bool:
@@ -424,7 +424,7 @@ class Checkpoint:
         _check_finite(learner)
         state = learner.state_dict(at)
         contents = Contents.of(learner, state)
-        if learner.rank > 0:
+        if learner.world.rank > 0:
             self._saved_at = self._here(learner)
             self._plan_next(learner)
             return

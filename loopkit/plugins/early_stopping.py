@@ -136,7 +136,7 @@ class EarlyStopping:
             return
         keep = epoch.keep(self)
         keep["cut"] = epoch.stopped or epoch.steps == 0
-        if phase.name == self._phase and self.restore_best and learner.fitting_now and not keep["cut"]:
+        if phase.name == self._phase and self.restore_best and learner.current is not None and not keep["cut"]:
             keep["measured"] = {name: self._copy(tensor) for name, tensor in _tensors(learner).items()}
 
     def _copy(self, tensor: Tensor) -> Tensor:

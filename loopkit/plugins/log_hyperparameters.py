@@ -113,7 +113,7 @@ class LogHyperparameters:
         if self._loaded is not None:
             return dict(self._loaded)
         learner = None if self._learner is None else self._learner()
-        at = None if learner is None or not learner.fitting_now else learner.position
+        at = None if learner is None or learner.current is None else learner.position
         return {"fit": None if at is None else at.number, "ended": None if at is None else self._ended}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -127,7 +127,7 @@ def made_with(learner: Learner) -> dict[str, Simple]:
         "seed": None if learner.result is None else learner.result.seed,
         "accumulate": learner.accumulate,
         "loss_is_sum": is_sum(learner.loss_fn),
-        "world_size": learner.world_size,
+        "world_size": learner.world.size,
     }
     for name, model in learner.models.items():
         found[name] = type(model).__name__

@@ -103,7 +103,7 @@ class LogPredictions:
     @hookimpl
     def epoch_begin(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Start from nothing, unless a saved epoch goes on."""
-        if phase.training or not learner.fitting_now or learner.rank > 0:
+        if phase.training or learner.current is None or learner.world.rank > 0:
             return
         store = epoch.store(self)
         if "kept" in store or self._done.get(phase.name, 0) % self.every == 0:
@@ -130,7 +130,7 @@ class LogPredictions:
     @hookimpl
     def epoch_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Count the epoch, and log what was kept of it."""
-        if not phase.training and learner.fitting_now:
+        if not phase.training and learner.current is not None:
             self._done[phase.name] = self._done.get(phase.name, 0) + 1
             if (kept := epoch.keep(self).get("kept")) is not None:
                 self._log(learner, phase.name, kept)

@@ -124,7 +124,7 @@ class LogTo:
     @hookimpl(writes=("*",), after=("checkpoint",))  # after it has resumed; turned round, at the end of all else
     def fit_begin(self, learner: Learner) -> None:
         """Open the logs."""
-        if learner.rank > 0:
+        if learner.world.rank > 0:
             return
         self._learner = weakref.ref(learner)
         (number, self._ended), self._loaded = self._loaded, (None, False)
@@ -147,7 +147,7 @@ class LogTo:
     @hookimpl
     def log_value(self, learner: Learner, record: Record) -> None:
         """Keep it, unless it was logged before, or comes too late. Most do not come here (``pack_log``)."""
-        if learner.rank > 0 or not learner.fitting_now:
+        if learner.world.rank > 0 or learner.current is None:
             return
         now, over = learner.running, learner.result is not None and learner.result.reason != "running"
         if not self._open and over:
@@ -241,7 +241,7 @@ class LogTo:
                 sink.save()
         self.unsaved = False
         learner = None if self._learner is None else self._learner()
-        at = None if learner is None or not learner.fitting_now else learner.position
+        at = None if learner is None or learner.current is None else learner.position
         return {
             "backends": {name: dict(sink.state) for name, sink in self._sinks.items()},
             "fit": None if at is None else at.number,

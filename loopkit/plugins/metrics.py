@@ -208,7 +208,7 @@ class Metrics:
         for rank, state in enumerate(states):
             if (state["phase"], state["metrics"].keys()) != (phase.name, now.metrics.keys()):
                 raise WorldError(
-                    f"rank {learner.rank} ends an epoch of phase {phase.name!r} with the metrics "
+                    f"rank {learner.world.rank} ends an epoch of phase {phase.name!r} with the metrics "
                     f"{', '.join(now.metrics)}; rank {rank} one of {state['phase']!r} with "
                     f"{', '.join(state['metrics'])}: they cannot be merged. Run the same epochs, with the same "
                     f"metrics, in all processes"

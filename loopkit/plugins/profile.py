@@ -121,7 +121,7 @@ class Profile:
         except BaseException:
             self._stop()
             raise
-        if not learner.fitting_now and epoch.depth == 0:
+        if learner.current is None and epoch.depth == 0:
             self._finish()
 
     @hookimpl
@@ -129,7 +129,7 @@ class Profile:
         """Start, if this is the first of the steps."""
         if phase.training:
             self._step += 1
-            if self._step == self.steps.start and learner.rank == 0:
+            if self._step == self.steps.start and learner.world.rank == 0:
                 self._start()
 
     @hookimpl
@@ -155,7 +155,7 @@ class Profile:
         if result.reason == "error":
             self._stop()
         self._finish()
-        if not self._done and learner.rank == 0 and result.reason in PLANNED:
+        if not self._done and learner.world.rank == 0 and result.reason in PLANNED:
             warnings.warn(
                 f"plugin {self.name!r}: the fit had {self._step + 1} training steps and ended before step "
                 f"{self.steps.start}, so nothing was profiled; give earlier steps",

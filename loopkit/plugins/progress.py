@@ -88,7 +88,7 @@ class Progress:
         """Write the row of the training epoch before, if another one begins; show a bar during the epoch."""
         if phase.training:
             self._write_row(learner)
-        if learner.rank > 0 or not self._draws:
+        if learner.world.rank > 0 or not self._draws:
             return None
         bar = epoch.keep(self)["bar"] = self._bar(learner, epoch)
         self._next_redraw = time.monotonic() + REDRAW_SECONDS  # it has just been drawn, empty
@@ -104,14 +104,14 @@ class Progress:
     @hookimpl(reads=("metrics", "progress"))
     def phase_end(self, learner: Learner, phase: Phase) -> None:
         """Keep the metrics for the epoch's row."""
-        if learner.fitting_now:
+        if learner.current is not None:
             prefix = f"{phase.name}/"
             self._row.update({n: v for n, v in learner.metrics.items() if n.startswith(prefix)})
             if phase.training:
                 self._epoch = learner.progress.epochs - self._done_before
 
     def _title(self, learner: Learner, epoch: Epoch) -> str:
-        planned = learner.result.planned.epochs if learner.result is not None and learner.fitting_now else None
+        planned = learner.result.planned.epochs if learner.result is not None and learner.current is not None else None
         if not planned:
             return epoch.name
         number = learner.progress.epochs - self._done_before + any(each.trains for each in learner.open_passes)
@@ -142,7 +142,7 @@ class Progress:
                 bar.late.send(plugin.peek(epoch))
 
     def _write_row(self, learner: Learner) -> None:
-        if not self._epoch or learner.rank != 0:
+        if not self._epoch or learner.world.rank != 0:
             return
         now = time.monotonic()
         planned = learner.result.planned.epochs if learner.result is not None else None

@@ -130,8 +130,8 @@ class ReplayBundle:
         assert epoch is not None
         if any(is_sharded(p) for each in learner.optimizers.values() for g in each.param_groups for p in g["params"]):
             raise StateError(
-                f"rank {learner.rank} of {learner.world_size} holds a part of the parameters only: to have a bundle "
-                f"written, run one process, or DDP"
+                f"rank {learner.world.rank} of {learner.world.size} holds a part of the parameters only: to have a "
+                f"bundle written, run one process, or DDP"
             )
         failed = Buffers()
         failed.take(learner)
@@ -154,7 +154,7 @@ class ReplayBundle:
             }
             contents = Contents.of(learner, state)
             about = describe_run(learner, contents, "error", error=f"{type(error).__name__}: {error}")
-            label = "replay" if learner.world.size == 1 else f"replay-rank{learner.rank}"  # no two of one name
+            label = "replay" if learner.world.size == 1 else f"replay-rank{learner.world.rank}"  # no two of one name
             return storage.write(self.directory, contents.files(), about, label=label).path
         finally:
             if phase.training:
@@ -207,9 +207,9 @@ def replay(
         StateError: It does not fit the learner.
         WorldError: The learner trains with other processes.
     """
-    if learner.world_size > 1:
+    if learner.world.size > 1:
         raise WorldError(
-            f"replay: the learner is one of {learner.world_size} processes, and a bundle is a step of one of them: "
+            f"replay: the learner is one of {learner.world.size} processes, and a bundle is a step of one of them: "
             f"start the script by itself, without torchrun"
         )
     manifest = storage.read_manifest(Path(path).absolute())

@@ -79,7 +79,7 @@ def _refuse(learner: Learner, phase: Phase, message: str, certain: bool) -> None
     """An error, or where a phase of the user's own may do something else, a warning."""
     if type(phase) in STANDARD and certain:
         raise PhaseInputError(message)
-    if learner.rank == 0:
+    if learner.world.rank == 0:
         warnings.warn(message, stacklevel=3)
 
 
@@ -112,7 +112,7 @@ def _check_classes(learner: Learner, phase: Phase, outputs: Tensor, targets: Ten
         values = outputs.detach().float()
         sums = (values.sum(1) - 1).abs().max() < ROUNDING
         if bool(sums & (values.min() >= 0)):  # host sync: the same
-            if learner.rank == 0:
+            if learner.world.rank == 0:
                 warnings.warn(
                     f"phase {phase.name!r}: the outputs of all {len(outputs)} samples sum to 1, as after a Softmax, "
                     f"and the cross-entropy takes one itself: leave it out of the model, which else learns slowly",
@@ -149,7 +149,7 @@ def _check_coverage(learner: Learner) -> None:
             f"the optimizer covers 0 of {len(trainable)} trainable parameters ({_some(missing)}): it was made for "
             f"another model, or before the parameters were replaced; give a factory, optimizer=lambda params: ..."
         )
-    if missing and learner.rank == 0:
+    if missing and learner.world.rank == 0:
         warnings.warn(
             f"the optimizer covers {len(trainable) - len(missing)} of {len(trainable)} trainable parameters; "
             f"not covered: {_some(missing)}. Freeze them (requires_grad=False) if that is meant",

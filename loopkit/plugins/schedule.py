@@ -135,7 +135,7 @@ class Schedule:
             self._resolve()
 
     def _planned(self, learner: Learner) -> int:
-        planned = learner.result.planned if learner.result is not None and learner.fitting_now else None
+        planned = learner.result.planned if learner.result is not None and learner.current is not None else None
         total = None if planned is None else planned.updates if self._every == "update" else planned.epochs
         if total is None:
             give = "epochs= and data with len(), or max_updates=" if self._every == "update" else "epochs="

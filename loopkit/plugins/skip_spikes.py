@@ -74,7 +74,7 @@ class SkipSpikes:
             )
         value = loss.item()  # host sync: on an accelerator, where wait=True asks for it
         if must_agree(learner):
-            value = learner.world.total(value)[0] / learner.world_size
+            value = learner.world.total(value)[0] / learner.world.size
         if not math.isfinite(value):
             return
         good = self._losses.setdefault(phase.name, [])

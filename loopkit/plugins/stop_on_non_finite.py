@@ -170,13 +170,13 @@ class StopOnNonFinite:
             return
         value = loss.item()  # host sync: on an accelerator, where late=False asks for it
         bad = not math.isfinite(value)
-        first = learner.rank
+        first = learner.world.rank
         if self._goes_on and must_agree(learner):
-            last = learner.world_size - 1
-            first = last - int(learner.world.highest(last - learner.rank if bad else -1)[0])
+            last = learner.world.size - 1
+            first = last - int(learner.world.highest(last - learner.world.rank if bad else -1)[0])
             if first > last:
                 return
-        if bad or first != learner.rank:
+        if bad or first != learner.world.rank:
             name, held = _first_bad(learner, gradients=False)
             already = f". Parameter {name!r} holds {held} already" if name else ""
             where = learner.where(phase, step)
@@ -185,9 +185,9 @@ class StopOnNonFinite:
                 what = f"the loss of rank {first} is infinite or not a number ({where}){already}"
             if self._goes_on and step.closure is None:
                 if self.policy == "skip":
-                    self._skip(learner, what, learner.rank == first, self._of(step.epoch).before)
+                    self._skip(learner, what, learner.world.rank == first, self._of(step.epoch).before)
                 else:
-                    self._roll_back(learner, what, learner.rank == first, step.epoch)
+                    self._roll_back(learner, what, learner.world.rank == first, step.epoch)
                 raise CancelStep(what)
             raise NonFiniteError(
                 f"{what}. Its backward has not run: the parameters are those before this step{_closure(step)}. "
@@ -326,7 +326,7 @@ class StopOnNonFinite:
     @staticmethod
     def _warns(learner: Learner) -> bool:
         """Whether this process warns of what all see."""
-        return learner.rank == 0 or not must_agree(learner)
+        return learner.world.rank == 0 or not must_agree(learner)
 
     def _skip(self, learner: Learner, what: str, warn: bool, before: Buffers) -> None:
         if self.skips >= self.max_skips:

@@ -69,7 +69,7 @@ class Fails:
 
     def _act(self, learner, hook, phase, index):
         plan = self.plan
-        if learner.rank != plan.victim or not phase.training:
+        if learner.world.rank != plan.victim or not phase.training:
             return
         if plan.kind == "kill" and learner.progress.steps == 1 and hook == "step_end":
             threading.Timer(plan.delay, self._die).start()

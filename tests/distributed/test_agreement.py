@@ -85,7 +85,7 @@ class Asks:
 
     def _ask(self, learner, phase, hook, step):
         now = (learner.progress.epochs - (hook == "phase_end"), step)
-        if learner.rank == self.rank and hook == self.hook and phase.training and now == self.when:
+        if learner.world.rank == self.rank and hook == self.hook and phase.training and now == self.when:
             self.at = learner.progress.steps
             act(learner, self.what)
 
@@ -218,9 +218,9 @@ class SlowOnce:
 
     @hookimpl(phase=TrainingPhase)
     def step_end(self, learner, step):
-        if learner.rank == 1 and step.index == 3:
+        if learner.world.rank == 1 and step.index == 3:
             time.sleep(self.seconds)
-        if learner.rank == 1 and time.monotonic() - self.began > self.seconds:
+        if learner.world.rank == 1 and time.monotonic() - self.began > self.seconds:
             learner.stop("the time is up", by="limit")
 
 
@@ -260,7 +260,7 @@ class Begins:
 
     @hookimpl
     def fit_begin(self, learner):
-        if learner.rank == 1:
+        if learner.world.rank == 1:
             act(learner, self.what)
 
 
@@ -286,7 +286,7 @@ class InValidation:
     @hookimpl
     def step_end(self, learner, phase, step):
         due = step.index == (3 if phase.training else 0)
-        if learner.rank == 1 and phase.name == self.phase and due and learner.progress.updates == 4:
+        if learner.world.rank == 1 and phase.name == self.phase and due and learner.progress.updates == 4:
             act(learner, self.what)
 
 

@@ -157,7 +157,7 @@ class Drifts:
     @hookimpl
     @torch.no_grad()
     def update_end(self, learner):
-        if learner.rank == self.rank:
+        if learner.world.rank == self.rank:
             dict(learner.model.named_parameters())[self.what][..., 0] += 1e-6
 
 

@@ -109,7 +109,7 @@ def ours(rank, world, options, **ddp):
     if "decay" in options:
         plugins.append(WeightAverage(options["decay"]))
     learner = make_learner(*plugins, accumulate=options.get("accumulate", 1))
-    assert (learner.rank, learner.world_size) == (rank, world)
+    assert (learner.world.rank, learner.world.size) == (rank, world)
     learner.fit(TensorLoader(*samples(), batch_size=4), epochs=2)
     averaged = {}
     if "decay" in options:
@@ -429,7 +429,7 @@ def test_one_process_alone_trains_as_without():
     for learner in learners:
         learner.fit(TensorLoader(*samples(), batch_size=4), epochs=2)
     assert equal(*(weights(learner.model) for learner in learners))
-    assert learners[1].world_size == 1
+    assert learners[1].world.size == 1
 
 
 def without_own_graph(rank):

@@ -108,7 +108,7 @@ class Raises:
 
     @hookimpl
     def fit_begin(self, learner):
-        if self.hook == "fit_begin" and learner.rank == 1:
+        if self.hook == "fit_begin" and learner.world.rank == 1:
             raise ValueError("the data is bad")
 
 
@@ -154,7 +154,7 @@ class Leaves:
 
     @hookimpl
     def step_begin(self, learner, step):
-        if learner.rank == 1 and step.index == 3:
+        if learner.world.rank == 1 and step.index == 3:
             raise self.cancel("not this one")
 
 

@@ -172,7 +172,7 @@ def test_metrics_of_a_validation_inside_a_pass_are_those_of_all_batches():
 def test_metrics_of_a_rank_that_has_nothing_to_add_are_those_of_the_other():
     class Sometimes(Given):
         def step(self, learner, step):
-            if learner.rank == 1:
+            if learner.world.rank == 1:
                 super().step(learner, step)
 
     def evaluate(rank):

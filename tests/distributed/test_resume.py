@@ -37,7 +37,7 @@ class KillsItself:
     @hookimpl
     def step_end(self, learner, phase):
         first = os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
-        if first and learner.rank == 1 and phase.training and learner.progress.steps == self.step:
+        if first and learner.world.rank == 1 and phase.training and learner.progress.steps == self.step:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -62,7 +62,7 @@ def restartable(rank, directory, kill_at, fixed):
         ],
         standard=False,
     )
-    size = 16 // learner.world_size
+    size = 16 // learner.world.size
     torch.manual_seed(rank)
     result = learner.fit(
         TensorLoader(inputs, targets, batch_size=size, shuffle=True, seed=3),
@@ -171,7 +171,7 @@ class StopsAt:
 
     @hookimpl(phase=TrainingPhase)
     def step_end(self, learner):
-        if learner.progress.updates == self.count and learner.rank == learner.world_size - 1:
+        if learner.progress.updates == self.count and learner.world.rank == learner.world.size - 1:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -248,7 +248,7 @@ def recorded(rank, directory, stop, epochs=2):
     model = nn.Linear(6, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     learner = Learner(model, nn.CrossEntropyLoss(), optimizer, plugins=plugins, standard=False)
-    data = TensorLoader(*labelled(), batch_size=40 // learner.world_size, shuffle=True, seed=3)
+    data = TensorLoader(*labelled(), batch_size=40 // learner.world.size, shuffle=True, seed=3)
     learner.fit(data, epochs=epochs, on_interrupt="return")
     return history.step_rows
 

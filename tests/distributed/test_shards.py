@@ -656,7 +656,9 @@ class Batches(BatchSampler):
     ],
 )
 def test_what_cannot_be_shared_is_refused(data: Any, message: str) -> None:
-    with pytest.raises(WorldError, match=rf"(?s){message}.*shard it yourself by learner\.rank.*DDP\(shard=False\)"):
+    with pytest.raises(
+        WorldError, match=rf"(?s){message}.*shard it yourself by learner\.world\.rank.*DDP\(shard=False\)"
+    ):
         shard(data, 0, 2)
 
 

@@ -433,7 +433,7 @@ def test_one_process_alone_trains_bitwise_as_without(sync, accumulate):
         data = TensorLoader(*samples(), batch_size=SIZE)
         learner.fit(data, data, epochs=2)
     check_equal(*map(params, learners))
-    assert learners[0].world_size == 1
+    assert learners[0].world.size == 1
     assert learners[0].progress == learners[1].progress
 
 
@@ -495,7 +495,7 @@ def test_process_that_fails_writes_a_bundle_that_one_process_can_run(tmp_path):
     with pytest.raises(ArithmeticError, match="too large"):
         replay(bundle, learner)
     inputs, _ = samples()
-    assert learner.world_size == 1
+    assert learner.world.size == 1
     assert log.losses == [] or math.isfinite(log.losses[0])
     assert any(str(bundle) in note for note in other[1])
     assert inputs.shape[0] == 2 * SIZE * STEPS

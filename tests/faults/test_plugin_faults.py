@@ -230,7 +230,7 @@ def surroundings(learner):
         "modes": [module.training for module in model.modules()],
         "gradients": [p.grad for p in model.parameters()],
         "needs gradient": [p.requires_grad for p in model.parameters()],
-        "learner": (learner.running, learner.fitting_now),
+        "learner": (learner.running, learner.current is not None),
     }
 
 
@@ -396,7 +396,7 @@ def test_fault_of_setup_data_passes_through(kind, call, made):
     assert ends == (["error"] if made else [])  # the lengths of lists are asked for before the fit begins
     assert any("setup_data of plugin 'faulty'" in note for note in error.__notes__)
     assert learner.running is None
-    assert not learner.fitting_now
+    assert learner.current is None
     learner.fit(data, data, epochs=1)
 
 

@@ -133,7 +133,7 @@ def parallel(rank, directory, place, accumulate):
 
     straight = make_parallel(where=directory / "whole")
     straight.fit(train(), val(), epochs=3)
-    learner = make_parallel(placed(lambda learner: learner.rank == 1 and pause(learner), place))
+    learner = make_parallel(placed(lambda learner: learner.world.rank == 1 and pause(learner), place))
     paused(learner)
     again = make_parallel(again=True)
     assert again.fit(train(), val(), epochs=3).reason == "epochs"

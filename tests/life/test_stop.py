@@ -195,7 +195,7 @@ def stopped(rank, directory, index, phase):
     def make_parallel(*plugins, again=False):
         return script(directory, DDP(timeout=60), *plugins, again=again, save=every(updates=3))
 
-    ask = at(lambda learner: learner.rank == 1 and stop(learner), phase=phase, epochs=1, index=index)
+    ask = at(lambda learner: learner.world.rank == 1 and stop(learner), phase=phase, epochs=1, index=index)
     learner = make_parallel(ask)
     first = learner.fit(train(), val(), epochs=5)
     steps = Steps()

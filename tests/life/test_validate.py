@@ -9,7 +9,23 @@ import torch
 from distributed.processes import run
 from torch import nn
 
-from life.runs import STEPS, at, end, kill, killed, make, rows, same, saved, script, sigterm, tensors, train, val
+from life.runs import (
+    SAVERS,
+    STEPS,
+    at,
+    end,
+    kill,
+    killed,
+    make,
+    rows,
+    same,
+    saved,
+    script,
+    sigterm,
+    tensors,
+    train,
+    val,
+)
 from loopkit import Learner, Phase, PredictionPhase, TrainingPhase, ValidationPhase, every, hookimpl
 from loopkit.checkpoint.upgrade import upgrade
 from loopkit.data import TensorLoader
@@ -138,10 +154,9 @@ def test_minutes_are_counted_from_the_end_of_the_last_validation(monkeypatch):
         ({"validate": 3}, ValueError, r"validate is 3: write every\(epochs=1\)"),
         ({"val": None, "validate": every(epochs=2)}, ValueError, "but there is no data for it"),
         ({"val": {}}, PhaseError, "val is an empty mapping"),
-        ({"val": {"train": 1}}, PhaseError, "phase 'train' trains: give the name of another phase"),
-        ({"val": {"predict": 1}}, PhaseError, "phase 'predict' predicts"),
+        ({"val": {"train": 1}}, PhaseError, "val is {'train': ...}, but that phase trains: give the name of another"),
+        ({"val": {"predict": 1}}, PhaseError, "but that phase predicts"),
         ({"val": {3: 1}}, PhaseError, "no phase is called 3"),
-        ({"train": {"val": 1}}, PhaseError, "phase 'val' does not train"),
         ({"train": {"gan": 1}}, PhaseError, "no phase is called 'gan'"),
         ({"train": {"train": 1, "gan": 2}}, PhaseError, "train is a mapping of 2 names: one phase trains"),
     ],
@@ -213,7 +228,7 @@ def test_run_that_sigterm_ends_in_the_middle_of_the_second_set_goes_on_bit_for_b
     same(end(again), end(whole))
 
 
-@pytest.mark.parametrize("saver", [{}, {"save": every(updates=3)}], ids=["every_epoch", "every_3_updates"])
+@pytest.mark.parametrize("saver", SAVERS)
 @pytest.mark.parametrize("fit", FITS)
 @pytest.mark.parametrize("phase", ["val", "ood"])
 def test_run_that_is_killed_in_a_set_goes_on_bit_for_bit(tmp_path, fit, saver, phase):
@@ -310,5 +325,5 @@ def test_a_phase_of_ones_own_that_predicts_is_no_set():
         name = "own"
 
     assert isinstance(Own(), Phase)
-    with pytest.raises(PhaseError, match="phase 'own' predicts"):
+    with pytest.raises(PhaseError, match="but that phase predicts"):
         make(phases=[Own()]).fit(train(), {"own": val()}, epochs=1)

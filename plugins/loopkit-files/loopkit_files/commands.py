@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     def train() -> str:
         built = load(options.config, options.overrides).build()
         result = built.run()
-        return str(result) if built.learner.rank == 0 else ""
+        return str(result) if built.learner.world.rank == 0 else ""
 
     return reporting(train)
 

@@ -48,7 +48,7 @@ class SaveConfig:
     @hookimpl
     def epoch_begin(self, learner: Learner, phase: Phase) -> None:
         """Compare, if a run goes on."""
-        if learner.rank == 0 and phase.training and learner.progress.steps:
+        if learner.world.rank == 0 and phase.training and learner.progress.steps:
             for path in self.paths:
                 _compare(path, self.config)
 
@@ -56,7 +56,7 @@ class SaveConfig:
     def step_end(self, learner: Learner, phase: Phase) -> None:
         """Write, once."""
         if phase.training:
-            if learner.rank == 0:
+            if learner.world.rank == 0:
                 for path in self.paths:
                     _write(path, self.config)
             learner.remove(self.name)

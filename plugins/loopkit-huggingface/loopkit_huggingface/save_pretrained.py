@@ -110,7 +110,7 @@ class SavePretrained:
     def fit_begin(self, learner: Learner) -> None:
         """See that there is what to save, and put back what a kill left aside."""
         self._chosen(learner)
-        if learner.rank == 0:
+        if learner.world.rank == 0:
             self.directory.mkdir(parents=True, exist_ok=True)
             for label in (BEST, LAST):
                 target, new, old = self._paths(label)
@@ -129,7 +129,7 @@ class SavePretrained:
     def phase_end(self, learner: Learner, phase: Phase) -> None:
         """Save the best."""
         monitor = self.monitor
-        if monitor is None or phase.name != monitor.partition("/")[0] or not learner.fitting_now:
+        if monitor is None or phase.name != monitor.partition("/")[0] or learner.current is None:
             return
         if self._cut:
             return
@@ -193,7 +193,7 @@ class SavePretrained:
         with self._weights(learner):
             shards = any(map(sharded.is_sharded, model.parameters()))
             whole = {"state_dict": sharded.weights(model)} if shards else {}
-            if learner.rank:
+            if learner.world.rank:
                 return
             try:
                 with _quiet():

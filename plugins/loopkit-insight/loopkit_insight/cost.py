@@ -179,13 +179,13 @@ class Cost:
     @hookimpl
     def phase_end(self, learner: Learner) -> None:
         """Log the table."""
-        if learner.fitting_now and not self._epochs:
+        if learner.current is not None and not self._epochs:
             learner.log("run/cost", self._table())
 
     @hookimpl
     def fit_end(self, learner: Learner) -> None:
         """Print the table."""
-        if self.show and learner.rank == 0:
+        if self.show and learner.world.rank == 0:
             print(self)
         elif self._device is not None:
             self._device.wait()

@@ -157,7 +157,7 @@ class FindSyncs:
     @hookimpl
     def fit_end(self, learner: Learner) -> None:
         """Print the table."""
-        if self.show and learner.rank == 0:
+        if self.show and learner.world.rank == 0:
             print(self)
 
     @contextmanager

@@ -168,7 +168,7 @@ class ModuleProfile:
     def fit_end(self, learner: Learner) -> None:
         """Print the table."""
         self._watch = None
-        if self.show and self.measured and learner.rank == 0:
+        if self.show and self.measured and learner.world.rank == 0:
             print(self)
 
 

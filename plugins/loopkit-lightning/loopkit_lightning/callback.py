@@ -339,7 +339,7 @@ class LightningCallback:
             self._call("on_train_end")
             self._call("on_fit_end")
             self._call("teardown", stage="fit")
-        if self._monitor and not self._checks and learner.rank == 0 and result.reason in LIMITS:
+        if self._monitor and not self._checks and learner.world.rank == 0 and result.reason in LIMITS:
             warnings.warn(
                 f"plugin {self.name!r} monitors {self._monitor!r}, but no pass of its phase was looked at in this fit",
                 stacklevel=2,

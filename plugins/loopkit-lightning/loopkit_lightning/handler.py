@@ -281,7 +281,7 @@ class IgniteHandler:
             if self._engine.should_terminate:
                 self._fire(learner, "TERMINATE", ask=False)
             self._fire(learner, "COMPLETED", ask=False)
-        if not self._fired and learner.rank == 0 and result.reason in LIMITS:
+        if not self._fired and learner.world.rank == 0 and result.reason in LIMITS:
             warnings.warn(
                 f"plugin {self.name!r} is for the phase {self.phase!r}, and no pass of it was run in this fit; known "
                 f"are: {', '.join(learner.phases)}",
@@ -320,7 +320,7 @@ class IgniteHandler:
             metrics = learner.metrics.items()
             own = {key.removeprefix(prefix): value for key, value in metrics if key.startswith(prefix)}
             state.metrics = Metrics(self._engine.who, own)
-        return not (self.kind == "ProgressBar" and learner.rank > 0)
+        return not (self.kind == "ProgressBar" and learner.world.rank > 0)
 
     def _fire(self, learner: Learner, event: str, ask: bool = True) -> None:
         engine = self._engine

@@ -207,17 +207,17 @@ class Trainer(Facade):
     @property
     def global_rank(self) -> int:
         """Which of the processes this is."""
-        return self._now.learner.rank
+        return self._now.learner.world.rank
 
     @property
     def world_size(self) -> int:
         """How many processes there are."""
-        return self._now.learner.world_size
+        return self._now.learner.world.size
 
     @property
     def is_global_zero(self) -> bool:
         """Whether this is the first process."""
-        return self._now.learner.rank == 0
+        return self._now.learner.world.rank == 0
 
     @property
     def training(self) -> bool:
@@ -228,7 +228,7 @@ class Trainer(Facade):
     def state(self) -> SimpleNamespace:
         """``state.fn``: fitting, or validating where no fit is running."""
         functions = import_module(f"{self._now.root}.trainer.states").TrainerFn
-        return SimpleNamespace(fn=functions.FITTING if self._now.learner.fitting_now else functions.VALIDATING)
+        return SimpleNamespace(fn=functions.FITTING if self._now.learner.current is not None else functions.VALIDATING)
 
     @property
     def fit_loop(self) -> SimpleNamespace:

@@ -229,7 +229,7 @@ def test_alone_nothing_happens(accumulate):
     for learner in (bare, averaged):
         learner.fit(make_data(shuffle=True), make_data(), epochs=2)
     assert same(values(bare.model), values(averaged.model))
-    assert averaged.world_size == 1
+    assert averaged.world.size == 1
     assert averaged.progress == bare.progress
 
 

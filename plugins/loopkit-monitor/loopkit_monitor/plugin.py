@@ -157,7 +157,7 @@ class Monitor:
     def fit_begin(self, learner: Learner) -> None:
         """Log the plan and the model, unless the fit goes on; start the server."""
         loaded, self._loaded = self._loaded, None
-        if learner.rank > 0:
+        if learner.world.rank > 0:
             return
         self._learner = weakref.ref(learner)
         self._begin = time.monotonic(), learner.progress.steps
@@ -282,7 +282,7 @@ class Monitor:
         if self._loaded is not None:
             return dict(self._loaded)
         learner = None if self._learner is None else self._learner()
-        at = None if learner is None or not learner.fitting_now else learner.position
+        at = None if learner is None or learner.current is None else learner.position
         return {
             "fit": None if at is None else at.number,
             "plugins": list(self._known),
@@ -450,7 +450,7 @@ class Report:
     @hookimpl(after=("checkpoint", "log", "end_of_log"))
     def fit_end(self, learner: Learner) -> None:
         """Write the report."""
-        if learner.rank > 0 or (log := find_log(learner)) is None:
+        if learner.world.rank > 0 or (log := find_log(learner)) is None:
             return
         try:
             from loopkit_monitor.report import write_html

@@ -84,7 +84,7 @@ class OptunaPruning:
     @hookimpl
     def phase_end(self, learner: Learner, phase: Phase) -> None:
         """Report the metric, and ask for the end if the trial is to be pruned."""
-        if phase.name != self._phase or not learner.fitting_now or not learner.at_edge:
+        if phase.name != self._phase or learner.current is None or not learner.at_edge:
             return  # such as in a pass that a hook runs
         step = learner.progress.epochs if self.steps == "epochs" else learner.progress.updates
         if step <= self._reported:
@@ -93,7 +93,7 @@ class OptunaPruning:
                 f"one value a step: validate less often, or give OptunaPruning(steps='updates')"
             )
         self._reported = step
-        if self.trial is not None and learner.rank == 0:
+        if self.trial is not None and learner.world.rank == 0:
             self.trial.report(learner.metrics[self.monitor], step)
             if self.trial.should_prune():
                 learner.stop(f"pruned at {step} {self.steps}", by=self.name)

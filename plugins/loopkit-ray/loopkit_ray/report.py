@@ -74,7 +74,7 @@ class RayReport:
         self._first = context.get_world_rank() == 0
         self._source(learner)
         workers = context.get_world_size()
-        if workers > learner.world_size and not any(_provides(each) == "sync" for each in learner.plugins.values()):
+        if workers > learner.world.size and not any(_provides(each) == "sync" for each in learner.plugins.values()):
             warnings.warn(
                 f"plugin {self.name!r}: Ray runs {workers} workers, and no plugin syncs them: each trains a model of "
                 f"its own, and that of rank 0 counts. Add DDP()",
@@ -84,7 +84,7 @@ class RayReport:
     @hookimpl(reads=lambda plugin: plugin.states(), after=("checkpoint",))
     def phase_end(self, learner: Learner, phase: Phase) -> None:
         """Report, if this is the pass to do it after."""
-        if not (self._reporting and learner.fitting_now and learner.at_edge):
+        if not (self._reporting and learner.current is not None and learner.at_edge):
             return
         self._due = True
         self._old.discard(phase.name)

@@ -42,7 +42,7 @@ class DieOnce:
 
     @hookimpl
     def step_end(self, learner, phase, step):
-        if phase.training and learner.progress.steps == 2 * STEPS + 3 and learner.rank == 1 and not self.resumed:
+        if phase.training and learner.progress.steps == 2 * STEPS + 3 and learner.world.rank == 1 and not self.resumed:
             os._exit(1)
 
 
@@ -78,8 +78,8 @@ def train(config):
         resumed = latest is not None
         learner = fit(Checkpoint(directory, resume=latest), RayReport(), DieOnce(resumed))
     plain = digest(fit().model)
-    if learner.rank == 0:
-        facts = {"resumed": resumed, "workers": learner.world_size, "run": digest(learner.model), "plain": plain}
+    if learner.world.rank == 0:
+        facts = {"resumed": resumed, "workers": learner.world.size, "run": digest(learner.model), "plain": plain}
         Path(config["facts"]).write_text(json.dumps(facts))
 
 
