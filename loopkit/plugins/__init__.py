@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from loopkit.checkpoint.save_options import SaveOptions as SaveOptions
-from loopkit.engine.refusals import plugin_name
+from loopkit.plugin import plugin_name
 from loopkit.plugins.call_on import call_on as call_on
 from loopkit.plugins.channels_last import ChannelsLast as ChannelsLast
 from loopkit.plugins.checkpoint import Checkpoint as Checkpoint

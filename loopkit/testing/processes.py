@@ -13,9 +13,8 @@ from torch.utils.data import DataLoader
 
 from loopkit.batches import count_samples
 from loopkit.distributed.launch import launch
-from loopkit.engine.refusals import plugin_name
 from loopkit.errors import WorldError
-from loopkit.plugin import provided
+from loopkit.plugin import plugin_name, provided
 from loopkit.plugins.ddp import DDP
 from loopkit.testing.bits import difference
 from loopkit.testing.case import Case, alone, described
