@@ -41,9 +41,6 @@ plugin-{number:03} = plugin_{number:03}.cli:main
 
 [loopkit.plugins]
 plugin_{number:03} = plugin_{number:03}.plugin:Plugin
-
-[loopkit.plugins.about]
-plugin_{number:03} = log:epoch_end.phase_end.step_end
 """
 
 

@@ -1,11 +1,11 @@
 """What loopkit adds to data parallel training: two processes, each of which runs both sides in turn.
 
-    python benchmarks/distributed.py [--rounds 40] [--only two|alone] [--json FILE]
+    python benchmarks/distributed.py [--rounds 40] [--only two|three|alone] [--json FILE]
 
 The work: an MLP 256-512-512-10 on batches of 64 in each process, SGD with momentum, torch on one thread, Gloo on
 loopback. The other side is the loop that is written by hand with PyTorch's ``DistributedDataParallel``. Both sides live
 in the same two processes and take turns by blocks of 200 steps; the figure is the median, over the rounds, of the ratio
-of the two blocks of one round, in the process of rank 0.
+of the two blocks of one round, in the process of rank 0. Of three processes, both sides are loopkit's.
 """
 
 from __future__ import annotations
@@ -177,13 +177,23 @@ def two_processes(rounds: int) -> dict[str, Any]:
     kinds = {"bare": {}, "clip and metrics": {"clip": True, "metrics": True}}
     for name, options in kinds.items():
         theirs = by_hand(batches, **options)
-        with by_loopkit(batches, **options, ddp=DDP(shard=False)) as ours:
+        with by_loopkit(batches, **options, ddp=DDP(shard=False, weighted=False)) as ours:
             figures[name] = {
                 **figure(*compare(ours, theirs, rounds, dist.barrier)),
                 "bound": BOUND,
                 "collectives": {"ours": collectives(ours), "theirs": collectives(theirs)},
             }
     return figures
+
+
+def three_processes(rounds: int) -> dict[str, Any]:
+    """What exact resumes cost: buckets that keep their order against PyTorch's, which are laid out anew."""
+    torch.set_num_threads(1)
+    batches = data(join("gloo").rank)
+    with ExitStack() as fits:
+        sides = [DDP(shard=False, weighted=False, fixed_buckets=fixed) for fixed in (True, False)]
+        fixed, free = (fits.enter_context(by_loopkit(batches, ddp=ddp)) for ddp in sides)
+        return {"fixed buckets": {**figure(*compare(fixed, free, rounds, dist.barrier)), "bound": None}}
 
 
 def alone(rounds: int) -> dict[str, Any]:
@@ -238,7 +248,7 @@ def report(figures: dict[str, Any], path: Path | None) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="measure what loopkit adds to data parallel training")
     parser.add_argument("--rounds", type=int, default=40, help="blocks of each side")
-    parser.add_argument("--only", choices=["two", "alone"], help="run one part")
+    parser.add_argument("--only", choices=["two", "three", "alone"], help="run one part")
     parser.add_argument("--json", type=Path, help="write the figures to a file")
     given = parser.parse_args()
     figures: dict[str, Any] = {}
@@ -246,6 +256,9 @@ def main() -> None:
         first, _ = launch(two_processes, given.rounds, processes=2)
         for name, found in first.items():
             figures[f"DDP, {name} / DistributedDataParallel by hand"] = found
+    if given.only in (None, "three"):
+        for name, found in launch(three_processes, given.rounds, processes=3)[0].items():
+            figures[f"DDP of three processes, {name} / free ones"] = found
     if given.only in (None, "alone"):
         for name, found in alone(given.rounds).items():
             figures[f"DDP {name} / no plugin"] = found

@@ -1,5 +1,8 @@
 """loopkit: a training-loop engine for PyTorch, with everything but the loop in plugins."""
 
+from collections.abc import Iterable
+from typing import Any
+
 from loopkit.discovery import load_plugin
 from loopkit.distributed.launch import launch
 from loopkit.engine.epoch import Epoch
@@ -9,7 +12,7 @@ from loopkit.events import Event
 from loopkit.every import every
 from loopkit.generators import seed_everything
 from loopkit.hooks import hookimpl
-from loopkit.learner import Learner
+from loopkit.learner import Learner, standard_by
 from loopkit.phases import Phase, PredictionPhase, TrainingPhase, ValidationPhase
 from loopkit.progress import Progress
 from loopkit.result import FitResult, Planned
@@ -37,6 +40,15 @@ __all__ = [
     "load_plugin",
     "seed_everything",
 ]
+
+
+def _standard_set(given: Iterable[Any]) -> list[Any]:
+    from loopkit.plugins import standard_set  # not before it is asked for
+
+    return standard_set(given)
+
+
+standard_by(_standard_set)
 
 
 def __dir__() -> list[str]:

@@ -83,7 +83,8 @@ class Shares:
     def steps(self, start: int = 0) -> int:
         """Steps that are left of an epoch of which ``start`` samples were used."""
         full, left = divmod(self.samples - start, self.whole)
-        if not left or self.tail == "drop" or (self.tail == "uneven" and full and left < self.size):
+        least = self.size * min(self.batch_size, 2) if self.size > 1 else 1  # batch norm cannot do with one sample
+        if not left or self.tail == "drop" or (self.tail == "uneven" and full and left < least):
             return full
         return full + 1
 
@@ -286,10 +287,10 @@ class Loader(ABC):
             rank: The process, from 0.
             size: How many there are; for 1 nothing is cut.
             tail: What becomes of a last global batch that is not full, unless ``drop_last`` leaves it out.
-                ``"uneven"``: it is cut into parts that differ by at most one sample; with fewer samples than processes
-                it is added to the one before. ``"pad"``: samples from the epoch's begin fill it up. ``"drop"``: it is
-                left out. Batches of a function, which cannot be cut, are filled up for ``"uneven"`` too; so is the
-                rest of an epoch that goes on among more processes than it has samples left.
+                ``"uneven"``: it is cut into parts that differ by at most one sample; with fewer than two samples for
+                each process it is added to the one before. ``"pad"``: samples from the epoch's begin fill it up.
+                ``"drop"``: it is left out. Batches of a function, which cannot be cut, are filled up for ``"uneven"``
+                too; so is the rest of an epoch that goes on among more processes than it has samples left.
 
         Raises:
             LoaderError: Rank, size or tail are impossible, or the loader is a part itself.
@@ -297,11 +298,11 @@ class Loader(ABC):
 
         Example::
 
-            >>> loader = TensorLoader(torch.arange(10), batch_size=2)
+            >>> loader = TensorLoader(torch.arange(11), batch_size=3)
             >>> for rank in range(2):
             ...     print([batch.tolist() for batch in loader.shard(rank, 2)])
-            [[0, 1], [4, 5], [8]]
-            [[2, 3], [6, 7], [9]]
+            [[0, 1, 2], [6, 7, 8]]
+            [[3, 4, 5], [9, 10]]
         """
         place, sharded = self._place, copy.copy(self)
         sharded._share(rank, size, tail)
@@ -464,7 +465,7 @@ class TensorLoader(Loader):
             last = torch.arange(first, end, device="cpu") % self.samples
             begins = start + self._rank * self.batch_size + shares.whole * torch.arange(steps - 1, device="cpu")
             own = (begins[:, None] + torch.arange(self.batch_size, device="cpu")).flatten()
-            if len(last) <= self.batch_size:  # else it has one more, and stands alone
+            if len(last) <= self.batch_size:  # else it has one or two more, and stands alone
                 own, last = torch.cat([own, last]), last[:0]
             for places, size in ((own, self.batch_size), (last, len(last))):
                 chosen = (places if order is None else order[places]).to(device)
@@ -767,12 +768,12 @@ class ResumableSampler(Sampler[SampleIndex]):
 
         Example::
 
-            >>> dataset = list("abcdef")
+            >>> dataset = list("abcdefgh")
             >>> for rank in range(2):
             ...     batches = ResumableSampler(dataset, shuffle=False).shard(rank, 2, batch_size=2)
             ...     print(list(torch.utils.data.DataLoader(dataset, batch_sampler=batches)))
-            [['a', 'b'], ['e']]
-            [['c', 'd'], ['f']]
+            [['a', 'b'], ['e', 'f']]
+            [['c', 'd'], ['g', 'h']]
         """
         whole = self._shares or Shares(self.samples, _whole("batch_size", batch_size, 1))
         place, sharded = self._place, copy.copy(self)

@@ -1,30 +1,29 @@
 """Plugins by name: what is installed, what of it may be used, and the import of what is named, and of nothing else.
 
-A distribution makes a plugin findable by an entry point, and says what it is by a second one, which names no module::
+A distribution makes a plugin findable by an entry point::
 
     [project.entry-points."loopkit.plugins"]
     clip_value = "my_package.clip:ClipValue"
 
-    [project.entry-points."loopkit.plugins.about"]
-    clip_value = "clip:update_begin"
-
-So all that `plugins` lists is read from metadata. A module is imported when its plugin is asked for by name.
+What `plugins` lists is read from metadata, and `first_line` from the source. A module is imported when its plugin is
+asked for by name.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from keyword import iskeyword
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from loopkit.errors import PluginError
-from loopkit.installed import COMMANDS, DECLARATIONS, PLUGINS, EntryPoint, Installed, installed, normalized
+from loopkit.installed import COMMANDS, PLUGINS, EntryPoint, Installed, installed, normalized
 
 ALLOW = "LOOPKIT_PLUGINS"
 """The environment variable with the names that may be loaded, separated by commas; unset, all may."""
@@ -57,19 +56,9 @@ SUBCOMMANDS = {
 """Subcommands that the project's distributions add, and which one to install for each."""
 LOGS = ("mlflow", "tensorboard")
 """Those of the plugins that write a log by themselves."""
-NOTHING = "_"
-"""Stands for "provides nothing" in a declaration."""
+DEEPEST = 3
+"""How many imports are followed to the source of a plugin."""
 Options = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class About:
-    """What a plugin declares of itself."""
-
-    provides: str
-    """What it says that it is, or an empty string."""
-    hooks: tuple[str, ...]
-    """The hooks that it implements, sorted."""
 
 
 @dataclass(frozen=True)
@@ -77,76 +66,8 @@ class Plugin:
     """A plugin that is installed, as its metadata tell of it."""
 
     entry_point: EntryPoint
-    about: About | None
-    """None if it declares nothing."""
     others: tuple[str, ...] = ()
     """The full names of the others that have the same name."""
-
-
-# --------------------------------------------------------------------------------------------------------- declarations
-
-
-def about_value(plugin: Any) -> str:
-    """What the entry point of a plugin in the group ``loopkit.plugins.about`` says.
-
-    It has the form that the value of every entry point has, with dots between the hooks.
-
-    Args:
-        plugin: The class, or an instance.
-
-    Example::
-
-        >>> about_value(ClipGradNorm)
-        'clip:update_begin'
-    """
-    from loopkit.hooks import implemented
-    from loopkit.plugin import provided
-
-    hooks = implemented(plugin)
-    if not hooks:
-        raise PluginError(f"{plugin!r} has no hooks, so it is no plugin: mark its methods with @hookimpl")
-    provides = provided(plugin) or NOTHING
-    if not isinstance(provides, str) or not provides.isidentifier() or iskeyword(provides):
-        raise PluginError(f"{plugin!r}: provides is {provides!r}; it is one word, such as 'clip'")
-    return f"{provides}:{'.'.join(sorted(hooks))}"
-
-
-def parse_about(text: str) -> About:
-    """Read what `about_value` wrote.
-
-    Raises:
-        PluginError: It is malformed.
-    """
-    provides, colon, hooks = text.partition(":")
-    words = [provides, *hooks.split(".")]
-    if not colon or not all(word.isidentifier() for word in words):
-        raise PluginError(f"{text!r:.80} declares no plugin: it is 'provides:hook.hook', as about_value makes it")
-    return About("" if provides == NOTHING else provides, tuple(sorted(words[1:])))
-
-
-def declarations(module: str) -> dict[str, dict[str, str]]:
-    """The entry points for all plugins in the ``__all__`` of a module, by group and name.
-
-    Raises:
-        PluginError: There is none, or no such module.
-    """
-    from loopkit.events import snake_case
-    from loopkit.hooks import implemented
-
-    try:
-        public = import_module(module)
-    except (ModuleNotFoundError, TypeError, ValueError) as error:  # a relative name, or none
-        if isinstance(error, ModuleNotFoundError) and not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there, and imports one that is not
-        raise PluginError(f"there is no module {module!r:.80}: {error}") from error
-    values = [getattr(public, name) for name in sorted(getattr(public, "__all__", ()))]
-    classes = {snake_case(each.__name__): each for each in values if inspect.isclass(each) and implemented(each)}
-    if not classes:
-        raise PluginError(f"{module} has no plugin in its __all__: list the classes with hooks there")
-    return {
-        PLUGINS: {name: f"{cls.__module__}:{cls.__qualname__}" for name, cls in sorted(classes.items())},
-        DECLARATIONS: {name: about_value(cls) for name, cls in sorted(classes.items())},
-    }
 
 
 # -------------------------------------------------------------------------------------------------------------- listing
@@ -155,24 +76,47 @@ def declarations(module: str) -> dict[str, dict[str, str]]:
 def plugins(found: Installed | None = None) -> tuple[list[Plugin], list[str]]:
     """All plugins that are installed, by name, and what is wrong with the metadata of some. Nothing is imported."""
     found = installed() if found is None else found
-    problems = list(found.problems)
-    abouts: dict[str, About] = {}
-    for each in found.of(DECLARATIONS):
-        try:
-            abouts[each.full_name] = parse_about(each.value)
-        except PluginError as error:
-            problems.append(f"{each}: {error}")
     entry_points = found.of(PLUGINS)
-    alike = {each.full_name: [e.full_name for e in entry_points if e.name == each.name] for each in entry_points}
     rows = [
-        Plugin(
-            each,
-            abouts.get(each.full_name),
-            tuple(full_name for full_name in alike[each.full_name] if full_name != each.full_name),
-        )
+        Plugin(each, tuple(e.full_name for e in entry_points if e.name == each.name and e.full_name != each.full_name))
         for each in entry_points
     ]
-    return rows, problems
+    return rows, list(found.problems)
+
+
+def first_line(entry_point: EntryPoint) -> str:
+    """The first line of the docstring of what an entry point names, from its source; empty if that cannot be told.
+
+    Nothing is imported.
+    """
+    module, _, name = entry_point.value.partition(":")
+    for _ in range(DEEPEST):
+        tree = _source(module)
+        for node in () if tree is None else tree.body:
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name:
+                return (ast.get_docstring(node) or "").partition("\n")[0]
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                if same := [each for each in node.names if (each.asname or each.name) == name]:
+                    module, name = node.module or "", same[0].name
+                    break
+        else:
+            return ""
+    return ""
+
+
+def _source(module: str) -> ast.Module | None:
+    """The parsed source of a module, without an import of it or of the packages around it."""
+    top, *below = module.split(".")
+    try:
+        spec = find_spec(top)
+        if spec is None:
+            return None
+        found = [Path(folder, *below) for folder in spec.submodule_search_locations or ()]
+        files = [file for each in found for file in (each / "__init__.py", each.with_suffix(".py"))]
+        file = next((file for file in files if file.is_file()), Path(spec.origin or ""))
+        return ast.parse(file.read_bytes())
+    except (ImportError, AttributeError, OSError, ValueError, SyntaxError):
+        return None
 
 
 # -------------------------------------------------------------------------------------------------------------- loading
@@ -291,9 +235,9 @@ def log_plugin(word: str) -> str:
     def plain(name: str) -> str:
         return re.sub("[-_]", "", name).lower()
 
-    found = {each.entry_point.name for each in plugins()[0] if each.about is not None and each.about.provides == "log"}
-    for name in sorted(found | {*LOGS}):
-        if plain(name) == plain(word) and name != "log_to":
+    found = {each.entry_point.name for each in plugins()[0]}
+    for name in LOGS:
+        if plain(name) == plain(word):
             first = "" if name in found else f"pip install {ELSEWHERE[name]}, and "
             return (
                 f"{word!r} is the name of a plugin, and no path: {first}give the learner that plugin, "

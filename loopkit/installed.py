@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import sys
@@ -12,14 +13,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from loopkit.errors import PluginError
 
 PLUGINS = "loopkit.plugins"
 """The group of plugins: ``name = module:class``, or a function that makes one."""
-DECLARATIONS = "loopkit.plugins.about"
-"""The group of what they provide and which hooks they have (`loopkit.discovery.about_value`)."""
 COMMANDS = "loopkit.commands"
 """The group of subcommands: ``name = module:function``; it takes a list of words and returns the exit code."""
 
@@ -103,6 +103,8 @@ class Installed:
 def installed(path: Iterable[str] | None = None) -> Installed:
     """Find the entry points of the groups that begin with ``loopkit.``.
 
+    Without a ``path``, loopkit's own plugins are among them, which are none in its metadata.
+
     Of distributions of the same name the first on the path counts, as for imports; the metadata of a source tree, such
     as that in the working directory, count only if it is not installed. Eggs are not looked into.
 
@@ -132,7 +134,26 @@ def installed(path: Iterable[str] | None = None) -> Installed:
         except (OSError, UnicodeDecodeError) as error:
             why = "is not UTF-8" if isinstance(error, ValueError) else f"cannot be read: {error.strerror}"
             problems.append(f"{folder}: its metadata {why}")
+    if path is None:  # an older installation of loopkit may have listed its own
+        own = [each for each in found if each.group == PLUGINS and normalized(each.distribution) == "loopkit"]
+        found = [*_own(), *(each for each in found if each not in own)]
     return Installed(tuple(found), tuple(problems), folders)
+
+
+@cache
+def _own() -> tuple[EntryPoint, ...]:
+    """The plugins of loopkit itself: the classes that ``loopkit/plugins/__init__.py`` imports from its modules."""
+    from loopkit.events import snake_case
+    from loopkit.version import __version__
+
+    source = Path(__file__).parent / "plugins" / "__init__.py"
+    return tuple(
+        EntryPoint(PLUGINS, snake_case(each.name), f"{node.module}:{each.name}", "loopkit", __version__)
+        for node in ast.parse(source.read_text()).body
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("loopkit.plugins.")
+        for each in node.names
+        if each.name[0].isupper()
+    )
 
 
 @cache

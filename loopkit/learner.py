@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from loopkit.engine.fit import Fit, Limits, Rounds, Validation
 from loopkit.engine.models import Models, Weights
 from loopkit.engine.resume import Mark, Position
 from loopkit.engine.roles import Roles
-from loopkit.engine.sources import Source
+from loopkit.engine.sources import Source, check_given
 from loopkit.engine.state import apply, collect, shares
 from loopkit.errors import EmptyDataError, PhaseError, PluginError, StateError
 from loopkit.events import SignalBegin
@@ -33,7 +33,7 @@ from loopkit.plugin import unwrapped
 from loopkit.progress import Progress
 from loopkit.result import FitResult, Planned
 from loopkit.sharded import is_sharded
-from loopkit.words import nearest
+from loopkit.words import nearest, takes
 from loopkit.world import World
 
 if TYPE_CHECKING:
@@ -43,6 +43,16 @@ if TYPE_CHECKING:
     from loopkit.summary import Summary
 
 now = time.time
+
+
+ELSEWHERE = {
+    "metrics": "give plugins=[Metrics(...)]",
+    "callbacks": "give plugins=[...]",
+    "epochs": "give learner.fit(train, epochs=...)",
+    "device": "give plugins=[ToDevice(...)]",
+    "criterion": "give loss_fn=...",
+}
+"""Arguments that people bring from other libraries, and what to write."""
 
 
 class Learner:
@@ -75,6 +85,9 @@ class Learner:
         result = learner.fit(train, val, epochs=3)
     """
 
+    _standard_set: ClassVar[Callable[[Iterable[Any]], list[Any]]]
+
+    @takes(**ELSEWHERE)
     def __init__(
         self,
         model: nn.Module | Mapping[str, nn.Module],
@@ -110,9 +123,7 @@ class Learner:
         self.standard: list[Any] = []
         """The standard plugins that it added to the list itself; also those that were taken out since."""
         if standard:
-            from loopkit.plugins import standard_set
-
-            self.standard = standard_set(plugins)
+            self.standard = Learner._standard_set(plugins)
             plugins += self.standard
         self._core.registry.change(add=plugins)
         models.set_up(self._core.registry, self._core.registry.plugins)
@@ -320,6 +331,7 @@ class Learner:
 
             learner.fit(train, {"val": a, "ood": b}, epochs=3, validate={"ood": every(epochs=3)})
         """
+        check_given(train, val)
         limits = Limits(epochs, max_steps, max_updates)
         if limits.none:
             raise ValueError(
@@ -448,7 +460,7 @@ class Learner:
         made = self._predict(source)
         outputs = list(made) if place is None else [move(each, place) for each in made]  # host sync: wanted there
         if self.world.size > 1 and source.ready is not given:
-            from loopkit.distributed.shards import gather
+            from loopkit.shards import gather
 
             outputs = gather(self.world, given, outputs)
         return _concatenate(outputs)
@@ -752,7 +764,16 @@ class Learner:
         return self._core.where(phase, step)
 
 
+def standard_by(make: Callable[[Iterable[Any]], list[Any]]) -> None:
+    """Let ``standard=True`` add what this makes of the plugins that were given; `loopkit` itself says so."""
+    Learner._standard_set = staticmethod(make)
+
+
 def _check_loss_fn(loss_fn: Any) -> None:
+    if isinstance(loss_fn, torch.optim.Optimizer):
+        raise PhaseError(
+            f"loss_fn is an optimizer ({type(loss_fn).__name__}): the order is Learner(model, loss_fn, optimizer)"
+        )
     if isinstance(loss_fn, type):
         made = loss_fn.__name__
         raise PhaseError(f"loss_fn is the class {made}, not a function: give an instance, loss_fn={made}()")

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from loopkit.batches import count_samples
+from loopkit.words import takes
 
 __all__ = [
     "F1",
@@ -365,6 +366,9 @@ def count(indices: Tensor, counted: Tensor, length: int) -> Tensor:
     return torch.zeros(length, dtype=torch.long, device=indices.device).scatter_add_(0, indices, counted.long())
 
 
+UNASKED = "the outputs say how many classes there are, leave it out"
+
+
 class ClassCounts(Metric):
     """True positives, predictions and targets per class, and a score made of them.
 
@@ -377,6 +381,7 @@ class ClassCounts(Metric):
     Shapes: outputs ``(..., classes)`` or ``(batch, classes, ...)``, targets class indices without that axis.
     """
 
+    @takes(classes=UNASKED, num_classes=UNASKED)
     def __init__(
         self,
         average: Literal["macro", "micro", "weighted"] = "macro",

@@ -117,6 +117,12 @@ class SupervisedPhase(Phase):
             return batch["inputs"], batch["targets"]
         if is_dataclass(batch) and hasattr(batch, "inputs") and hasattr(batch, "targets"):
             return batch.inputs, batch.targets
+        if isinstance(batch, Mapping) and not {"input_ids", "labels", "pixel_values"}.isdisjoint(batch):
+            raise PhaseInputError(
+                f"{type(self).__name__} takes (inputs, targets), and this batch is one of Hugging Face, "
+                f"{describe(batch)}: give the phase for models that return their loss, "
+                f"phases=[loopkit_huggingface.{type(self).__name__}()] (pip install loopkit-huggingface)"
+            )
         raise PhaseInputError(
             f"{type(self).__name__} takes (inputs, targets), or a mapping or dataclass with these names; "
             f"this batch is {describe(batch)}. Override {type(self).__name__}.unpack(batch) to split it"

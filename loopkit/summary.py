@@ -116,14 +116,12 @@ def summarize(learner: Learner, batch: Any, phase: Phase | None, depth: int | No
 
 def _run(learner: Learner, phase: Phase, batch: Any) -> dict[nn.Module, list[str]]:
     """One step of a phase, without plugins; returns the shapes that each call of each module returned."""
-    from loopkit.learner import Learner
-
     calls: dict[nn.Module, list[str]] = {}
 
     def note(module: nn.Module, inputs: Any, output: Any) -> None:
         calls.setdefault(module, []).append(_shape(output))
 
-    bare = Learner(learner.model, learner.loss_fn, phases=[phase], standard=False)
+    bare = type(learner)(learner.model, learner.loss_fn, phases=[phase], standard=False)
     with ExitStack() as stack:
         for module in dict.fromkeys(m for model in learner.models.values() for m in model.modules()):
             if not isinstance(module, torch.jit.ScriptModule):

@@ -1,12 +1,42 @@
-"""Words: the nearest spelling of a name."""
+"""Words: the nearest spelling of a name, and what to write in the place of an argument that is unknown."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for a close spelling among ``known``, else an empty string."""
     close = get_close_matches(word, sorted(set(known)), n=1, cutoff=0.75)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def takes(**instead: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let a function say what to write where it is given an argument that it does not have.
+
+    Args:
+        instead: By arguments that people bring from elsewhere; for others the nearest name is said.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        known = inspect.signature(function).parameters
+
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            for name in kwargs:
+                if name not in known:
+                    hint = f": {instead[name]}" if name in instead else nearest(name, known)
+                    owner = function.__qualname__.removesuffix(".__init__")
+                    raise TypeError(f"{owner} has no argument {name!r}{hint}")
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate

@@ -57,7 +57,7 @@ GROUND = [
 ]
 LOGS = ["logs/**/*.py"]
 BETWEEN = ["hooks.py", "plugin.py", "phases.py"]
-LIBRARY = ["schedules.py", "criteria.py", "trends.py", "metrics.py", "groups.py", "data.py", "losses.py"]
+LIBRARY = ["schedules.py", "criteria.py", "trends.py", "metrics.py", "groups.py", "data.py", "shards.py", "losses.py"]
 ENGINE = ["engine/**/*.py"]
 
 ROOMS: list[tuple[float, list[str]]] = [
@@ -252,7 +252,7 @@ def _named_by_text(node: ast.AST) -> tuple[ast.AST, str] | None:
 
 # Imports
 
-ANYWHERE = {"Learner", "Epoch", "Step", "Phase"}
+ANYWHERE = {"Learner", "Core", "Epoch", "Step", "Phase"}
 """What annotations may name from anywhere."""
 
 

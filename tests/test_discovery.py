@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import configparser
 import importlib.util
+import inspect
 import re
 import subprocess
 import sys
@@ -17,7 +17,7 @@ import loopkit
 from loopkit import cli, discovery, plugins
 from loopkit.errors import PluginError
 from loopkit.hooks import implemented
-from loopkit.installed import installed
+from loopkit.installed import EntryPoint, installed
 from loopkit.metrics import Accuracy
 from loopkit.plugins import ClipGradNorm, GradNorm, LogTo, throttle
 
@@ -49,7 +49,7 @@ def nothing():
 
 number = 3
 """
-ENTRY = "[loopkit.plugins]\n{name} = {module}:Counter\n[loopkit.plugins.about]\n{name} = counter:step_end\n"
+ENTRY = "[loopkit.plugins]\n{name} = {module}:Counter\n"
 
 
 @pytest.fixture
@@ -89,14 +89,31 @@ def test_what_is_installed_is_listed_from_metadata(counter):
         "the-counters",
         "1.0",
     )
-    assert row.about == discovery.About("counter", ("step_end",))
     assert (row.others, problems) == ((), [])
     assert counter not in sys.modules
 
 
-def test_plugin_that_declares_nothing_is_listed_without(site):
-    install(site, "silent", "[loopkit.plugins]\nquiet = quiet_module:Quiet\n")
-    assert listed()[0]["silent:quiet"].about is None
+def test_first_line_of_a_plugin_is_read_from_its_source(site, counter):
+    def told(value, **modules):
+        for name, source in modules.items():
+            path = site / f"{name}.py"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(source)
+        return discovery.first_line(EntryPoint("loopkit.plugins", "a", value, "a", "1"))
+
+    told(
+        "",
+        **{
+            "told/__init__": "from told.deep import Deep as Same\n1 / 0",
+            "told/deep": "class Deep:\n  '''Sees.\n\n  All.'''",
+        },
+    )
+    assert told("told:Same") == told("told.deep:Deep") == "Sees."
+    assert told("alone:make", alone="def make():\n    'Makes one.'\n1 / 0") == "Makes one."
+    for nothing in ("alone:gone", "gone:A", "gone.a:A", "told.gone:A", "told", f"{counter}:counter"):
+        assert told(nothing) == ""
+    assert told("broken:A", broken="class A\n") == told("zero:A", zero="\0") == ""
+    assert not {"told", "told.deep", "alone"} & sys.modules.keys()
 
 
 def test_first_distribution_on_the_path_counts(site, monkeypatch):
@@ -134,18 +151,16 @@ def test_metadata_of_a_source_tree_are_found(site):
         ("[loopkit.plugins]\nb\x1b[2J = m:A\ngood = m:Good\n", r"line 2: 'b\x1b[2J = m:A' is not name"),
         ("[loopkit.plugins]\ngood = m:Good\ngood = m:Bad\n", "line 3: 'good = m:Bad' names 'good' a second time"),
         (
-            "[loopkit.plugins]\ngood = m:Good\n[loopkit.plugins.about\nbad = m:A\n",
-            "line 3: '[loopkit.plugins.about' is no",
+            "[loopkit.plugins]\ngood = m:Good\n[loopkit.commands\nbad = m:A\n",
+            "line 3: '[loopkit.commands' is no",
         ),
-        ("[loopkit.plugins]\ngood = m:Good\n[loopkit.plugins.about]\ngood = -\n", "line 4: 'good = -' is not name"),
-        ("[loopkit.plugins]\ngood = m:Good\n[loopkit.plugins.about]\ngood = clip\n", "'clip' declares no plugin"),
+        ("[loopkit.plugins]\ngood = m:Good\n[loopkit.commands]\ngood = -\n", "line 4: 'good = -' is not name"),
     ],
 )
 def test_broken_line_is_named_and_the_others_count(text, problem, site):
     install(site, "broken", text)
     rows, problems = listed()
     assert list(rows) == ["broken:good"]
-    assert rows["broken:good"].about is None
     assert len(problems) == 1
     assert problem in problems[0]
     assert "broken" in problems[0]
@@ -182,9 +197,7 @@ def test_200_distributions_are_listed(site, capsys):
     spec.loader.exec_module(benchmark)
     benchmark.install(site, 200)
     assert cli.main(["plugins"]) == 0
-    assert (
-        len(re.findall(r"^plugin_\d\d\d  .*log  .*epoch_end phase_end step_end$", capsys.readouterr().out, re.M)) == 200
-    )
+    assert len(re.findall(r"^plugin_\d\d\d  .*1\.\d+ .*plugin-\d\d\d$", capsys.readouterr().out, re.M)) == 200
 
 
 AUDIT = """
@@ -215,7 +228,8 @@ def metadata_alone():
 
 for words in (["--help"], ["plugins"], ["plugins", "--help"], ["good"], ["api", "Learner.fit"]):
     assert cli.main(words) == 0, words
-assert metadata_alone(), touched
+assert {event for event, path in touched} == {"open"}, touched  # the listing reads sources, too
+touched.clear()
 heavy = {"lightning", "matplotlib", "mlflow", "psutil", "pytest", "sklearn", "tensorboardX", "torchmetrics"}
 assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()
 learner = loopkit.Learner(
@@ -249,14 +263,13 @@ print("done")
 
 
 def test_nothing_that_is_not_named_is_imported(tmp_path):
-    """Seen by an audit hook: no import, no open and no exec of the other module in the whole life of a run.
+    """Seen by an audit hook: no import and no exec of the other module in the whole life of a run.
 
-    Nor is anything heavy imported by the commands that list.
+    Only the listing opens its file. Nor is anything heavy imported by the commands that list.
     """
     site = tmp_path / "site"
     harm = f"open({str(site / 'harm')!r}, 'w').close()\nraise SystemExit(0)\n"
     groups = ("[loopkit.plugins]\nevil = evil_module:Evil\nevil_too = evil_module:Evil\n"
-              "[loopkit.plugins.about]\nevil = evil_module:step_end\n"
               "[loopkit.commands]\nevil_command = evil_module:main\n")  # fmt: skip
     install(site, "evil", groups, version="6.6", evil_module=harm)
     good = "def main(words):\n    print('good', words)\n"
@@ -297,7 +310,6 @@ def test_one_plugin_that_says_little_is_told_of(counter, site, capsys):
         f"'quiet' of silent 1.0: {counter}:counter",
         "counter(start=0)",
         "    (it has no docstring)",
-        "hooks: not declared",
     ]
 
 
@@ -305,7 +317,6 @@ def test_one_plugin_that_says_little_is_told_of(counter, site, capsys):
     ("words", "message"),
     [
         (["a_conuter"], "no plugin called 'a_conuter' is installed (did you mean 'a_counter'?)"),
-        (["a_counter", "--declare", "loopkit.plugins"], "NAME and --declare are two commands: give one of them"),
         (["grad_norm"], "plugin 'grad_norm' may not be loaded: LOOPKIT_PLUGINS allows a_counter."),
     ],
 )
@@ -569,69 +580,26 @@ def test_allow_list_that_is_given_replaces_that_of_the_environment(counter, monk
         discovery.make_plugin("a_counter", allow=())
 
 
-# -------------------------------------------------------------------------------------------------------- declarations
+def test_plugins_that_ship_are_those_that_the_package_imports():
+    own = {
+        row.entry_point.name: row.entry_point.load()
+        for row in discovery.plugins()[0]
+        if row.entry_point.distribution == "loopkit"
+    }
+    public = {name: vars(plugins)[name] for name in plugins.__all__}
+    assert set(own.values()) == {cls for cls in public.values() if isinstance(cls, type) and implemented(cls)}
+    assert own["clip_grad_norm"] is ClipGradNorm
+    assert {row.entry_point.version for row in discovery.plugins()[0] if row.entry_point.name in own} == {
+        loopkit.__version__
+    }
 
 
-def test_about_value_is_read_back_by_parse_about():
-    class Two:
-        @loopkit.hookimpl
-        def step_end(self):
-            pass
-
-        @staticmethod
-        @loopkit.hookimpl
-        def fit_end():
-            pass
-
-        def step_begin(self):
-            pass
-
-    assert discovery.about_value(Two) == "_:fit_end.step_end" == discovery.about_value(Two())
-    assert discovery.parse_about("_:fit_end.step_end") == discovery.About("", ("fit_end", "step_end"))
-    assert discovery.about_value(ClipGradNorm) == "clip:update_begin"
-    assert discovery.parse_about("clip:update_begin") == discovery.About("clip", ("update_begin",))
-    with pytest.raises(PluginError, match="has no hooks"):
-        discovery.about_value(object())
-    Two.provides = "class"
-    with pytest.raises(PluginError, match="provides is 'class'; it is one word"):
-        discovery.about_value(Two)
-
-
-@pytest.mark.parametrize("text", ["", "clip", "clip:", ":step_end", "a b:step_end", "clip:step_end.", "clip:step-end"])
-def test_malformed_declaration_is_refused(text):
-    with pytest.raises(PluginError, match=r"declares no plugin: it is 'provides:hook\.hook'"):
-        discovery.parse_about(text)
-
-
-def test_plugins_of_the_core_are_declared_as_they_are():
-    """``python docs/make_entry_points.py`` writes them."""
-    config = configparser.ConfigParser(delimiters=["="])
-    config.optionxform = str
-    config.read(ROOT / "setup.cfg")
-    made = discovery.declarations("loopkit.plugins")
-    for group, values in made.items():
-        lines = config["options.entry_points"][group].strip().splitlines()
-        assert dict(line.split(" = ") for line in lines) == values
-    classes = [cls for cls in map(vars(plugins).get, plugins.__all__) if isinstance(cls, type) and implemented(cls)]
-    assert len(made["loopkit.plugins"]) == len(classes)
-    text = (ROOT / "setup.cfg").read_text()
-    spec = importlib.util.spec_from_file_location("make_entry_points", ROOT / "docs" / "make_entry_points.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    assert script.updated(text) == text
-
-
-def test_installed_plugins_of_the_core_can_be_loaded():
-    own = [row for row in discovery.plugins()[0] if row.entry_point.distribution == "loopkit"]
-    assert own
-    for row in own:
-        loaded = row.entry_point.load()
-        assert discovery.parse_about(discovery.about_value(loaded)) == row.about
-
-
-def test_declarations_of_a_module_without_plugins():
-    with pytest.raises(PluginError, match=r"loopkit\.errors has no plugin in its __all__"):
-        discovery.declarations("loopkit.errors")
+@pytest.mark.parametrize(
+    "name", ["metrics", "ddp", "checkpoint", "clip_grad_norm", "monitor", "save_pretrained", "mlflow"]
+)
+def test_first_line_of_a_plugin_that_ships_is_that_of_its_docstring(name):
+    doc = inspect.getdoc(loopkit.load_plugin(name))
+    assert discovery.first_line(discovery.find(name)) == doc.partition("\n")[0]
 
 
 # ------------------------------------------------------------------------------------------------------------ versions
@@ -695,10 +663,9 @@ def test_installed_looks_where_it_is_told(site, counter):
 
 
 def test_log_to_does_not_take_the_name_of_a_plugin_that_logs_for_a_path(site):
-    about = "[loopkit.plugins]\nboard = no_such:board\n[loopkit.plugins.about]\nboard = log:log_value\n"
-    install(site, "boards", about)
-    with pytest.raises(PluginError, match=r"^LogTo: 'Board' is the name of a plugin, and no path: give the learner"):
-        LogTo("runs/a", "Board")
+    install(site, "boards", "[loopkit.plugins]\ntensorboard = no_such:board\n")
+    with pytest.raises(PluginError, match=r"^LogTo: 'TensorBoard' is the name of a plugin, and no path: "):
+        LogTo("runs/a", "TensorBoard")
     assert LogTo("./board").backends[0].path == Path.cwd() / "board/log.jsonl"
     assert LogTo(Path("board")).backends[0].path == Path.cwd() / "board/log.jsonl"
     assert not Path("board").exists()
@@ -709,8 +676,7 @@ def test_log_to_says_what_to_install_for_a_plugin_that_logs(name, site, monkeypa
     monkeypatch.setattr(sys, "path", [str(site)])
     with pytest.raises(PluginError, match=f"'{name}' is .* no path: pip install loopkit-{name}, and give the learner"):
         LogTo(name)
-    about = f"[loopkit.plugins]\n{name} = no_such:make\n[loopkit.plugins.about]\n{name} = log:log_value\n"
-    install(site, f"loopkit-{name}", about)
+    install(site, f"loopkit-{name}", f"[loopkit.plugins]\n{name} = no_such:make\n")
     with pytest.raises(PluginError, match=f"'{name}' is .* no path: give the learner that plugin, {{'{name}': "):
         LogTo(name)
 

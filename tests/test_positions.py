@@ -11,7 +11,6 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from loopkit import generators
 from loopkit.data import ResumableSampler, TensorLoader, from_function, seeded
-from loopkit.distributed.shards import shard
 from loopkit.engine.positions import (
     begin,
     epoch_length,
@@ -22,6 +21,7 @@ from loopkit.engine.positions import (
     save_position,
 )
 from loopkit.errors import StateError
+from loopkit.shards import shard
 
 stateful_dataloader = pytest.importorskip("torchdata.stateful_dataloader")
 StatefulDataLoader = stateful_dataloader.StatefulDataLoader

@@ -163,7 +163,7 @@ class LoadReport:
 
 def load_weights(
     model: nn.Module,
-    source: Path_ | BinaryIO | Mapping[str, Tensor],
+    source: Path_ | BinaryIO | Mapping[str, Tensor] | Manifest,
     *,
     into: str = "",
     prefix: str = "",
@@ -181,8 +181,9 @@ def load_weights(
 
     Args:
         model: The module, as its names are meant: the user's own, not what ``torch.compile`` or DDP made of it.
-        source: A ``.safetensors`` file of any tool, a checkpoint, the directory of a run (its newest checkpoint that is
-            not corrupt), a binary stream from where it stands, or tensors by name, such as `load_torch` returns.
+        source: A ``.safetensors`` file of any tool, a checkpoint (its path, or what `best` returns), the directory of a
+            run (its newest checkpoint that is not corrupt), a binary stream from where it stands, or tensors by name,
+            such as `load_torch` returns.
         into: The dotted path of a submodule: the file's names then begin there.
         prefix: Take only the names below this path in the file, without it: ``"encoder"`` makes
             ``encoder.conv.weight`` a ``conv.weight``.
@@ -620,8 +621,10 @@ def _is_finite(tensor: Tensor) -> bool:
 # -------------------------------------------------------------------------------------------------------------- sources
 
 
-def _read(source: Path_ | BinaryIO | Mapping[str, Tensor], which: str | None) -> _Found:
+def _read(source: Path_ | BinaryIO | Mapping[str, Tensor] | Manifest, which: str | None) -> _Found:
     """Read and verify everything that a source holds."""
+    if isinstance(source, Manifest):
+        source = source.path
     if isinstance(source, (str, os.PathLike)) and os.path.isdir(source):
         path = Path(source)
         if os.path.lexists(path / storage.MANIFEST):

@@ -6,22 +6,20 @@ import argparse
 import inspect
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from loopkit.cli import argument, command, plain, reporting, say, table
-from loopkit.errors import LoopkitError
+from loopkit.cli import argument, command, plain, say, table
 
 if TYPE_CHECKING:
-    from loopkit.discovery import Plugin
+    from loopkit.installed import EntryPoint
 
-HEADINGS = ("name", "version", "distribution", "provides", "hooks")
+HEADINGS = ("name", "version", "distribution", "what it does")
 
 
 @command(
     "plugins",
     argument("name", metavar="NAME", nargs="?", help="import this plugin, and print what it does and its options"),
-    argument("--declare", metavar="MODULE", help="import MODULE and print the entry points for its plugins instead"),
 )
 def list_plugins(options: argparse.Namespace) -> int:
     """List the plugins that are installed, and import none of them; or say what the one called NAME is.
@@ -32,32 +30,22 @@ def list_plugins(options: argparse.Namespace) -> int:
 
     On a terminal, what does not fit into a line ends with "...".
 
-    With --declare, the output is for the pyproject.toml of a distribution that has plugins; MODULE is found in the
-    working directory, too.
-
     Exit code: 0, or 1 if the metadata of a distribution are broken; 2 if no plugin is called NAME, or it may not be
     loaded.
     """
     from loopkit import discovery
     from loopkit.installed import COMMANDS, installed
 
-    if options.declare is not None and options.name is not None:
-        raise LoopkitError("NAME and --declare are two commands: give one of them")
-    if options.declare is not None:
-        return reporting(lambda: _declared(discovery.declarations(options.declare)))
     found = installed()
     rows, problems = discovery.plugins(found)
     if options.name is not None:
         factory = discovery.load_plugin(options.name)
-        entry_point = discovery.find(options.name)
-        say("\n".join(_told(factory, next(row for row in rows if row.entry_point == entry_point))))
+        say("\n".join(_told(factory, discovery.find(options.name))))
         return 0
     cells = [HEADINGS]
     for row in rows:
-        each, about = row.entry_point, row.about
-        told = ("not declared", "") if about is None else (about.provides or "-", " ".join(about.hooks))
-        mark = " *" if row.others else ""
-        cells.append((each.name + mark, each.version, each.distribution, *told))
+        each, mark = row.entry_point, " *" if row.others else ""
+        cells.append((each.name + mark, each.version, each.distribution, discovery.first_line(each)))
     width = shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
     for line in table([[plain(cell, 300) for cell in row] for row in cells]):
         say(line if width is None or len(line) <= width else line[: max(width - 3, 0)] + "...")
@@ -75,18 +63,21 @@ def list_plugins(options: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def _told(factory: Callable[..., Any], row: Plugin) -> list[str]:
+def _told(factory: Callable[..., Any], entry_point: EntryPoint) -> list[str]:
     """What a plugin is, for people."""
-    about, entry_point = row.about, row.entry_point
+    from loopkit.hooks import implemented
+    from loopkit.plugin import provided
+
     doc = inspect.getdoc(factory) or "(it has no docstring)"
-    hooks = "not declared" if about is None else " ".join(about.hooks)
-    return [
+    lines = [
         plain(f"{entry_point}: {entry_point.value}"),
         plain(f"{entry_point.value.rpartition(':')[2]}{_options(factory)}", 1000),
         "    " + plain(doc.partition("\n")[0]),
-        *([f"provides: {about.provides}"] if about is not None and about.provides else []),
-        plain(f"hooks: {hooks}", 1000),
     ]
+    if inspect.isclass(factory):
+        lines += [f"provides: {provides}"] if (provides := provided(factory)) else []
+        lines.append(plain(f"hooks: {' '.join(sorted(implemented(factory)))}", 1000))
+    return lines
 
 
 class _Written(str):
@@ -106,14 +97,6 @@ def _options(factory: Callable[..., Any]) -> str:
         for each in signature.parameters.values()
     ]
     return str(signature.replace(parameters=parameters, return_annotation=signature.empty))
-
-
-def _declared(groups: Mapping[str, Mapping[str, str]]) -> str:
-    """Entry points as they stand in a pyproject.toml."""
-    lines: list[str] = []
-    for group, values in groups.items():
-        lines += [f'[project.entry-points."{group}"]', *(f'{name} = "{value}"' for name, value in values.items())]
-    return "\n".join(lines)
 
 
 @command(

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,17 +17,18 @@ from torch import Tensor, nn
 from loopkit.checkpoint.structure import structure
 from loopkit.data import TAILS
 from loopkit.distributed.checksum import checksums, combined
-from loopkit.distributed.shards import facts_of, set_epoch, shard
 from loopkit.distributed.watch import Watch, hook_of, is_collective_error
 from loopkit.errors import PeerError, PluginError, WorldError
 from loopkit.facts import fact
 from loopkit.hooks import hookimpl
 from loopkit.losses import is_sum
 from loopkit.plugin import has_a_say, options_of, unwrapped
+from loopkit.shards import facts_of, set_epoch, shard
 from loopkit.world import World, join
 
 if TYPE_CHECKING:
-    from loopkit import Step
+    from loopkit.engine.epoch import Epoch
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
@@ -39,6 +41,16 @@ VOUCHED_EVERY = 100
 """Steps, at least, between two comparisons of parameters."""
 
 
+@dataclass(slots=True)
+class _Pace:
+    """How often the processes agree in an epoch."""
+
+    left: int
+    """Steps until the next agreement."""
+    every: int
+    since: float
+
+
 class Member:
     """The base of what syncs, such as `DDP` and `FSDP`: one of the processes that train one model together.
 
@@ -48,7 +60,7 @@ class Member:
 
     Args:
         shard: Give each process its part of the data. Without, every process is to bring its own.
-        tail: What is done with samples that are left over: see `loopkit.distributed.shards.shard`.
+        tail: What is done with samples that are left over: see `loopkit.shards.shard`.
         backend: Of ``torch.distributed``; chosen by the device if it is not given.
         timeout: Seconds that a process waits for the others.
     """
@@ -74,16 +86,10 @@ class Member:
         self._said: set[str] = set()
         self._seed = 0
         """Of rank 0, for the order of the user's own loaders."""
-        self._left = FEWEST
-        """Steps until the next agreement."""
-        self._every = FEWEST
         self._paces: dict[str, int] = {}
         """Steps between two agreements at the end of the last epoch of a phase, with which the next one begins."""
-        self._counted = 0
-        """Steps of this epoch."""
         self._cancelled = ""
         """Where a step was cancelled last."""
-        self._since = 0.0
         self._data: dict[str, str] = {}
         """What must be the same of the data that was shared out since the last fit began."""
         self._vouched: int | None = None
@@ -171,22 +177,20 @@ class Member:
 
     @hookimpl
     @contextmanager
-    def epoch_context(self, learner: Learner, phase: Phase) -> Iterator[None]:
+    def epoch_context(self, learner: Learner, phase: Phase, epoch: Epoch) -> Iterator[None]:
         """Say which process failed, where this one only sees that nothing comes from it."""
-        if (running := learner.running) is not None and running.data is not None:
-            set_epoch(running.data, learner.progress.epochs)
+        if epoch.data is not None:
+            set_epoch(epoch.data, learner.progress.epochs)
         if self.world.size == 1:
             yield
             return
         alone = self._watch is None
         watch = self._watch or self._start_watch(learner)
-        outer = self._counters()
-        self._counted = 0 if running is None else running.steps
-        self._left = self._every = self._paces.get(phase.name, FEWEST)
-        self._since = time.monotonic()
+        every = self._paces.get(phase.name, FEWEST)
+        pace = epoch.keep(self)["pace"] = _Pace(every, every, time.monotonic())
         try:
             yield
-            self._paces[phase.name] = self._every
+            self._paces[phase.name] = pace.every
         except Exception as error:
             blamed = self._blame(error)
             watch.fail(error)
@@ -197,38 +201,30 @@ class Member:
             watch.fail(error)
             raise
         finally:
-            self._restore(*outer)
             if alone:
                 self._stop_watch()
 
-    def _counters(self) -> tuple[Any, ...]:
-        """What belongs to the epoch that is running, and is kept while another one runs inside it."""
-        return self._left, self._every, self._counted, self._since
-
-    def _restore(self, *counters: Any) -> None:
-        self._left, self._every, self._counted, self._since = counters
-
     @hookimpl
-    def step_end(self, learner: Learner, phase: Phase) -> None:
+    def step_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Agree with the others, about once a second."""
-        self._count_step(learner, phase)
+        self._count_step(learner, phase, epoch)
 
     @hookimpl
-    def step_cancelled(self, learner: Learner, phase: Phase, step: Step) -> None:
+    def step_cancelled(self, learner: Learner, phase: Phase, epoch: Epoch, step: Step) -> None:
         """A cancelled step counts, too: the others may not have cancelled it."""
         self._cancelled = learner.where(phase, step)
-        self._count_step(learner, phase)
+        self._count_step(learner, phase, epoch)
 
-    def _count_step(self, learner: Learner, phase: Phase) -> None:
-        if self.world.size == 1 or not self.agrees_in_steps or learner.running is None or not learner.running.agrees:
+    def _count_step(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
+        if self.world.size == 1 or not self.agrees_in_steps or not epoch.agrees:
             return
-        self._left -= 1
-        self._counted += 1
-        if self._left <= 0 and (not phase.training or self._counted % learner.accumulate == 0):  # no window is open
-            took = time.monotonic() - self._since
-            every = int(self._every * AGREED_EVERY / took) if took else MOST
-            self._every = -int(self.agree(learner, -min(max(every, FEWEST), MOST, 2 * self._every))[0])
-            self._left, self._since = self._every, time.monotonic()
+        pace: _Pace = epoch.keep(self)["pace"]
+        pace.left -= 1
+        if pace.left <= 0 and (not phase.training or epoch.steps % learner.accumulate == 0):  # no window is open
+            took = time.monotonic() - pace.since
+            every = int(pace.every * AGREED_EVERY / took) if took else MOST
+            pace.every = -int(self.agree(learner, -min(max(every, FEWEST), MOST, 2 * pace.every))[0])
+            pace.left, pace.since = pace.every, time.monotonic()
 
     def agree(self, learner: Learner, *numbers: float) -> list[float]:
         """Let all processes act on what any of them asks for; returns the highest of each number."""

@@ -12,8 +12,6 @@ from loopkit.engine.routing import Route
 from loopkit.errors import PhaseError
 from loopkit.sharded import part
 
-__all__ = ["Casts", "autocast_is_on"]
-
 autocast_is_on = torch._C._is_any_autocast_enabled  # one call for all device types
 version_of = attrgetter("_version")
 

@@ -12,7 +12,6 @@ from loopkit.engine.registry import Registry
 from loopkit.engine.requests import Requests
 from loopkit.engine.resume import Resume
 from loopkit.notes import say
-from loopkit.phases import PredictionPhase, TrainingPhase, ValidationPhase
 from loopkit.progress import Progress
 from loopkit.world import World
 
@@ -63,12 +62,6 @@ class Core:
         """Phase, epoch and step, for messages."""
         at = "" if step is None else f", step {step.index}"
         return f"phase {phase.name!r}, epoch {self.progress.epochs}{at}"
-
-    @property
-    def own_phases(self) -> list[Phase]:
-        """The phases of the user's own: all but the standard ones under their own names."""
-        standard = (TrainingPhase, ValidationPhase, PredictionPhase)
-        return [each for each in self.phases.values() if type(each) not in standard or each.name != type(each).name]
 
     def say_once(self, text: str) -> None:
         """Print a line for people on standard error, unless it was printed before; in the first process alone."""

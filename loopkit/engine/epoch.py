@@ -235,7 +235,7 @@ class Epoch:
 
     def _say_what_differs(self, core: Core) -> None:
         """Say once what is done, and may not be meant."""
-        if kept := core.models.kept_in_eval():
+        if kept := core.models.kept_in_eval:
             core.say_once(kept)
         if self.length is not None and self.length < core.accumulate:
             many = "1 batch" if self.length == 1 else f"{self.length} batches"

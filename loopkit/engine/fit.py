@@ -205,7 +205,7 @@ class Fit:
         self.beginning = True
         try:
             if runs:
-                core.registry.check_fit(runs, core.own_phases)
+                core.registry.check_fit(runs)
             with core.hook():
                 self.begin_plugins(core.registry.plugins)
                 if core.world.size > 1:
@@ -297,7 +297,7 @@ class Fit:
     def reason_to_end(self) -> str:
         """Why it is over, as `FitResult.reason`; an empty string if it is not."""
         limits, at, progress = self.limits, self.position, self._core.progress
-        if self.stopped:
+        if self._core.requests.stopped is not None:
             return "stop"
         if at.ended:
             return at.ended

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from loopkit.batches import count_samples, describe
 from loopkit.engine.casts import autocast_is_on
+from loopkit.engine.hints import hint
 from loopkit.engine.plan import Plan
 from loopkit.engine.step import Frame, Step, autocast_off
 from loopkit.engine.training import Proof
@@ -101,7 +102,7 @@ class Loop(Frame):
             size, mean = self._core.accumulate, not is_sum(self._core.learner.loss_fn)
             optimizers = self._core.models.optimizers.items()
             self.windows = tuple([Window(name, optimizer, size, mean) for name, optimizer in optimizers])
-            if all(phase is not self.phase for phase in self._core.proven):
+            if self.phase not in self._core.proven:
                 self._proof = Proof(self.phase, self._core.models.optimizers.values())
             self._grad_mode = None if torch.is_grad_enabled() else torch.enable_grad
 
@@ -185,8 +186,8 @@ class Loop(Frame):
             if self.at_edge:
                 with self.resting():
                     self._core.requests.answer(self._core)  # a signal that also ended the loader's workers
-            hint = "; workers that are spawned need functions that can be pickled: def them in a module, no lambda"
-            pickling = hint if "pickle" in shown(error).lower() else ""
+            lambdas = "; workers that are spawned need functions that can be pickled: def them in a module, no lambda"
+            pickling = lambdas if "pickle" in shown(error).lower() else ""
             where = self._core.where(self.phase, None)
             locate(error, f"the loader raised this while making batch {self.steps}, {where}{pickling}")
             raise
@@ -370,11 +371,10 @@ class Loop(Frame):
 
     def _explain(self, error: BaseException, step: Step) -> None:
         """Say where an error came from, and what the batch was."""
-        hint = "; this loss was differentiated before: compute it again in each step, or detach what is carried over"
-        again = hint if "backward through the graph a second time" in shown(error) else ""
         self.failure = error
-        where = f"in {type(self.phase).__name__}.step, {self._core.where(self.phase, step)}"
-        locate(error, f"{where}; batch: {describe(step.batch)}; model on {self._core.models.device()}{again}")
+        where, models = f"in {type(self.phase).__name__}.step, {self._core.where(self.phase, step)}", self._core.models
+        cure = hint(error, step, models)
+        locate(error, f"{where}; batch: {describe(step.batch)}; model on {models.device()}{cure}")
 
     def close_windows(self) -> None:
         """Give each window that is still open its update, after the last step."""

@@ -11,6 +11,7 @@ from torch import nn
 
 from loopkit.batches import describe
 from loopkit.engine.casts import Casts
+from loopkit.engine.refusals import check_trainable
 from loopkit.engine.routing import Route
 from loopkit.errors import PhaseError, PluginError
 from loopkit.notes import locate
@@ -44,31 +45,31 @@ class Models:
             if model.training and not each.training
         }
         """The modules that stay in eval mode in training, with their names: they were so, in a model in train mode."""
+        self.kept_in_eval = _kept([name for each, name in self._evals.items() if not list(each.children())])
+        """What to say of them; empty without any."""
         self.optimizer: Any = None
         """The optimizer, or the mapping of them, as it was given."""
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.weights = Weights()
         self.casts = Casts()
-        self._known: dict[str, nn.Parameter] = {}
-        """The parameters as they were when the optimizers came, or an epoch last began."""
+        self._known: dict[nn.Parameter, str] = {}
+        """The parameters when the optimizers came, or an epoch last began, with their names."""
         self._routes: dict[str, Route] = {}
         self._wrapped: set[str] = set()
-
-    def modules(self) -> Iterator[nn.Module]:
-        """Every module of every model."""
-        for model in self.by_name.values():
-            yield from model.modules()
 
     def set_modes(self, training: bool) -> list[tuple[nn.Module, bool]]:
         """Put the modules in train or eval mode; returns the mode in which each was.
 
         In train mode, those that the user had put into eval mode before stay there.
         """
-        modes = [(module, module.training) for module in self.modules()]
+        modes, as_wanted = [], True
         evals = self._evals if training else {}
-        if any(
-            was is (not training or each in evals) or type(each).train is not nn.Module.train for each, was in modes
-        ):
+        for model in self.by_name.values():
+            for module in model.modules():
+                modes.append((module, module.training))
+                wanted = training and module not in evals
+                as_wanted &= module.training is wanted and type(module).train is nn.Module.train
+        if not as_wanted:
             for model in self.by_name.values():
                 model.train(training)
             self.restore([(each, False) for each in evals])
@@ -81,20 +82,14 @@ class Models:
             if module.training is not training:  # assigning to a module's attribute is slow
                 module.training = training
 
-    def kept_in_eval(self) -> str:
-        """What to say of modules that are in eval mode in training; empty without any."""
-        names = [name for each, name in self._evals.items() if not any(True for _ in each.children())]
-        if not names:
-            return ""
-        rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        return (
-            f"{', '.join(names[:3])}{rest} had been put into eval mode when the learner was made, and stay so in "
-            f"training; model.train() before Learner(...) if that is not meant"
-        )
-
     def device(self) -> str:
         """Where the first parameter is, in words."""
-        return next((str(p.device) for model in self.by_name.values() for p in model.parameters()), "no parameters")
+        return next((str(p.device) for p in self.parameters()), "no parameters")
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Every parameter of every model."""
+        for model in self.by_name.values():
+            yield from model.parameters()
 
     # Plugins around the modules
 
@@ -129,6 +124,7 @@ class Models:
 
     def set_up(self, registry: Registry, plugins: Iterable[str]) -> None:
         """Run the ``setup_model`` of these plugins on every module, and route calls through what wraps it."""
+        check_trainable(registry.plugins, self.by_name)
         for impl in registry.ordered("setup_model"):
             if impl.entry.plugin not in plugins:
                 continue
@@ -159,37 +155,40 @@ class Models:
         else:
             self.optimizer = self._make_optimizer("optimizer", given, False)
             self.optimizers = {"optimizer": self.optimizer}
-        self._known = self._named()
-
-    def _named(self) -> dict[str, nn.Parameter]:
-        several = len(self.by_name) > 1
-        named = [(f"{each}." if several else "", model.named_parameters()) for each, model in self.by_name.items()]
-        return {prefix + name: p for prefix, params in named for name, p in params}
+        self.check_replaced()
 
     def check_replaced(self) -> None:
-        """Refuse that an optimizer trains parameters which the models have no more.
+        """Refuse that an optimizer trains parameters which the models have had and have no more.
 
         Raises:
             PhaseError: It does.
         """
-        if not self.optimizers:
+        known, here = self._known, {}
+        for name, model in self.by_name.items():
+            for path, p in model.named_parameters():
+                here[p] = f"{name}.{path}" if len(self.by_name) > 1 else path
+        self._known = here
+        if not (gone := known.keys() - here.keys()):
             return
-        known, self._known = self._known, self._named()
-        here = set(self._known.values())
-        gone = {p: name for name, p in known.items() if p not in here and not is_sharded(p)}
-        for optimizer in self.optimizers.values() if gone else ():
+        for optimizer in self.optimizers.values():
             for p in (p for group in optimizer.param_groups for p in group["params"]):
-                if p in gone:
+                if p in gone and not is_sharded(p):
                     self._known = known
                     raise PhaseError(
-                        f"parameter {gone[p]!r} was replaced after the optimizer had taken it: the old one is trained, "
-                        f"the new one is used and saved. Change it in place, with torch.no_grad(): p.copy_(new), or "
-                        f"replace it before Learner(...), and give a factory, optimizer=lambda params: ..."
+                        f"parameter {known[p]!r} was replaced after the optimizer had taken it: the old one is "
+                        f"trained, the new one is used and saved. Change it in place, with torch.no_grad(): "
+                        f"p.copy_(new), or replace it before Learner(...), and give a factory: "
+                        f"optimizer=lambda params: ..."
                     )
 
     def _make_optimizer(self, name: str, given: Optimizers, named: bool) -> torch.optim.Optimizer:
         if isinstance(given, torch.optim.Optimizer):
             return given
+        if isinstance(given, nn.Module):
+            raise PhaseError(
+                f"optimizer {name!r} is the module {type(given).__name__}: the order is "
+                f"Learner(model, loss_fn, optimizer)"
+            )
         if not callable(given):
             raise PhaseError(f"optimizer {name!r} is {given!r}: give an optimizer, or a function params -> optimizer")
         if named and name not in self.by_name:
@@ -206,6 +205,15 @@ class Models:
         if not isinstance(made, torch.optim.Optimizer):
             raise PhaseError(f"the factory of optimizer {name!r} returned {made!r}: it must return a torch optimizer")
         return made
+
+
+def _kept(names: list[str]) -> str:
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    said = (
+        f"{', '.join(names[:3])}{rest} had been put into eval mode when the learner was made, and stay so in training; "
+        f"model.train() before Learner(...) if that is not meant"
+    )
+    return said if names else ""
 
 
 class StandIn(NamedTuple):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from loopkit.batches import describe
 from loopkit.engine.order import Entry, Placed
-from loopkit.errors import Cancel, CancelStep, PluginConflict, PluginError, rank, strongest
+from loopkit.errors import Cancel, CancelStep, PluginError, rank, strongest
 from loopkit.events import Event
 from loopkit.hooks import Hook, Target
 from loopkit.notes import add_note, locate, shown
@@ -73,9 +73,6 @@ class Compiler:
     def plan(self, phase: Phase, impls: dict[str, list[Implementation]], order: dict[str, list[Placed]]) -> Plan:
         """The plan of a phase, from its implementations by hook, in order."""
         steps = impls["optimizer_step"]
-        if len(steps) > 1:
-            names = " and ".join(repr(impl.entry.plugin) for impl in steps)
-            raise PluginConflict(f"{names} both implement optimizer_step in phase {phase.name!r}: keep one")
         replaced = ("step", "optimizer", "closure", "default")
         fire = {event: self._event(event, impls[event.hook], phase) for event in phase.events()}
         return Plan(

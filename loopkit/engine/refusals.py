@@ -7,11 +7,13 @@ import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from loopkit.engine.order import EVERYTHING, overlaps
 from loopkit.errors import OrderError, PluginConflict, PluginError
 from loopkit.events import FitBegin, FitEnd, SignalBegin, snake_case
+from loopkit.groups import covers, named_parameters
 from loopkit.hooks import PROJECT, PROVIDES, STATES, Hook, HookOptions, hooks, implemented
 from loopkit.installed import plugin_names
 from loopkit.logs.backend import Backend
@@ -71,9 +73,38 @@ def check_owners(plugins: Mapping[str, Any]) -> None:
                 if hint := nearest(root, STATES):
                     raise PluginError(f"plugin {name!r}: owns {state!r}, but no state is called so{hint}")
             for other, theirs in owners:
-                if other != name and overlaps(state, theirs):
+                if other != name and overlaps(state, theirs) and not (_pattern(state) and _pattern(theirs)):
                     raise PluginConflict(f'{other!r} and {name!r} both own "{state}": {_way_out(state)}')
             owners.append((name, state))
+
+
+def check_replacement(hook: str, plugins: Sequence[str], phase: Phase) -> None:
+    """Refuse two plugins that do one thing, of which no order makes sense."""
+    if len(plugins) > 1:
+        names = " and ".join(map(repr, plugins))
+        raise PluginConflict(f"{names} both implement {hook} in phase {phase.name!r}: keep one")
+
+
+def check_trainable(plugins: Mapping[str, Any], models: Mapping[str, nn.Module]) -> None:
+    """Refuse two plugins that decide whether the same parameter is trained: owners of ``trainable.<pattern>``."""
+    owned = [
+        (name, pattern)
+        for name, plugin in plugins.items()
+        for state in declared(plugin, "owns", getattr(plugin, "owns", ()))
+        if (pattern := _pattern(state))
+    ]
+    for path, _ in named_parameters(models) if owned else ():
+        names = sorted({name for name, pattern in owned if covers(pattern, path)})
+        if len(names) > 1:
+            raise PluginConflict(
+                f'{" and ".join(map(repr, names))} both own "trainable" of parameter {path!r}: give them patterns of '
+                f"different parameters, or keep one of them"
+            )
+
+
+def _pattern(state: str) -> str:
+    """The pattern in ``"trainable.<pattern>"``; else nothing."""
+    return state.partition(".")[2] if state.startswith("trainable.") else ""
 
 
 def _way_out(state: str) -> str:
@@ -216,6 +247,12 @@ def plugin_name(plugin: Any) -> str:
     return name
 
 
+def shown_plugin(plugin: Any) -> str:
+    """The plugin, or its class where its ``repr`` is no more than an address."""
+    said = repr(plugin)
+    return f"a {type(plugin).__name__}" if " object at 0x" in said else said
+
+
 def _wrapped(part: Any) -> str:
     """The plugin that takes what is a part of one: a metric, a scheduler of torch, a schedule; else an empty string."""
     made = f"{type(part).__name__}(...)"
@@ -225,6 +262,9 @@ def _wrapped(part: Any) -> str:
         return "Plateau(monitor=...)"
     if isinstance(part, LRScheduler):
         return f"TorchSchedule({made})"
+    bases = {(base.__module__.partition(".")[0], base.__name__) for base in type(part).__mro__}
+    if bases & {("lightning", "Callback"), ("pytorch_lightning", "Callback")}:
+        return f"loopkit_lightning.LightningCallback({made})"
     if getattr(part, "__module__", None) == OfLength.__module__:
         return f"Schedule({part.name if isinstance(part, OfLength) else part.__name__})"
     return ""

@@ -26,6 +26,7 @@ from loopkit.words import nearest
 if TYPE_CHECKING:
     from loopkit.engine.logbook import Logbook
     from loopkit.engine.plan import Where
+    from loopkit.engine.roles import Roles
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 
@@ -41,9 +42,7 @@ class Registry:
         where: Says in words where a step of a phase is.
     """
 
-    def __init__(
-        self, learner: Learner, phases: dict[str, Phase], order: Sequence[Any], logbook: Logbook, where: Where
-    ) -> None:
+    def __init__(self, learner: Learner, phases: Roles, order: Sequence[Any], logbook: Logbook, where: Where) -> None:
         self.chains = refusals.chains(order)
         self.version = 0
         """Changes whenever a plugin comes or goes."""
@@ -115,7 +114,8 @@ class Registry:
         name = refusals.plugin_name(plugin)
         registered = self._manager.get_plugin(name)
         if registered is not None:
-            again = "the same object" if registered is plugin else f"{registered!r} and {plugin!r}"
+            both = " and ".join(map(refusals.shown_plugin, (registered, plugin)))
+            again = "the same object" if registered is plugin else both
             raise PluginError(f"two plugins are called {name!r}: {again}; give it name=... to have both")
         self._specify()
         refusals.check_plugin(plugin, name)
@@ -206,15 +206,17 @@ class Registry:
         found = refusals.never_called(self._implementations, known)
         return [refusals.idle(name, hooks, known) for name, hooks in found.items()]
 
-    def check_fit(self, runs: Sequence[Phase], own: Sequence[Phase]) -> None:
+    def check_fit(self, runs: Sequence[Phase]) -> None:
         """What only shows when a fit begins, which runs these phases, and whose hooks may run those of the user's own.
 
         Raises:
             PluginError: A plugin is never called, or reads a metric that is never made.
         """
+        if not self._implementations:
+            return
         for phase in runs:
             self.check_phase(phase)
-        if idle := self.idle([*runs, *own]):
+        if idle := self.idle([*runs, *self._phases.own]):
             raise PluginError("; ".join(idle))
         refusals.check_monitors(self._implementations, self._phases, {phase.name for phase in runs})
 
@@ -238,6 +240,8 @@ class Registry:
         for name, hook in hooks().items():
             if "phase" in hook.arguments:
                 found = {impl.entry.plugin: impl for impl in self.implementations(name, phase)}
+                if hook.kind == "replacement":
+                    refusals.check_replacement(name, list(found), phase)
                 order[name] = arrange([impl.entry for impl in found.values()], self.chains, name)
                 impls[name] = [found[placed.entry.plugin] for placed in order[name]]
         return self._compiler().plan(phase, impls, order)

@@ -9,8 +9,6 @@ from loopkit.errors import PhaseError
 from loopkit.phases import Phase, PredictionPhase, TrainingPhase, ValidationPhase
 from loopkit.words import nearest
 
-__all__ = ["Roles"]
-
 
 def _trains(phase: Phase) -> bool:
     return phase.training
@@ -50,6 +48,12 @@ class Roles(dict[str, Phase]):
             if [each.name for each in self.given].count(phase.name) > 1:
                 raise PhaseError(f"two phases are called {phase.name!r}: give one Phase(name=...)")
             self[phase.name] = phase
+
+    @property
+    def own(self) -> list[Phase]:
+        """The phases of the user's own: all but the standard ones under their own names."""
+        standard = (TrainingPhase, ValidationPhase, PredictionPhase)
+        return [each for each in self.values() if type(each) not in standard or each.name != type(each).name]
 
     def find(self, phase: str | Phase) -> Phase:
         """The phase, or the one of this name."""

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from loopkit.engine.registry import Registry
     from loopkit.phases import Phase
 
+TABLES = ("numpy", "pandas")
+"""Modules whose objects hold samples, not batches."""
+
 
 class Source:
     """The data of a phase.
@@ -117,7 +120,36 @@ def length_of(data: Any) -> int | None:
         return None
 
 
+def check_given(train: Any, val: Any) -> None:
+    """Refuse what is no data among the first two arguments of ``fit``.
+
+    Raises:
+        PhaseInputError: It is none.
+    """
+    if isinstance(val, (int, float)):
+        raise PhaseInputError(
+            f"fit(train, {val!r}): the second argument is the data of the validation; did you mean epochs={val!r}?"
+        )
+    if val is not None and _is_array(train) and _is_array(val):
+        raise PhaseInputError(
+            f"fit(X, y) with {describe(train)} and {describe(val)}: fit takes batches, and the second argument is the "
+            f"data of the validation. Did you mean fit(loopkit.data.TensorLoader(X, y, batch_size=32), epochs=...)?"
+        )
+
+
+def _is_array(data: Any) -> bool:
+    """Whether it is a tensor, a NumPy array or a table of pandas: samples, not batches."""
+    return isinstance(data, Tensor) or type(data).__module__.partition(".")[0] in TABLES
+
+
 def _check_data(data: Any) -> None:
+    made_by = type(data).__module__.partition(".")[0]
+    if made_by == "datasets":
+        raise PhaseInputError(
+            f"data is a {type(data).__name__} of Hugging Face, which gives samples, not batches: "
+            f"loopkit_huggingface.DatasetLoader(data, batch_size=32) makes them, or "
+            f"DataLoader(data.with_format('torch'), batch_size=32)"
+        )
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         raise PhaseInputError(
             f"data is a {type(data).__name__}, which gives samples, not batches: DataLoader(data, batch_size=32) does"
@@ -127,8 +159,10 @@ def _check_data(data: Any) -> None:
             f"data is {describe(data)}, which is one batch, or whole tensors: give [batch], or "
             f"loopkit.data.TensorLoader(*tensors, batch_size=32)"
         )
-    if isinstance(data, (Tensor, str, bytes, Mapping)) or not (
-        callable(data) or hasattr(data, "__iter__") or hasattr(data, "__getitem__")
+    if (
+        _is_array(data)
+        or isinstance(data, (str, bytes, Mapping))
+        or not (callable(data) or hasattr(data, "__iter__") or hasattr(data, "__getitem__"))
     ):
         hint = "; loopkit.data.TensorLoader(inputs, targets, batch_size=32) makes batches of tensors"
         raise PhaseInputError(

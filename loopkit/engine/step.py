@@ -161,7 +161,9 @@ class Step:
         if fire is not None:
             fire(self)
 
-    def backward(self, loss: Tensor, name: str | None = None) -> None:
+    def backward(
+        self, loss: Tensor, name: str | None = None, *, retain_graph: bool = False, create_graph: bool = False
+    ) -> None:
         """Fire ``BackwardBegin``, run backward from ``loss``, fire ``BackwardEnd``.
 
         During the two events ``step.loss`` is this loss, whatever the phase keeps there.
@@ -169,23 +171,25 @@ class Step:
         Args:
             loss: A scalar that requires grad.
             name: Add gradients only to the parameters of this optimizer; to all by default.
+            retain_graph: Keep the graph for another backward; adding the losses is faster.
+            create_graph: Make a graph of the gradients, too, which keeps both.
 
         Raises:
             LossError: The loss is no tensor, no scalar, or does not require grad.
         """
         window = self._frame.plain_backward
         if window is None or name is not None or not is_plain_scalar(loss) or autocast_is_on():
-            self._backward(loss, name)
+            self._backward(loss, name, retain_graph or create_graph, create_graph)
             return
         window.enter(self, self.weight)
-        self.had_backward = True
         try:
-            run_backward((loss,), (ones_like(loss),), False, False, (), True, True)
+            run_backward((loss,), (ones_like(loss),), retain_graph or create_graph, create_graph, (), True, True)
         except RuntimeError:
             self._check_loss(loss)
             raise
+        self.had_backward = True
 
-    def _backward(self, loss: Tensor, name: str | None) -> None:
+    def _backward(self, loss: Tensor, name: str | None, retain: bool, create: bool) -> None:
         """What `backward` does when there is more to it than clearing gradients and calling torch."""
         self._check_loss(loss)
         frame = self._frame
@@ -205,14 +209,14 @@ class Step:
             if window.size > 1 and window.has_lost(self):
                 raise _lost_gradients(frame.phase, self, window)
             window.enter(self, self.weight)
-        self.had_backward = True
         inputs = None if name is None else tuple(p for p in windows[0].params if p.requires_grad)
         if autocast_is_on():
             with autocast_off():
-                _differentiate(loss, seed, inputs)
+                _differentiate(loss, seed, inputs, retain, create)
             frame.casts.clear()
         else:
-            _differentiate(loss, seed, inputs)
+            _differentiate(loss, seed, inputs, retain, create)
+        self.had_backward = True
         if end is not None:
             end(self)
         for window in windows:
@@ -365,13 +369,15 @@ def _lost_gradients(phase: Phase, step: Step, window: Window) -> PhaseError:
     )
 
 
-def _differentiate(loss: Tensor, seed: float | Tensor, inputs: tuple[Tensor, ...] | None) -> None:
+def _differentiate(
+    loss: Tensor, seed: float | Tensor, inputs: tuple[Tensor, ...] | None, retain: bool, create: bool
+) -> None:
     """Backward from a loss, which starts from ``seed``, to these parameters, or to all."""
     gradient = seed.to(loss).reshape(loss.shape) if isinstance(seed, Tensor) else torch.full_like(loss, seed)
     if is_plain_scalar(loss) and (inputs or inputs is None):
-        run_backward((loss,), (gradient,), False, False, inputs or (), True, True)
+        run_backward((loss,), (gradient,), retain, create, inputs or (), True, True)
     else:
-        loss.backward(gradient, inputs=inputs)  # type: ignore[no-untyped-call]
+        loss.backward(gradient, retain, create, inputs=inputs)  # type: ignore[no-untyped-call]
 
 
 def is_plain_scalar(loss: Any) -> bool:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from loopkit.engine.window import Window
     from loopkit.phases import Phase
 
-__all__ = ["Proof"]
-
 
 class Proof:
     """Watches the first steps of a phase, until it has shown that it trains, and through the engine.
@@ -71,7 +69,7 @@ def _refuse_own(phase: Phase, optimizer: torch.optim.Optimizer, args: Any, kwarg
     """Refuse a step of an optimizer that the engine does not make."""
     frame = sys._getframe(1)
     cls = type(phase)
-    while frame is not None and frame.f_code is not cls.step.__code__:
+    while frame is not None and frame.f_code is not getattr(cls.step, "__code__", None):
         if frame.f_globals.get("__name__") == "loopkit.engine.step":
             return
         frame = frame.f_back  # type: ignore[assignment]

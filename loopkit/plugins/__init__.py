@@ -1,81 +1,54 @@
-"""The standard plugins, one concern a module. They use the public API alone."""
+"""The standard plugins, one concern a module. They use the public API alone.
+
+An import here is all that makes a class a plugin that ships: its name is the class's in snake case.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
+from loopkit.checkpoint.save_options import SaveOptions as SaveOptions
 from loopkit.engine.refusals import plugin_name
-from loopkit.plugins.call_on import call_on
-from loopkit.plugins.channels_last import ChannelsLast
-from loopkit.plugins.checkpoint import Checkpoint, SaveOptions
-from loopkit.plugins.compile import Compile
-from loopkit.plugins.cuda_graph import CudaGraph
-from loopkit.plugins.ddp import DDP
-from loopkit.plugins.early_stopping import EarlyStopping
-from loopkit.plugins.freeze import EvalMode, Freeze
-from loopkit.plugins.fsdp import FSDP
-from loopkit.plugins.gradients import ClipGradNorm, ClipGradValue, GradNoise, GradNorm
-from loopkit.plugins.history import History
-from loopkit.plugins.log_gradients import LogGradients
-from loopkit.plugins.log_histograms import LogHistograms
-from loopkit.plugins.log_hyperparameters import LogHyperparameters
-from loopkit.plugins.log_metrics import LogMetrics
-from loopkit.plugins.log_predictions import LogPredictions
-from loopkit.plugins.log_resources import LogResources
-from loopkit.plugins.log_to import LogTo
-from loopkit.plugins.metrics import Metrics
-from loopkit.plugins.mixed_precision import MixedPrecision
-from loopkit.plugins.profile import Profile
-from loopkit.plugins.progress import Progress
-from loopkit.plugins.replay_bundle import ReplayBundle
-from loopkit.plugins.sanity_check import SanityCheck
-from loopkit.plugins.schedule import Plateau, Schedule, TorchSchedule
-from loopkit.plugins.skip_spikes import SkipSpikes
-from loopkit.plugins.stop_on_non_finite import StopOnNonFinite
-from loopkit.plugins.throttle import throttle
-from loopkit.plugins.to_device import ToDevice
-from loopkit.plugins.weight_average import WeightAverage
+from loopkit.plugins.call_on import call_on as call_on
+from loopkit.plugins.channels_last import ChannelsLast as ChannelsLast
+from loopkit.plugins.checkpoint import Checkpoint as Checkpoint
+from loopkit.plugins.compile import Compile as Compile
+from loopkit.plugins.cuda_graph import CudaGraph as CudaGraph
+from loopkit.plugins.ddp import DDP as DDP
+from loopkit.plugins.early_stopping import EarlyStopping as EarlyStopping
+from loopkit.plugins.freeze import EvalMode as EvalMode
+from loopkit.plugins.freeze import Freeze as Freeze
+from loopkit.plugins.fsdp import FSDP as FSDP
+from loopkit.plugins.gradients import ClipGradNorm as ClipGradNorm
+from loopkit.plugins.gradients import ClipGradValue as ClipGradValue
+from loopkit.plugins.gradients import GradNoise as GradNoise
+from loopkit.plugins.gradients import GradNorm as GradNorm
+from loopkit.plugins.history import History as History
+from loopkit.plugins.log_gradients import LogGradients as LogGradients
+from loopkit.plugins.log_histograms import LogHistograms as LogHistograms
+from loopkit.plugins.log_hyperparameters import LogHyperparameters as LogHyperparameters
+from loopkit.plugins.log_metrics import LogMetrics as LogMetrics
+from loopkit.plugins.log_predictions import LogPredictions as LogPredictions
+from loopkit.plugins.log_resources import LogResources as LogResources
+from loopkit.plugins.log_to import LogTo as LogTo
+from loopkit.plugins.metrics import Metrics as Metrics
+from loopkit.plugins.mixed_precision import MixedPrecision as MixedPrecision
+from loopkit.plugins.profile import Profile as Profile
+from loopkit.plugins.progress import Progress as Progress
+from loopkit.plugins.replay_bundle import ReplayBundle as ReplayBundle
+from loopkit.plugins.sanity_check import SanityCheck as SanityCheck
+from loopkit.plugins.schedule import Plateau as Plateau
+from loopkit.plugins.schedule import Schedule as Schedule
+from loopkit.plugins.schedule import TorchSchedule as TorchSchedule
+from loopkit.plugins.skip_spikes import SkipSpikes as SkipSpikes
+from loopkit.plugins.stop_on_non_finite import StopOnNonFinite as StopOnNonFinite
+from loopkit.plugins.throttle import throttle as throttle
+from loopkit.plugins.to_device import ToDevice as ToDevice
+from loopkit.plugins.weight_average import WeightAverage as WeightAverage
 
-__all__ = [
-    "DDP",
-    "FSDP",
-    "ChannelsLast",
-    "Checkpoint",
-    "ClipGradNorm",
-    "ClipGradValue",
-    "Compile",
-    "CudaGraph",
-    "EarlyStopping",
-    "EvalMode",
-    "Freeze",
-    "GradNoise",
-    "GradNorm",
-    "History",
-    "LogGradients",
-    "LogHistograms",
-    "LogHyperparameters",
-    "LogMetrics",
-    "LogPredictions",
-    "LogResources",
-    "LogTo",
-    "Metrics",
-    "MixedPrecision",
-    "Plateau",
-    "Profile",
-    "Progress",
-    "ReplayBundle",
-    "SanityCheck",
-    "SaveOptions",
-    "Schedule",
-    "SkipSpikes",
-    "StopOnNonFinite",
-    "ToDevice",
-    "TorchSchedule",
-    "WeightAverage",
-    "call_on",
-    "throttle",
-]
+__all__ = [name for name, thing in [*vars().items()] if getattr(thing, "__module__", "").startswith(f"{__name__}.")]
+__all__ += ["SaveOptions"]
 
 
 def __dir__() -> list[str]:

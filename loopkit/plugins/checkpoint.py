@@ -9,7 +9,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import Contents, describe, monitored, number, read_state, restore
 from loopkit.checkpoint.lock import Lock
 from loopkit.checkpoint.processes import give_way
+from loopkit.checkpoint.save_options import SaveOptions, check_count
 from loopkit.checkpoint.storage import Listing, Manifest
 from loopkit.criteria import Mode
 from loopkit.errors import (
@@ -43,49 +43,8 @@ if TYPE_CHECKING:
     from loopkit.phases import Phase
     from loopkit.result import FitResult
 
-EVERY_EPOCH = every(epochs=1)
-
-
-def _check_count(what: str, count: Any) -> None:
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise PluginError(f"{what} is {count!r}: it counts checkpoints, from 1")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SaveOptions:
-    """What `Checkpoint` can be told that is rarely needed.
-
-    Args:
-        on_error: Save when an error, such as one of the loader, comes between two steps or in a validation.
-        at_end: Save at the end of the fit what was trained since the last save.
-        background: Write in a thread: the loop waits only for a copy of the state in main memory (`Checkpoint.memory`).
-            At most one write is under way; an error of one is raised at the end of the next step.
-        keep_best: How many of the best to keep, if ``best`` is given.
-        replay: Let data without a position of its own be passed over up to where it was (`load_state_dict`).
-        allow: Plugins that may be missing in the checkpoint or here.
-
-    Raises:
-        PluginError: ``keep_best`` is no count from 1, or ``allow`` no list of names.
-
-    Example::
-
-        Checkpoint("runs/a", save=every(minutes=10), options=SaveOptions(background=True))
-    """
-
-    on_error: bool = True
-    at_end: bool = True
-    background: bool = False
-    keep_best: int = 1
-    replay: bool = True
-    allow: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        for option in ("on_error", "at_end", "background", "replay"):
-            if not isinstance(value := getattr(self, option), bool):
-                raise PluginError(f"SaveOptions: {option} is {value!r}: it is True or False")
-        _check_count("SaveOptions: keep_best", self.keep_best)
-        if isinstance(self.allow, str) or not all(isinstance(name, str) for name in self.allow):
-            raise PluginError(f"SaveOptions: allow is {self.allow!r}: it lists names of plugins, such as ('history',)")
+EVERY_EPOCH, SAVE_OPTIONS = every(epochs=1), SaveOptions()
+"""The defaults."""
 
 
 class Checkpoint:
@@ -138,11 +97,11 @@ class Checkpoint:
         best: str | None = None,
         mode: Mode = "min",
         resume: str | Path | bool | None = None,
-        options: SaveOptions = SaveOptions(),
+        options: SaveOptions = SAVE_OPTIONS,
         name: str = "checkpoint",
     ) -> None:
         self._every = _intervals(save)
-        _check_count("Checkpoint: keep", keep)
+        check_count("Checkpoint: keep", keep)
         if best is not None and not (isinstance(best, str) and all(best.partition("/"))):
             raise PluginError(f"Checkpoint: best is {best!r}: it is '<phase>/<metric>', such as 'val/loss'")
         if mode not in ("min", "max"):

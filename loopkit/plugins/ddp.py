@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,9 +19,11 @@ from loopkit.groups import named_parameters
 from loopkit.hooks import hookimpl
 from loopkit.losses import is_sum
 from loopkit.phases import TrainingPhase
+from loopkit.plugin import provided
+from loopkit.shards import Parts, parts_of
 
 if TYPE_CHECKING:
-    from loopkit import Step
+    from loopkit import Epoch, Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 
@@ -32,24 +36,27 @@ class DDP(Member):
     The script is the same for one process and for many: it is started by torchrun or `loopkit.launch`. A process alone
     trains as if the plugin were not there.
 
-    By default the average is that of PyTorch's ``DistributedDataParallel``, in which each process counts the same: it
-    is the gradient of the global batch if all processes have batches of equal weight. Gradients are synced once for an
-    update and are final from ``update_begin`` on: clipping, say, sees the norm of the average.
+    The average of the gradients is the gradient of the global batch, also if the processes have batches of unequal
+    weight. If the weights are equal, it is bitwise that of PyTorch's ``DistributedDataParallel``. Gradients are synced
+    once for an update and are final from ``update_begin`` on: clipping, say, sees the norm of the average.
 
     Args:
         overlap: True: PyTorch's reducer syncs during the last backward of an update. It can serve phases whose step
             calls each model exactly once and differentiates with respect to all its parameters; another one is
             refused in its first step. False: gradients are averaged at ``update_begin``, for any phase. ``"auto"``: the
             reducer for phases that keep the steps of `TrainingPhase`, with one model and one optimizer.
-        weighted: The average is ``sum(w g) / sum(w)`` over the processes, with the weights of their steps: exact for
-            batches of unequal sizes, at the price of one more reduction of one number for each update.
+        weighted: True: the average is ``sum(w g) / sum(w)`` over the processes, with the weights of their steps, at the
+            price of one more reduction of one number for each update. ``"auto"``: the same, but without that reduction
+            in steps of which it is known that their parts are equal: of data that loopkit has shared out, all but an
+            uneven last one, unless the phase sets ``step.weight``. False: each process counts the same, as in PyTorch.
         compression: ``"fp16"`` or ``"bf16"``: gradients are sent in half precision.
         bucket_mb: Gradients are sent in buckets of about so many MiB; by default PyTorch's, 25 after a small first one.
         static_graph: The same parameters are used in the same order in each step (PyTorch's option).
         find_unused_parameters: Parameters may get no gradient in a step; otherwise that is an error that names them.
         fixed_buckets: PyTorch's reducer lays its buckets out anew after the first step, which changes the last bits of
-            sums over more than two processes, in a resumed run again. With this it does not: a run that is resumed
-            ends with the same bits. It costs a walk through the graph in each step.
+            sums over more than two processes, in a resumed run again. With True it does not: a run that is resumed
+            ends with the same bits, for a walk through the graph and one more reduction in each synced step. None: so
+            it is with more than two processes and a plugin that provides ``"checkpoint"`` in the same list.
         sync_batch_norm: Batch norms compute their statistics over all processes (not on CPUs). Otherwise each uses its
             own batch, and the running statistics are those of rank 0.
         broadcast_buffers: Copy the buffers of rank 0 to the others before each synced forward pass.
@@ -67,12 +74,12 @@ class DDP(Member):
         self,
         *,
         overlap: bool | str = "auto",
-        weighted: bool = False,
+        weighted: bool | str = "auto",
         compression: str | None = None,
         bucket_mb: float | None = None,
         static_graph: bool = False,
         find_unused_parameters: bool = False,
-        fixed_buckets: bool = False,
+        fixed_buckets: bool | None = None,
         sync_batch_norm: bool = False,
         broadcast_buffers: bool = True,
         shard: bool = True,
@@ -83,6 +90,8 @@ class DDP(Member):
         super().__init__(shard=shard, tail=tail, backend=backend, timeout=timeout)
         if overlap not in (True, False, "auto"):
             raise PluginError(f"DDP(overlap={overlap!r}): it is True, False or 'auto'")
+        if weighted not in (True, False, "auto"):
+            raise PluginError(f"DDP(weighted={weighted!r}): it is True, False or 'auto'")
         if compression not in COMPRESSION:
             raise PluginError(f"DDP(compression={compression!r}): it is None, 'fp16' or 'bf16'")
         if bucket_mb is not None and not bucket_mb > 0:
@@ -105,6 +114,10 @@ class DDP(Member):
         """How many of them had a gradient when the reducers were made."""
         self._phases: dict[int, tuple[Phase, bool]] = {}
         """Whether the reducer serves a phase."""
+        self._parts: dict[str, Parts | None] = {}
+        """The samples of each step of the epoch that runs, by phase."""
+        self._sets_weight: dict[str, bool] = {}
+        """Whether a phase sets ``step.weight``, in any process."""
         self.reducing = False
         """Whether the reducer syncs in the backward of this step."""
         self._reduced = False
@@ -115,7 +128,7 @@ class DDP(Member):
 
     def wrap(self, learner: Learner, name: str, model: nn.Module) -> nn.Module:
         """Start from the state of rank 0, and let calls of the model go through PyTorch's reducer where that syncs."""
-        if self.weighted and is_sum(learner.loss_fn):
+        if self.weighted is True and is_sum(learner.loss_fn):
             raise PluginError("DDP(weighted=True) is for losses that are means, and the learner's is a sum")
         if self._sync_batch_norm:
             if any(p.device.type == "cpu" for p in model.parameters()):
@@ -129,17 +142,21 @@ class DDP(Member):
             return model
         self._params += model.parameters()
         self._reducible = sum(p.requires_grad for p in self._params)
-        self._synced[name] = _Synced(self, model, None if self.overlap is False else self._reducer(model))
+        fixed = self._fixed_buckets
+        if fixed is None:  # a sum of two numbers does not depend on their order
+            saves = any(provided(plugin) == "checkpoint" for plugin in learner.plugins.values())
+            fixed = saves and self.world.size > 2 and not self._static_graph
+        self._synced[name] = _Synced(self, model, None if self.overlap is False else self._reducer(model, fixed))
         return self._synced[name]
 
-    def _reducer(self, model: nn.Module) -> DistributedDataParallel:
+    def _reducer(self, model: nn.Module, fixed: bool) -> DistributedDataParallel:
         options: dict[str, Any] = {} if self._broadcast_buffers else {"broadcast_buffers": False}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # newer PyTorch has another name for that option
             reducer = DistributedDataParallel(
                 model,
                 bucket_cap_mb=self._bucket_mb,
-                find_unused_parameters=self._find_unused_parameters or self._fixed_buckets,
+                find_unused_parameters=self._find_unused_parameters or fixed,
                 static_graph=self._static_graph,
                 **options,
             )
@@ -181,6 +198,8 @@ class DDP(Member):
                     f"PyTorch's reducer cannot tell apart. Give DDP(overlap=False), which averages at update_begin"
                 )
             self._phases[id(phase)] = phase, self._choose(phase)[0]
+            whole = learner.running is not None and not learner.running.resumed
+            self._parts[phase.name] = parts_of(learner.running.data) if whole and learner.running else None
 
     @hookimpl
     def step_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
@@ -205,13 +224,13 @@ class DDP(Member):
             copy_buffers(learner.models.values())
 
     @hookimpl
-    def step_cancelled(self, learner: Learner, phase: Phase, step: Step) -> None:
+    def step_cancelled(self, learner: Learner, phase: Phase, epoch: Epoch, step: Step) -> None:
         """Take back what the reducer expects of the backward that does not come."""
         if self.reducing and not self._reduced and phase.training:
             if any(synced.calls for synced in self._synced.values()):
                 _disarm(self._params)
             self.reducing = False
-        super().step_cancelled(learner, phase, step)
+        super().step_cancelled(learner, phase, epoch, step)
 
     def equal(self, learner: Learner) -> dict[str, Tensor]:
         """Parameters; buffers, if they are copied."""
@@ -221,14 +240,18 @@ class DDP(Member):
             found |= {prefix + path: buffer for path, buffer in model.named_buffers()}
         return found
 
-    def _counters(self) -> tuple[Any, ...]:
-        return *super()._counters(), self.reducing, self._reduced, [each.calls for each in self._synced.values()]
-
-    def _restore(self, *counters: Any) -> None:
-        *others, self.reducing, self._reduced, calls = counters
-        super()._restore(*others)
-        for synced, count in zip(self._synced.values(), calls, strict=True):
-            synced.calls = count
+    @hookimpl
+    @contextmanager
+    def epoch_context(self, learner: Learner, phase: Phase, epoch: Epoch) -> Iterator[None]:
+        """Keep what belongs to the step around, if a hook of that runs the epoch."""
+        outer = self.reducing, self._reduced, [each.calls for each in self._synced.values()]
+        with super().epoch_context(learner, phase, epoch):
+            try:
+                yield
+            finally:
+                self.reducing, self._reduced, calls = outer
+                for synced, count in zip(self._synced.values(), calls, strict=True):
+                    synced.calls = count
 
     @hookimpl
     def backward_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
@@ -248,7 +271,9 @@ class DDP(Member):
         assert learner.running is not None
         for window in learner.running.windows:
             weight = window.total + step.weight if window.weighted and window.count else step.weight
-            share = self._share(weight, step.loss.device) if self.weighted else 1.0
+            count = window.count + 1 if window.weighted else 1
+            weighs = self._weighs(learner, phase, step, weight, count)
+            share = self._share(weight, step.loss.device) if weighs else 1.0
             factor = window.settle(step, step.weight, share)
             if isinstance(factor, Tensor) or factor != 1.0:
                 step.seed = step.seed * factor
@@ -308,12 +333,33 @@ class DDP(Member):
                 if p.grad is None:
                     p.grad = torch.zeros_like(p)
                 grads.append(p.grad)
-        if self.weighted and grads:
-            assert learner.running is not None
-            window = learner.running.window(step.optimizer_name)
-            share = self._share(window.total if window.weighted else window.last.weight, grads[0].device)
-            torch._foreach_mul_(grads, share.to(grads[0].dtype))
+        assert learner.running is not None
+        window = learner.running.window(step.optimizer_name)
+        weight, count = (window.total, window.count) if window.weighted else (window.last.weight, 1)
+        if grads and self._weighs(learner, phase, step, weight, count):
+            torch._foreach_mul_(grads, self._share(weight, grads[0].device).to(grads[0].dtype))
         average(grads[::-1], self.world.size, bucket_bytes=self._bucket_bytes, dtype=COMPRESSION[self._compression])
+
+    def _weighs(self, learner: Learner, phase: Phase, step: Step, weight: float | Tensor, steps: int) -> bool:
+        """Whether the average of an update goes by weights; all processes decide alike."""
+        if self.weighted != "auto" or is_sum(learner.loss_fn):
+            return self.weighted is True
+        parts = self._parts[phase.name]
+        if parts is None:
+            return True
+        known = parts.each * (steps - 1) + (parts.last if step.last else parts.each)
+        other = isinstance(weight, Tensor) or weight != known
+        if phase.name not in self._sets_weight:
+            self._sets_weight[phase.name] = self.world.highest(float(other)) == [1.0]
+        if self._sets_weight[phase.name]:
+            return True
+        if other:
+            raise WorldError(
+                f"the weight of {steps} steps is {weight} in phase {phase.name!r}, step {step.index}, where {known} "
+                f"samples were shared out, as many as there were in the first update: the other processes do not know "
+                f"of it. Give DDP(weighted=True)"
+            )
+        return step.last and not parts.even
 
     def _share(self, weight: float | Tensor, device: torch.device) -> Tensor:
         """What makes a mean over processes one by weights: ``size * w / sum(w)``; one reduction of one number."""
@@ -321,7 +367,7 @@ class DDP(Member):
         total = mine.clone()
         dist.all_reduce(total)
         total += total.eq(0)  # where no process has anything that counts, the gradients are 0
-        return (mine * (self.world.size / total)).squeeze()
+        return (mine * self.world.size / total).squeeze()  # exactly 1 if all are equal
 
     @hookimpl(writes=("buffers",))
     def epoch_end(self, learner: Learner, phase: Phase) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -14,6 +15,7 @@ from loopkit.groups import covers, named_modules, named_parameters, nothing_matc
 from loopkit.hooks import hookimpl
 
 if TYPE_CHECKING:
+    from loopkit.engine.epoch import Epoch
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 
@@ -23,7 +25,8 @@ class Freeze:
 
     Batch norm whose own parameters are all frozen (or which has none and is covered by a pattern) is kept in eval mode
     in training phases, so that its running statistics stay as they are, too. Dropout goes on as ever (`EvalMode` stops
-    it). What had ``requires_grad = False`` before is never thawed.
+    it). What had ``requires_grad = False`` before is never thawed. It owns ``trainable.<pattern>``, so
+    another owner of the same parameters is refused. So is a training epoch in which anything else has thawed one.
 
     The optimizer may hold frozen parameters: they have no gradient, so it leaves them alone, weight decay and momentum
     included, and takes them up when they are thawed. Its state for them begins then.
@@ -36,7 +39,8 @@ class Freeze:
         name: The plugin's name.
 
     Raises:
-        PluginError: A pattern matches nothing, or an epoch is no whole number from 0.
+        PluginError: A pattern matches nothing, an epoch is no whole number from 0, or something else has thawed a
+            parameter.
 
     Example::
 
@@ -66,14 +70,13 @@ class Freeze:
         self._own: dict[nn.Parameter, list[str]] = {}
         """What it froze, thawed by now or not, with all names."""
         self._thawed: list[str] = []
-        self._modes: list[nn.Module] = []
-        """The batch norm that it put in eval mode in the training pass that runs."""
+        self._learner: weakref.ref[Learner] | None = None
         self._state: dict[str, Any] | None = None
 
     @hookimpl(updates=("params",), before=("compile", "sync"))
     def setup_model(self, learner: Learner, name: str, model: nn.Module) -> nn.Module:
         """Freeze."""
-        self._models = learner.models
+        self._models, self._learner = learner.models, weakref.ref(learner)
         names = [path for path, _ in named_parameters(self._models)]
         for pattern in self._patterns:
             self._check(pattern, names)
@@ -89,29 +92,40 @@ class Freeze:
             self.load_state_dict(self._state)
         return model
 
+    def owns(self) -> tuple[str, ...]:
+        """Whether the parameters that its patterns cover are trained."""
+        return tuple(f"trainable.{pattern}" for pattern in self._patterns)
+
     def _check(self, pattern: str, names: list[str]) -> None:
         if not any(covers(pattern, path) for path in names):
             raise PluginError(f"plugin {self.name!r}: pattern {nothing_matches(pattern, names)}")
 
     @hookimpl(updates=("model",))
-    def epoch_context(self, learner: Learner, phase: Phase) -> AbstractContextManager[None]:
-        """Thaw what is due, and keep frozen batch norm in eval mode; the engine restores the modes."""
-        return self._pass(phase.training, learner.progress.epochs)
-
     @contextmanager
-    def _pass(self, training: bool, epochs: int) -> Iterator[None]:
-        outer, self._modes = self._modes, []
-        try:
-            if training:
-                for pattern, epoch in self._thaws.items():
-                    if epochs >= epoch and pattern not in self._thawed:
-                        self.thaw(pattern)
-                self._modes = [module for module in self._frozen_norms() if module.training]
-                for module in self._modes:
-                    module.train(False)
+    def epoch_context(self, learner: Learner, phase: Phase, epoch: Epoch) -> Iterator[None]:
+        """Thaw what is due, and keep frozen batch norm in eval mode; the engine restores the modes."""
+        if not phase.training:
             yield
-        finally:
-            self._modes = outer
+            return
+        for pattern, due in self._thaws.items():
+            if learner.progress.epochs >= due and pattern not in self._thawed:
+                self.thaw(pattern)
+        modes = epoch.keep(self)["modes"] = [module for module in self._frozen_norms() if module.training]
+        for module in modes:
+            module.train(False)
+        self._check_frozen()
+        yield
+        self._check_frozen()
+
+    def _check_frozen(self) -> None:
+        """Refuse to go on if something else has thawed what it keeps frozen."""
+        for parameter, paths in self._own.items():
+            thawed = any(covers(pattern, path) for pattern in self._thawed for path in paths)
+            if parameter.requires_grad and not thawed:
+                raise PluginError(
+                    f"plugin {self.name!r} keeps parameter {paths[0]!r} frozen, and something else has set its "
+                    f"requires_grad = True: take it out of the patterns, or call thaw({paths[0]!r}) of the plugin"
+                )
 
     def _frozen_norms(self) -> list[nn.Module]:
         """The frozen layers with running statistics."""
@@ -142,10 +156,12 @@ class Freeze:
         for parameter, paths in self._own.items():
             if any(covers(pattern, path) for path in paths):
                 parameter.requires_grad_(True)
-        frozen = self._frozen_norms()
-        for module in [module for module in self._modes if module not in frozen]:
-            module.train()
-            self._modes.remove(module)
+        learner = None if self._learner is None else self._learner()
+        if learner is not None and learner.running is not None:
+            modes, frozen = learner.running.keep(self).get("modes", []), self._frozen_norms()
+            for module in [module for module in modes if module not in frozen]:  # eval mode was for this epoch
+                module.train()
+                modes.remove(module)
 
     def is_frozen(self, path: str) -> bool:
         """Whether none of the parameters that a path (or a pattern) covers is trained.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    from loopkit import Step
+    from loopkit import Epoch, Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 
@@ -214,10 +214,10 @@ class FSDP(Member):
 
     @hookimpl(writes=("params",))  # outside of all that looks at the parameters or changes them
     @contextmanager
-    def epoch_context(self, learner: Learner, phase: Phase) -> Iterator[None]:
+    def epoch_context(self, learner: Learner, phase: Phase, epoch: Epoch) -> Iterator[None]:
         """Begin with sharded parameters, whatever was run in between."""
         self._reshard()
-        with super().epoch_context(learner, phase), learner.weights.replaced(self._hide, self._show):
+        with super().epoch_context(learner, phase, epoch), learner.weights.replaced(self._hide, self._show):
             yield
 
     @hookimpl

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from loopkit.errors import PluginError
 from loopkit.events import Event, StepCancelled, UpdateSkipped
 from loopkit.learner import Learner
 from loopkit.phases import Phase, PredictionPhase
@@ -96,6 +97,12 @@ class Bench(Learner):
 
 Check = Callable[[Case], list[str]]
 """Returns a message for each broken promise."""
+
+
+def refuses_model(error: BaseException) -> bool:
+    """Whether a plugin has refused a model in ``setup_model``, which is its right."""
+    notes = getattr(error, "__notes__", ())
+    return isinstance(error, PluginError) and any("in setup_model of plugin" in note for note in notes)
 
 
 def described(error: BaseException) -> str:

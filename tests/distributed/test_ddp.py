@@ -194,29 +194,98 @@ def test_exact_arithmetic_equals_one_process_with_the_global_batch(world, overla
         assert equal(each, alone)
 
 
-def uneven(rank, size):
-    inputs, targets = samples(21)
-    learner = make_learner(DDP(weighted=True), model=make_model(norm=False))
-    learner.optimizer.param_groups[0]["lr"] = 0.0
-    grads = []
-
-    class Keep:
-        @hookimpl(reads=("grads",))
-        def update_begin(self, step):
-            grads.append([p.grad.clone() for p in step.params])
-
-    learner.add(Keep())
-    learner.fit(TensorLoader(inputs, targets, batch_size=size), epochs=1)
-    return grads
+def uneven(rank, size, accumulate, options):
+    learner = Learner(
+        make_model(norm=False),
+        nn.CrossEntropyLoss(),
+        lambda params: torch.optim.SGD(params, lr=0.1),
+        plugins=[DDP(**options)],
+        accumulate=accumulate,
+        standard=False,
+    )
+    learner.fit(TensorLoader(*samples(31), batch_size=size, shuffle=True), epochs=2)
+    return weights(learner.model)
 
 
-def test_weighted_average_of_uneven_shards_is_the_gradient_of_the_global_batch():
-    alone = uneven(0, 8)
-    for each in run(uneven, 2, 4):
-        assert len(each) == len(alone) == 3
-        for mine, theirs in zip(each, alone, strict=True):
-            for one, other in zip(mine, theirs, strict=True):
-                assert torch.allclose(one, other, rtol=0, atol=1e-6)  # sums of 21 terms below 1, in another order
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"overlap": False}, {"weighted": True}], ids=str)
+def test_average_of_uneven_shards_is_the_gradient_of_the_global_batch(options, accumulate):
+    alone = uneven(0, 12, accumulate, {})
+    for each in run(uneven, 3, 4, accumulate, options):
+        for name, value in alone.items():
+            assert torch.allclose(each[name], value, rtol=0, atol=1e-6)  # sums of terms below 1, in another order
+
+
+class Tokens(TrainingPhase):
+    """Its weights are not those of the samples; those of the first steps are, if it begins late."""
+
+    def __init__(self, late=False):
+        super().__init__("train")
+        self.late = late
+
+    def step(self, learner, step):
+        if not self.late or step.index > 1:
+            inputs, _ = step.batch
+            step.weight = 9.0 if self.late else float(inputs[:, 0].gt(0).sum() + 1)
+        super().step(learner, step)
+
+
+def by_tokens(rank, size, late, overlap):
+    phase = Tokens(late)
+    loss_fn = Exactly(size)
+    learner = Learner(
+        make_model(norm=False),
+        loss_fn,
+        lambda params: torch.optim.SGD(params, lr=0.1),
+        plugins=[DDP(overlap=overlap), loss_fn],
+        phases=[phase],
+        standard=False,
+    )
+    learner.fit(TensorLoader(*samples(36), batch_size=size), epochs=2)
+    return weights(learner.model)
+
+
+class Exactly:
+    """The mean over the parts of a batch for three processes, by the weights that `Tokens` gives each of them."""
+
+    def __init__(self, size):
+        self.parts = 3 if size == 12 else 1
+
+    @hookimpl
+    def step_begin(self, step):
+        self.inputs, _ = step.batch
+
+    def __call__(self, outputs, targets):
+        losses = nn.functional.cross_entropy(outputs, targets, reduction="none").chunk(self.parts)
+        counts = [part.gt(0).sum() + 1 for part in self.inputs[:, 0].chunk(self.parts)]
+        return sum(count * loss.mean() for count, loss in zip(counts, losses, strict=True)) / sum(counts)
+
+
+@pytest.mark.parametrize("overlap", ["auto", False])
+def test_average_goes_by_the_weights_that_a_phase_sets(overlap):
+    alone = by_tokens(0, 12, False, overlap)
+    for each in run(by_tokens, 3, 4, False, overlap):
+        for name, value in alone.items():
+            assert torch.allclose(each[name], value, rtol=0, atol=1e-6)  # sums of terms below 1, in another order
+
+
+def sets_weight_late(rank):
+    with pytest.raises(WorldError, match=r"weight of 1 steps is .* Give DDP\(weighted=True\)"):
+        by_tokens(rank, 4, True, "auto")
+
+
+def test_weights_that_come_after_the_first_update_are_refused():
+    run(sets_weight_late, 2)
+
+
+def with_norm(rank):
+    learner = make_learner(DDP())
+    learner.fit(TensorLoader(*samples(28), batch_size=4), epochs=1)  # 12, and 16 in parts of 6, 5 and 5
+    return learner.progress.steps, learner.progress.samples
+
+
+def test_tail_of_one_sample_a_process_joins_the_batch_before():
+    assert run(with_norm, 3) == [(2, 10), (2, 9), (2, 9)]
 
 
 class Weightless(TrainingPhase):
@@ -388,6 +457,7 @@ def test_batch_norm_over_all_processes_is_refused_on_a_cpu():
         ({"compression": "int8"}, "compression='int8'"),
         ({"bucket_mb": 0}, "bucket_mb=0"),
         ({"static_graph": True, "fixed_buckets": True}, "static_graph=True"),
+        ({"weighted": "yes"}, "weighted='yes'"),
         ({"tail": "wrap"}, "tail='wrap'"),
         ({"timeout": 0}, "timeout=0"),
     ],

@@ -81,7 +81,8 @@ from distributed.test_resume import restartable
 
 directory, kill_at, fixed = sys.argv[1:]
 rank = int(os.environ["RANK"])
-torch.save(restartable(rank, directory, int(kill_at), fixed == "True"), f"{directory}-rank-{rank}.pt")
+fixed = {"None": None, "False": False}[fixed]
+torch.save(restartable(rank, directory, int(kill_at), fixed), f"{directory}-rank-{rank}.pt")
 """
 
 
@@ -113,7 +114,7 @@ def check_restarted(whole, cut, processes):
     assert all(told["steps"] == 26 for told in whole + cut)
 
 
-@pytest.mark.parametrize(("processes", "fixed"), [(2, False), (4, True)])
+@pytest.mark.parametrize(("processes", "fixed"), [(2, False), (4, None)])
 def test_a_restarted_run_ends_with_the_same_bits(tmp_path, processes, fixed):
     whole = run(restartable, processes, tmp_path / "whole", -1, fixed)
     cut = launch(launched, tmp_path / "cut", 18, fixed, processes=processes, restarts=2, start="forkserver")
@@ -135,7 +136,7 @@ def test_four_processes_end_with_other_bits_where_buckets_are_not_fixed(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("processes", "fixed"), [(2, False), (4, True)])
+@pytest.mark.parametrize(("processes", "fixed"), [(2, False), (4, None)])
 def test_a_script_that_torchrun_restarts_ends_with_the_same_bits(tmp_path, processes, fixed):
     whole = run(restartable, processes, tmp_path / "whole", -1, fixed)
     cut, said = torchrun(tmp_path / "cut", 18, processes, fixed)
@@ -146,7 +147,7 @@ def test_a_script_that_torchrun_restarts_ends_with_the_same_bits(tmp_path, proce
         assert one["metrics"] == other["metrics"]
 
 
-SAMPLES = 150
+SAMPLES = 152
 """Not a multiple of the global batch, so that every epoch ends with a smaller one."""
 GLOBAL = 16
 

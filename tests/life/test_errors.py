@@ -154,7 +154,7 @@ def parallel(rank, directory):
     straight = make_parallel(where=directory / "whole")
     straight.fit(train(), val(), epochs=3)
     with pytest.raises(RuntimeError, match="disk"):
-        make_parallel(at(fail, phase="val", epochs=2, index=1)).fit(train(), val(), epochs=3)
+        make_parallel(at(fail, phase="val", epochs=2, index=0)).fit(train(), val(), epochs=3)
     straight.world.gather(rank)  # rank 0 has written what it writes
     found = [manifest.about["progress"]["epochs"] for manifest in saved(directory / "cut")]
     straight.world.gather(rank)

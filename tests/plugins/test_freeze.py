@@ -11,7 +11,7 @@ from torch.nn.functional import mse_loss
 from torch.optim import SGD, AdamW
 
 from loopkit import Learner, TrainingPhase, every, hookimpl
-from loopkit.errors import PluginError
+from loopkit.errors import PluginConflict, PluginError
 from loopkit.plugins.freeze import EvalMode, Freeze
 from loopkit.testing import check_plugin
 
@@ -383,3 +383,65 @@ def test_eval_mode_of_nothing_is_refused(patterns, message):
 )
 def test_plugin_keeps_the_contract(factory, skip):
     check_plugin(factory, skip=skip)
+
+
+# Who decides what is trained
+
+
+class Unfreezes:
+    """Says what it does, or not; and does it when an event comes."""
+
+    def __init__(self, pattern=None, hook="epoch_begin"):
+        self.owns = () if pattern is None else (f"trainable.{pattern}",)
+        self.hook = hook
+
+    def _thaw(self, learner, hook):
+        if hook == self.hook:
+            learner.model.encoder.layer1.weight.requires_grad_(True)
+
+    @hookimpl
+    def fit_begin(self, learner):
+        self._thaw(learner, "fit_begin")
+
+    @hookimpl(phase=TrainingPhase)
+    def step_begin(self, learner):
+        self._thaw(learner, "step_begin")
+
+
+@pytest.mark.parametrize("pattern", ["encoder", "*.layer1", "encoder.layer1.weight", "head|encoder.layer1"])
+def test_two_owners_of_a_parameter_are_refused(pattern):
+    message = r"'freeze' and 'unfreezes' both own \"trainable\" of parameter 'encoder.layer1.weight'"
+    with pytest.raises(PluginConflict, match=message):
+        learner_of(Freeze("encoder.layer?"), Unfreezes(pattern))
+    learner = learner_of(Freeze("encoder.layer?"))
+    with pytest.raises(PluginConflict, match=message):
+        learner.add(Unfreezes(pattern))
+    assert list(learner.plugins) == ["freeze"]
+
+
+def test_owners_of_different_parameters_go_together():
+    learner = learner_of(Freeze("encoder"), Unfreezes("head"))
+    assert trainable(learner.model) == ["head.weight", "head.bias"]
+
+
+def test_owner_of_all_parameters_is_refused_beside_a_pattern():
+    everything = Unfreezes()
+    everything.owns = ("trainable",)
+    with pytest.raises(PluginConflict, match="'freeze' and 'unfreezes' both own"):
+        learner_of(Freeze("encoder"), everything)
+
+
+@pytest.mark.parametrize("hook", ["fit_begin", "step_begin"])
+def test_what_something_else_thaws_is_refused(hook):
+    learner = learner_of(Freeze("encoder"), Unfreezes(hook=hook))
+    with pytest.raises(PluginError, match=r"plugin 'freeze' keeps parameter 'encoder.layer1.weight' frozen, and"):
+        learner.fit(make_batches(), epochs=2)
+    assert learner.progress.epochs == 0
+
+
+def test_what_the_plugin_itself_thaws_is_not_refused():
+    freeze = Freeze("encoder")
+    learner = learner_of(freeze)
+    freeze.thaw("encoder.layer1")
+    learner.fit(make_batches(), epochs=1)
+    assert learner.progress.epochs == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from loopkit.errors import StepStateError
 from loopkit.phases import PredictionPhase
-from loopkit.testing.case import Case, described
+from loopkit.testing.case import Case, described, refuses_model
 from loopkit.testing.problems import adversarial_problem, tiny_problem
 from loopkit.testing.troubles import Adversarial, Bare, NoBackward, Strange, TwoBackwards
 
@@ -14,7 +14,8 @@ def unknown_phases(case: Case) -> list[str]:
 
     They are: a phase without backward, one with two models, two optimizers and two backwards, one with two backwards
     for one update, one whose step puts nothing on the step, and prediction; and validation and prediction outside of a
-    fit. A plugin that is for some phases only limits its hooks to them with ``@hookimpl(phase=...)``.
+    fit. A plugin that is for some phases only limits its hooks to them with ``@hookimpl(phase=...)``. A
+    `PluginError` in ``setup_model`` is a plain refusal of a model that does not suit the plugin.
     """
     broken = []
     for phase in (NoBackward(), Adversarial(), TwoBackwards(), Bare(), PredictionPhase()):
@@ -27,6 +28,8 @@ def unknown_phases(case: Case) -> list[str]:
                 for _ in range(2):
                     learner.run(phase, problem.train)
         except Exception as error:
+            if refuses_model(error):
+                continue
             unset = next((e for e in (error, error.__cause__) if isinstance(e, StepStateError)), None)
             hint = "; ask with getattr(step, ..., None), or limit the hook with @hookimpl(phase=...)" if unset else ""
             what = phase.what if isinstance(phase, Strange) else "prediction (outputs alone)"

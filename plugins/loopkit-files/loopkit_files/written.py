@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Mapping
-from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -26,11 +25,9 @@ from loopkit_files.schema import LIMITS, PARTS, TABLES, check_structure
 
 __all__ = ["tables_of"]
 
-REPEATABLE = ("loopkit.", "torch.nn.modules.loss")
-"""Modules whose objects may be made a second time, to see whether the options that were found are all."""
+TELLING = ("loopkit.", "torch.nn.modules.loss")
+"""Modules whose objects keep what they were made with (`loopkit.plugin.options_of`)."""
 STANDARD = (TrainingPhase, ValidationPhase, PredictionPhase)
-DEEP = 6
-"""How far into an object a comparison goes."""
 
 
 def tables_of(
@@ -155,7 +152,7 @@ class _Writer:
         if isinstance(table, dict) and "call" in table and len(found) == 1:
             own = public_name(type(plugin))
             if own and own == table["call"] and public_name(found[0].load()) == own:
-                return {key: value for key, value in table.items() if key != "call"}
+                return {key: value for key, value in table.items() if key != "call" and (key, value) != ("name", name)}
         return table
 
     def optimizer(self, learner: Learner) -> Any:
@@ -238,52 +235,23 @@ class _Writer:
 
 
 def _options(value: Any) -> dict[str, Any] | None:
-    """The options that an object was made with, if a second one made with them is the same in all its attributes."""
+    """The options that an object was made with, but for the defaults; None if it does not tell all of them."""
     cls = type(value)
-    if not public_name(cls) or not cls.__module__.startswith(REPEATABLE):
+    if not public_name(cls) or not cls.__module__.startswith(TELLING):
         return None
-    defaults = {
-        p.name: p.default for p in parameters_of(cls) or () if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    }
-    kept = options_of(value)
-    options = {name: kept[name] for name in defaults if name in kept and not _same(kept[name], defaults[name])}
-
-    def tells(options: dict[str, Any]) -> bool:
-        try:
-            return _same(value, cls(**options))
-        except Exception:
-            return False
-
-    if not tells(options):
+    kept, defaults = options_of(value), {p.name: p.default for p in parameters_of(cls) or ()}
+    silent = [name for name, default in defaults.items() if name not in kept and default is not None]
+    if silent and not hasattr(value, "options"):  # which leaves out what is None, or as the class has it
         return None
-    for name in list(options):  # leave out what the others imply, but for what depends on the machine
-        if isinstance(options[name], torch.device):
-            continue
-        fewer = {key: option for key, option in options.items() if key != name}
-        options = fewer if tells(fewer) else options
-    return options
+    return {name: kept[name] for name, default in defaults.items() if name in kept and not _same(kept[name], default)}
 
 
-def _same(one: Any, other: Any, depth: int = DEEP) -> bool:
-    """Whether two values are equal in type and in all that they hold."""
-    if one is other:
-        return True
-    if type(one) is not type(other) or not depth:
-        return False
-    if isinstance(one, Tensor):
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values are equal, and of one type."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.dtype == other.dtype and one.device == other.device and torch.equal(one, other)
-    if isinstance(one, SimpleQueue):
-        return one.empty() and other.empty()
-    if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(_same(one[key], other[key], depth - 1) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(_same(a, b, depth - 1) for a, b in zip(one, other, strict=True))
-    if isinstance(one, float):
-        return repr(one) == repr(other)
-    by_identity = not any("__eq__" in vars(cls) for cls in type(one).__mro__[:-1])
-    if by_identity and hasattr(one, "__dict__"):
-        return _same(vars(one), vars(other), depth - 1)
-    try:
-        return bool(one == other)
-    except Exception:
-        return False
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return one is other or (
+        type(one) is type(other) and (repr(one) == repr(other) if type(one) is float else one == other)
+    )

@@ -791,7 +791,7 @@ def test_config_of_a_learner_by_hand_tells_what_it_can(parts):
             "checkpoint": {
                 "directory": str(Path("runs/a").absolute()),
                 "best": "val/loss",
-                "options": {"call": "loopkit.plugins:SaveOptions", "keep_best": 2},
+                "options": {"call": "loopkit.checkpoint.save_options:SaveOptions", "keep_best": 2},
             },
             "schedule": {"schedule": {"call": "loopkit.schedules:cosine", "end": 0.1}},
         },

@@ -24,7 +24,7 @@ from loopkit_local.cadence import Cadence, Controller, EverySteps, Free
 from loopkit_local.rounds import Rounds
 
 if TYPE_CHECKING:
-    from loopkit import Step
+    from loopkit import Epoch, Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
@@ -259,7 +259,7 @@ class AverageParameters(Member):
             self._after_step(learner)
 
     @hookimpl(updates=("params", "buffers", "optimizer.state"))
-    def step_cancelled(self, learner: Learner, phase: Phase, step: Step) -> None:
+    def step_cancelled(self, learner: Learner, phase: Phase, epoch: Epoch, step: Step) -> None:
         """A cancelled step counts as a step, with no samples."""
         if self.world.size > 1 and phase.training:
             self._after_step(learner)

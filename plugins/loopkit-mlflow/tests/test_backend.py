@@ -419,7 +419,7 @@ import os, signal, sys
 sys.path.insert(0, {tests!r})
 import torch
 from torch import nn
-from loopkit import Learner
+from loopkit import Learner, every
 from loopkit.plugins import Checkpoint, LogTo
 from loopkit_mlflow import MLflow
 from loopkit_mlflow.spool import Spool

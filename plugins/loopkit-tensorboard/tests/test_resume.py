@@ -17,7 +17,7 @@ RUN = """
 import os, signal, sys
 import torch
 from torch import nn
-from loopkit import Learner, TrainingPhase, data, hookimpl
+from loopkit import Learner, TrainingPhase, data, every, hookimpl
 from loopkit.plugins import Checkpoint, LogMetrics, LogTo, Metrics
 from loopkit_tensorboard import TensorBoard
 

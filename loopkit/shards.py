@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence, Sized
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
@@ -130,6 +130,34 @@ def facts_of(data: Any) -> dict[str, str]:
         "seed": seed,
     }
     return {key: fact(value) for key, value in facts.items()}
+
+
+class Parts(NamedTuple):
+    """The samples that a process takes in the steps of an epoch."""
+
+    each: int
+    """In every step but the last."""
+    last: int
+    even: bool
+    """Whether the parts of the last step are equal in all processes."""
+
+
+def parts_of(data: Any) -> Parts | None:
+    """How many samples a process takes in each step of an epoch that begins with the first; None if nobody knows."""
+    sampler, shares, rank = None, None, 0
+    if isinstance(data, Loader) and "samples" in data.state_dict():
+        shares, rank = data.shares, data.rank
+    elif isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset):
+        sampler, each, drop = _order_of(data)
+        if isinstance(sampler, ResumableSampler):
+            shares, rank = sampler.shares, sampler.rank
+        elif type(sampler) is DistributedSampler and data.batch_sampler is not None:
+            left = len(sampler) % each
+            return Parts(each, each if drop or not left else left, True)
+    if shares is None or shares.size == 1 or not (steps := shares.steps()):
+        return None
+    lasts = [high - low for low, high in (shares.part(r, 0, steps - 1) for r in range(shares.size))]
+    return Parts(shares.batch_size, lasts[rank], len(set(lasts)) == 1)
 
 
 def restore_order(parts: Sequence[Sequence[Any]], samples: int) -> list[Any]:

@@ -1,0 +1,52 @@
+"""SaveOptions: what `Checkpoint` is rarely told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from loopkit.errors import PluginError
+
+
+def check_count(what: str, count: Any) -> None:
+    """Refuse what is no count of checkpoints from 1."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise PluginError(f"{what} is {count!r}: it counts checkpoints, from 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveOptions:
+    """What `Checkpoint` can be told that is rarely needed.
+
+    Args:
+        on_error: Save when an error, such as one of the loader, comes between two steps or in a validation.
+        at_end: Save at the end of the fit what was trained since the last save.
+        background: Write in a thread: the loop waits only for a copy of the state in main memory (`Checkpoint.memory`).
+            At most one write is under way; an error of one is raised at the end of the next step.
+        keep_best: How many of the best to keep, if ``best`` is given.
+        replay: Let data without a position of its own be passed over up to where it was (`load_state_dict`).
+        allow: Plugins that may be missing in the checkpoint or here.
+
+    Raises:
+        PluginError: ``keep_best`` is no count from 1, or ``allow`` no list of names.
+
+    Example::
+
+        Checkpoint("runs/a", save=every(minutes=10), options=SaveOptions(background=True))
+    """
+
+    on_error: bool = True
+    at_end: bool = True
+    background: bool = False
+    keep_best: int = 1
+    replay: bool = True
+    allow: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for option in ("on_error", "at_end", "background", "replay"):
+            if not isinstance(value := getattr(self, option), bool):
+                raise PluginError(f"SaveOptions: {option} is {value!r}: it is True or False")
+        check_count("SaveOptions: keep_best", self.keep_best)
+        if isinstance(self.allow, str) or not all(isinstance(name, str) for name in self.allow):
+            raise PluginError(f"SaveOptions: allow is {self.allow!r}: it lists names of plugins, such as ('history',)")

@@ -1,0 +1,63 @@
+"""Hints: what to do about errors of torch that a step raised, as far as that can be told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from loopkit.batches import describe, parts
+from loopkit.notes import shown
+
+if TYPE_CHECKING:
+    from loopkit.engine.models import Models
+    from loopkit.engine.step import Step
+
+__all__ = ["hint"]
+
+
+def hint(error: BaseException, step: Step, models: Models) -> str:
+    """What to do about an error, beginning with ``"; "``; empty if nothing is known of it."""
+    text = shown(error)
+    leaves = list(_leaves(step.batch))
+    outputs = vars(step).get("outputs")
+    if "backward through the graph a second time" in text:
+        if step.had_backward:
+            return (
+                "; this step has called step.backward before, on the same graph: add the losses and call it once, "
+                "step.backward(first + second), or give the first call retain_graph=True"
+            )
+        return (
+            "; this loss was differentiated before: compute it again in each step, detach what is carried over, or "
+            "delete a loss.backward() that was kept, which step.backward(loss) replaces"
+        )
+    if "Expected more than 1 value per channel" in text:
+        return "; BatchNorm cannot train on a batch of one sample: leave it out, DataLoader(..., drop_last=True)"
+    if isinstance(error, TypeError) and any(type(leaf).__module__ == "numpy" for leaf in leaves):
+        return (
+            "; the batch holds NumPy arrays: make them tensors, torch.from_numpy(array).float(), or give "
+            "loopkit.data.TensorLoader(inputs, targets, batch_size=32) or a DataLoader, which do"
+        )
+    doubled = any(_is_double(leaf) for leaf in leaves) and not any(map(_is_double, models.parameters()))
+    if doubled and any(word in text for word in ("dtype", "Double", "double")):
+        return "; the batch is float64, as NumPy makes it, and the model float32: convert the data once, with .float()"
+    if outputs is not None and not isinstance(outputs, Tensor) and isinstance(error, (AttributeError, TypeError)):
+        return (
+            f"; the model returned {describe(outputs)}, and the loss takes a tensor: choose one in the phase, "
+            f"def forward(self, learner, inputs): return learner.model(inputs)[0]"
+        )
+    return ""
+
+
+def _is_double(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.float64
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    inner = list(parts(value)) if isinstance(value, (tuple, list, Mapping)) else []
+    if not inner:
+        yield value
+    for _, part in inner:
+        yield from _leaves(part)

@@ -1,0 +1,267 @@
+"""Frequent mistakes, and the cure that the message names."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from helpers import on
+from torch import nn
+from torch.nn.functional import mse_loss
+
+from loopkit import Learner, TrainingPhase, hookimpl
+from loopkit.checkpoint import best, load_weights
+from loopkit.errors import PhaseError, PhaseInputError, PluginConflict, PluginError
+from loopkit.metrics import F1
+from loopkit.plugins import Checkpoint, ClipGradNorm
+from loopkit.testing import check_plugin
+
+
+def sgd(params):
+    return torch.optim.SGD(params, lr=0.1)
+
+
+def make_batches(count=3, size=4):
+    generator = torch.Generator().manual_seed(2)
+    return [
+        (torch.randn(size, 3, generator=generator), torch.randn(size, 2, generator=generator)) for _ in range(count)
+    ]
+
+
+def make_learner(*phases, model=None, **options):
+    torch.manual_seed(0)
+    options = {"standard": False, **options}
+    return Learner(model or nn.Linear(3, 2), mse_loss, sgd, phases=phases, **options)
+
+
+def notes(raised):
+    return " ".join(raised.value.__notes__)
+
+
+class BySteps(TrainingPhase):
+    """Does what a function says."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def step(self, learner, step):
+        self.function(learner, step)
+
+
+# The data
+
+
+def test_float64_batch_is_named_with_its_cure():
+    inputs, targets = make_batches(1)[0]
+    with pytest.raises(RuntimeError) as raised:
+        make_learner().fit([(inputs.double(), targets)], epochs=1)
+    assert "; the batch is float64, as NumPy makes it, and the model float32: convert" in notes(raised)
+    assert "with .float()" in notes(raised)
+
+
+def test_float64_batch_of_a_float64_model_is_not_blamed():
+    inputs, targets = make_batches(1)[0]
+    with pytest.raises(RuntimeError) as raised:
+        make_learner(model=nn.Linear(3, 2).double()).fit([(inputs, targets.double())], epochs=1)
+    assert "float64, as NumPy" not in notes(raised)
+
+
+def test_batch_of_numpy_arrays_is_named_with_its_cure():
+    batch = tuple(part.numpy() for part in make_batches(1)[0])
+    with pytest.raises(TypeError) as raised:
+        make_learner().fit([batch], epochs=1)
+    assert "; the batch holds NumPy arrays: make them tensors, torch.from_numpy(array).float()" in notes(raised)
+
+
+@pytest.mark.parametrize("number", [3, 2.0])
+def test_number_in_the_place_of_the_validation_data_may_be_the_epochs(number):
+    with pytest.raises(PhaseInputError, match=rf"fit\(train, {number}\).*did you mean epochs={number}\?"):
+        make_learner().fit(make_batches(), number)
+
+
+@pytest.mark.parametrize("convert", [lambda x: x, lambda x: x.numpy()], ids=["tensors", "arrays"])
+@pytest.mark.parametrize("options", [{}, {"epochs": 1}])
+def test_inputs_and_targets_in_the_place_of_batches(convert, options):
+    inputs, targets = (convert(part) for part in make_batches(1)[0])
+    with pytest.raises(PhaseInputError, match=r"fit\(X, y\) with .*\[4, 3\].*TensorLoader\(X, y, batch_size=32\)"):
+        make_learner().fit(inputs, targets, **options)
+
+
+def test_array_is_no_data():
+    with pytest.raises(PhaseInputError, match=r"data is ndarray\[4, 3\] float64: it must be an iterable of batches"):
+        make_learner().fit(np.zeros((4, 3)), epochs=1)
+
+
+def test_dataset_of_hugging_face_is_named_with_its_loader():
+    datasets = pytest.importorskip("datasets")
+    data = datasets.Dataset.from_dict({"x": [[1.0, 2.0]], "y": [0]})
+    with pytest.raises(
+        PhaseInputError, match=r"of Hugging Face, which gives samples.*DatasetLoader\(data, batch_size=32\)"
+    ):
+        make_learner().fit(data, epochs=1)
+
+
+def test_batch_of_hugging_face_is_named_with_its_phase():
+    batch = {"input_ids": torch.zeros(2, 3, dtype=torch.long), "labels": torch.zeros(2, 3, dtype=torch.long)}
+    with pytest.raises(PhaseInputError, match=r"phases=\[loopkit_huggingface\.TrainingPhase\(\)\]"):
+        make_learner().fit([batch], epochs=1)
+
+
+# The model and the step
+
+
+class Pair(nn.Linear):
+    def forward(self, inputs):
+        return super().forward(inputs), inputs
+
+
+def test_model_that_returns_a_tuple_is_named_with_the_phase_to_write():
+    with pytest.raises(AttributeError) as raised:
+        make_learner(model=Pair(3, 2)).fit(make_batches(), epochs=1)
+    assert "; the model returned tuple(Tensor[4, 2] float32 cpu, Tensor[4, 3] float32 cpu)" in notes(raised)
+    assert "def forward(self, learner, inputs): return learner.model(inputs)[0]" in notes(raised)
+
+
+def test_batch_norm_over_one_sample_is_named_with_its_cure():
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    with pytest.raises(ValueError, match="Expected more than 1 value") as raised:
+        make_learner(model=model).fit([*make_batches(), *make_batches(1, 1)], epochs=1)
+    assert "; BatchNorm cannot train on a batch of one sample: leave it out, DataLoader(..., drop_last=True)" in notes(
+        raised
+    )
+
+
+def two_losses(learner, step, **options):
+    outputs = learner.model(step.batch[0]).tanh()
+    step.backward(outputs.mean(), **options)
+    step.backward((outputs - step.batch[1]).square().mean())
+    step.update()
+
+
+def test_second_backward_over_one_graph_says_to_add_the_losses():
+    with pytest.raises(RuntimeError, match="backward through the graph a second time") as raised:
+        make_learner(BySteps(two_losses)).fit(make_batches(), epochs=1)
+    assert "add the losses and call it once, step.backward(first + second)" in notes(raised)
+
+
+def test_kept_backward_is_said_where_the_graph_is_gone():
+    def kept(learner, step):
+        loss = learner.loss_fn(learner.model(step.batch[0]).tanh(), step.batch[1])
+        loss.backward()
+        step.backward(loss)
+
+    with pytest.raises(RuntimeError, match="backward through the graph a second time") as raised:
+        make_learner(BySteps(kept)).fit(make_batches(), epochs=1)
+    assert "delete a loss.backward() that was kept" in notes(raised)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")  # once in a process
+@pytest.mark.parametrize("plugins", [[], [on("backward_end", lambda **_: None)]], ids=["plain", "with a listener"])
+@pytest.mark.parametrize("option", ["retain_graph", "create_graph"])
+def test_graph_can_be_kept_for_a_second_backward(option, plugins):
+    learner = make_learner(BySteps(lambda *given: two_losses(*given, **{option: True})), plugins=plugins)
+    learner.fit(make_batches(), epochs=2)
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = sgd(model.parameters())
+    for inputs, targets in make_batches() * 2:
+        outputs = model(inputs).tanh()
+        optimizer.zero_grad()
+        outputs.mean().backward(retain_graph=True)
+        (outputs - targets).square().mean().backward()
+        optimizer.step()
+    assert torch.equal(learner.model.weight, model.weight)
+
+
+# What a learner is made of
+
+
+def test_loss_function_and_optimizer_in_the_wrong_order():
+    model = nn.Linear(3, 2)
+    with pytest.raises(PhaseError, match=r"loss_fn is an optimizer \(SGD\): the order is Learner\(model, loss_fn, opt"):
+        Learner(model, sgd(model.parameters()), nn.MSELoss())
+    with pytest.raises(PhaseError, match=r"is the module MSELoss: the order is Learner\(model, loss_fn, optimizer\)"):
+        Learner(model, sgd, nn.MSELoss())
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: make_learner(metrics=[F1()]), r"Learner has no argument 'metrics': give plugins=\[Metrics"),
+        (lambda: make_learner(acumulate=2), r"Learner has no argument 'acumulate' \(did you mean 'accumulate'\?\)"),
+        (lambda: F1(classes=3), r"has no argument 'classes': the outputs say how many classes there are"),
+        (lambda: F1(averaged="macro"), r"did you mean 'average'"),
+    ],
+)
+def test_argument_that_does_not_exist_is_named_with_what_to_write(make, said):
+    with pytest.raises(TypeError, match=said):
+        make()
+
+
+def test_two_plugins_of_one_class_are_named_by_it():
+    with pytest.raises(
+        PluginError, match=r"called 'clip_grad_norm': a ClipGradNorm and a ClipGradNorm; give it name=..."
+    ) as e:
+        make_learner(plugins=[ClipGradNorm(1.0), ClipGradNorm(2.0)])
+    assert " object at " not in str(e.value)
+
+
+class Steps:
+    @hookimpl(updates=("params",))
+    def optimizer_step(self, default):
+        default()
+
+
+class StepsToo(Steps):
+    pass
+
+
+def test_two_optimizer_steps_are_refused_at_once_whatever_they_change():
+    for order in ([], ["steps", "steps_too"]):
+        with pytest.raises(PluginConflict, match=r"'steps' and 'steps_too' both implement optimizer_step.*keep one"):
+            make_learner(plugins=[Steps(), StepsToo()], order=order)
+
+
+def test_callback_of_lightning_is_named_with_what_wraps_it():
+    callbacks = pytest.importorskip("lightning.pytorch.callbacks")
+    with pytest.raises(PluginError, match=r"wrap it, loopkit_lightning\.LightningCallback\(Timer\(\.\.\.\)\)"):
+        make_learner(plugins=[callbacks.Timer()])
+
+
+# Weights and the contract
+
+
+def test_weights_of_the_best_checkpoint_are_loaded(tmp_path):
+    checkpoint = Checkpoint(tmp_path, best="val/loss")
+    learner = make_learner(plugins=[checkpoint], standard=True)
+    learner.fit(make_batches(), make_batches(1), epochs=2)
+    model = nn.Linear(3, 2)
+    load_weights(model, best(tmp_path))
+    other = nn.Linear(3, 2)
+    load_weights(other, best(tmp_path).path)
+    assert torch.equal(model.weight, other.weight)
+
+
+class OneModel:
+    """Suits learners of one model alone."""
+
+    @hookimpl(reads=("model",))
+    def setup_model(self, learner, name, model):
+        if len(learner.models) > 1:
+            raise PluginError(f"OneModel takes a single model, and there are {len(learner.models)}: take it out")
+        return model
+
+
+class Breaks(OneModel):
+    @hookimpl(reads=("model",))
+    def setup_model(self, learner, model):
+        if len(learner.models) > 1:
+            raise KeyError("model")
+        return model
+
+
+def test_plugin_may_refuse_a_model_that_does_not_suit_it():
+    check_plugin(OneModel)
+    with pytest.raises(AssertionError, match="two models and optimizers"):
+        check_plugin(Breaks)
