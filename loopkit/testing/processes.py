@@ -62,7 +62,10 @@ def train_together(case: Case) -> tuple[dict[str, Any], dict[str, Any], list[str
     """Within a process: fit, save, make all anew, load, fit on; the weights, the plugin's state, and what is broken."""
     with alone():
         learner, plugin = _learner(case)
-        learner.train(load=_load)
+        try:
+            learner.train(load=_load)
+        except WorldError as error:
+            return {}, {}, [f"two processes that train together: the fit {described(error)}"]
         state = copy.deepcopy(learner.state_dict())
         learner, plugin = _learner(case)
         try:
