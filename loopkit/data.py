@@ -431,6 +431,11 @@ class TensorLoader(Loader):
             f"drop_last={self.drop_last})"
         ) + (f".shard({self._rank}, {self._shares.size}, {self._shares.tail!r})" if self._shares.size > 1 else "")
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What it takes batches of."""
+        return tuple(self._tensors)
+
     def _identity(self) -> dict[str, Any]:
         return {
             "samples": self.samples,

@@ -54,6 +54,20 @@ def fact(value: Any, depth: int = 0) -> str:
     return f"{type(value).__qualname__}({', '.join(_named(_options(value), depth))})"
 
 
+def parts(value: Any, without: Iterable[str] = ()) -> dict[str, str]:
+    """An object's class, under ``""``, and what it was made with, without some of it; of a function its one fact.
+
+    Example::
+
+        >>> parts(nn.MSELoss())
+        {'': 'MSELoss', 'reduction': "'mean'"}
+    """
+    if inspect.isroutine(value) or isinstance(value, (type, partial)):
+        return {"": fact(value)}
+    options = {name: fact(part, 1) for name, part in _options(value).items() if name not in without}
+    return {"": type(value).__qualname__, **options}
+
+
 def _options(value: Any) -> dict[str, Any]:
     """What an object was made with; of a module what it holds, too."""
     options = options_of(value)

@@ -344,9 +344,9 @@ class Learner:
         phases = [source.phase]
         for each in validations:
             phases.append(each.source.phase)  # noqa: PERF401 - no call more before the first batch
-        fit.begin(phases)
+        fit.begin(phases, validations)
         try:
-            fit.run(source, validations)
+            fit.run(source)
         except BaseException as error:
             fit.end(error)
         else:

@@ -18,6 +18,14 @@ def is_sharded(value: Any) -> bool:
     return module is not None and isinstance(value, module.DTensor)
 
 
+def class_of(module: nn.Module) -> str:
+    """The name of a module's class; of the one that it had, if it was sharded since."""
+    sharding = sys.modules.get("torch.distributed.fsdp")
+    if sharding is not None and isinstance(module, sharding.FSDPModule):
+        return type(module).__mro__[2].__qualname__  # behind the class that was made and FSDPModule
+    return type(module).__qualname__
+
+
 def whole(value: Any) -> Any:
     """A nested value with whole tensors in main memory in the place of sharded ones; the rest is as it was.
 

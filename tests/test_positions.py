@@ -657,6 +657,7 @@ def test_facts_are_what_can_be_told() -> None:
         "length": 5,
         "batch_size": 4,
         "samples": 20,
+        "content": "(float32 (20,) 83eb87e69452)",
     }
     assert facts([1, 2]) == {"kind": "sequence", "class": "list", "length": 2}
     assert facts(Shuffled()) == {"kind": "iterable", "class": "Shuffled"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from loopkit.checkpoint import strict_json
 from loopkit.errors import StateError
-from loopkit.sharded import is_sharded
+from loopkit.sharded import class_of, is_sharded
 from loopkit.words import nearest
 
 SHOWN = 5
@@ -126,7 +125,7 @@ def structure(model: nn.Module) -> Structure:
         entries.append(Entry(name, shape, str(tensor.dtype).removeprefix("torch."), kind, persistent))
         groups.setdefault(tie_of(tensor), []).append(name)
     ties = tuple(sorted(tuple(sorted(names)) for names in groups.values() if len(names) > 1))
-    modules = {path: _class_of(module) for path, module in model.named_modules(remove_duplicate=False)}
+    modules = {path: class_of(module) for path, module in model.named_modules(remove_duplicate=False)}
     return Structure(tuple(entries), ties, modules)
 
 
@@ -137,14 +136,6 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
     for path, module in model.named_modules(remove_duplicate=False):
         for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
             yield (f"{path}.{name}" if path else name), buffer, name not in module._non_persistent_buffers_set
-
-
-def _class_of(module: nn.Module) -> str:
-    """The name of a module's class; of the one that it had, if it was sharded since."""
-    sharding = sys.modules.get("torch.distributed.fsdp")
-    if sharding is not None and isinstance(module, sharding.FSDPModule):
-        return type(module).__mro__[2].__qualname__  # behind the class that was made and FSDPModule
-    return type(module).__qualname__
 
 
 def tie_of(tensor: torch.Tensor) -> object:

@@ -24,7 +24,16 @@ from loopkit import sharded
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import STRUCTURE, best, read_state, read_structures, weights_file
 from loopkit.checkpoint.storage import Manifest
-from loopkit.checkpoint.structure import class_differences, named_tensors, near, plain, shown, structure, tie_of
+from loopkit.checkpoint.structure import (
+    Structure,
+    class_differences,
+    named_tensors,
+    near,
+    plain,
+    shown,
+    structure,
+    tie_of,
+)
 from loopkit.checkpoint.tensors import BytesSource, Source, check, pack, unpack
 from loopkit.errors import CheckpointError, CorruptCheckpointError, LoopkitError, ReentrancyError, StateError
 from loopkit.plugin import provided
@@ -326,15 +335,11 @@ class _Found:
     source: str
     tensors: Mapping[str, Tensor]
     warnings: list[str] = field(default_factory=list)
-    saved: tuple[Manifest, str] | None = None
-    """The checkpoint and the name of the model in it."""
+    saved: Structure | None = None
+    """That of the model in a checkpoint."""
 
     def class_differences(self, model: nn.Module) -> list[str]:
-        if self.saved is None or STRUCTURE not in self.saved[0].files:
-            return []
-        structures = read_structures(self.saved[0])
-        name = self.saved[1]
-        return class_differences(structures[name].modules, structure(model).modules) if name in structures else []
+        return [] if self.saved is None else class_differences(self.saved.modules, structure(model).modules)
 
 
 class _Plan:
@@ -699,7 +704,8 @@ def _from_checkpoint(manifest: Manifest, which: str | None) -> _Found:
             storage.verify(manifest.path)  # if it has changed since, that is what to say
             raise
         reader.finish()
-    return _Found(where, tensors, saved=(manifest, name))
+    structures = read_structures(manifest) if STRUCTURE in manifest.files else {}
+    return _Found(where, tensors, saved=structures.get(name))
 
 
 def models_in(manifest: Manifest) -> list[str]:

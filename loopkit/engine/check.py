@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from loopkit.engine.core import Core
 
 PARTS = "models", "optimizers", "progress", "metrics", "plugins", "phases", "epochs", "data", "fit", "generators"
-VERSIONS = {**dict.fromkeys(PARTS, 1), "fit": 2}
+VERSIONS = {**dict.fromkeys(PARTS, 1), "fit": 2, "made": 1}
 """The form of each part of a state. What reads a part knows all its forms up to this one."""
 
 
@@ -87,6 +87,7 @@ def _malformed(state: Mapping[str, Any]) -> list[str]:
         "data": MAPPING,
         "nested": MAPPING,
         "generators": MAPPING,
+        **({"made": FACTS} if "made" in state else {}),
         **({"ranks": LIST} if "ranks" in state else {}),
     }
     optional: dict[str, Any] = {"phases": {}, "nested": {}}  # parts that older states lack
@@ -279,6 +280,10 @@ def _few(problems: list[str], most: int = 5) -> list[str]:
     return problems[:most] + ([f"and {len(problems) - most} more"] if len(problems) > most else [])
 
 
+FACTS: Kind = (
+    "facts by name",
+    lambda v: NAMED[1](v) and all("" in made and {*map(type, (*made, *made.values()))} == {str} for made in v.values()),
+)
 FLAGS = ("foreach", "fused", "capturable", "differentiable", "maximize")
 """Options of torch's optimizers that are true, false or None."""
 WINDOW: dict[str, Kind] = {

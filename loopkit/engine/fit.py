@@ -136,7 +136,7 @@ class Fit:
         """Whether a signal or a pause ends the process, by what it raises after its ``fit_end``."""
         self._signals = Signals(core.requests.change, lambda: not core.can_save) if on_interrupt else None
         self._started = time.monotonic()
-        self._validations: dict[str, Validation] = {}
+        self.validations: dict[str, Validation] = {}
         """By phase, in the order in which they are run."""
         self._ends: list[Implementation] = []
         self._not_begun: set[str] = set()
@@ -172,11 +172,12 @@ class Fit:
 
     # Its begin
 
-    def begin(self, runs: Sequence[Phase] = ()) -> None:
+    def begin(self, runs: Sequence[Phase] = (), validations: Sequence[Validation] = ()) -> None:
         """Fire ``fit_begin``.
 
         Args:
             runs: The phases that it runs by itself; none in a loop of the user's own.
+            validations: What it validates on.
 
         Raises:
             ReentrancyError: Another fit is running.
@@ -202,7 +203,7 @@ class Fit:
             core.resume.leave_unfinished("")
         if self._signals is not None:
             self._signals.__enter__()
-        self.beginning = True
+        self.beginning, self.validations = True, {each.phase: each for each in validations}
         try:
             if runs:
                 core.registry.check_fit(runs)
@@ -269,22 +270,21 @@ class Fit:
 
     # Its rounds, where the loop is its own
 
-    def run(self, train: Source, validations: Sequence[Validation] = ()) -> None:
+    def run(self, train: Source) -> None:
         """Train, and validate, until it is over."""
         core, at = self._core, self.position
         at.run_by_fit()
-        for each in validations:
-            self._validations[each.phase] = each
-            core.resume.expect(each.phase, each.source.ready)
+        for name, each in self.validations.items():
+            core.resume.expect(name, each.source.ready)
         core.resume.expect(train.phase.name, train.ready)
         if at.due:
-            at.want([phase for phase in at.due if phase in self._validations], at.mid_epoch)
+            at.want([phase for phase in at.due if phase in self.validations], at.mid_epoch)
         while True:
             core.requests.answer(core)
             if self.cancelled is not None:
                 raise self.cancelled
             waiting = core.resume.waits
-            if self._validations and not waiting:
+            if self.validations and not waiting:
                 self._want("round")
             if at.due and core.resume.waiting[:1] != [train.phase.name]:
                 self._validate(at.due[0])
@@ -315,7 +315,7 @@ class Fit:
                 two steps of one.
         """
         at = self.position
-        due = [name for name, each in self._validations.items() if name in at.due or self._is_due(each, when)]
+        due = [name for name, each in self.validations.items() if name in at.due or self._is_due(each, when)]
         at.want(due, mid_epoch=when == "step")
 
     def _is_due(self, validation: Validation, when: str) -> bool:
@@ -354,13 +354,13 @@ class Fit:
         epoch = Epoch(core, source.phase, source)
         cancel = self._run(epoch, first=at.epochs == 0)
         at.count_epoch()
-        if self._validations:
+        if self.validations:
             self._want("epoch")
         self._check_progress(source.phase, before)
         epoch.finish(cancel)
 
     def _validate(self, phase: str) -> None:
-        core, at, source = self._core, self.position, self._validations[phase].source
+        core, at, source = self._core, self.position, self.validations[phase].source
         epoch = Epoch(core, source.phase, source)
         first = phase not in at.validated
         if not core.resume.waits:
@@ -396,7 +396,7 @@ class Fit:
         limits = self.limits
         if limits.max_steps or limits.max_updates or self.position.due:
             return True
-        return bool(self._validations) and any(each.every.epochs is None for each in self._validations.values())
+        return bool(self.validations) and any(each.every.epochs is None for each in self.validations.values())
 
     def _run_in_parts(self, epoch: Epoch, batches: Iterable[Any]) -> bool:
         """Run its steps up to a limit, with the validations that are due between them."""
@@ -419,7 +419,7 @@ class Fit:
         steps = math.inf if limits.max_steps is None else at.start.steps + limits.max_steps
         updates = math.inf if limits.max_updates is None else at.start.updates + limits.max_updates
         late = math.inf
-        for phase, each in self._validations.items():
+        for phase, each in self.validations.items():
             if each.every.updates is not None:
                 updates = min(updates, at.validated.get(phase, at.start.updates) + each.every.updates)
             elif self._core.world.rank == 0:

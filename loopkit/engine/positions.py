@@ -32,6 +32,7 @@ from loopkit import generators
 from loopkit.data import Loader, LoaderError, ResumableBatchSampler, ResumableSampler, Shares
 from loopkit.engine.sources import length_of
 from loopkit.errors import StateError
+from loopkit.facts import fact
 from loopkit.kinds import ANY, COUNT, FLAG, MAPPING, Kind, is_plain, wrong
 
 # Kinds of data, by where their position is
@@ -51,6 +52,7 @@ WORDS = {
     "workers": "workers",
     "in_order": "in_order",
     "processes": "processes",
+    "content": "content",
     "per_step": "samples per step of all processes",
 }
 # What must not change in mid-epoch, because the position would be that of another batch
@@ -93,17 +95,19 @@ def facts(data: Any) -> dict[str, Any]:
     """What identifies the data for a person and tells that it changed, as far as it can be told.
 
     ``kind`` and ``class`` (names), ``length`` (batches), ``batch_size``, ``samples`` (of the dataset), ``workers``,
-    ``processes`` (if they share the samples).
+    ``processes`` (if they share the samples), ``content`` (a fingerprint of some values of tensors).
     """
     found: dict[str, Any] = {"kind": _kind(data), "class": type(data).__name__, "length": length_of(data)}
     if isinstance(data, DataLoader):
         found["batch_size"] = _batch_size(data)
         found["samples"] = length_of(data.dataset)
+        found["content"] = _content(getattr(data.dataset, "tensors", ()))
         found["workers"] = data.num_workers
         found["in_order"] = data.num_workers == 0 or getattr(data, "in_order", True)
     elif isinstance(data, Loader):
         found["batch_size"] = getattr(data, "batch_size", None)
         found["samples"] = getattr(data, "samples", None)
+        found["content"] = _content(getattr(data, "tensors", ()))
     if (shares := _shares(data)) is not None and shares.size > 1:
         found["processes"] = shares.size
     return {name: value for name, value in found.items() if value is not None}
@@ -198,6 +202,8 @@ def load_position(data: Any, saved: Mapping[str, Any], *, replay: bool) -> int:
         then = {**then, "per_step": _per_step(then, saved["state"])}
         here = {**here, "per_step": _per_step(here, own)}
         free += ("length", "batch_size", "processes")
+    if "content" not in then:  # of an older state
+        free += ("content",)
     changed = [name for name in WORDS if then.get(name) != here.get(name) and name not in free]
     if saved["kind"] == ITERATOR and saved["used"]:
         raise StateError(
@@ -287,6 +293,13 @@ def malformed(where: str, saved: Any) -> list[str]:
         kinds = {"generators": MAPPING, "own": STATES, "workers_running": FLAG}
         problems += wrong(f"{where}.begun", saved["begun"], kinds)
     return problems
+
+
+def _content(tensors: Any) -> str | None:
+    """A fingerprint of what tensors hold, by some values of 64 samples; None without any."""
+    held = [each for each in tensors if isinstance(each, Tensor) and each.layout == torch.strided]
+    rows = [each.detach()[:: -(-len(each) // 64) or 1].flatten() for each in held]
+    return fact([row[:: -(-len(row) // 4096) or 1] for row in rows]) if held else None
 
 
 def _kind(data: Any) -> str:

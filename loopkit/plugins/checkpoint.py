@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import threading
 import time
 import warnings
@@ -20,6 +19,7 @@ from loopkit import sharded
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import Contents, describe, monitored, number, read_state, restore
 from loopkit.checkpoint.lock import Lock
+from loopkit.checkpoint.made import OPTIMIZER, Record, changes, made
 from loopkit.checkpoint.processes import give_way
 from loopkit.checkpoint.save_options import SaveOptions, check_count
 from loopkit.checkpoint.storage import Listing, Manifest
@@ -34,6 +34,8 @@ from loopkit.errors import (
 )
 from loopkit.every import Every, every
 from loopkit.hooks import hookimpl
+from loopkit.logs.kinds import Text
+from loopkit.notes import say
 from loopkit.words import nearest
 
 if TYPE_CHECKING:
@@ -139,6 +141,10 @@ class Checkpoint:
         """Checkpoints that were found damaged: they neither count nor are they removed."""
         self._failure: BaseException | None = None
         """The error that was seen last."""
+        self._made: Record = {}
+        """What the run is made of."""
+        self._changed = ""
+        """What differs from what was saved, in words, until it is logged."""
 
     def owns(self) -> tuple[str, ...]:
         """The directory, and the right to load a state."""
@@ -190,6 +196,9 @@ class Checkpoint:
         """Save if it is due."""
         together, now = learner.world.size > 1, learner.running
         waits = together and now is not None and now.window_open  # a window is not saved where others train, too
+        if self._changed:  # in fit_begin the logs take it for what they hold already
+            learner.log("changed", Text(self._changed))
+            self._changed = ""
         if self._tried == 1 and phase.training and learner.at_edge and not waits:
             self._try(learner)  # what optimizers hold is made in the first update
         self._writer.check()
@@ -251,7 +260,7 @@ class Checkpoint:
         self._lock = Lock(self.directory)
         self._lock.acquire()
         if self._lock.took_over:
-            _say(self._lock.took_over)
+            say(self._lock.took_over)
         storage.clean(self.directory, everything=True)
 
     def _keep_directory(self) -> None:
@@ -285,7 +294,7 @@ class Checkpoint:
             try:
                 self._lock.release()
             except CheckpointError as error:
-                _say(f"{error}. The next run takes the lock over")
+                say(f"{error}. The next run takes the lock over")
 
     @contextmanager
     def _guard(self, learner: Learner, epoch: Epoch) -> Iterator[None]:
@@ -319,6 +328,7 @@ class Checkpoint:
             raise refusal
         if why is not None:
             raise CheckpointError(f"rank 0 could not begin: {why}")
+        self._made = made(learner)
         if path is not None:
             own = self.resume if isinstance(self.resume, Path) else Path(path)  # each may have a disk of its own
             manifest, state = chosen or self._read(own)
@@ -349,7 +359,7 @@ class Checkpoint:
         elif self.resume is True:
             raise CheckpointError(f"{self.directory} holds no checkpoint: give resume='auto' to begin a run there")
         else:
-            _say(f"{self.directory} holds no checkpoint: the run begins")
+            say(f"{self.directory} holds no checkpoint: the run begins")
         return newest
 
     @staticmethod
@@ -392,7 +402,13 @@ class Checkpoint:
         doubt = f"; it may differ in the last bits ({', '.join(changed)})" if changed else ""
         counts = learner.progress
         if learner.world.rank == 0:
-            _say(f"resumed {manifest.path} at epoch {counts.epochs}, step {counts.steps:,}{doubt}")
+            say(f"resumed {manifest.path} at epoch {counts.epochs}, step {counts.steps:,}{doubt}")
+        saved = state.get("made", self._made)
+        if found := changes(saved, self._made):
+            self._changed = f"changed since step {counts.steps}: {found}"
+            if learner.world.rank == 0:
+                say(self._changed)
+        self._made.update({what: then for what, then in saved.items() if what.startswith(OPTIMIZER)})  # it was loaded
 
     def _is_epoch_due(self, learner: Learner) -> bool:
         due = any(each.epochs is not None and learner.progress.epochs % each.epochs == 0 for each in self._every)
@@ -422,7 +438,7 @@ class Checkpoint:
             if (settle := getattr(plugin, "settle", None)) is not None:
                 settle(learner)
         _check_finite(learner)
-        state = learner.state_dict(at)
+        state = {**learner.state_dict(at), "made": self._made}
         contents = Contents.of(learner, state)
         if learner.world.rank > 0:
             self._saved_at = self._here(learner)
@@ -630,10 +646,3 @@ def _not_finite(learner: Learner) -> str:
             if not all(finite):
                 return f"{here[finite.index(False)][0]!r} of model {model!r}"
     return ""
-
-
-def _say(text: str) -> None:
-    try:
-        print(f"loopkit: {text}", file=sys.stderr)
-    except (OSError, ValueError):
-        pass  # stderr is closed

@@ -238,3 +238,22 @@ def test_single_bits_are_found(run):
 @pytest.mark.slow
 def test_two_thousand_single_bits_are_found(run):
     flip_bits(run, 2_000, seed=2)
+
+
+READERS = {
+    "load": lambda path: checkpoint.load(make()[0], path),
+    "load_weights": lambda path: checkpoint.load_weights(make()[0].model, path),
+    "inspect": checkpoint.inspect,
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_structure_that_was_altered_is_refused_by_all_that_read_a_checkpoint(run, reader):
+    path = run / "000002-step-6"
+    saved = (path / "structure.json").read_bytes()
+    for place in range(0, len(saved), 37):
+        altered = bytearray(saved)
+        altered[place] ^= 1
+        (path / "structure.json").write_bytes(altered)
+        with pytest.raises(CorruptCheckpointError, match=r"structure\.json has changed since it was written"):
+            READERS[reader](path)

@@ -1,0 +1,91 @@
+"""What a run is made of, in words, so that one that goes on can say what its script has changed since the save."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from loopkit.checkpoint.structure import plain
+from loopkit.facts import PLAIN, fact, parts
+from loopkit.plugin import has_a_say, provided, unwrapped
+from loopkit.sharded import class_of
+
+if TYPE_CHECKING:
+    from loopkit.learner import Learner
+
+Record = dict[str, dict[str, str]]
+"""By what something is called: its class, under ``""``, and its options."""
+MOST = 10
+"""How many differences are listed."""
+OPTIMIZER = "optimizer"
+"""What optimizers are called begins so: a state that is loaded brings their options along."""
+
+
+def made(learner: Learner) -> Record:
+    """What a learner is made of: all that decides how it trains, but values.
+
+    Look before anything is trained or loaded, since that may change attributes of modules and options of plugins.
+    """
+    fit, plugins = learner.current, {name: unwrapped(each) for name, each in learner.plugins.items()}
+    frozen = [path for m in learner.models.values() for path, p in m.named_parameters() if not p.requires_grad]
+    return {
+        **dict(_modules(learner.models)),
+        "choice of trained parameters": {"": f"all but {', '.join(frozen)}" if frozen else "all"},
+        **dict(_optimizers(learner)),
+        "loss": parts(learner.loss_fn),
+        **{f"phase {name!r}": parts(phase) for name, phase in learner.phases.items()},
+        **{
+            f"plugin {name!r}": parts(each, getattr(each, "per_process", ()))
+            for name, each in plugins.items()
+            if _counts(each)
+        },
+        "accumulate": {"": str(learner.accumulate)},
+        **(
+            {} if fit is None else {f"validate of phase {k!r}": {"": repr(v.every)} for k, v in fit.validations.items()}
+        ),
+    }
+
+
+def changes(saved: Record, here: Record) -> str:
+    """What differs, in words, the first few; what only one of two versions of a class knows as an option does not."""
+    found = [*_changes(saved, here)]
+    more = [f"and {len(found) - MOST} more"] if len(found) > MOST else []
+    return "; ".join([plain(each, 300) for each in found[:MOST]] + more)
+
+
+def _changes(saved: Record, here: Record) -> Iterator[str]:
+    for what in {**saved, **here}:
+        then, now = saved.get(what, {"": "none"}), here.get(what, {"": "none"})
+        for option in [""] if then[""] != now[""] else [option for option in then if option in now]:
+            if then[option] != now[option]:
+                was, is_ = plain(then[option]), plain(now[option])
+                name = f"{option} of {what}" if option else what
+                if what.startswith(OPTIMIZER):
+                    yield f"{name.removesuffix(f' of {OPTIMIZER}')} {is_} here, saved {was} holds"
+                else:
+                    yield f"{name} is {is_}, was {was}"
+
+
+def _counts(plugin: Any) -> bool:
+    """Whether training may be another one without a plugin; how it is saved makes no difference."""
+    return has_a_say(plugin) and provided(plugin) != "checkpoint"
+
+
+def _modules(models: Mapping[str, nn.Module]) -> Iterator[tuple[str, dict[str, str]]]:
+    for name, model in models.items():
+        for path, module in model.named_modules():
+            path = ".".join(part for part in (name if len(models) > 1 else "", path) if part)
+            options = {k: fact(v) for k, v in vars(module).items() if k[0] != "_" and isinstance(v, (*PLAIN, tuple))}
+            del options["training"]
+            yield f"module {path!r}" if path else "model", {"": class_of(module), **options}
+
+
+def _optimizers(learner: Learner) -> Iterator[tuple[str, dict[str, str]]]:
+    for name, optimizer in learner.optimizers.items():
+        groups, options = optimizer.param_groups, {"": type(optimizer).__qualname__}
+        for index, group in enumerate(groups):
+            of = f" of group {index}" if len(groups) > 1 else ""
+            options.update({f"{key}{of}": fact(value) for key, value in group.items() if key != "params"})
+        yield OPTIMIZER if len(learner.optimizers) == 1 else f"{OPTIMIZER} {name!r}", options
