@@ -25,7 +25,6 @@ GIVEN: dict[str, tuple[Any, ...]] = {
     "Checkpoint": ("runs/a",),
     "EvalMode": ("encoder",),
     "Freeze": ("encoder",),
-    "ReplayBundle": ("runs/replay",),
     "Schedule": (constant(),),
     "TorchSchedule": (torch.optim.lr_scheduler.ConstantLR,),
 }

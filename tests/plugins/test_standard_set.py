@@ -139,7 +139,7 @@ def test_only_the_package_itself_imports_plugins_and_in_one_place():
 
 
 def test_plugins_import_nothing_but_torch_and_tqdm():
-    allowed = {"loopkit", "torch", "tqdm", "safetensors", "numpy", "matplotlib", "psutil", *sys.stdlib_module_names}
+    allowed = {"loopkit", "torch", "tqdm", "safetensors", "numpy", "matplotlib", *sys.stdlib_module_names}
     found = {module.split(".")[0] for path in PLUGINS for module in imports(path)}
     assert {"loopkit", "torch", "tqdm"} <= found <= allowed
 
