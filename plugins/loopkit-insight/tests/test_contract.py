@@ -1,7 +1,5 @@
 """All plugins keep the contract of plugins, alone and in two processes."""
 
-import tempfile
-
 import pytest
 from distributed.processes import run
 
@@ -19,7 +17,6 @@ from loopkit_insight import (
     Watch,
 )
 
-TRACES = tempfile.TemporaryDirectory()
 PLUGINS = {
     "cost": lambda: Cost(show=False),
     "find_syncs": lambda: FindSyncs(show=False),
@@ -28,7 +25,7 @@ PLUGINS = {
     "log_predictions": lambda: LogPredictions(count=3),
     "log_resources": lambda: LogResources(every=0.01),
     "module_profile": lambda: ModuleProfile(every=2, show=False),
-    "profile": lambda: Profile(range(1, 3), f"{tempfile.mkdtemp(dir=TRACES.name)}/trace.json", show=False),
+    "profile": lambda: Profile(range(1, 3), None, show=False),
     "watch": lambda: Watch({"0": "norm", "1": "mean"}),
 }
 FORKED = {"two_processes": "it is test_plugin_keeps_in_two_processes, which starts them faster"}
