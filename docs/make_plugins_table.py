@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from loopkit import plugins
-from loopkit.engine.refusals import plugin_name
 from loopkit.hooks import PROJECT, HookOptions, hooks
+from loopkit.plugin import plugin_name
 from loopkit.schedules import constant
 
 PAGE = Path(__file__).parent / "plugins.md"
@@ -25,7 +25,6 @@ GIVEN: dict[str, tuple[Any, ...]] = {
     "Checkpoint": ("runs/a",),
     "EvalMode": ("encoder",),
     "Freeze": ("encoder",),
-    "ReplayBundle": ("runs/replay",),
     "Schedule": (constant(),),
     "TorchSchedule": (torch.optim.lr_scheduler.ConstantLR,),
 }

@@ -74,6 +74,8 @@ class Shares:
     size: int = 1
     """Processes."""
     tail: Tail = "uneven"
+    least: int = 1
+    """Samples that each process has at least in an uneven tail; a shorter one is added to the batch before it."""
 
     @property
     def whole(self) -> int:
@@ -83,7 +85,7 @@ class Shares:
     def steps(self, start: int = 0) -> int:
         """Steps that are left of an epoch of which ``start`` samples were used."""
         full, left = divmod(self.samples - start, self.whole)
-        least = self.size * min(self.batch_size, 2) if self.size > 1 else 1  # batch norm cannot do with one sample
+        least = self.size * min(self.batch_size, self.least) if self.size > 1 else 1
         if not left or self.tail == "drop" or (self.tail == "uneven" and full and left < least):
             return full
         return full + 1
@@ -111,7 +113,7 @@ class Shares:
         left = self.samples - start
         return left if self.tail == "uneven" and 0 < left < self.size else 0
 
-    def among(self, rank: int, size: int, tail: Tail) -> Shares:
+    def among(self, rank: int, size: int, tail: Tail, least: int = 1) -> Shares:
         """The same samples and batch size, shared out among more processes.
 
         Raises:
@@ -127,11 +129,11 @@ class Shares:
             raise LoaderError(f"it is one of {self.size} parts already: shard the whole one")
         if size == 1:
             return self
-        shares = Shares(self.samples, self.batch_size, size, "drop" if self.tail == "drop" else tail)
+        shares = Shares(self.samples, self.batch_size, size, "drop" if self.tail == "drop" else tail, least)
         if not shares.steps() or shares.short(0):
-            least = shares.whole if shares.tail == "drop" else size
+            needed = shares.whole if shares.tail == "drop" else size
             raise EmptyDataError(
-                f"an epoch of {self.samples} is too short for {size} processes: it needs {least} at least"
+                f"an epoch of {self.samples} is too short for {size} processes: it needs {needed} at least"
                 + ("" if self.tail == "drop" else ", or tail='pad'")
             )
         return shares
@@ -271,7 +273,7 @@ class Loader(ABC):
             raise LoaderError(f"the state's consumed is {place.start}, but an epoch has {self._shares.samples}")
         self._place = place
 
-    def shard(self, rank: int, size: int, tail: Tail = "uneven") -> Self:
+    def shard(self, rank: int, size: int, tail: Tail = "uneven", least: int = 1) -> Self:
         """The part of one process: a loader of its batches, with a position of its own, from this loader's on.
 
         Every process has the same order of an epoch. In step i they have the parts of the batch that a loader with
@@ -287,10 +289,11 @@ class Loader(ABC):
             rank: The process, from 0.
             size: How many there are; for 1 nothing is cut.
             tail: What becomes of a last global batch that is not full, unless ``drop_last`` leaves it out.
-                ``"uneven"``: it is cut into parts that differ by at most one sample; with fewer than two samples for
-                each process it is added to the one before. ``"pad"``: samples from the epoch's begin fill it up.
-                ``"drop"``: it is left out. Batches of a function, which cannot be cut, are filled up for ``"uneven"``
-                too; so is the rest of an epoch that goes on among more processes than it has samples left.
+                ``"uneven"``: it is cut into parts that differ by at most one sample. ``"pad"``: samples from the
+                epoch's begin fill it up. ``"drop"``: it is left out. Batches of a function, which cannot be cut, are
+                filled up for ``"uneven"`` too; so is the rest of an epoch that goes on among more processes than it
+                has samples left.
+            least: An uneven tail with fewer samples for each process is added to the batch before it.
 
         Raises:
             LoaderError: Rank, size or tail are impossible, or the loader is a part itself.
@@ -305,12 +308,12 @@ class Loader(ABC):
             [[3, 4, 5], [9, 10]]
         """
         place, sharded = self._place, copy.copy(self)
-        sharded._share(rank, size, tail)
+        sharded._share(rank, size, tail, least)
         sharded._place = _Place(place.epoch, place.position, place.begun, place.position, self._consumed(place))
         return sharded
 
-    def _share(self, rank: int, size: int, tail: Tail) -> None:
-        self._shares, self._rank = self._shares.among(rank, size, tail), rank
+    def _share(self, rank: int, size: int, tail: Tail, least: int) -> None:
+        self._shares, self._rank = self._shares.among(rank, size, tail, least), rank
 
     def _consumed(self, place: _Place) -> int:
         return self._shares.used(place.start, place.position - place.base)
@@ -541,8 +544,8 @@ class _FunctionLoader(Loader):
         for index in wrapped:
             yield fn(index, generator.manual_seed(_mix(seed, epoch, index)))
 
-    def _share(self, rank: int, size: int, tail: Tail) -> None:
-        super()._share(rank, size, "pad" if tail == "uneven" else tail)
+    def _share(self, rank: int, size: int, tail: Tail, least: int) -> None:
+        super()._share(rank, size, "pad" if tail == "uneven" else tail, least)
 
 
 def same(loader: Any, batches: int = 1) -> Loader:
@@ -623,8 +626,8 @@ class _MappedLoader(Loader):
                 generator = torch.Generator(device)
             yield fn(batch, generator.manual_seed(_mix(seed, epoch, index, len(self._seeds))))
 
-    def _share(self, rank: int, size: int, tail: Tail) -> None:
-        self._source = self._source.shard(rank, size, tail)
+    def _share(self, rank: int, size: int, tail: Tail, least: int) -> None:
+        self._source = self._source.shard(rank, size, tail, least)
         self._shares, self._rank = self._source._shares, rank
 
 
@@ -754,7 +757,9 @@ class ResumableSampler(Sampler[SampleIndex]):
                 indices = order[low:high].tolist()
             yield [SampleIndex(index, _mix(self.seed, epoch, index)) for index in indices]
 
-    def shard(self, rank: int, size: int, tail: Tail = "uneven", *, batch_size: int) -> ResumableBatchSampler:
+    def shard(
+        self, rank: int, size: int, tail: Tail = "uneven", *, batch_size: int, least: int = 1
+    ) -> ResumableBatchSampler:
         """The part of one process: its batches, for ``DataLoader(dataset, batch_sampler=...)``.
 
         It is the part that `Loader.shard` describes. Its sampler, `ResumableBatchSampler.sampler`, has a position of
@@ -766,6 +771,7 @@ class ResumableSampler(Sampler[SampleIndex]):
             size: How many there are.
             tail: What becomes of a last global batch that is not full, see `Loader.shard`.
             batch_size: Samples per batch of one process.
+            least: Samples of each process in an uneven tail, see `Loader.shard`.
 
         Raises:
             LoaderError: Rank, size, tail or batch size are impossible, or the sampler is that of a part itself.
@@ -782,7 +788,7 @@ class ResumableSampler(Sampler[SampleIndex]):
         """
         whole = self._shares or Shares(self.samples, _whole("batch_size", batch_size, 1))
         place, sharded = self._place, copy.copy(self)
-        sharded._shares, sharded._rank = whole.among(rank, size, tail), rank
+        sharded._shares, sharded._rank = whole.among(rank, size, tail, least), rank
         sharded._place = _Place(place.epoch, place.position, place.begun)
         return ResumableBatchSampler(sharded)
 

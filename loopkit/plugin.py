@@ -7,8 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from loopkit.errors import PluginError
 from loopkit.events import snake_case
 from loopkit.hooks import check_declaration, implemented
+from loopkit.logs.backend import Backend
+from loopkit.metrics import MetricLike
+from loopkit.schedules import OfLength
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -220,3 +226,41 @@ def declared(plugin: Any, label: str, declaration: Any) -> tuple[str, ...]:
 def _called(plugin: Any) -> str:
     name = getattr(plugin, "name", None)
     return name if isinstance(name, str) else snake_case(type(plugin).__name__)
+
+
+def plugin_name(plugin: Any) -> str:
+    """A plugin's ``name``, else its class's in snake case."""
+    if isinstance(plugin, Backend):
+        made = type(plugin).__name__
+        raise PluginError(f"{made} is where a log goes, and no plugin: wrap it, LogTo({made}(...))")
+    if inspect.isclass(plugin):
+        raise PluginError(f"{plugin.__name__} is a class; a plugin is an instance: {plugin.__name__}(...)")
+    if plugin is None or type(plugin) in (str, list, tuple, set, dict):
+        raise PluginError(
+            f"{plugin!r} is no plugin: plugins are objects with hooks, such as Learner(plugins=[Metrics()])"
+        )
+    if (wrapped := _wrapped(plugin)) and not implemented(plugin):
+        raise PluginError(f"{plugin!r:.80} is no plugin: wrap it, {wrapped}")
+    name = getattr(plugin, "name", None)
+    if name is None:
+        name = snake_case(type(plugin).__name__)
+    if not isinstance(name, str) or not name or "." in name or not name.isprintable():
+        raise PluginError(f"plugin {plugin!r}: its name is {name!r}; a name is printable text without a dot")
+    return name
+
+
+def _wrapped(part: Any) -> str:
+    """The plugin that takes what is a part of one: a metric, a scheduler of torch, a schedule; else an empty string."""
+    made = f"{type(part).__name__}(...)"
+    if isinstance(part, MetricLike):
+        return f"Metrics({made})"
+    if isinstance(part, ReduceLROnPlateau):
+        return "Plateau(monitor=...)"
+    if isinstance(part, LRScheduler):
+        return f"TorchSchedule({made})"
+    bases = {(base.__module__.partition(".")[0], base.__name__) for base in type(part).__mro__}
+    if bases & {("lightning", "Callback"), ("pytorch_lightning", "Callback")}:
+        return f"loopkit_lightning.LightningCallback({made})"
+    if getattr(part, "__module__", None) == OfLength.__module__:
+        return f"Schedule({part.name if isinstance(part, OfLength) else part.__name__})"
+    return ""

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from loopkit.world import World
 
 
+LEAST = 2
+"""Samples of a process in a training step: batch norm cannot do with one."""
 _made: WeakKeyDictionary[Any, tuple[tuple[Any, ...], Any, str]] = WeakKeyDictionary()
 """What was made of data: the arguments, the part, and the line about it."""
 
@@ -220,7 +222,7 @@ def _shard(data: Any, rank: int, size: int, tail: Tail, seed: int, epoch: int, t
     if isinstance(data, Loader):
         if data.shares.size > 1:
             return _checked(data, data.rank, data.shares.size, rank, size), ""
-        own = data.shard(rank, size, tail)
+        own = data.shard(rank, size, tail, LEAST if training else 1)
         unit = "batches" if "batches" in own.state_dict() else "samples"
         return own, f"{_name(data)}: {_steps(own.shares, unit)}"
     if not isinstance(data, DataLoader):
@@ -258,7 +260,7 @@ def _shard(data: Any, rank: int, size: int, tail: Tail, seed: int, epoch: int, t
         tail = "drop"
     elif data.batch_sampler is None and tail == "uneven":
         tail = "pad"  # a batch that is one sample cannot get another
-    batches = whole.shard(rank, size, tail, batch_size=batch_size)
+    batches = whole.shard(rank, size, tail, batch_size=batch_size, least=LEAST if training else 1)
     part = copy.copy(data)
     state: dict[str, Any] = {"sampler": batches.sampler, "batch_size": None, "drop_last": False, "_iterator": None}
     if data.batch_sampler is not None:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import gc
 import io
 import os
-import pdb
 import re
 import subprocess
 import sys
 
 import pytest
-import torch
-from helpers import batches, install, make_learner, on
+from helpers import batches, install, make_learner
 
 import loopkit
 from loopkit import checkpoint, cli
 from loopkit.discovery import SUBCOMMANDS
 from loopkit.errors import LoopkitError
-from loopkit.plugins import Checkpoint, ReplayBundle
+from loopkit.plugins import Checkpoint
 from loopkit.reference import public_modules
 
 
@@ -190,7 +188,9 @@ def added(tmp_path, monkeypatch):
         "def fail(words):\n    raise FileNotFoundError('no such run')\n\n"
         "number = 3\n"
     )
-    lines = "".join(f"{name} = added_commands:{name}\n" for name in ("main", "leave", "fail", "number", "replay"))
+    lines = "".join(
+        f"{name} = added_commands:{name}\n" for name in ("main", "leave", "fail", "number", "verify-resume")
+    )
     install(tmp_path, "loopkit-added", f"[loopkit.commands]\n{lines}", added_commands=source)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     yield tmp_path
@@ -200,8 +200,8 @@ def added(tmp_path, monkeypatch):
 def test_subcommand_of_another_distribution_is_imported_when_it_is_named(added, capsys):
     assert "from other distributions: " in (text := " ".join(run(capsys, "--help")[1]))
     assert "main (loopkit-added)" in text
-    assert "replay (loopkit-added)" not in text  # the own one counts
-    assert run(capsys, "replay", "--help")[1][0].startswith("usage: loopkit replay")
+    assert "verify-resume (loopkit-added)" not in text  # the own one counts
+    assert run(capsys, "verify-resume", "--help")[1][0].startswith("usage: loopkit verify-resume")
     assert "added_commands" not in sys.modules
     assert run(capsys, "main")[:2] == (0, ["main"])
     assert run(capsys, "main", "--epochs", 3)[:2] == (3, ["main --epochs 3"])
@@ -355,108 +355,3 @@ def test_a_closed_pipe_changes_neither_the_exit_code_nor_stderr(saved):
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
     os.close(write)
     assert (done.returncode, done.stderr) == (1, "")
-
-
-REPLAY = """
-import sys
-sys.path.insert(0, {tests!r})
-from helpers import make_learner, on
-
-
-def act(step, **_):
-    if step.index == 2 and MESSAGE:
-        raise ArithmeticError(MESSAGE)
-
-
-MESSAGE = {message!r}
-
-
-def learner():
-    return make_learner(on("loss_begin", act))
-
-
-def pair():
-    return learner(), {{}}
-
-
-def other():
-    return make_learner(model=__import__("torch").nn.Linear(4, 1))
-"""
-
-
-@pytest.fixture
-def bundle(tmp_path, monkeypatch):
-    """A bundle of a step that failed, and a function that writes a script that makes such a learner."""
-
-    def act(step, **_):
-        if step.index == 2:
-            raise ArithmeticError("too much")
-
-    learner = make_learner(on("loss_begin", act), ReplayBundle(tmp_path / "bundles"))
-    with pytest.raises(ArithmeticError):
-        learner.fit(batches(4), epochs=1)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
-
-    def script(message):
-        path = tmp_path / "replayed.py"
-        path.write_text(REPLAY.format(message=message, tests=os.path.dirname(__file__)))
-        return f"{path}:"
-
-    yield newest(tmp_path / "bundles"), script
-    for name in ("replayed", "loopkit_script_replayed"):
-        sys.modules.pop(name, None)
-
-
-@pytest.mark.parametrize("function", ["learner", "pair"])
-def test_replay_shows_the_failure_again(function, bundle, capsys):
-    path, script = bundle
-    code, out, err = run(capsys, "replay", path, script("too much") + function, "--no-anomaly")
-    assert (code, out) == (1, ["the step fails again as recorded"]), err
-    assert err[0] == "Traceback (most recent call last):"
-    assert "ArithmeticError: too much" in err
-
-
-def test_replay_says_when_it_fails_in_another_way_or_not(bundle, capsys):
-    path, script = bundle
-    code, out, err = run(capsys, "replay", path, script("too little") + "learner", "--no-anomaly")
-    assert (code, out) == (1, ["the step fails, but not as recorded: ArithmeticError: too much"])
-    assert "ArithmeticError: too little" in err
-    code, out, err = run(capsys, "replay", path, script("") + "learner", "--no-anomaly")
-    assert (code, out, err) == (0, ["the step does not fail; recorded was: ArithmeticError: too much"], [])
-
-
-def test_replay_starts_the_debugger_where_it_failed(bundle, capsys, monkeypatch):
-    path, script = bundle
-    seen = []
-    monkeypatch.setattr(pdb, "post_mortem", seen.append)
-    assert run(capsys, "replay", path, script("too much") + "learner", "--no-anomaly", "--debugger")[0] == 1
-    (trace,) = seen
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    assert trace.tb_frame.f_code.co_name == "act"
-
-
-def test_replay_that_cannot_be_run_exits_with_2(bundle, saved, capsys):
-    path, script = bundle
-    for words in (
-        (path, script("too much") + "other"),
-        (newest(saved), script("") + "learner"),
-        (path, script("") + "lerner"),
-    ):
-        code, out, err = run(capsys, "replay", *words, "--no-anomaly")
-        assert (code, out, len(err)) == (2, [], 1)
-        assert err[0].startswith("loopkit: error: ")
-    assert "did you mean 'learner'?" in err[0]
-
-
-def test_replay_runs_with_anomaly_detection_unless_told(bundle, capsys, monkeypatch):
-    path, script = bundle
-    seen = []
-    original = torch.autograd.set_detect_anomaly
-    monkeypatch.setattr(
-        torch.autograd, "set_detect_anomaly", lambda mode, *rest: seen.append(mode) or original(False, *rest)
-    )
-    run(capsys, "replay", path, script("") + "learner")
-    run(capsys, "replay", path, script("") + "learner", "--no-anomaly")
-    assert seen == [True, False]

@@ -391,12 +391,12 @@ def test_epoch_length_is_that_of_the_data_between_epochs() -> None:
 def by_tensors(size: int, batch_size: int, tail: str = "uneven", samples: int = 45, **options: Any) -> list[Any]:
     """The parts of all processes; samples are numbers."""
     loader = TensorLoader(torch.arange(samples), batch_size=batch_size, shuffle=True, **options)
-    return [shard(loader, rank, size, tail)[0] for rank in range(size)]
+    return [shard(loader, rank, size, tail, training=False)[0] for rank in range(size)]
 
 
 def by_map(size: int, batch_size: int, tail: str = "uneven", samples: int = 45, **options: Any) -> list[Any]:
     loader = TensorLoader(torch.arange(samples), batch_size=batch_size, shuffle=True, **options).map(lambda x: x)
-    return [shard(loader, rank, size, tail)[0] for rank in range(size)]
+    return [shard(loader, rank, size, tail, training=False)[0] for rank in range(size)]
 
 
 def by_sampler(
@@ -404,7 +404,7 @@ def by_sampler(
 ) -> list[Any]:
     sampler = ResumableSampler(samples)
     loader = DataLoader(range(samples), batch_size, sampler=sampler, num_workers=workers, **options)  # type: ignore[arg-type]
-    return [shard(loader, rank, size, tail)[0] for rank in range(size)]
+    return [shard(loader, rank, size, tail, training=False)[0] for rank in range(size)]
 
 
 def by_sampler_with_workers(size: int, batch_size: int) -> list[Any]:
@@ -413,7 +413,7 @@ def by_sampler_with_workers(size: int, batch_size: int) -> list[Any]:
 
 def by_stateful_loader(size: int, batch_size: int) -> list[Any]:
     loader = StatefulDataLoader(range(45), batch_size, sampler=ResumableSampler(45))
-    return [shard(loader, rank, size)[0] for rank in range(size)]
+    return [shard(loader, rank, size, training=False)[0] for rank in range(size)]
 
 
 def order_of(samples: int = 45) -> list[int]:

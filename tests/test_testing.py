@@ -2039,7 +2039,7 @@ def test_two_processes_passes(factory):
 
 def test_two_processes_reports_other_parameters():
     (message,) = together(OwnSteps)
-    assert message.startswith("two processes that train together end with other parameters each: parameters['model.0.")
+    assert message.startswith("two processes that train together: the fit raised WorldError: the processes have parted")
 
 
 def test_two_processes_reports_other_states():

@@ -9,6 +9,8 @@ The plugin ``loopkit.plugins.Checkpoint`` saves and resumes by itself. This pack
     checkpoint.load_best(learner, "runs/a")                # those of the best one, into a learner
     checkpoint.save(learner, "runs/b")                     # a whole run, from a loop of your own
     checkpoint.load(learner, "runs/b")                     # and on with it
+
+It imports the learner's state and what is below; no plugin, and nothing of several processes but the world.
 """
 
 from loopkit.checkpoint.bundle import best, load, save

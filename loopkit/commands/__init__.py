@@ -1,3 +1,6 @@
-"""The subcommands of ``loopkit``, a module for each topic; importing this package registers them."""
+"""The subcommands of ``loopkit``, a module for each topic; importing this package registers them.
+
+They may import everything, and nothing imports them.
+"""
 
 from loopkit.commands import checkpoints, plugins, runs, scaffold  # noqa: F401  (a module registers its commands)

@@ -1,12 +1,10 @@
-"""Subcommands that run what a script makes: ``loopkit verify-resume`` and ``loopkit replay``."""
+"""The subcommand that runs what a script makes: ``loopkit verify-resume``."""
 
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
 
-from loopkit.cli import argument, command, existing, plain, say
+from loopkit.cli import argument, command, say
 
 
 @command(
@@ -55,58 +53,3 @@ def verify_resume(options: argparse.Namespace) -> int:
         problems += bool(outcome.problem)
     say("NOT VERIFIED: this run does not resume exactly" if problems else "verified: this run resumes exactly")
     return 1 if problems else 0
-
-
-@command(
-    "replay",
-    argument("path", metavar="PATH", type=Path, help="what the note on the error names"),
-    argument("target", metavar="SCRIPT.py:FUNCTION", help="a function that returns the learner, as for verify-resume"),
-    argument("--debugger", action="store_true", help="start pdb where the error is raised"),
-    argument("--no-anomaly", action="store_true", help="run without torch's anomaly detection"),
-)
-def replay_bundle(options: argparse.Namespace) -> int:
-    """Run a failed step again from what the plugin ReplayBundle wrote.
-
-    FUNCTION takes no arguments and returns a Learner made as for the failed run, or (learner, fit) as for
-    verify-resume.
-
-    Exit code: 1 if the step fails again, 0 if it does not, 2 if it cannot be run.
-    """
-    import pdb
-    import traceback
-
-    from loopkit.checkpoint.storage import read_manifest
-    from loopkit.hooks import hookimpl
-    from loopkit.plugins.replay_bundle import replay
-    from loopkit.verify_resume import made
-
-    class Begun:
-        """Tells a failure of the step from one on the way there."""
-
-        name = "!replay_begun"
-        seen = False
-
-        @hookimpl(writes=("*",))
-        def epoch_begin(self) -> None:
-            self.seen = True
-
-    path = existing(options.path).absolute()
-    recorded = read_manifest(path).about.get("error")
-    learner, _ = made(options.target)
-    begun = Begun()
-    learner.add(begun)
-    try:
-        replay(path, learner, anomaly=not options.no_anomaly)
-    except Exception as error:
-        if not begun.seen:
-            raise
-        say("".join(traceback.format_exception(error)), sys.stderr, end="")
-        if f"{type(error).__name__}: {error}" == recorded:
-            say("the step fails again as recorded")
-        else:
-            say(f"the step fails, but not as recorded: {plain(str(recorded), 1000)}")
-        if options.debugger:
-            pdb.post_mortem(error.__traceback__)
-        return 1
-    say(f"the step does not fail; recorded was: {plain(str(recorded), 1000)}")
-    return 0

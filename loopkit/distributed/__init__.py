@@ -1,4 +1,7 @@
-"""Many processes: who they are, how they start, and what they say to each other beside the gradients."""
+"""Many processes: how they start, how they are watched, and what they say to each other beside the gradients.
+
+It may import what is below the plugins: checkpoints, the learner, the engine, the ground.
+"""
 
 from loopkit.world import World, join
 

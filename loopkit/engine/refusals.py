@@ -8,19 +8,15 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from loopkit.engine.order import EVERYTHING, overlaps
 from loopkit.errors import OrderError, PluginConflict, PluginError
-from loopkit.events import FitBegin, FitEnd, SignalBegin, snake_case
+from loopkit.events import FitBegin, FitEnd, SignalBegin
 from loopkit.groups import covers, named_parameters
-from loopkit.hooks import PROJECT, PROVIDES, STATES, Hook, HookOptions, hooks, implemented
+from loopkit.hooks import PROJECT, PROVIDES, STATES, Hook, HookOptions, hooks
 from loopkit.installed import plugin_names
-from loopkit.logs.backend import Backend
-from loopkit.metrics import MetricLike
 from loopkit.phases import is_standard
 from loopkit.plugin import declared, provided
-from loopkit.schedules import OfLength
 from loopkit.words import nearest
 
 if TYPE_CHECKING:
@@ -226,48 +222,10 @@ def _readers(implementations: Sequence[Implementation]) -> list[tuple[str, str]]
     ]
 
 
-def plugin_name(plugin: Any) -> str:
-    """A plugin's ``name``, else its class's in snake case."""
-    if isinstance(plugin, Backend):
-        made = type(plugin).__name__
-        raise PluginError(f"{made} is where a log goes, and no plugin: wrap it, LogTo({made}(...))")
-    if inspect.isclass(plugin):
-        raise PluginError(f"{plugin.__name__} is a class; a plugin is an instance: {plugin.__name__}(...)")
-    if plugin is None or type(plugin) in (str, list, tuple, set, dict):
-        raise PluginError(
-            f"{plugin!r} is no plugin: plugins are objects with hooks, such as Learner(plugins=[Metrics()])"
-        )
-    if (wrapped := _wrapped(plugin)) and not implemented(plugin):
-        raise PluginError(f"{plugin!r:.80} is no plugin: wrap it, {wrapped}")
-    name = getattr(plugin, "name", None)
-    if name is None:
-        name = snake_case(type(plugin).__name__)
-    if not isinstance(name, str) or not name or "." in name or not name.isprintable():
-        raise PluginError(f"plugin {plugin!r}: its name is {name!r}; a name is printable text without a dot")
-    return name
-
-
 def shown_plugin(plugin: Any) -> str:
     """The plugin, or its class where its ``repr`` is no more than an address."""
     said = repr(plugin)
     return f"a {type(plugin).__name__}" if " object at 0x" in said else said
-
-
-def _wrapped(part: Any) -> str:
-    """The plugin that takes what is a part of one: a metric, a scheduler of torch, a schedule; else an empty string."""
-    made = f"{type(part).__name__}(...)"
-    if isinstance(part, MetricLike):
-        return f"Metrics({made})"
-    if isinstance(part, ReduceLROnPlateau):
-        return "Plateau(monitor=...)"
-    if isinstance(part, LRScheduler):
-        return f"TorchSchedule({made})"
-    bases = {(base.__module__.partition(".")[0], base.__name__) for base in type(part).__mro__}
-    if bases & {("lightning", "Callback"), ("pytorch_lightning", "Callback")}:
-        return f"loopkit_lightning.LightningCallback({made})"
-    if getattr(part, "__module__", None) == OfLength.__module__:
-        return f"Schedule({part.name if isinstance(part, OfLength) else part.__name__})"
-    return ""
 
 
 def check_plugin(plugin: Any, name: str) -> None:

@@ -20,7 +20,7 @@ from loopkit.errors import PluginError
 from loopkit.events import FitBegin, FitEnd
 from loopkit.hooks import PROJECT, Hook, HookOptions, hooks, specification
 from loopkit.logs.record import Packed
-from loopkit.plugin import declared, provided, unwrapped
+from loopkit.plugin import declared, plugin_name, provided, unwrapped
 from loopkit.words import nearest
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Registry:
         """The name of a plugin; a plugin that wraps it has the same."""
         name = self._names.get(id(plugin))
         if name is None:
-            name = self._names[id(plugin)] = refusals.plugin_name(plugin)
+            name = self._names[id(plugin)] = plugin_name(plugin)
         return name
 
     def change(self, add: Iterable[Any] = (), remove: Iterable[str] = ()) -> None:
@@ -111,7 +111,7 @@ class Registry:
         raise PluginError(f"no plugin is called {word!r}{nearest(word, plugins)}; there are: {', '.join(plugins)}")
 
     def _register(self, plugin: Any) -> str:
-        name = refusals.plugin_name(plugin)
+        name = plugin_name(plugin)
         registered = self._manager.get_plugin(name)
         if registered is not None:
             both = " and ".join(map(refusals.shown_plugin, (registered, plugin)))

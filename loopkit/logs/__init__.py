@@ -1,4 +1,4 @@
-"""Logging: what is logged (kinds, `Record`), and where it goes (`Backend`)."""
+"""Logging: what is logged (kinds, `Record`), and where it goes (`Backend`). It imports the ground alone."""
 
 from loopkit.logs.backend import Backend, Run
 from loopkit.logs.csv_file import Csv

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from loopkit.checkpoint.save_options import SaveOptions as SaveOptions
-from loopkit.engine.refusals import plugin_name
+from loopkit.plugin import plugin_name
 from loopkit.plugins.call_on import call_on as call_on
 from loopkit.plugins.channels_last import ChannelsLast as ChannelsLast
 from loopkit.plugins.checkpoint import Checkpoint as Checkpoint
@@ -25,18 +25,12 @@ from loopkit.plugins.gradients import ClipGradValue as ClipGradValue
 from loopkit.plugins.gradients import GradNoise as GradNoise
 from loopkit.plugins.gradients import GradNorm as GradNorm
 from loopkit.plugins.history import History as History
-from loopkit.plugins.log_gradients import LogGradients as LogGradients
-from loopkit.plugins.log_histograms import LogHistograms as LogHistograms
 from loopkit.plugins.log_hyperparameters import LogHyperparameters as LogHyperparameters
 from loopkit.plugins.log_metrics import LogMetrics as LogMetrics
-from loopkit.plugins.log_predictions import LogPredictions as LogPredictions
-from loopkit.plugins.log_resources import LogResources as LogResources
 from loopkit.plugins.log_to import LogTo as LogTo
 from loopkit.plugins.metrics import Metrics as Metrics
 from loopkit.plugins.mixed_precision import MixedPrecision as MixedPrecision
-from loopkit.plugins.profile import Profile as Profile
 from loopkit.plugins.progress import Progress as Progress
-from loopkit.plugins.replay_bundle import ReplayBundle as ReplayBundle
 from loopkit.plugins.sanity_check import SanityCheck as SanityCheck
 from loopkit.plugins.schedule import Plateau as Plateau
 from loopkit.plugins.schedule import Schedule as Schedule

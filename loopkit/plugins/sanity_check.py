@@ -39,6 +39,7 @@ class SanityCheck:
     """
 
     name = "sanity_check"
+    syncs = ("loss_begin",)
     provides = "sanity_check"
 
     def __init__(self) -> None:

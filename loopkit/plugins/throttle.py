@@ -8,10 +8,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from loopkit.engine.refusals import plugin_name
 from loopkit.errors import PluginError
 from loopkit.hooks import PROJECT, hooks
-from loopkit.plugin import unwrapped
+from loopkit.plugin import plugin_name, unwrapped
 
 
 def throttle(plugin: Any, *, every: int | None = None, seconds: float | None = None) -> Any:

@@ -11,6 +11,8 @@ or all in one call, without pytest::
     from loopkit.testing import check_plugin
 
     check_plugin(lambda: MyPlugin(0.5))
+
+It may import everything but the commands.
 """
 
 from loopkit.testing.case import Case

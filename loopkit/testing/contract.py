@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
-from loopkit.engine.refusals import plugin_name
 from loopkit.errors import LoopkitError, PluginError
 from loopkit.phases import Phase
+from loopkit.plugin import plugin_name
 from loopkit.testing.case import Case, alone, described
 from loopkit.testing.checks import CHECKS
 from loopkit.testing.declaration import declaration

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from loopkit.engine.refusals import plugin_name
 from loopkit.hooks import Target, hookimpl
 from loopkit.learner import Learner
+from loopkit.plugin import plugin_name
 
 
 class Calls:

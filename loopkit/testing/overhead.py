@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from loopkit.engine.refusals import plugin_name
 from loopkit.hooks import Target, hookimpl
+from loopkit.plugin import plugin_name
 from loopkit.testing.case import Case, alone
 from loopkit.testing.problems import Problem, tiny_problem
 

@@ -13,9 +13,8 @@ from torch.utils.data import DataLoader
 
 from loopkit.batches import count_samples
 from loopkit.distributed.launch import launch
-from loopkit.engine.refusals import plugin_name
 from loopkit.errors import WorldError
-from loopkit.plugin import provided
+from loopkit.plugin import plugin_name, provided
 from loopkit.plugins.ddp import DDP
 from loopkit.testing.bits import difference
 from loopkit.testing.case import Case, alone, described
@@ -63,7 +62,10 @@ def train_together(case: Case) -> tuple[dict[str, Any], dict[str, Any], list[str
     """Within a process: fit, save, make all anew, load, fit on; the weights, the plugin's state, and what is broken."""
     with alone():
         learner, plugin = _learner(case)
-        learner.train(load=_load)
+        try:
+            learner.train(load=_load)
+        except WorldError as error:
+            return {}, {}, [f"two processes that train together: the fit {described(error)}"]
         state = copy.deepcopy(learner.state_dict())
         learner, plugin = _learner(case)
         try:

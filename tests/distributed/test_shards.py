@@ -172,7 +172,7 @@ def test_a_part_gives_several_tensors_and_mappings() -> None:
     x, y = torch.arange(20.0).reshape(10, 2), torch.arange(10)
     pairs = list(TensorLoader(x, y, batch_size=2).shard(1, 2))
     named = list(TensorLoader({"x": x, "y": y}, batch_size=2).shard(1, 2))
-    assert [pair[1].tolist() for pair in pairs] == [[2, 3], [7, 8, 9]]
+    assert [pair[1].tolist() for pair in pairs] == [[2, 3], [6, 7], [9]]
     assert all(torch.equal(one["x"], other[0]) for one, other in zip(named, pairs, strict=True))
 
 
@@ -217,6 +217,13 @@ def test_maps_with_seeds_draw_for_a_batch_what_a_single_process_draws(make_loade
         assert taken == alone
         assert len({number for _, number in taken}) == 12
         loader.set_epoch(whole.epoch)
+
+
+def test_tail_with_fewer_samples_than_each_process_needs_joins_the_batch_before() -> None:
+    x = torch.arange(10)
+    assert lists(TensorLoader(x, batch_size=2).shard(1, 2, least=2)) == [[2, 3], [7, 8, 9]]
+    sampler = ResumableSampler(range(10), shuffle=False).shard(1, 2, batch_size=2, least=2)
+    assert list(sampler) == [[2, 3], [7, 8, 9]]
 
 
 def test_maps_with_seeds_draw_other_numbers_in_each_part_of_the_tail() -> None:

@@ -25,14 +25,12 @@ from loopkit.plugins import (
     Freeze,
     GradNoise,
     MixedPrecision,
-    ReplayBundle,
     Schedule,
     SkipSpikes,
     StopOnNonFinite,
     WeightAverage,
     throttle,
 )
-from loopkit.plugins.replay_bundle import replay
 from loopkit.schedules import cosine
 from loopkit.testing import ContractError, check_plugin
 
@@ -463,55 +461,6 @@ def test_lr_finder_is_refused():
         learner, _ = make_learner(rank)
         with pytest.raises(WorldError, match="in one process alone, with 2 times the batch_size"):
             LRFinder().run(learner, TensorLoader(*samples(), batch_size=SIZE))
-        return True
-
-    assert run(each, 2) == [True, True]
-
-
-class Fails:
-    """Raises in one step of one process."""
-
-    def __init__(self, rank):
-        self.rank = rank
-
-    @hookimpl
-    def backward_begin(self, step):
-        if self.rank == 1 and step.index == 3:
-            raise ArithmeticError("too large")
-
-
-def failing(rank, directory, sync):
-    with pytest.raises(Exception, match=r"too large") as caught:
-        train(rank, lambda rank: [ReplayBundle(directory), Fails(rank)], sync=sync)
-    return type(caught.value).__name__, list(getattr(caught.value, "__notes__", ()))
-
-
-def test_process_that_fails_writes_a_bundle_that_one_process_can_run(tmp_path):
-    one, other = run(failing, 2, tmp_path, DDP)
-    assert (one[0], other[0]) == ("PeerError", "ArithmeticError")
-    (bundle,) = [path for path in tmp_path.iterdir() if path.is_dir()]
-    assert bundle.name.endswith("replay-rank1")
-    learner, log = make_learner(1, Fails(1), ReplayBundle(tmp_path))
-    with pytest.raises(ArithmeticError, match="too large"):
-        replay(bundle, learner)
-    inputs, _ = samples()
-    assert learner.world.size == 1
-    assert log.losses == [] or math.isfinite(log.losses[0])
-    assert any(str(bundle) in note for note in other[1])
-    assert inputs.shape[0] == 2 * SIZE * STEPS
-
-
-def test_process_with_a_part_of_the_parameters_says_that_it_writes_no_bundle(tmp_path):
-    one, other = run(failing, 2, tmp_path, FSDP)
-    assert (one[0], other[0]) == ("PeerError", "ArithmeticError")
-    assert any("rank 1 of 2 holds a part of the parameters only" in note for note in other[1])
-
-
-def test_replay_in_several_processes_is_refused(tmp_path):
-    def each(rank):
-        learner, _ = make_learner(rank)
-        with pytest.raises(WorldError, match="without torchrun"):
-            replay(tmp_path, learner)
         return True
 
     assert run(each, 2) == [True, True]

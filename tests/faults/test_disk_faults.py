@@ -176,7 +176,7 @@ def calls(stopped, tmp_path_factory):
     for background in (False, True):
         directory = tmp_path_factory.mktemp("count") / "run"
         shutil.copytree(stopped, directory)
-        found[background] = count_calls(directory, background=background)
+        found[background] = count_calls(directory, options=SaveOptions(background=background))
     return found
 
 
@@ -189,7 +189,7 @@ def test_call_that_is_refused_is_said_and_the_run_goes_on(stopped, reference, ca
         n = i * total // 10 + i % 7
         directory = tmp_path / str(n)
         shutil.copytree(stopped, directory)
-        failed.append(refuse_call(reference, directory, n, NUMBERS[i % 3], background=background))
+        failed.append(refuse_call(reference, directory, n, NUMBERS[i % 3], options=SaveOptions(background=background)))
     assert any(failed)
 
 
@@ -204,7 +204,7 @@ def test_every_call_that_is_refused_is_said_and_the_run_goes_on(
     for n, name in enumerate(calls[background]):
         directory = tmp_path / str(n)
         shutil.copytree(stopped, directory)
-        if not refuse_call(reference, directory, n, number, background=background):
+        if not refuse_call(reference, directory, n, number, options=SaveOptions(background=background)):
             unsaid.append(name)
         shutil.rmtree(directory)
     looking = {"lstat", "listdir", "stat", "open", "read", "close"}  # at older ones, which are kept if that fails

@@ -11,130 +11,45 @@ from distributed.processes import run
 from helpers import differences, on
 from torch import nn
 
-from loopkit import Learner, every
-from loopkit.data import TensorLoader
+from logs.together import FAILURES, fit, fit_in_two, make, trained
+from loopkit import Learner
 from loopkit.logs import read_log
-from loopkit.plugins import (
-    Checkpoint,
-    ClipGradNorm,
-    LogGradients,
-    LogHistograms,
-    LogHyperparameters,
-    LogMetrics,
-    LogPredictions,
-    LogResources,
-    LogTo,
-    MixedPrecision,
-    Schedule,
-    WeightAverage,
-)
-from loopkit.schedules import cosine
+from loopkit.plugins import LogHyperparameters, LogMetrics, LogTo
 from loopkit.testing import Case
 from loopkit.testing.processes import compared, train_together
 
-SAVES: dict[str, Any] = {"save": every(updates=3), "resume": "auto"}
 
-
-def logging(log: Path, every: float = 60) -> list[Any]:
+def logging(log: Path) -> list[Any]:
     """All of them."""
-    return [
-        LogTo(log, every=3),
-        LogMetrics(every=2),
-        LogHyperparameters(width=6),
-        LogHistograms(every=2, gradients=True),
-        LogGradients(depth=1, ratio=True),
-        LogPredictions(count=3),
-        LogPredictions("table", count=2, worst=False, every=2, name="first_predictions"),
-        LogResources(every=every),
-    ]
-
-
-def make(*plugins: Any, **options: Any) -> tuple[Learner, Any, Any]:
-    """A learner that is not too simple, and its data, with batches of uneven sizes."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.2), nn.Linear(6, 3))
-    generator = torch.Generator().manual_seed(1)
-    inputs, targets = torch.randn(38, 5, generator=generator), torch.randint(3, (38,), generator=generator)
-    learner = Learner(
-        model,
-        nn.CrossEntropyLoss(),
-        lambda params: torch.optim.AdamW(params, lr=0.02),
-        plugins=[ClipGradNorm(0.5), Schedule(cosine()), *plugins],
-        seed=3,
-        **options,
-    )
-    learner.remove("progress")
-    train = TensorLoader(inputs[:26], targets[:26], batch_size=4, shuffle=True, seed=2)
-    return learner, train, TensorLoader(inputs[26:], targets[26:], batch_size=5)
+    return [LogTo(log, every=3), LogMetrics(every=2), LogHyperparameters(width=6)]
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("dtype", [None, "bfloat16", "float16"])
 def test_weights_are_bitwise_those_without_logging(tmp_path: Path, dtype: str | None, accumulate: int) -> None:
-    states = []
-    for more in ([], logging(tmp_path / "log.jsonl", every=0.001)):
-        precision = [] if dtype is None else [MixedPrecision(dtype)]
-        learner, train, val = make(*precision, WeightAverage(), *more, accumulate=accumulate)
-        learner.fit(train, val, epochs=3)
-        own = learner.state_dict()
-        states.append({part: own[part] for part in ("models", "optimizers", "progress", "generators", "metrics")})
-    assert list(differences(*states)) == []
-    assert len(read_log(tmp_path / "log.jsonl").records) > 100
-
-
-def said(path: Path) -> list[Any]:
-    """What a log says, without times and resources."""
-    records = read_log(path).records
-    return [tuple(record[:-1]) for record in records if not record.name.startswith("resources/")]
+    log = tmp_path / "log.jsonl"
+    one, other = trained([], dtype, accumulate), trained(logging(log), dtype, accumulate)
+    assert list(differences(one, other)) == []
+    assert len(read_log(log).records) > 30
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    at = tmp_path_factory.mktemp("whole")
-    learner, train, val = make(*logging(at / "log.jsonl"), Checkpoint(at / "run", **SAVES))
-    learner.fit(train, val, epochs=3)
-    return said(at / "log.jsonl")
+    return fit(tmp_path_factory.mktemp("whole"), logging)
 
 
 @pytest.mark.parametrize("saves", [False, True])
-@pytest.mark.parametrize(("phase", "index", "nth"), [("train", 1, 1), ("train", 5, 2), ("val", 1, 1), ("val", 2, 3)])
+@pytest.mark.parametrize("failure", FAILURES, ids=str)
 def test_log_of_a_run_that_failed_and_goes_on_is_that_of_a_whole_one(
-    tmp_path: Path, whole: list[Any], phase: str, index: int, nth: int, saves: bool
+    tmp_path: Path, whole: list[Any], failure: tuple[str, int, int], saves: bool
 ) -> None:
-    """It goes on from the last regular checkpoint, or from one right before the step that fails."""
-    passes = {"train": 0, "val": 0}
-
-    def fail(learner: Learner, step: Any, **given: Any) -> None:
-        name = given["phase"].name
-        passes[name] += step.index == 0
-        if (name, passes[name]) == (phase, nth):
-            if step.index == index:
-                raise RuntimeError("test")
-            if saves and step.index == index - 1:
-                learner.request_save()
-
-    learner, train, val = make(*logging(tmp_path / "log.jsonl"), Checkpoint(tmp_path / "run", **SAVES))
-    learner.add(on("step_begin", fail, "~fails"))
-    with pytest.raises(RuntimeError, match="test"):
-        learner.fit(train, val, epochs=3)
-    learner, train, val = make(*logging(tmp_path / "log.jsonl"), Checkpoint(tmp_path / "run", **SAVES))
-    learner.fit(train, val, epochs=3)
-    assert read_log(tmp_path / "log.jsonl").runs[-1]["resumed"] == (saves or (phase, nth) != ("train", 1))
-    assert said(tmp_path / "log.jsonl") == whole
+    resumed, said = fit_in_two(tmp_path, logging, failure, saves)
+    assert resumed == (saves or failure != ("train", 1, 1))
+    assert said == whole
 
 
-ALONE = {
-    "LogGradients": lambda: LogGradients(depth=1, ratio=True),
-    "LogHistograms": lambda: LogHistograms(every=2, gradients=True),
-    "LogHyperparameters": LogHyperparameters,
-    "LogPredictions": lambda: LogPredictions(count=3),
-    "LogResources": lambda: LogResources(every=0.01),
-}
-
-
-@pytest.mark.parametrize("name", ALONE)
-def test_plugin_keeps_its_contract_in_two_processes(name: str) -> None:
-    assert compared(run(lambda rank: train_together(Case(ALONE[name])), 2, timeout=60)) == []
+def test_plugin_keeps_its_contract_in_two_processes() -> None:
+    assert compared(run(lambda rank: train_together(Case(LogHyperparameters)), 2, timeout=60)) == []
 
 
 def test_logged_learning_rate_is_that_of_the_update(tmp_path: Path) -> None:

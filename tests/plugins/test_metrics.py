@@ -36,6 +36,7 @@ def uneven(seed=0):
 
 
 def regression(*plugins, **options):
+    torch.manual_seed(0)
     return make_learner(*plugins, model=nn.Linear(3, 1).double(), **options)
 
 

@@ -28,10 +28,6 @@ def trend(optimizer):
     return torch.optim.lr_scheduler.StepLR(optimizer, 3)
 
 
-def picture(batch):
-    return batch
-
-
 def wrap(path, module):
     return isinstance(module, nn.Linear)
 
@@ -103,14 +99,8 @@ GIVEN = {
     "GradNoise": [{"std": 0.2, "decay": 0.5, "seed": 3}],
     "GradNorm": [{"norm_type": 1.0, "clipped": True, "name": "norms"}],
     "History": [{"steps": True}],
-    "LogGradients": [{"every": 5, "depth": 1, "ratio": True, "clipped": True, "name": "gradients"}],
-    "LogHistograms": [{"every": 5, "parameters": "0.*", "gradients": False, "bins": 8, "name": "histograms"}],
     "LogHyperparameters": [{"values": {"a": 1, "width": 3}}],
     "LogMetrics": [{"every": 5, "name": "values"}],
-    "LogPredictions": [
-        {"inputs": picture, "every": 2, "count": 3, "labels": ["a", "b"], "worst": False, "loss": hits, "name": "shown"}
-    ],
-    "LogResources": [{"every": 5.0, "name": "resources"}],
     "LogTo": [{"backends": (JsonLines("a"), Csv("b")), "every": 7, "seconds": 3.0, "name": "logs"}],
     "Metrics": [{"metrics": (ACCURACY,), "hits": HITS}],
     "MixedPrecision": [
@@ -126,19 +116,7 @@ GIVEN = {
         {"dtype": torch.bfloat16},
     ],
     "Plateau": [{"monitor": "val/accuracy", "optimizer": "a", "name": "flat", "factor": 0.5, "patience": 2}],
-    "Profile": [
-        {
-            "steps": range(3, 5),
-            "path": None,
-            "show": False,
-            "sort_by": "cpu_time",
-            "rows": 3,
-            "hooks": True,
-            "record_shapes": True,
-        }
-    ],
     "Progress": [{"bar": False, "file": sys.stderr}],
-    "ReplayBundle": [{"directory": Path("/tmp/replay")}],
     "SanityCheck": [{}],
     "Schedule": [
         {

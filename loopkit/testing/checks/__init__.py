@@ -1,4 +1,7 @@
-"""The checks of the contract: each takes a `Case` and returns a message for each promise that is broken."""
+"""The checks of the contract: each takes a `Case` and returns a message for each promise that is broken.
+
+They may import everything but the commands.
+"""
 
 from loopkit.testing.case import Check
 from loopkit.testing.checks.memory import bounded_memory, learner_freed, no_graph_kept

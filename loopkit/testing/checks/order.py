@@ -9,11 +9,10 @@ from itertools import zip_longest
 
 from torch import nn
 
-from loopkit.engine.refusals import plugin_name
 from loopkit.errors import StepStateError
 from loopkit.hooks import STATES, hooks
 from loopkit.learner import Learner
-from loopkit.plugin import declared, provided
+from loopkit.plugin import declared, plugin_name, provided
 from loopkit.testing.access import AccessWatch
 from loopkit.testing.bits import difference, plain, weights
 from loopkit.testing.case import Case, seed_all

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 from loopkit.errors import StepStateError
 from loopkit.phases import PredictionPhase
 from loopkit.testing.case import Case, described, refuses_model
@@ -24,7 +26,8 @@ def unknown_phases(case: Case) -> list[str]:
             problem = adversarial_problem(problem.train)
         try:
             learner = problem.learner(plugins=case.plugins(), phases=(*case.phases, phase), standard=False)
-            with learner.rounds():
+            with warnings.catch_warnings(), learner.rounds():
+                warnings.filterwarnings("ignore", message="plugin .* is never called")
                 for _ in range(2):
                     learner.run(phase, problem.train)
         except Exception as error:

@@ -13,10 +13,10 @@ from typing import Any
 
 from loopkit.checkpoint import bundle, storage
 from loopkit.checkpoint.diff import differences
-from loopkit.engine.refusals import plugin_name
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
 from loopkit.phases import Phase
+from loopkit.plugin import plugin_name
 from loopkit.testing.bits import difference, not_allowed, plain, weights
 from loopkit.testing.case import Case, described, seed_all
 

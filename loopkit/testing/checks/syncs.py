@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from loopkit.engine.refusals import plugin_name
 from loopkit.engine.step import Step
 from loopkit.hooks import Target, hookimpl, hooks
 from loopkit.learner import Learner
 from loopkit.phases import Phase
+from loopkit.plugin import plugin_name
 from loopkit.syncs import TensorReads
 from loopkit.testing.case import Case
 from loopkit.testing.troubles import Disturbance

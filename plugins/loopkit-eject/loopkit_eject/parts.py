@@ -29,19 +29,13 @@ from loopkit.plugins import (
     GradNoise,
     GradNorm,
     History,
-    LogGradients,
-    LogHistograms,
     LogHyperparameters,
     LogMetrics,
-    LogPredictions,
-    LogResources,
     LogTo,
     Metrics,
     MixedPrecision,
     Plateau,
-    Profile,
     Progress,
-    ReplayBundle,
     SanityCheck,
     Schedule,
     StopOnNonFinite,
@@ -62,16 +56,10 @@ NO_PART = {"checkpoint", "history", "log", "progress", "sanity_check"}
 NO_PART_CLASSES = (
     Checkpoint,
     History,
-    LogGradients,
-    LogHistograms,
     LogHyperparameters,
     LogMetrics,
-    LogPredictions,
-    LogResources,
     LogTo,
-    Profile,
     Progress,
-    ReplayBundle,
     SanityCheck,
 )
 """Exactly these: a subclass may do more."""
@@ -128,13 +116,11 @@ def _more_than_looks_on(plugin: Any, draft: Draft) -> str:
         return REASONS.get(type(plugin).__name__, OWN_CODE)
     for hook in implemented(plugin):
         method = getattr(plugin, hook)
-        ours = any(vars(kind).get(hook) is getattr(method, "__func__", method) for kind in NO_PART_CLASSES)
         for label in ("updates", "writes"):
-            own = () if ours else getattr(method.loopkit_options, label)  # of ours, they are there for the order
-            names = declared(plugin, label, own or getattr(plugin, label, ()))
+            names = declared(plugin, label, getattr(method.loopkit_options, label) or getattr(plugin, label, ()))
             changed = [
-                name  # a metric that no plugin monitors decides nothing
-                for name in names
+                name  # "*" says where in the order it stands; a metric that no plugin monitors decides nothing
+                for name in set(names) - {"*"}
                 if not name.startswith("metrics.") or any(fnmatchcase(each, name) for each in monitored)
             ]
             if changed:

@@ -22,11 +22,8 @@ from loopkit.plugins import (
     Checkpoint,
     EarlyStopping,
     GradNorm,
-    LogGradients,
-    LogHistograms,
     LogHyperparameters,
     LogMetrics,
-    LogPredictions,
     LogTo,
     Metrics,
     MixedPrecision,
@@ -184,21 +181,17 @@ class Looks:
 def test_what_only_logs_is_left_out_and_named(tmp_path: Path) -> None:
     stack = [
         LogTo(tmp_path / "run"),
-        throttle(LogGradients(), every=2),
-        LogHistograms(),
         LogHyperparameters(),
         LogMetrics(),
-        LogPredictions(),
         throttle(Looks(), every=2),
     ]
     source = eject(learner(*stack), EPOCHS)
     named = source.partition("Left out, since they change nothing of what is trained: ")[2].partition(".")[0]
     left_out = set(named.replace(",", " ").split())
-    assert {"log_to", "log_gradients", "log_histograms", "log_hyperparameters", "log_metrics"} < left_out
-    assert {"log_predictions", "looks"} < left_out
+    assert {"log_to", "log_hyperparameters", "log_metrics", "looks"} < left_out
 
 
-class Scales(LogGradients):
+class Scales(LogMetrics):
     """A plugin that does more than the class it is made from, and does not say that it only looks on."""
 
     @hookimpl(updates=("grads",))
@@ -271,6 +264,23 @@ def test_plugins_of_the_monitor_are_left_out(tmp_path: Path) -> None:
     source = eject(learner(monitor.Monitor(tmp_path / "run"), monitor.Report(tmp_path / "report.html")), EPOCHS)
     left_out = source.partition("Left out, since they change nothing of what is trained: ")[2].partition(".")[0]
     assert {"monitor", "report"} <= set(left_out.replace(",", " ").split())
+
+
+def test_plugins_of_loopkit_insight_are_left_out(tmp_path: Path) -> None:
+    insight = pytest.importorskip("loopkit_insight")
+    stack = [
+        insight.Cost(),
+        throttle(insight.LogGradients(), every=2),
+        insight.LogHistograms(),
+        insight.LogPredictions(),
+        insight.Profile(),
+        insight.ReplayBundle(tmp_path / "bundles"),
+    ]
+    source = eject(learner(*stack), EPOCHS)
+    left_out = source.partition("Left out, since they change nothing of what is trained: ")[2].partition(".")[0]
+    assert {"cost", "log_gradients", "log_histograms", "log_predictions", "profile", "replay_bundle"} <= set(
+        left_out.replace(",", " ").split()
+    )
 
 
 def test_a_bad_loss_ends_the_script_before_its_backward() -> None:

@@ -106,7 +106,7 @@ class DatasetLoader(Loader):
         batches = (
             BatchSampler(sampler, self.batch_size, self.drop_last)
             if shares.size == 1
-            else sampler.shard(self.rank, shares.size, shares.tail, batch_size=self.batch_size)
+            else sampler.shard(self.rank, shares.size, shares.tail, batch_size=self.batch_size, least=shares.least)
         )
         together = getattr(self.dataset, "__getitems__", None)
         for indices in batches:

@@ -63,7 +63,7 @@ def phases():
 
 
 def learner(model, *plugins, optimizer=sgd, standard=False, **options):
-    return Learner(model, None, optimizer, plugins=plugins, phases=phases(), standard=standard, **options)
+    return Learner(model, None, optimizer, plugins=plugins, standard=standard, **{"phases": phases(), **options})
 
 
 def weights(model):

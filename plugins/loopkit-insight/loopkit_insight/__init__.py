@@ -1,4 +1,4 @@
-"""Where the time of a loopkit run goes, what waits for the device, and what comes out of the modules.
+"""Where the time of a loopkit run goes, what its model does meanwhile, and a failed step once more.
 
 ::
 
@@ -9,8 +9,27 @@
 
 from loopkit_insight.cost import Cost
 from loopkit_insight.find_syncs import FindSyncs, Sync
+from loopkit_insight.log_gradients import LogGradients
+from loopkit_insight.log_histograms import LogHistograms
+from loopkit_insight.log_predictions import LogPredictions
+from loopkit_insight.log_resources import LogResources
 from loopkit_insight.module_profile import ModuleProfile
+from loopkit_insight.profile import Profile
+from loopkit_insight.replay_bundle import ReplayBundle, replay
 from loopkit_insight.watch import Watch
 
 __version__ = "0.1.0"
-__all__ = ["Cost", "FindSyncs", "ModuleProfile", "Sync", "Watch"]
+__all__ = [
+    "Cost",
+    "FindSyncs",
+    "LogGradients",
+    "LogHistograms",
+    "LogPredictions",
+    "LogResources",
+    "ModuleProfile",
+    "Profile",
+    "ReplayBundle",
+    "Sync",
+    "Watch",
+    "replay",
+]

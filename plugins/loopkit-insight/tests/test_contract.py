@@ -1,16 +1,34 @@
 """All plugins keep the contract of plugins, alone and in two processes."""
 
+import tempfile
+
 import pytest
 from distributed.processes import run
 
 from loopkit.testing import Case, plugin_contract
 from loopkit.testing.processes import compared, train_together
-from loopkit_insight import Cost, FindSyncs, ModuleProfile, Watch
+from loopkit_insight import (
+    Cost,
+    FindSyncs,
+    LogGradients,
+    LogHistograms,
+    LogPredictions,
+    LogResources,
+    ModuleProfile,
+    Profile,
+    Watch,
+)
 
+TRACES = tempfile.TemporaryDirectory()
 PLUGINS = {
     "cost": lambda: Cost(show=False),
     "find_syncs": lambda: FindSyncs(show=False),
+    "log_gradients": lambda: LogGradients(depth=1, ratio=True),
+    "log_histograms": lambda: LogHistograms(every=2, gradients=True),
+    "log_predictions": lambda: LogPredictions(count=3),
+    "log_resources": lambda: LogResources(every=0.01),
     "module_profile": lambda: ModuleProfile(every=2, show=False),
+    "profile": lambda: Profile(range(1, 3), f"{tempfile.mkdtemp(dir=TRACES.name)}/trace.json", show=False),
     "watch": lambda: Watch({"0": "norm", "1": "mean"}),
 }
 FORKED = {"two_processes": "it is test_plugin_keeps_in_two_processes, which starts them faster"}
@@ -19,6 +37,7 @@ MODELS = {"unknown_phases": "the models of this check have other paths; test_wat
 test_cost = plugin_contract(PLUGINS["cost"], name="cost", skip=FORKED)
 test_find_syncs = plugin_contract(PLUGINS["find_syncs"], name="find_syncs", skip=FORKED)
 test_module_profile = plugin_contract(PLUGINS["module_profile"], name="module_profile", skip=FORKED)
+test_profile = plugin_contract(PLUGINS["profile"], name="profile", skip=FORKED)
 test_watch = plugin_contract(PLUGINS["watch"], name="watch", skip={**FORKED, **MODELS})
 
 

@@ -48,7 +48,7 @@ REFUSED = {
     "RichProgressBar": "it draws the loops of a trainer; use loopkit.plugins.Progress",
     "BasePredictionWriter": "it is part of trainer.predict; write what learner.predict_batches gives",
     "SpikeDetection": "it writes files, and ends the process by an exception; use loopkit.plugins.SkipSpikes",
-    "ThroughputMonitor": "it reads a trainer's loops and its logger's files; use loopkit.plugins.Profile",
+    "ThroughputMonitor": "it reads a trainer's loops and its logger's files; use loopkit_insight.Profile",
 }
 """Why the others do not run, and what to use instead."""
 

@@ -43,9 +43,9 @@ REFUSED = {
     "BatchSizeScheduler": "it owns the loop's data",
     "StateParamScheduler": "it sets attributes of an engine's state, which nothing reads here; use Schedule",
     "TimeLimit": "use loopkit.plugins.EarlyStopping(criterion=loopkit.criteria.TimeLimit(...))",
-    "Timer": "it is driven by a loop's events with no state of its own; FitResult.seconds and Profile measure",
-    "BasicTimeProfiler": "it measures a loop of Ignite; use loopkit.plugins.Profile",
-    "HandlersTimeProfiler": "it measures a loop of Ignite; use loopkit.plugins.Profile",
+    "Timer": "it is driven by a loop's events with no state of its own; use FitResult.seconds or loopkit_insight",
+    "BasicTimeProfiler": "it measures a loop of Ignite; use loopkit_insight.Profile",
+    "HandlersTimeProfiler": "it measures a loop of Ignite; use loopkit_insight.Profile",
     "EpochOutputStore": "it keeps the outputs of a loop of Ignite; use learner.predict",
     **dict.fromkeys(
         (

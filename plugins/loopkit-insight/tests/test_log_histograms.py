@@ -1,4 +1,4 @@
-"""``LogHistograms``, and the histograms that are counted at once."""
+"""``LogHistograms``: which parameters and gradients are counted, and when."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from helpers import batches, keeps_contract, on
 from torch import nn
 
-import loopkit.logs.kinds
 from loopkit import Learner
-from loopkit.errors import LogError, PluginError
+from loopkit.errors import PluginError
 from loopkit.logs import Histogram
-from loopkit.plugins import ClipGradNorm, LogHistograms
+from loopkit.plugins import ClipGradNorm
+from loopkit_insight import LogHistograms
 
 
 def test_plugin_keeps_the_contract() -> None:
@@ -116,49 +116,3 @@ def test_log_histograms_refuses(options: dict[str, Any], said: str) -> None:
 def test_log_histograms_refuses_a_pattern_of_nothing() -> None:
     with pytest.raises(PluginError, match=r"'0.wieght' matches nothing \(did you mean '0.weight'"):
         run(LogHistograms(parameters="0.wieght"))
-
-
-# Counted at once
-
-CASES = {
-    "random": torch.randn(1000, generator=torch.Generator().manual_seed(0)),
-    "whole": torch.arange(100),
-    "half": torch.randn(1000, generator=torch.Generator().manual_seed(1)).bfloat16(),
-    "double": torch.randn(7, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(2)),
-    "same": torch.full((5,), 3.0),
-    "not finite": torch.tensor([float("inf"), 1.0, float("nan"), 2.0, 4.0, float("-inf")]),
-    "none finite": torch.tensor([float("inf"), float("nan")]),
-    "empty": torch.zeros(0),
-    "scalar": torch.tensor(2.0),
-    "bool": torch.tensor([True, False, True]),
-}
-
-
-@pytest.mark.parametrize("bins", [1, 8, 64])
-@pytest.mark.parametrize("case", CASES)
-def test_histogram_counted_at_once_is_that_of_values(case: str, bins: int) -> None:
-    values = CASES[case]
-    late, now = Histogram(values, bins), Histogram.counted(values, bins)
-    assert now.edges == late.edges
-    assert sum(now.counts) == sum(late.counts)
-    moved = sum(abs(a - b) for a, b in zip(now.counts, late.counts, strict=True))
-    assert moved <= 4  # those on an edge, by rounding
-
-
-def test_histogram_counted_in_pieces_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Histogram.counted(CASES["random"]).counts
-    monkeypatch.setattr(loopkit.logs.kinds, "PIECE", 64)
-    assert Histogram.counted(CASES["random"]).counts == whole
-
-
-def test_histogram_counted_at_once_keeps_no_copy() -> None:
-    values = torch.arange(1000.0)
-    found = Histogram.counted(values)
-    values.zero_()
-    assert found.values.numel() == 0
-    assert found.edges[-1] == 999.0
-
-
-def test_histogram_counted_at_once_refuses_complex() -> None:
-    with pytest.raises(LogError, match="give real numbers"):
-        Histogram.counted(torch.ones(2, dtype=torch.complex64))

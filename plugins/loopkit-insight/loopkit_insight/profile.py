@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from loopkit.phases import Phase
     from loopkit.result import FitResult
 
+__all__ = ["Profile"]
+
 STEPS = range(10, 20)
 PLANNED = ("epochs", "max_steps", "max_updates")
 
@@ -56,6 +58,7 @@ class Profile:
         learner = Learner(..., plugins=[Profile(range(100, 105), "step.json", hooks=True)])
     """
 
+    observes = True
     name = "profile"
     syncs = True
     """The profiler waits for the device when it stops."""

@@ -11,13 +11,15 @@ from loopkit.errors import PluginError
 from loopkit.groups import covers, named_parameters, nothing_matches
 from loopkit.hooks import hookimpl
 from loopkit.logs.kinds import Histogram
-from loopkit.plugins.log_gradients import check_count
+from loopkit_insight.log_gradients import check_count
 
 if TYPE_CHECKING:
     from torch import nn
 
     from loopkit import Step
     from loopkit.learner import Learner
+
+__all__ = ["LogHistograms"]
 
 
 class LogHistograms:
@@ -43,6 +45,8 @@ class LogHistograms:
 
         Learner(model, loss_fn, optimizer, plugins=[LogTo("runs/a"), LogHistograms(every=500, gradients=True)])
     """
+
+    observes = True
 
     def __init__(
         self,

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from loopkit import Step
     from loopkit.learner import Learner
 
+__all__ = ["LogGradients", "check_count"]
+
 HALVES = (torch.float16, torch.bfloat16)
 Part = tuple[str, ...]
 """The end of the name under which something is logged; empty for all together."""
@@ -48,6 +50,8 @@ class LogGradients:
 
         Learner(model, loss_fn, optimizer, plugins=[LogTo("runs/a"), LogGradients(every=10, depth=1, ratio=True)])
     """
+
+    observes = True
 
     def __init__(
         self,

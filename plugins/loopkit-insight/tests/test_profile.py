@@ -5,12 +5,14 @@ import json
 
 import pytest
 import torch
+from distributed.processes import run
 from helpers import on, raising
 
 from loopkit import CancelStep
 from loopkit.errors import PluginError
-from loopkit.plugins.profile import Profile
+from loopkit.plugins import DDP
 from loopkit.testing import tiny_problem
+from loopkit_insight import Profile
 
 
 @pytest.fixture(autouse=True)
@@ -179,6 +181,15 @@ def test_training_is_bitwise_as_without(path):
         torch.manual_seed(0)
         states.append(fit(*plugins).model.state_dict())
     assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
+
+
+@pytest.mark.two_processes
+def test_first_of_several_processes_is_profiled_alone(tmp_path):
+    def each(rank):
+        fit(DDP(shard=False), Profile(range(2), tmp_path / str(rank) / "trace.json", show=False), epochs=1)
+
+    run(each, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
 
 
 @pytest.mark.parametrize("steps", [[], [3, 5], [-1, 0], range(0, 10, 2), [2, 1]])

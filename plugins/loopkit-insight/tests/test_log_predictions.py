@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from loopkit import Learner
 from loopkit.errors import LogError, PluginError
 from loopkit.logs import Image, Table
-from loopkit.plugins import LogPredictions
+from loopkit_insight import LogPredictions
 
 
 def test_plugin_keeps_the_contract() -> None:

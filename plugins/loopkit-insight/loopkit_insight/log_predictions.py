@@ -18,13 +18,15 @@ from loopkit.batches import describe, first_tensor
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 from loopkit.logs.kinds import CHANNELS, Image, Table
-from loopkit.plugins.log_gradients import check_count
 from loopkit.words import nearest
+from loopkit_insight.log_gradients import check_count
 
 if TYPE_CHECKING:
     from loopkit import Epoch, Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
+
+__all__ = ["LogPredictions"]
 
 FEW = 16
 """Numbers that a cell of a table can show."""
@@ -70,6 +72,8 @@ class LogPredictions:
 
         Learner(model, loss_fn, optimizer, plugins=[LogTo("runs/a"), LogPredictions(labels=["cat", "dog"])])
     """
+
+    observes = True
 
     def __init__(
         self,

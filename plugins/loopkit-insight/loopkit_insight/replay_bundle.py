@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 
+__all__ = ["ReplayBundle", "replay"]
+
 WROTE = "loopkit: the step can be run again from "
 
 
@@ -53,6 +55,7 @@ class ReplayBundle:
         CheckpointError: The directory cannot be written; at the first step.
     """
 
+    observes = True
     name = "replay_bundle"
 
     def __init__(self, directory: str | Path) -> None:

@@ -17,6 +17,8 @@ from loopkit.hooks import hookimpl
 if TYPE_CHECKING:
     from loopkit.learner import Learner
 
+__all__ = ["LogResources"]
+
 PREFIX = "resources/"
 
 
@@ -48,6 +50,7 @@ class LogResources:
         Learner(model, loss_fn, optimizer, plugins=[LogTo("runs/a"), LogResources(every=30)])
     """
 
+    observes = True
     volatile = tuple(PREFIX + name for name in ("cpu", "process_cpu", "memory", "process_memory"))
 
     def __init__(self, every: float = 10.0, name: str = "log_resources") -> None:
@@ -56,7 +59,7 @@ class LogResources:
         try:
             import psutil  # noqa: F401 - the thread uses it
         except ImportError as error:
-            raise ImportError("LogResources needs psutil: pip install 'loopkit[resources]'") from error
+            raise ImportError("LogResources needs psutil: pip install 'loopkit-insight[resources]'") from error
         self.name = name
         self.every = every
         self._sampler: _Sampler | None = None

@@ -15,8 +15,8 @@ from loopkit import Learner, TrainingPhase
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import Contents
 from loopkit.errors import CancelStep, CheckpointError, NonFiniteError, StateError
-from loopkit.plugins import MixedPrecision, ReplayBundle, StopOnNonFinite, WeightAverage
-from loopkit.plugins.replay_bundle import replay
+from loopkit.plugins import MixedPrecision, StopOnNonFinite, WeightAverage
+from loopkit_insight import ReplayBundle, replay
 
 
 class Fails(TrainingPhase):

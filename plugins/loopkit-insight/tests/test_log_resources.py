@@ -13,9 +13,9 @@ import pytest
 import torch
 from helpers import batches, keeps_contract, make_learner, on, raising
 
-import loopkit.plugins.log_resources
+import loopkit_insight.log_resources
 from loopkit.errors import PluginError
-from loopkit.plugins import LogResources
+from loopkit_insight import LogResources
 
 NAMES = ["resources/cpu", "resources/process_cpu", "resources/memory", "resources/process_memory"]
 
@@ -116,7 +116,7 @@ def test_log_resources_leaves_out_what_a_gpu_does_not_tell(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "utilization", silent)
     monkeypatch.setattr(torch.cuda, "device_memory_used", lambda device: 1024 + device)
-    gauges = loopkit.plugins.log_resources._Gauges()
+    gauges = loopkit_insight.log_resources._Gauges()
     found = gauges.read()
     assert {name: value for name, value in found.items() if name.startswith("gpu")} == {
         "gpu0_memory": 1024.0,
@@ -126,7 +126,7 @@ def test_log_resources_leaves_out_what_a_gpu_does_not_tell(monkeypatch: pytest.M
 
 def test_log_resources_without_psutil_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psutil", None)
-    with pytest.raises(ImportError, match=r"LogResources needs psutil: pip install 'loopkit\[resources\]'"):
+    with pytest.raises(ImportError, match=r"LogResources needs psutil: pip install 'loopkit-insight\[resources\]'"):
         LogResources()
 
 
@@ -139,6 +139,6 @@ def test_log_resources_refuses(every: Any) -> None:
 @pytest.mark.gpu
 def test_log_resources_of_a_gpu() -> None:
     torch.zeros(1, device="cuda")
-    found = loopkit.plugins.log_resources._Gauges().read()
+    found = loopkit_insight.log_resources._Gauges().read()
     assert 0 <= found["gpu0"] <= 100
     assert found["gpu0_memory"] > 0

@@ -15,7 +15,8 @@ from loopkit import Learner, Phase
 from loopkit.errors import PluginError
 from loopkit.events import UpdateBegin, UpdateEnd
 from loopkit.logs import Histogram
-from loopkit.plugins import FSDP, ClipGradNorm, LogGradients, LogHistograms, LogTo, MixedPrecision
+from loopkit.plugins import FSDP, ClipGradNorm, LogTo, MixedPrecision
+from loopkit_insight import LogGradients, LogHistograms
 
 
 def test_plugin_keeps_the_contract() -> None:
