@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -48,9 +48,16 @@ def made(learner: Learner) -> Record:
     }
 
 
-def changes(saved: Record, here: Record) -> str:
-    """What differs, in words, the first few; what only one of two versions of a class knows as an option does not."""
-    found = [*_changes(saved, here)]
+def changes(saved: Record, here: Record, left: Iterable[str] = ()) -> str:
+    """What differs, in words, the first few; what only one of two versions of a class knows as an option does not.
+
+    Args:
+        saved: What the run was made of.
+        here: What it is made of now.
+        left: Plugins whose saved state has no taker.
+    """
+    gone = [name for name in left if f"plugin {name!r}" not in saved]
+    found = [*_changes(saved, here), *(f"plugin {name!r} is none, what was saved of it is left out" for name in gone)]
     more = [f"and {len(found) - MOST} more"] if len(found) > MOST else []
     return "; ".join([plain(each, 300) for each in found[:MOST]] + more)
 

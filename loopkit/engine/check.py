@@ -249,7 +249,9 @@ def _windows(optimizers: Mapping[str, torch.optim.Optimizer], state: Mapping[str
 
 
 def _plugins(plugins: Mapping[str, Any], state: Mapping[str, Any], allow: Collection[str]) -> list[str]:
-    saved = [name for name in state["plugins"] if name not in allow]
+    made = state.get("made")  # whose plugins are those that may change training
+    left = [name for name in state["plugins"] if name not in plugins and made and f"plugin {name!r}" not in made]
+    saved = [name for name in state["plugins"] if name not in (*allow, *left)]
     own = [name for name in stateful(plugins) if name not in allow]
     problems = _names("plugins", saved, own)
     names = ", ".join(repr(name) for name in sorted({*saved} ^ {*own}))

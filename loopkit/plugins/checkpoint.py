@@ -404,7 +404,8 @@ class Checkpoint:
         if learner.world.rank == 0:
             say(f"resumed {manifest.path} at epoch {counts.epochs}, step {counts.steps:,}{doubt}")
         saved = state.get("made", self._made)
-        if found := changes(saved, self._made):
+        left = [name for name in state["plugins"] if "made" in state and name not in learner.plugins]
+        if found := changes(saved, self._made, left):
             self._changed = f"changed since step {counts.steps}: {found}"
             if learner.world.rank == 0:
                 say(self._changed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import select
 import sys
 import time
@@ -44,8 +43,6 @@ class Progress:
         self.bar = bar
         self._file = file
         self._output: _Output | None = None
-        self._next_redraw = math.inf
-        """When a bar is to be drawn again; there was none by now."""
         self._row: dict[str, float] = {}
         self._columns: list[str] = []
         self._epoch = 0
@@ -91,14 +88,12 @@ class Progress:
         if learner.world.rank > 0 or not self._draws:
             return None
         bar = epoch.keep(self)["bar"] = self._bar(learner, epoch)
-        self._next_redraw = time.monotonic() + REDRAW_SECONDS  # it has just been drawn, empty
         return closing(bar)
 
     @hookimpl(reads=("metrics",), after=("metrics",))
     def step_end(self, learner: Learner, step: Step) -> None:
         """Redraw the bar, ten times a second at most."""
-        if time.monotonic() >= self._next_redraw and (bar := step.epoch.keep(self).get("bar")) is not None:
-            self._next_redraw = time.monotonic() + REDRAW_SECONDS
+        if (bar := step.epoch.keep(self).get("bar")) is not None and time.monotonic() >= bar.drawn_at + REDRAW_SECONDS:
             self._redraw(bar, learner, step.epoch)
 
     @hookimpl(reads=("metrics", "progress"))
@@ -128,9 +123,10 @@ class Progress:
             mininterval=0,
             position=epoch.depth,
         )
-        return _Bar(drawn)
+        return _Bar(drawn, time.monotonic())
 
     def _redraw(self, bar: _Bar, learner: Learner, epoch: Epoch) -> None:
+        bar.drawn_at = time.monotonic()
         bar.drawn.n = epoch.steps
         values = bar.late.arrived()
         if values:
@@ -188,6 +184,7 @@ class _Bar:
     """A bar of tqdm, and the values on their way to it."""
 
     drawn: Any
+    drawn_at: float
     late: LateValues = field(default_factory=LateValues)
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from torch import nn
 from life.runs import STEPS, at, kill, killed, tensors
 from loopkit import Learner, TrainingPhase, every
 from loopkit.data import TensorLoader
+from loopkit.errors import StateError
 from loopkit.plugins import (
     DDP,
     Checkpoint,
@@ -121,6 +122,21 @@ def test_change_of_what_is_loaded_is_said_at_each_resume_and_that_of_the_rest_on
     capsys.readouterr()
     Script(**changed).run(tmp_path)
     assert lines(capsys) == [f"loopkit: changed since step {2 * STEPS}: lr 0.5 here, saved 0.01 holds"]
+
+
+def test_plugin_that_only_looked_on_may_be_taken_out(tmp_path, capsys):
+    log = tmp_path / "log.jsonl"
+    interrupt(tmp_path, Script(), LogTo(log))
+    capsys.readouterr()
+    Script().run(tmp_path)
+    said = f"changed since step {STEPS}: plugin 'log_to' is none, what was saved of it is left out"
+    assert lines(capsys) == [f"loopkit: {said}"]
+
+
+def test_plugin_that_may_change_training_is_not_taken_out_in_silence(tmp_path):
+    interrupt(tmp_path, Script(plugins=(WeightAverage(),)))
+    with pytest.raises(StateError, match="'weight_average'"):
+        Script().run(tmp_path)
 
 
 def test_many_changes_are_counted(tmp_path, capsys):
