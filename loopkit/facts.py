@@ -24,8 +24,8 @@ PLAIN = (bool, int, float, str, bytes, type(None), range, enum.Enum, Path, torch
 def fact(value: Any, depth: int = 0) -> str:
     """What a value is: equal for equal ones, in every process and every run.
 
-    Functions are told by name and by what their code says; modules and other objects by class and options; tensors by a
-    hash of their values.
+    Functions are told by name and by their compiled code, which is that of one version of Python; modules and other
+    objects by class and options; tensors by a hash of their values.
 
     Example::
 
@@ -97,9 +97,10 @@ def _function(value: Any, depth: int) -> str:
 
 
 def _said(code: CodeType, doc: str | None) -> tuple[Any, ...]:
-    """What the source of a function says, whatever version of Python has compiled it."""
+    """What a function's code says, but for where it is and its docstring."""
     constants = [part for part in code.co_consts if part is not None and part != doc]
-    return code.co_names, [_said(part, None) if isinstance(part, CodeType) else repr(part) for part in constants]
+    parts = [_said(part, None) if isinstance(part, CodeType) else fact(part) for part in constants]
+    return code.co_code, code.co_names, parts
 
 
 def _hash(value: Any) -> str:

@@ -7,7 +7,7 @@ from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from loopkit.batches import describe
-from loopkit.errors import PhaseInputError
+from loopkit.errors import PhaseError, PhaseInputError
 from loopkit.events import (
     BackwardBegin,
     BackwardEnd,
@@ -58,6 +58,12 @@ class Phase:
     volatile: ClassVar[tuple[str, ...]] = ()
     """Attributes that may change and need no saving, such as caches."""
 
+    def __init_subclass__(cls) -> None:
+        for attribute, given in (("saved", cls.saved), ("volatile", cls.volatile)):
+            if isinstance(given, str):
+                what = f"{cls.__name__}.{attribute}"
+                raise PhaseError(f"{what} is the string {given!r}: write ({given!r},), with a comma")
+
     def __init__(self, name: str | None = None, *, skip_none: bool = False) -> None:
         if name is not None:
             self.name = name
@@ -74,6 +80,8 @@ class Phase:
 
     def state_dict(self) -> dict[str, Any]:
         """What is saved of it: the attributes in ``saved``. Override it, and `load_state_dict`, for anything else."""
+        if lacking := [name for name in self.saved if not hasattr(self, name)]:
+            raise PhaseError(f"{self!r}: saved names {lacking[0]!r}, which the phase does not have: set it in __init__")
         return {name: _state_of(getattr(self, name)) for name in self.saved}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -12,7 +12,9 @@ from helpers import EventLog, batches, make_learner, on, raising
 from torch import nn
 
 from loopkit import CancelEpoch, CancelFit, CancelStep, PredictionPhase, TrainingPhase, ValidationPhase, every, hookimpl
+from loopkit.engine.requests import Requests
 from loopkit.errors import EmptyDataError, ExhaustedIteratorError, PhaseError, PluginError, ReentrancyError
+from loopkit.world import World
 
 
 class Paired:
@@ -879,3 +881,24 @@ def test_add_whose_fit_begin_fails_is_not_kept():
         learner.fit(batches(1), epochs=1)
     assert "bad" not in learner.plugins
     assert bad.log == ["begin bad"]
+
+
+def test_request_that_comes_while_the_processes_agree_is_for_the_next_time():
+    requests = Requests()
+
+    class Slow(World):
+        """A world of two in which a thread asks for a stop while the others are waited for."""
+
+        def agree(self, *numbers):
+            return list(numbers)
+
+        def gather(self, value):
+            requests.stop("late", "thread")
+            return [value, value]
+
+    requests.join(Slow(size=2))
+    requests.save()
+    requests.agree(0, 0, None, ())
+    assert requests.stopped is None
+    requests.agree(0, 0, None, ())
+    assert requests.stopped == ("late", "thread")

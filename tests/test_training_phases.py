@@ -412,3 +412,31 @@ def test_window_that_no_epoch_fills_is_said_once(capsys):
     assert capsys.readouterr().err.count(said) == 1
     learner.fit(make_batches(4), epochs=1)
     assert "accumulate" not in capsys.readouterr().err
+
+
+def test_phase_may_update_several_optimizers_in_turn():
+    class InTurn(TrainingPhase):
+        def step(self, learner, step):
+            step.inputs, step.targets = step.batch
+            step.loss = learner.loss_fn(learner.model(step.inputs), step.targets)
+            step.backward(step.loss)
+            step.update("a" if step.index % 2 else "b")
+
+    class Forgets(InTurn):
+        def step(self, learner, step):
+            step.inputs, step.targets = step.batch
+            step.loss = learner.loss_fn(learner.model(step.inputs), step.targets)
+            step.backward(step.loss)
+            step.update("a")
+
+    def made(phase):
+        model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+        optimizers = {name: torch.optim.SGD(part.parameters(), lr=0.1) for name, part in zip("ab", model, strict=True)}
+        return Learner(model, nn.MSELoss(), optimizers, phases=[phase], standard=False)
+
+    data = [(torch.ones(4, 3), torch.ones(4, 1))] * 6
+    learner = made(InTurn())
+    learner.fit(data, epochs=1)
+    assert learner.progress.updates == 6 + 1  # at the end, the window that is open
+    with pytest.raises(StepResultError, match=r"not step\.update\(\)"):
+        made(Forgets()).fit(data, epochs=1)

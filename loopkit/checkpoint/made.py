@@ -85,7 +85,7 @@ def _modules(models: Mapping[str, nn.Module]) -> Iterator[tuple[str, dict[str, s
         for path, module in model.named_modules():
             path = ".".join(part for part in (name if len(models) > 1 else "", path) if part)
             options = {k: fact(v) for k, v in vars(module).items() if k[0] != "_" and isinstance(v, (*PLAIN, tuple))}
-            del options["training"]
+            options.pop("training", None)  # a scripted module keeps it elsewhere
             yield f"module {path!r}" if path else "model", {"": class_of(module), **options}
 
 

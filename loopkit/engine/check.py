@@ -255,7 +255,10 @@ def _plugins(plugins: Mapping[str, Any], state: Mapping[str, Any], allow: Collec
     own = [name for name in stateful(plugins) if name not in allow]
     problems = _names("plugins", saved, own)
     names = ", ".join(repr(name) for name in sorted({*saved} ^ {*own}))
-    hint = [f"to load without, give Checkpoint or load_state_dict allow=({names},): what the state lacks begins anew"]
+    hint = [
+        f"to load without, give Checkpoint(options=SaveOptions(allow=({names},))), or load_state_dict(allow=...): "
+        f"what the state lacks begins anew"
+    ]
     return problems + (hint if problems else [])
 
 

@@ -517,8 +517,8 @@ class Fit:
         )
         result.metrics = dict(core.metrics)
         result.seconds = self.seconds
-        if self._ran and failure is None and core.world.rank == 0:
-            problems = core.registry.idle(self._ran.values())
+        if failure is None and core.world.rank == 0:
+            problems = core.registry.idle(self._ran.values()) if self._ran else []
             if result.reason == "epochs":
                 problems += core.registry.never_made(core.metrics)
             for problem in problems:

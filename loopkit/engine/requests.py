@@ -217,7 +217,7 @@ class Requests:
         world = self._world
         if (caught := self._caught()) is not None:
             self._asked |= caught[1]
-        asked = self._asked
+        asked, self._asked = self._asked, Wishes()  # what is asked for meanwhile is for the next time
         wanted = float(asked.any or cancel is not None)
         wanted, most, least, *highest = world.agree(wanted, float(updates), -float(updates), *numbers)
         agreed = None
@@ -225,7 +225,6 @@ class Requests:
             own = cancel and (type(cancel).__name__, cancel.reason, cancel.by)
             said = world.gather((asked.stop, own, asked.save, asked.ending, asked.validations))
             stops, cancels, saves, endings, validations = zip(*said, strict=True)
-            self._asked = Wishes()
             ending, stop = _first(endings), _first(stops)
             self.stopped = self.stopped or (None if stop is None else Stop(*stop))
             self.validations = self.validations.union(*validations)

@@ -137,8 +137,13 @@ class Step:
 
     @property
     def update_overdue(self) -> bool:
-        """Whether a window is full although the phase had its chance to call `update`."""
-        return any(window.count >= window.size for window in self._frame.windows)
+        """Whether windows are full although the phase had its chance to call `update`: all, or one for many steps.
+
+        A phase may update several optimizers in turn.
+        """
+        windows = self._frame.windows
+        late = any(window.count > window.size * len(windows) for window in windows)
+        return late or (bool(windows) and all(window.count >= window.size for window in windows))
 
     def emit(self, event: type[Event]) -> None:
         """Fire an event: call the plugins that listen to it.

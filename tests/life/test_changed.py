@@ -205,3 +205,15 @@ def test_unchanged_script_of_two_processes_says_nothing(tmp_path):
     first, _ = run(stack_of_two, 2, tmp_path, 3)
     assert "resumed" in first
     assert "changed since" not in first
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+def test_model_with_a_scripted_part_is_saved_and_goes_on(tmp_path):
+    def fit():
+        torch.manual_seed(0)
+        model = nn.Sequential(torch.jit.script(nn.Linear(3, 4)), nn.Linear(4, 1))
+        data = [(torch.ones(4, 3), torch.ones(4, 1))] * 2
+        plugins = [Checkpoint(tmp_path, resume="auto")]
+        return Learner(model, nn.MSELoss(), torch.optim.SGD, plugins=plugins).fit(data, epochs=1)
+
+    assert (fit().steps, fit().steps) == (2, 2)

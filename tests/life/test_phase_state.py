@@ -13,7 +13,7 @@ from torch import nn
 from life.runs import STEPS, at, end, kill, killed, make, rows, same, sigterm, train, val
 from loopkit import Learner, TrainingPhase, ValidationPhase, every
 from loopkit.data import from_function
-from loopkit.errors import LoopkitError
+from loopkit.errors import LoopkitError, PhaseError
 from loopkit.plugins import Checkpoint, History, Metrics
 from loopkit.verify_resume import verify_resume
 
@@ -317,3 +317,19 @@ def test_verify_resume_points_at_a_phase_that_keeps_unsaved_state(tmp_path, monk
     assert found.problem.startswith("DIFFERENT")
     assert "phase 'train'" in found.problem
     assert "baseline" in found.problem
+
+
+def test_string_in_the_place_of_names_is_refused_with_the_comma():
+    with pytest.raises(PhaseError, match=r"Forgot.saved is the string 'baseline': write \('baseline',\), with a comma"):
+
+        class Forgot(TrainingPhase):
+            saved = "baseline"
+
+
+def test_saved_name_that_the_phase_lacks_is_named():
+    class Lacks(TrainingPhase):
+        saved = ("baseline",)
+
+    learner = make(phases=[Lacks()])
+    with pytest.raises(PhaseError, match="saved names 'baseline', which the phase does not have: set it in __init__"):
+        learner.state_dict()

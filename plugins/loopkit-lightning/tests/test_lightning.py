@@ -93,9 +93,9 @@ def test_a_metric_that_nothing_makes_is_refused_before_the_first_step():
     assert learner.progress.steps == 0
 
 
-def test_early_stopping_that_had_nothing_to_look_at_warns():
+def test_early_stopping_that_has_nothing_to_look_at_is_refused():
     learner = make_learner(LightningCallback(known.EarlyStopping("val/loss")))
-    with pytest.warns(UserWarning, match="no pass of its phase was looked at"):
+    with pytest.raises(PluginError, match="reads the metric 'val/loss', but this fit does not run phase 'val'"):
         learner.fit(TRAIN, epochs=1)
 
 

@@ -148,7 +148,7 @@ class Monitor:
         """Add what is lacking for a log; the model stays as it is."""
         complete(learner, self.name, self.directory, self.every)
         last = self._helper
-        saves = any(isinstance(plugin, Checkpoint) for plugin in learner.plugins.values())
+        saves = any(getattr(plugin, "provides", "") == "checkpoint" for plugin in learner.plugins.values())
         if saves and last not in learner.plugins:
             learner.add(_AfterEnd(self, last))
         return model
