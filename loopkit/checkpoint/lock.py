@@ -84,7 +84,10 @@ class Lock:
     @property
     def in_place(self) -> bool:
         """Whether this process holds the lock, and its file is where it was."""
-        return self._file is not None and self._is_at_path(self._file)
+        try:
+            return self._file is not None and self._is_at_path(self._file)
+        except OSError as error:
+            raise storage.refused("look at", self.path, error) from error
 
     def _attempt(self) -> int | None:
         """The lock's open file; None if somebody changed it meanwhile."""
