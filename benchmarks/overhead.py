@@ -11,21 +11,19 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import importlib.util
-import io
 import json
 import math
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from sides import BATCH, Work, digits, interleaved, machine
+from peers import found
+from sides import BATCH, Screen, Work, digits, interleaved, machine
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
@@ -46,6 +44,10 @@ def problem() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
+def ratio_of_medians(seconds: dict[str, list[float]]) -> float:
+    return statistics.median(seconds["ours"]) / statistics.median(seconds["theirs"])
+
+
 class Report:
     def __init__(self, rounds: int, runs: int) -> None:
         self.rounds, self.runs = rounds, runs
@@ -56,7 +58,7 @@ class Report:
         medians, minima, each = [], [], []
         for _ in range(self.runs):
             seconds = interleaved({"ours": ours, "theirs": theirs}, self.rounds)
-            medians.append(statistics.median(seconds["ours"]) / statistics.median(seconds["theirs"]))
+            medians.append(ratio_of_medians(seconds))
             minima.append(min(seconds["ours"]) / min(seconds["theirs"]))
             each.append(statistics.median(seconds["theirs"]) / steps * 1e6)
         median, low = statistics.median(medians), statistics.median(minima)
@@ -117,13 +119,6 @@ def bare(report: Report, batches: list[Any]) -> None:
 
 def _with_loss(made: tuple[nn.Module, torch.optim.Optimizer], loss_fn: nn.Module) -> tuple[Any, Any, Any]:
     return made[0], loss_fn, made[1]
-
-
-class Screen(io.StringIO):
-    """Takes what a progress bar writes, like a terminal."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 def with_metrics(report: Report, batches: list[Any]) -> None:
@@ -252,6 +247,41 @@ def standard_stack(report: Report, batches: list[Any]) -> None:
     )
 
 
+def evaluation(report: Report, batches: list[Any]) -> None:
+    """Epochs without training, against raw loops that do the same; the aim is 1.02, which predict misses by far."""
+    loss_fn = nn.CrossEntropyLoss()
+    model, optimizer = problem()
+    ours = Learner(model, loss_fn, optimizer, plugins=[Metrics(Accuracy())], standard=False)
+    inputs_alone = [inputs for inputs, _ in batches]
+
+    def validation() -> tuple[float, float]:
+        model.eval()
+        total = torch.zeros((), dtype=torch.float64)
+        correct = torch.zeros((), dtype=torch.long)
+        count = 0
+        with torch.no_grad():
+            for inputs, targets in batches:
+                outputs = model(inputs)
+                total += loss_fn(outputs, targets) * len(targets)
+                correct += (outputs.argmax(1) == targets).sum()
+                count += len(targets)
+        model.train()
+        return total.item() / count, correct.item() / count
+
+    def prediction() -> torch.Tensor:
+        model.eval()
+        with torch.no_grad():
+            outputs = torch.cat([model(inputs) for inputs in inputs_alone])
+        model.train()
+        return outputs
+
+    steps = len(batches)
+    title = "validation epoch / raw loop doing the same"
+    report.ratio(title, lambda: ours.run("val", batches), validation, 1.02, steps)
+    report.ratio("evaluate / the same raw loop", lambda: ours.evaluate(batches), validation, 1.02, steps)
+    report.ratio("predict / raw loop of forwards and cat", lambda: ours.predict(inputs_alone), prediction, 2.00, steps)
+
+
 class Nothing(Phase):
     """A phase whose step does nothing."""
 
@@ -347,12 +377,37 @@ def loaders(report: Report, batches: list[Any]) -> None:
     )
 
 
+FIRST = """
+import sys, time
+sys.path.insert(0, {here!r})
+import overhead
+from torch import nn
+overhead.torch.set_num_threads(1)
+images, labels = overhead.digits()
+batch = images[:32], labels[:32]
+model, optimizer = overhead.problem()
+loss_fn = nn.CrossEntropyLoss()
+start = time.perf_counter()
+if {engine}:
+    overhead.Learner(model, loss_fn, optimizer).run("train", [batch])
+else:
+    loss_fn(model(batch[0]), batch[1]).backward()
+    optimizer.step()
+print(time.perf_counter() - start)
+"""
+
+
 def start_up(report: Report, batches: list[Any]) -> None:
+    def printed(code: str) -> float:
+        return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+
     code = "import torch, pluggy, time; t = time.perf_counter(); import loopkit; print(time.perf_counter() - t)"
-    seconds = [
-        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout) for _ in range(5)
-    ]
-    report.value("import loopkit beyond import torch, pluggy", min(seconds) * 1e3, "ms", 40)
+    report.value("import loopkit beyond import torch, pluggy", min(printed(code) for _ in range(5)) * 1e3, "ms", 40)
+
+    here = str(Path(__file__).parent)
+    pairs = [[printed(FIRST.format(here=here, engine=engine)) for engine in (True, False)] for _ in range(5)]
+    more = statistics.median(engine - raw for engine, raw in pairs)
+    report.value("Learner(...) and its first step beyond the raw loop's", more * 1e3, "ms", 5)
 
 
 PEAK = """
@@ -423,69 +478,9 @@ def peers(report: Report, batches: list[Any]) -> None:
             loss.backward()
             raw_optimizer.step()
 
-    for name, make in {"accelerate": accelerate, "ignite": ignite, "lightning": lightning}.items():
-        if importlib.util.find_spec(name) is not None:
-            report.ratio(
-                f"peer: {name} / raw loop with zero_grad()", make(loss_fn, batches), raw, math.inf, len(batches)
-            )
-
-
-def accelerate(loss_fn: nn.Module, batches: list[Any]) -> Work:
-    from accelerate import Accelerator
-
-    engine = Accelerator(cpu=True)
-    model, optimizer = engine.prepare(*problem())
-
-    def epoch() -> None:
-        for inputs, targets in batches:
-            optimizer.zero_grad()
-            engine.backward(loss_fn(model(inputs), targets))
-            optimizer.step()
-
-    return epoch
-
-
-def ignite(loss_fn: nn.Module, batches: list[Any]) -> Work:
-    from ignite.engine import create_supervised_trainer
-
-    model, optimizer = problem()
-    trainer = create_supervised_trainer(model, optimizer, loss_fn)
-    return lambda: trainer.run(batches, max_epochs=1)
-
-
-def lightning(loss_fn: nn.Module, batches: list[Any]) -> Work:
-    import logging
-    import warnings
-
-    import lightning.pytorch as pl
-
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="lightning")
-
-    class Module(pl.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model, self.optimizer = problem()
-
-        def training_step(self, batch: Any) -> torch.Tensor:
-            return loss_fn(self.model(batch[0]), batch[1])
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return self.optimizer
-
-    class Loader:  # a list would be taken for a list of loaders
-        def __len__(self) -> int:
-            return len(batches)
-
-        def __iter__(self) -> Iterator[Any]:
-            return iter(batches)
-
-    module = Module()
-
-    def epoch() -> None:
-        pl.Trainer(max_epochs=1, accelerator="cpu", barebones=True).fit(module, Loader())
-
-    return epoch
+    for name, make in found(("accelerate", "ignite", "lightning")).items():
+        title = f"peer: {name} / raw loop with zero_grad()"
+        report.ratio(title, make(*problem(), loss_fn, batches), raw, math.inf, len(batches))
 
 
 def gpu(report: Report, batches: list[Any]) -> None:
@@ -531,7 +526,7 @@ def main() -> None:
     report = Report(arguments.rounds, arguments.runs)
     about = machine()
     print(f"{datetime.date.today()}, {about}; {report.runs} runs of {report.rounds} rounds\n")
-    for part in (bare, with_metrics, standard_stack, dispatch, loaders, start_up, memory, gpu, peers):
+    for part in (bare, with_metrics, standard_stack, evaluation, dispatch, loaders, start_up, memory, gpu, peers):
         if arguments.only in (None, part.__name__):
             part(report, batches)
     if arguments.json:

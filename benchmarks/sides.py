@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import io
 import json
 import platform
 import statistics
@@ -17,6 +18,13 @@ from torch import nn
 
 BATCH = 32
 Work = Callable[[], object]
+
+
+class Screen(io.StringIO):
+    """Takes what a progress bar writes, like a terminal."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 def digits() -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 from loopkit import Learner, TrainingPhase, hookimpl, metrics, plugins
-from loopkit.events import LossBegin
+from loopkit.events import ForwardBegin, LossBegin
 
 torch.manual_seed(0)
 images, labels = map(torch.as_tensor, load_digits(return_X_y=True))
@@ -27,6 +27,7 @@ class WithClosure(TrainingPhase):
 
     def step(self, learner, step):
         step.inputs, step.targets = self.unpack(step.batch)
+        step.emit(ForwardBegin)
 
         def closure():
             step.outputs = self.forward(learner, step.inputs)

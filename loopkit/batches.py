@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from loopkit import devices
+
 
 def parts(batch: Any) -> Iterator[tuple[str, Any]]:
     """The named parts of a mapping, dataclass, tuple or list; nothing for anything else."""
@@ -72,7 +74,7 @@ def describe(value: Any, depth: int = 2) -> str:
 def move(value: Any, device: torch.device) -> Any:
     """A copy of a nested batch with everything that can be moved on the device; what is there stays as it is."""
     if isinstance(value, Tensor):
-        return value.to(device, non_blocking=device.type != "cpu" and value.device.type == "cpu" and value.is_pinned())
+        return devices.to_device(value, device)
     if callable(getattr(value, "to", None)) and not isinstance(value, type):
         return value.to(device)
     return map_parts(value, lambda part: move(part, device))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import gc
 import inspect
+import json
 import os
 import sys
 import traceback
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from loopkit.errors import CheckpointError, LoopkitError
+from loopkit.words import nearest
 
 GROUPS = {"checkpoint": "Look at saved checkpoints."}
 """First words of subcommands of two words, and what they are for."""
@@ -49,6 +51,9 @@ COMMANDS: list[Command] = []
 def argument(*names: str, **options: Any) -> Argument:
     """An argument of a subcommand, given as to ``ArgumentParser.add_argument``."""
     return Argument(names, options)
+
+
+JSON = argument("--json", action="store_true", help="print JSON, for scripts")
 
 
 def command(words: str, *arguments: Argument) -> Callable[[Function], Function]:
@@ -110,6 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(end="")  # writes out what is buffered
         return code or 0
     except KeyboardInterrupt:
+        say("loopkit: interrupted", sys.stderr)
         return 130
     except (LoopkitError, OSError) as error:
         lines = str(error).splitlines() or [type(error).__name__]
@@ -141,7 +147,6 @@ def _unknown(word: str, own: Collection[str]) -> LoopkitError:
     from loopkit.discovery import SUBCOMMANDS
     from loopkit.installed import COMMANDS as GROUP
     from loopkit.installed import installed
-    from loopkit.words import nearest
 
     known = [*own, *SUBCOMMANDS, *(each.name for each in installed().of(GROUP))]
     return LoopkitError(f"there is no command {word!r:.80}{nearest(word, known)}: `loopkit --help` lists them")
@@ -175,6 +180,11 @@ def say(text: str = "", file: TextIO | None = None, end: str = "\n") -> None:
             raise  # such as a full disk
 
 
+def say_json(value: Any) -> None:
+    """Write a value as JSON; what JSON does not have is written as text."""
+    say(json.dumps(value, indent=2, default=str))
+
+
 def _silence(stream: TextIO) -> None:
     """Let a stream that is broken write to nowhere, or Python complains of it when it ends."""
     try:
@@ -186,7 +196,18 @@ def _silence(stream: TextIO) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Writes through `say`."""
+    """Writes through `say`, and offers the nearest spelling."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{nearest(unknown[0], self._option_string_actions)}")
+        return found, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            close = nearest(value, action.choices)
+            raise argparse.ArgumentError(action, f"there is no {value!r}{close}: one of {', '.join(action.choices)}")
 
     def _print_message(self, message: str, file: Any = None) -> None:
         if message:

@@ -27,9 +27,11 @@ import time
 from typing import Any, ClassVar, Literal
 
 from loopkit.errors import PluginError
+from loopkit.options import Shown
 
 __all__ = [
     "Criterion",
+    "Divergence",
     "GeneralisationLoss",
     "InvalidValue",
     "Mode",
@@ -66,7 +68,7 @@ def share(gap: float, reference: float) -> float:
     return gap / abs(reference) if reference else math.copysign(math.inf, gap) if gap else 0.0
 
 
-class Criterion:
+class Criterion(Shown):
     """Base of every criterion.
 
     One of your own has an `update`; its state is in the attributes that `fields` names and `update` replaces, which
@@ -153,12 +155,14 @@ class NumberSinceBest(Criterion):
     Args:
         n: From 1.
         min_delta: Only a value that is better by more than this is a new best one; from 0.
+        relative: ``min_delta`` is a share of the best value's size: 0.01 is 1 %.
     """
 
     fields = ("best", "count")
 
-    def __init__(self, n: int, min_delta: float = 0.0) -> None:
+    def __init__(self, n: int, min_delta: float = 0.0, relative: bool = False) -> None:
         self.n = _whole("NumberSinceBest", "n", n)
+        self.relative = relative
         self.min_delta = _number("NumberSinceBest", "min_delta", min_delta)
         if self.min_delta < 0:
             raise PluginError(f"NumberSinceBest: min_delta is {min_delta}: it is at least 0, whatever the mode")
@@ -166,7 +170,8 @@ class NumberSinceBest(Criterion):
         self.count = 0
 
     def update(self, value: float, mode: Mode = "min") -> str:  # noqa: D102
-        if is_better(value, self.best, mode, self.min_delta):
+        size = abs(self.best) if self.relative and self.best is not None else 1.0
+        if is_better(value, self.best, mode, self.min_delta * size):
             self.best, self.count = value, 0
             return ""
         self.count += 1
@@ -175,8 +180,9 @@ class NumberSinceBest(Criterion):
         values = "1 value" if self.count == 1 else f"{self.count} values"
         if self.best is None:
             return f"there was no finite one among {values}, the last is {value:.6g}"
-        by = f" by more than {self.min_delta:.6g}" if self.min_delta else ""
-        return f"{self.best:.6g} was not improved{by} in {values}, the last is {value:.6g}"
+        amount = f"{100 * self.min_delta:.6g} %" if self.relative else f"{self.min_delta:.6g}"
+        by = f" by more than {amount}" if self.min_delta else ""
+        return f'{self.best:.6g} was not improved{by} in {values} (mode "{mode}"), the last is {value:.6g}'
 
 
 class NumberLimit(Criterion):
@@ -215,6 +221,10 @@ class TimeLimit(Criterion):
         self._before = 0.0
         self._started: float | None = None
 
+    def options(self) -> dict[str, Any]:
+        """What it was made with; ``seconds`` is what has gone by."""
+        return {"seconds": self.limit}
+
     @property
     def seconds(self) -> float:
         """The time that was used."""
@@ -251,6 +261,35 @@ class Threshold(Criterion):
     def update(self, value: float, mode: Mode = "min") -> str:  # noqa: D102
         reached = value <= self.value if mode == "min" else value >= self.value
         return f"reached {value:.6g}, the threshold is {self.value:g}" if reached else ""
+
+
+class Divergence(Criterion):
+    """A value that is worse than this one, or no number.
+
+    Args:
+        value: A number. With ``relative``, how much worse than the best value so far, as a share of its size: 0.5 is
+            50 %.
+        relative: See there.
+    """
+
+    fields = ("best",)
+
+    def __init__(self, value: float, relative: bool = False) -> None:
+        self.value = _number("Divergence", "value", value)
+        self.relative = relative
+        self.best: float | None = None
+
+    def update(self, value: float, mode: Mode = "min") -> str:  # noqa: D102
+        if is_better(value, self.best, mode):
+            self.best = value
+        if not self.relative:
+            return f"is {value:.6g}, worse than {self.value:g}" if _is_worse(value, self.value, mode) else ""
+        if self.best is None:
+            return "" if math.isfinite(value) else f"is {value}"
+        gap = self.value * abs(self.best)
+        if not _is_worse(value, self.best + gap if mode == "min" else self.best - gap, mode):
+            return ""
+        return f"{value:.6g} is more than {100 * self.value:g} % worse than the best, {self.best:.6g}"
 
 
 class InvalidValue(Criterion):
@@ -360,6 +399,9 @@ class _Warmup(Criterion):
         self.count = 0
         self.needs_training = criterion.needs_training
 
+    def __repr__(self) -> str:
+        return f"warmup({self.criterion!r}, {self.n})"
+
     def update(self, value: float, mode: Mode = "min") -> str:
         if self.count < self.n:
             self.count += 1
@@ -418,11 +460,17 @@ class _Pair(Criterion):
 
 
 class _Either(_Pair):
+    def __repr__(self) -> str:
+        return f"({self.first!r} | {self.second!r})"
+
     def update(self, value: float, mode: Mode = "min") -> str:
         return "; ".join(self.reasons(value, mode))
 
 
 class _Both(_Pair):
+    def __repr__(self) -> str:
+        return f"({self.first!r} & {self.second!r})"
+
     def update(self, value: float, mode: Mode = "min") -> str:
         reasons = self.reasons(value, mode)
         return " and ".join(reasons) if len(reasons) == 2 else ""

@@ -14,20 +14,28 @@ import hashlib
 import itertools
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, Dataset, Sampler
 
-from loopkit.batches import describe, parts
+from loopkit import devices
+from loopkit.batches import describe, map_tensors, move, parts
 from loopkit.errors import EmptyDataError, LoopkitError
+from loopkit.notes import warn
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = [
     "Loader",
     "LoaderError",
+    "Prefetch",
     "ResumableBatchSampler",
     "ResumableSampler",
     "TensorLoader",
@@ -142,7 +150,7 @@ class Shares:
 class _Place:
     """Where an iterator is. Each moves its own, so that one that was left behind moves no later one."""
 
-    __slots__ = ("base", "begun", "epoch", "position", "start")
+    __slots__ = ("base", "begun", "epoch", "indices", "order", "position", "start")
 
     def __init__(self, epoch: int = 0, position: int = 0, begun: bool = False, base: int = 0, start: int = 0) -> None:
         self.epoch = epoch
@@ -152,10 +160,65 @@ class _Place:
         """Steps up to which others may have taken other global batches, and ..."""
         self.start = start
         """... the samples that were used by then."""
+        self.indices: Tensor | None = None
+        """The samples of the epoch, where not each comes once."""
+        self.order: Tensor | None = None
+        """The samples of the epoch in its order, once that is made."""
 
     def next(self) -> _Place:
         """Where the next iteration begins."""
         return _Place(self.epoch + 1) if self.begun else self
+
+
+class _Chosen:
+    """The samples that the next epochs take; one for a loader, its parts and its maps."""
+
+    def __init__(self) -> None:
+        self.indices: Tensor | None = None
+
+    def set(self, indices: Any, samples: int) -> None:
+        """Take over what `TensorLoader.set_indices` was given."""
+        if indices is None:
+            self.indices = None
+            return
+        chosen = torch.as_tensor(indices, device="cpu")
+        if chosen.dtype.is_floating_point or chosen.dtype in (torch.bool, torch.complex64) or chosen.ndim != 1:
+            raise LoaderError(f"indices is {describe(chosen)}: give the numbers of samples, one after the other")
+        if len(chosen) != samples:
+            raise LoaderError(
+                f"there are {len(chosen)} indices, but an epoch has {samples} samples, and keeps its length, which "
+                f"schedules and updates rely on: give {samples}, and a sample as often as it is to come"
+            )
+        if int(chosen.min()) < 0 or int(chosen.max()) >= samples:
+            low, high = int(chosen.min()), int(chosen.max())
+            raise LoaderError(f"indices go from {low} to {high}, of samples 0 to {samples - 1}")
+        self.indices = chosen.long().clone()
+
+    def begin(self, place: _Place) -> None:
+        """An epoch begins at this place; one that goes on has its samples."""
+        if not place.position:
+            place.indices = self.indices
+
+    def save(self, place: _Place) -> dict[str, Any]:
+        """What a state says of it."""
+        now, later = place.indices if place.position else self.indices, self.indices
+        saved: dict[str, Any] = {} if now is None else {"indices": now.tolist()}
+        return saved if later is now else {**saved, "next_indices": None if later is None else later.tolist()}
+
+    def load(self, state: Mapping[str, Any], place: _Place, samples: int) -> None:
+        """Go on from what `save` returned."""
+        self.set(state.get("indices"), samples)
+        place.indices = self.indices
+        if "next_indices" in state:
+            self.set(state["next_indices"], samples)
+
+
+def _ordered(samples: int, seed: int | None, epoch: int, indices: Tensor | None) -> Tensor | None:
+    """The samples of an epoch in its order, shuffled by a seed; None if each is in its own place."""
+    order = None if seed is None else _order(samples, seed, epoch)
+    if indices is None:
+        return order
+    return indices if order is None else indices[order]
 
 
 class Loader(ABC):
@@ -167,6 +230,7 @@ class Loader(ABC):
 
     def __init__(self, shares: Shares) -> None:
         self._place = _Place()
+        self._chosen = _Chosen()
         self._shares = shares
         self._rank = 0
 
@@ -175,8 +239,8 @@ class Loader(ABC):
         return self._shares.steps()
 
     @abstractmethod
-    def _batches(self, epoch: int, start: int) -> Iterator[Any]:
-        """The batches of an epoch from sample ``start`` on."""
+    def _batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:
+        """The batches of an epoch from sample ``start`` on; of these samples, if not of each once."""
 
     @abstractmethod
     def _identity(self) -> dict[str, Any]:
@@ -210,11 +274,27 @@ class Loader(ABC):
     def __iter__(self) -> Iterator[Any]:
         place = self._place = self._place.next()
         place.begun = True
-        for batch in self._batches(place.epoch, self._consumed(place)):
+        self._chosen.begin(place)
+        for batch in self._batches(place.epoch, self._consumed(place), place.indices):
             place.position += 1
             yield batch
         place.epoch, place.position, place.begun = place.epoch + 1, 0, False
         place.base = place.start = 0
+        place.order = None
+
+    @property
+    def indices(self) -> Tensor | None:
+        """The indices of the samples in the batch that was yielded last, on the CPU; None where there are none."""
+        place, shares = self._place, self._shares
+        if not place.position or (seed := self._shuffles()) is False:
+            return None
+        if place.order is None:  # made when it is asked for, once an epoch
+            place.order = _ordered(shares.samples, seed, place.epoch, place.indices)
+        return _part(place.order, shares, self._rank, place.start, place.position - 1 - place.base)
+
+    def _shuffles(self) -> int | Literal[False] | None:
+        """The seed by which samples are shuffled, None if they are not; False if the batches have none."""
+        return False
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be this epoch, from its first batch.
@@ -240,7 +320,7 @@ class Loader(ABC):
             next_epoch: The iteration is over, be it that it was left early: where the next one will begin.
         """
         place = self._place.next() if next_epoch else self._place
-        state = {"epoch": place.epoch, "position": place.position, **self._identity()}
+        state = {"epoch": place.epoch, "position": place.position, **self._identity(), **self._chosen.save(place)}
         consumed, shares = self._consumed(place), self._shares
         if shares.size > 1 or place.position > shares.steps() or consumed != shares.used(0, place.position):
             state["consumed"] = consumed
@@ -259,10 +339,11 @@ class Loader(ABC):
         """
         own = self._identity()
         same = state.get("processes", 1) == own.get("processes", 1)
+        state = state if same else self._moved(state)
         place = _load_place(self, state, own, () if same else PER_PROCESS)
         if "consumed" in state:
             place.start, place.base = _whole("the state's consumed", state["consumed"], 0), place.position
-        elif state.get("processes", 1) != 1:
+        elif state.get("processes", 1) != 1 and (not same or self._shares.size > 1):  # else steps are not shared
             raise LoaderError("there is no consumed in the state, which those of several processes have")
         elif not same:
             before = Shares(self._shares.samples, _whole("the state's batch_size", state.get("batch_size", 1), 1))
@@ -271,7 +352,12 @@ class Loader(ABC):
             raise LoaderError(f"the state's position is {place.position}, but an epoch has {len(self)} batches")
         if place.start > self._shares.samples:
             raise LoaderError(f"the state's consumed is {place.start}, but an epoch has {self._shares.samples}")
+        self._chosen.load(state, place, self._shares.samples)
         self._place = place
+
+    def _moved(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What a state of another number of processes is here."""
+        return state
 
     def shard(self, rank: int, size: int, tail: Tail = "uneven", least: int = 1) -> Self:
         """The part of one process: a loader of its batches, with a position of its own, from this loader's on.
@@ -310,6 +396,7 @@ class Loader(ABC):
         place, sharded = self._place, copy.copy(self)
         sharded._share(rank, size, tail, least)
         sharded._place = _Place(place.epoch, place.position, place.begun, place.position, self._consumed(place))
+        sharded._place.indices = place.indices
         return sharded
 
     def _share(self, rank: int, size: int, tail: Tail, least: int) -> None:
@@ -351,9 +438,9 @@ class TensorLoader(Loader):
     its block in memory: ``clone()`` what you keep or save.
 
     Args:
-        tensors: Tensors of the same length, ``(samples, ...)``, or one mapping of names to such tensors. One tensor
+        tensors: Tensors or NumPy arrays of the same length, ``(samples, ...)``, or one mapping of names to such. One
             gives batches that are tensors ``(batch_size, ...)``, several give tuples, a mapping gives dicts. Tensors
-            that are on ``device`` already are used as they are, not copied.
+            that are on ``device`` already are used as they are, not copied; so are arrays that can be written to.
         batch_size: Samples per batch, from 1; the last batch holds what is left.
         shuffle: Take the samples in a new order in every epoch. The order depends on the seed and the epoch, not on
             the device or on torch's global generator, which is not used. It takes 8 bytes per sample.
@@ -362,8 +449,8 @@ class TensorLoader(Loader):
         device: Move the tensors there, once.
 
     Raises:
-        LoaderError: There is no tensor, something that is no tensor, lengths or devices that differ, a tensor that
-            requires grad, or ``batch_size < 1``.
+        LoaderError: There is no tensor, something that is no tensor, an array whose dtype no tensor has, lengths or
+            devices that differ, a tensor that requires grad, or ``batch_size < 1``.
         EmptyDataError: There is no batch.
 
     Example::
@@ -388,7 +475,7 @@ class TensorLoader(Loader):
 
     def __init__(
         self,
-        *tensors: Tensor | Mapping[str, Tensor],
+        *tensors: Tensor | NDArray[Any] | Mapping[str, Tensor | NDArray[Any]],
         batch_size: int,
         shuffle: bool = False,
         seed: int = 0,
@@ -446,9 +533,27 @@ class TensorLoader(Loader):
             **_processes(self._shares),
         }
 
-    def _batches(self, epoch: int, start: int) -> Iterator[Any]:
-        for order, low, high, size in self._blocks(epoch, start):
-            columns = self._gather(order, low, high, size)
+    def set_indices(self, indices: Tensor | Sequence[int] | None) -> None:
+        """Take these samples in the next epochs, in the place of each once: hard examples often, later ones not yet.
+
+        An epoch that has begun goes on as it was. ``shuffle`` shuffles them. Saved with the position. The parts
+        and maps of a loader take them, too; every process gives the same.
+
+        Args:
+            indices: As many as there are samples, from 0, each as often as it is to come; None: each once again.
+
+        Raises:
+            LoaderError: They are none, too many or too few, or no sample has one of them.
+        """
+        self._chosen.set(indices, self.samples)
+
+    def _shuffles(self) -> int | None:
+        return self.seed if self.shuffle else None
+
+    def _batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:
+        order = _ordered(self.samples, self._shuffles(), epoch, indices)
+        for chosen, low, high, size in self._blocks(order, start):
+            columns = self._gather(chosen, low, high, size)
             if self._keys is not None:
                 for row in zip(*columns, strict=True):
                     yield dict(zip(self._keys, row, strict=True))
@@ -457,10 +562,9 @@ class TensorLoader(Loader):
             else:
                 yield from columns[0]
 
-    def _blocks(self, epoch: int, start: int) -> Iterator[tuple[Tensor | None, int, int, int]]:
+    def _blocks(self, order: Tensor | None, start: int) -> Iterator[tuple[Tensor | None, int, int, int]]:
         """The blocks of an epoch from sample ``start`` on: an order, the first and last of it, and a batch's size."""
         shares = self._shares
-        order = _order(self.samples, self.seed, epoch) if self.shuffle else None
         device = self._tensors[0].device
         if shares.size == 1:
             stop = start + (self.samples - start) // self.batch_size * self.batch_size
@@ -533,10 +637,10 @@ class _FunctionLoader(Loader):
     def _identity(self) -> dict[str, Any]:
         return {"batches": self._shares.samples, "seed": self._seed, **_processes(self._shares)}
 
-    def _batches(self, epoch: int, start: int) -> Iterator[Any]:
+    def _batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:
         fn, seed, shares = self._fn, self._seed, self._shares
-        indices = range(start, start + shares.steps(start) * shares.size)[self._rank :: shares.size]
-        wrapped = (index % shares.samples for index in indices) if shares.size > 1 else indices
+        numbers = range(start, start + shares.steps(start) * shares.size)[self._rank :: shares.size]
+        wrapped = (number % shares.samples for number in numbers) if shares.size > 1 else numbers
         if seed is None:
             yield from map(fn, wrapped)
             return
@@ -603,7 +707,7 @@ class _MappedLoader(Loader):
         self._rank = source._rank
         self._fn = _callable(fn)
         self._seed = None if seed is None else _whole("seed", seed)
-        self._place = copy.copy(source._place)
+        self._place, self._chosen = copy.copy(source._place), source._chosen
         self._seeds: list[int] = list(source._identity().get("map_seeds", ()))
         if self._seed is not None:
             self._seeds.append(self._seed)
@@ -612,9 +716,15 @@ class _MappedLoader(Loader):
         identity = self._source._identity()
         return {**identity, "map_seeds": list(self._seeds)} if self._seeds else identity
 
-    def _batches(self, epoch: int, start: int) -> Iterator[Any]:
+    def _moved(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self._source._moved(state)
+
+    def _shuffles(self) -> int | Literal[False] | None:
+        return self._source._shuffles()
+
+    def _batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:
         fn, seed = self._fn, self._seed
-        batches = self._source._batches(epoch, start)
+        batches = self._source._batches(epoch, start, indices)
         if seed is None:
             yield from map(fn, batches)
             return
@@ -629,6 +739,154 @@ class _MappedLoader(Loader):
     def _share(self, rank: int, size: int, tail: Tail, least: int) -> None:
         self._source = self._source.shard(rank, size, tail, least)
         self._shares, self._rank = self._source._shares, rank
+
+
+def _part(order: Tensor | None, shares: Shares, rank: int, start: int, step: int) -> Tensor:
+    """The samples of a process in a step from ``start`` on."""
+    low, high = shares.part(rank, start, step)
+    if shares.size == 1:
+        high = min(high, shares.samples)
+    places = torch.arange(low, high, device="cpu") % shares.samples
+    return places if order is None else order[places]
+
+
+class Prefetch(Loader):
+    """A loader of the same batches on a device, each of which is copied while the one before it is used.
+
+    A thread makes the next batch and pins it, and a side stream copies it. Where both take less time than a step, no
+    step waits for data. On the CPU, MPS and XPU the thread alone works ahead.
+
+    The state is the loader's own: it tells of the batches that were yielded, not of those that were made ahead.
+
+    Args:
+        loader: A loader of this module. If its first batch of an epoch draws from torch's global generator, which the
+            loop draws from too, all are made in the main thread, when they are asked for. ``map(fn, seed)`` and
+            `from_function` have generators of their own.
+        device: As for `loopkit.plugins.ToDevice`, which then has nothing to move.
+        resident: Keep the tensors of a `TensorLoader` on the device if they take at most half of the memory that is
+            free there when the first epoch begins. Where that fails, batches are copied one by one.
+
+    Raises:
+        LoaderError: ``loader`` is none of this module. For a ``DataLoader``, ``pin_memory=True`` and workers do it.
+
+    Example::
+
+        >>> loader = Prefetch(TensorLoader(torch.arange(4), batch_size=2), "cpu")
+        >>> [batch.tolist() for batch in loader]
+        [[0, 1], [2, 3]]
+    """
+
+    def __init__(self, loader: Loader, device: torch.device | str = "auto", *, resident: bool = True) -> None:
+        if not isinstance(loader, Loader):
+            raise LoaderError(
+                f"Prefetch was given {describe(loader)}: it takes a loader of loopkit.data, such as TensorLoader. A "
+                f"DataLoader works ahead by itself: DataLoader(..., num_workers=2, pin_memory=True)"
+            )
+        super().__init__(loader._shares)
+        self._source = loader
+        self._rank = loader._rank
+        self._place, self._chosen = copy.copy(loader._place), loader._chosen
+        self.device = devices.local_device() if device == "auto" else devices.indexed(torch.device(device))
+        self.resident = bool(resident)
+        self._kept: Loader | None = None
+        """The loader with its tensors on the device."""
+        self._tried = False
+        self._said = False
+
+    def _identity(self) -> dict[str, Any]:
+        return self._source._identity()
+
+    def _moved(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self._source._moved(state)
+
+    def _share(self, rank: int, size: int, tail: Tail, least: int) -> None:
+        self._source = self._source.shard(rank, size, tail, least)
+        self._shares, self._rank = self._source._shares, rank
+        self._kept, self._tried = None, False
+
+    def _shuffles(self) -> int | Literal[False] | None:
+        return self._source._shuffles()
+
+    def _batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:
+        if self.resident and not self._tried:
+            self._kept, self._tried = self._on_device(), True
+        if self._kept is not None:
+            steps = 0
+            try:
+                for steps, batch in enumerate(self._kept._batches(epoch, start, indices), 1):  # noqa: B007
+                    yield batch
+                return
+            except torch.OutOfMemoryError:
+                self._kept, start = None, self._shares.used(start, steps)
+        batches = self._source._batches(epoch, start, indices)
+        before = torch.default_generator.get_state()
+        first = list(itertools.islice(batches, 1))
+        batches = itertools.chain(first, batches)
+        if torch.equal(torch.default_generator.get_state(), before):
+            yield from _ahead(batches, self.device)
+            return
+        if not self._said:
+            self._said = True
+            warn(
+                "Prefetch: the loader draws from torch's global generator, which the loop draws from too, so its "
+                "batches are not made ahead. Give map(fn, seed=...) a function that takes a generator"
+            )
+        for batch in batches:
+            yield move(batch, self.device)
+
+    def _on_device(self) -> Loader | None:
+        source = self._source
+        if type(source) is not TensorLoader or not devices.reads_late(self.device):
+            return None
+        kept = copy.copy(source)
+        try:
+            if not devices.fits(sum(tensor.nbytes for tensor in source.tensors), self.device):
+                return None
+            kept._tensors = [tensor.to(self.device) for tensor in source.tensors]
+        except torch.OutOfMemoryError:
+            return None
+        return kept
+
+
+def _ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
+    """The batches on a device: while one is used, a stream copies the next one, and a thread makes two more."""
+    lane = devices.Lane(device) if devices.reads_late(device) else None
+
+    def take() -> Any:
+        batch = next(batches, _END)
+        return batch if lane is None or batch is _END else map_tensors(batch, devices.pinned)
+
+    def send(batch: Any) -> tuple[Any, Any]:
+        if lane is None:
+            return move(batch, device), None
+        with lane.stream:
+            return move(batch, device), lane.mark()
+
+    with ThreadPoolExecutor(1, "loopkit-prefetch") as thread:
+        coming = deque([thread.submit(take), thread.submit(take)])
+        sent: tuple[Any, Any] | None = None
+        while True:
+            following = None
+            if sent is None or (coming[0].done() and coming[0].exception() is None):  # else what is there comes first
+                batch = coming.popleft().result()
+                if batch is _END and sent is None:
+                    return
+                coming.append(thread.submit(take))
+                following = None if batch is _END else send(batch)
+            if sent is not None:
+                if lane is not None:
+                    lane.receive(sent[1], _tensors_in(sent[0]))
+                yield sent[0]
+            sent = following
+
+
+_END = object()
+
+
+def _tensors_in(batch: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    map_tensors(batch, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    return found
 
 
 class SampleIndex(int):
@@ -683,6 +941,7 @@ class ResumableSampler(Sampler[SampleIndex]):
         self.shuffle = bool(shuffle)
         self.seed = _whole("seed", seed)
         self._place = _Place()
+        self._chosen = _Chosen()
         self._start = 0
         self._shares: Shares | None = None
         self._rank = 0
@@ -726,11 +985,10 @@ class ResumableSampler(Sampler[SampleIndex]):
             return
         place = self._begin()
         epoch, start = place.epoch, place.position
-        if self.shuffle:
-            order = _order(self.samples, self.seed, epoch)
+        order = self._order(place)
         for low in range(start, self.samples, BLOCK_INDICES):
             high = min(low + BLOCK_INDICES, self.samples)
-            for index in order[low:high].tolist() if self.shuffle else range(low, high):
+            for index in range(low, high) if order is None else order[low:high].tolist():
                 place.position += 1
                 yield SampleIndex(index, _mix(self.seed, epoch, index))
 
@@ -740,13 +998,34 @@ class ResumableSampler(Sampler[SampleIndex]):
         if place is not self._place:
             self._start = 0
         place.begun, self._place = True, place
+        self._chosen.begin(place)
         return place
+
+    def set_indices(self, indices: Tensor | Sequence[int] | None) -> None:
+        """Take these samples in the next epochs, in the place of each once; see `TensorLoader.set_indices`."""
+        self._chosen.set(indices, self.samples)
+
+    def indices(self, step: int, batch_size: int) -> Tensor:
+        """The indices of the samples in a batch of the last epoch that has begun.
+
+        Args:
+            step: The batch's place since the iteration began.
+            batch_size: Samples per batch.
+        """
+        shares = self._shares or Shares(self.samples, batch_size)
+        place = self._place
+        if place.order is None:
+            place.order = self._order(place)
+        return _part(place.order, shares, self._rank, self._start, step)
+
+    def _order(self, place: _Place) -> Tensor | None:
+        return _ordered(self.samples, self.seed if self.shuffle else None, place.epoch, place.indices)
 
     def _parts(self, shares: Shares) -> Iterator[list[SampleIndex]]:
         """The samples of this process, step by step."""
         place = self._begin()
         epoch, start = place.epoch, place.position
-        order = _order(self.samples, self.seed, epoch) if self.shuffle else None
+        order = self._order(place)
         for step in range(shares.steps(start)):
             low, high = shares.part(self._rank, start, step)
             place.position = shares.used(start, step + 1)
@@ -790,6 +1069,7 @@ class ResumableSampler(Sampler[SampleIndex]):
         place, sharded = self._place, copy.copy(self)
         sharded._shares, sharded._rank = whole.among(rank, size, tail, least), rank
         sharded._place = _Place(place.epoch, place.position, place.begun)
+        sharded._place.indices = place.indices
         return ResumableBatchSampler(sharded)
 
     def set_epoch(self, epoch: int) -> None:
@@ -816,7 +1096,8 @@ class ResumableSampler(Sampler[SampleIndex]):
         if position is None or next_epoch:
             position = place.position
         position = min(_whole("position", position, 0), self.samples)  # the last batch may not be full
-        return {"epoch": place.epoch, "position": position, **self._identity()}
+        state = {"epoch": place.epoch, "position": position, **self._identity()}
+        return {**state, **self._chosen.save(place if position else _Place())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration give the rest of the epoch: the samples that had not been used.
@@ -827,6 +1108,7 @@ class ResumableSampler(Sampler[SampleIndex]):
         place = _load_place(self, state, self._identity())
         if place.position > self.samples:
             raise LoaderError(f"the state's position is {place.position}, but an epoch has {self.samples} samples")
+        self._chosen.load(state, place, self.samples)
         self._place, self._start = place, place.position
 
     def _identity(self) -> dict[str, Any]:
@@ -902,6 +1184,8 @@ class _SeededDataset(Dataset[Any]):
         return self._fn(self._dataset[index], generator)
 
 
+PLACE = ("epoch", "position", "consumed", "indices", "next_indices")
+"""What a state says of the place, and so differs from state to state."""
 PER_PROCESS = ("processes", "batch_size", "drop_last", "tail")
 """What a state of another number of processes need not have in common with a loader."""
 
@@ -919,7 +1203,7 @@ def _order(samples: int, seed: int, epoch: int) -> Tensor:
 
 def _load_place(target: Any, state: Mapping[str, Any], own: Mapping[str, Any], free: tuple[str, ...] = ()) -> _Place:
     """The place in a state, which must be one of a loader or sampler with this identity, but for what is free."""
-    other = {name: value for name, value in state.items() if name not in ("epoch", "position", "consumed")}
+    other = {name: value for name, value in state.items() if name not in PLACE}
     differences = [
         f"{_entry(name, other)} in the state, {_entry(name, own)} here"
         for name in {**other, **own}
@@ -989,16 +1273,27 @@ def _named(given: tuple[Any, ...]) -> dict[str, Any]:
         named = {str(number): tensor for number, tensor in enumerate(given)}
     if not named:
         raise LoaderError("TensorLoader was given no tensor")
-    return named
+    return {name: _tensor(name, value) for name, value in named.items()}
+
+
+def _tensor(name: str, value: Any) -> Any:
+    """A NumPy array as a tensor, which shares its memory where it can be written to; anything else as it is."""
+    if type(value).__module__ != "numpy":
+        return value
+    try:
+        return torch.from_numpy(value if value.flags.writeable and min(value.strides, default=0) >= 0 else value.copy())
+    except TypeError:
+        raise LoaderError(
+            f"array {name!r} is of dtype {value.dtype}, which tensors do not have: give numbers, such as "
+            f"array.astype('float32'), or class indices"
+        ) from None
 
 
 def _check_tensors(named: Mapping[str, Any], device: Any) -> int:
     """Raise what is wrong with the tensors; return their length."""
     for name, tensor in named.items():
         if not isinstance(tensor, Tensor):
-            if type(tensor).__module__ == "numpy":
-                fix = "torch.from_numpy(array) makes a tensor of it"
-            elif isinstance(tensor, (tuple, list)) and any(isinstance(part, Tensor) for part in tensor):
+            if isinstance(tensor, (tuple, list)) and any(isinstance(part, Tensor) for part in tensor):
                 fix = "give the tensors themselves, TensorLoader(*tensors, batch_size=...)"
             else:
                 fix = "torch.as_tensor(...) makes one of numbers"

@@ -28,26 +28,38 @@ from loopkit.installed import COMMANDS, PLUGINS, EntryPoint, Installed, installe
 ALLOW = "LOOPKIT_PLUGINS"
 """The environment variable with the names that may be loaded, separated by commas; unset, all may."""
 ELSEWHERE = {
+    "accumulate": "loopkit-control",
+    "asam": "loopkit-sam",
     "average_parameters": "loopkit-local",
     "cost": "loopkit-insight",
+    "cut_mix": "loopkit-augment",
+    "deadline": "loopkit-control",
     "find_syncs": "loopkit-insight",
     "ignite_handler": "loopkit-lightning",
+    "label_smoothing": "loopkit-augment",
     "lightning_callback": "loopkit-lightning",
     "log_gradients": "loopkit-insight",
     "log_histograms": "loopkit-insight",
     "log_predictions": "loopkit-insight",
     "log_resources": "loopkit-insight",
+    "micro_batch": "loopkit-control",
+    "mixup": "loopkit-augment",
     "mlflow": "loopkit-mlflow",
     "module_profile": "loopkit-insight",
     "monitor": "loopkit-monitor",
     "optuna_pruning": "loopkit-optuna",
+    "peak_memory": "loopkit-insight",
     "profile": "loopkit-insight",
     "ray_report": "loopkit-ray",
     "replay_bundle": "loopkit-insight",
     "report": "loopkit-monitor",
+    "sam": "loopkit-sam",
     "save_pretrained": "loopkit-huggingface",
+    "save_weights": "loopkit-export",
     "tensorboard": "loopkit-tensorboard",
+    "wandb": "loopkit-wandb",
     "watch": "loopkit-insight",
+    "whole_step": "loopkit-whole-step",
 }
 """Plugins that the project's distributions add, and which one to install for each."""
 SUBCOMMANDS = {
@@ -61,7 +73,7 @@ SUBCOMMANDS = {
     "watch": "loopkit-monitor",
 }
 """Subcommands that the project's distributions add, and which one to install for each."""
-LOGS = ("mlflow", "tensorboard")
+LOGS = ("mlflow", "tensorboard", "wandb")
 """Those of the plugins that write a log by themselves."""
 DEEPEST = 3
 """How many imports are followed to the source of a plugin."""
@@ -276,6 +288,17 @@ def origin(module: str) -> tuple[str, str] | None:
             return same.pop()
     folder = found.distributions.get(normalized(package))
     return None if folder is None else name_and_version(folder)
+
+
+def plugin_versions(plugins: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """The ``"distribution"`` and ``"version"`` that each plugin's class comes from, by the plugin's name.
+
+    Those whose distribution is not known, such as a class of the script itself, are left out.
+    """
+    from loopkit.plugin import unwrapped
+
+    found = {name: origin(type(unwrapped(plugin)).__module__) for name, plugin in plugins.items()}
+    return {name: {"distribution": each[0], "version": each[1]} for name, each in found.items() if each}
 
 
 def _load(entry_point: EntryPoint) -> Callable[..., Any]:

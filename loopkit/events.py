@@ -7,7 +7,8 @@ One epoch of a phase, and where each event stands in it::
         EpochBegin
         for each batch:
             StepBegin                    step.batch
-                LossBegin                + inputs, targets, outputs
+                ForwardBegin             + inputs, targets
+                LossBegin                + outputs
                 BackwardBegin            + loss                      training phases
                 BackwardEnd              gradients of this step added
                 UpdateBegin              gradients final             when an update is due
@@ -43,6 +44,7 @@ __all__ = [
     "Event",
     "FitBegin",
     "FitEnd",
+    "ForwardBegin",
     "LossBegin",
     "PhaseEnd",
     "StepBegin",
@@ -114,12 +116,16 @@ class StepBegin(Event):
     """A step starts. ``step.batch`` is what the loader yielded, after ``move_batch``."""
 
 
+class ForwardBegin(Event):
+    """The batch is unpacked: ``step.inputs`` and ``step.targets`` (None in prediction) exist, and may be replaced."""
+
+
 class LossBegin(Event):
-    """The forward pass is done: ``step.inputs``, ``step.targets`` and ``step.outputs`` exist."""
+    """The forward is done: ``step.outputs`` exists beside ``step.inputs`` and ``step.targets``."""
 
 
 class BackwardBegin(Event):
-    """``step.loss`` exists and backward is about to start from ``step.seed``, which may be multiplied."""
+    """``step.loss`` exists, and backward is about to start from it: it may be replaced, ``step.seed`` multiplied."""
 
 
 class BackwardEnd(Event):
@@ -165,8 +171,8 @@ class PhaseEnd(Event):
 class SignalBegin(Event):
     """A signal was caught, and the step that was running is over: now is the time to save.
 
-    ``learner.signal`` says which. After SIGTERM and SIGINT the fit ends, without ``epoch_end``; after SIGUSR1 it goes
-    on.
+    ``learner.current.signal`` says which. After SIGTERM and SIGINT the fit ends, without ``epoch_end``; after SIGUSR1
+    it goes on.
     """
 
     arguments = ("learner",)

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
+from loopkit.words import is_count, takes
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Every:
@@ -37,7 +39,7 @@ class Every:
             seen = f"every({', '.join(given)})"
             raise ValueError(f"{seen}: give exactly one of epochs, updates and minutes, as in every(epochs=1)")
         for name, count in (("epochs", self.epochs), ("updates", self.updates)):
-            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+            if count is not None and not is_count(count):
                 raise ValueError(f"every({name}={count!r}): {name} are counted from 1, as in every({name}=1)")
         if (minutes := self.minutes) is not None:
             number = isinstance(minutes, (int, float)) and not isinstance(minutes, bool)
@@ -64,5 +66,6 @@ class Every:
         return f"every({', '.join(f'{name}={value!r}' for name, value in self.options().items())})"
 
 
+Every.__init__ = takes(steps="every takes epochs, updates or minutes")(Every.__init__)  # type: ignore[method-assign]
 every = Every
 """`Every`, as people write it: ``every(updates=100)``."""

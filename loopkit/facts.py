@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from loopkit.plugin import options_of
+from loopkit.options import options_of
 
 DEEPEST = 4
 """How far into options of options it looks."""
@@ -44,7 +44,7 @@ def fact(value: Any, depth: int = 0) -> str:
         return f"({', '.join(sorted(fact(part, depth + 1) for part in value))})"
     if isinstance(value, Tensor):
         held = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)} {_hash(held)}"
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)} {hashed(held)}"
     if isinstance(value, partial):
         return f"partial({', '.join([fact(value.func, depth + 1), *_named(_arguments(value), depth)])})"
     if inspect.ismethod(value):
@@ -93,7 +93,7 @@ def _function(value: Any, depth: int) -> str:
         return name
     held = [*inspect.getclosurevars(value).nonlocals.values(), *(value.__defaults__ or ())]
     kept = [fact(part, depth + 1) for part in held]
-    return f"{name} {_hash((_said(code, value.__doc__), kept))}"
+    return f"{name} {hashed((_said(code, value.__doc__), kept))}"
 
 
 def _said(code: CodeType, doc: str | None) -> tuple[Any, ...]:
@@ -103,5 +103,6 @@ def _said(code: CodeType, doc: str | None) -> tuple[Any, ...]:
     return code.co_code, code.co_names, parts
 
 
-def _hash(value: Any) -> str:
+def hashed(value: Any) -> str:
+    """A short name of what a value's text says: equal for equal ones."""
     return hashlib.sha256(str(value).encode()).hexdigest()[:12]

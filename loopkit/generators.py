@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import random
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from loopkit import devices
 from loopkit.errors import StateError
+from loopkit.notes import warn
+
+COMMON = ("python", "numpy", "torch")
+"""The generators that every state has."""
 
 
 def seed_everything(seed: int, deterministic: bool = False) -> None:
@@ -43,12 +47,12 @@ def seed_everything(seed: int, deterministic: bool = False) -> None:
 def save() -> dict[str, Any]:
     """The states of Python's, NumPy's (if it is imported) and torch's global generators.
 
-    CUDA's are read from the host, without waiting for a device, and only if CUDA is in use by now; other accelerators'
-    are left out. The result shares no memory with the generators. It takes less than 0.1 ms, most of it for NumPy's.
+    An accelerator's are saved if it is in use by now; CUDA's without waiting for a device. The result shares no memory
+    with the generators. It takes less than 0.1 ms, most of it for NumPy's.
 
     Returns:
-        ``python``: a tuple; ``numpy``: a dict with tensors for arrays, or None; ``torch``: a tensor; ``cuda``: a list
-        of one tensor for each device.
+        ``python``: a tuple; ``numpy``: a dict with tensors for arrays, or None; ``torch``: a tensor; an accelerator's
+        type, such as ``cuda``: a list of one tensor for each device.
 
     Example::
 
@@ -62,20 +66,20 @@ def save() -> dict[str, Any]:
         "python": random.getstate(),
         "numpy": None if numpy is None else _numpy_state(numpy.random.get_state(legacy=False)),
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],  # type: ignore[no-untyped-call]
+        **devices.generator_states(),
     }
 
 
 def restore(state: Mapping[str, Any]) -> None:
     """Put the generators into a state from `save`, all of them or none.
 
-    If the state is of more or fewer CUDA devices than there are, or of NumPy, which is not imported now, what is there
-    is restored, with a warning. It does not initialise CUDA: what is not in use yet gets its state when it is.
+    If the state is of more or fewer devices than there are, or of NumPy, which is not imported now, what is there is
+    restored, with a warning. It does not initialise CUDA: what is not in use yet gets its state when it is.
 
     Raises:
         StateError: The state is malformed, or of another kind of generator.
     """
-    missing = [name for name in ("python", "numpy", "torch", "cuda") if name not in state]
+    missing = [name for name in COMMON if name not in state]
     if missing:
         raise StateError(
             f"the state of the random generators lacks {', '.join(missing)}: it is what generators.save made"
@@ -87,10 +91,7 @@ def restore(state: Mapping[str, Any]) -> None:
         _set(before)
         raise
     if lost:
-        warnings.warn(
-            f"not all random generators are as they were saved: {' and '.join(lost)}; numbers drawn there will differ",
-            stacklevel=2,
-        )
+        warn(f"not all random generators are as they were saved: {' and '.join(lost)}; numbers drawn there will differ")
 
 
 def _set(state: Mapping[str, Any]) -> list[str]:
@@ -103,17 +104,9 @@ def _set(state: Mapping[str, Any]) -> list[str]:
         _try("numpy", state, lambda value: numpy.random.set_state(_arrays(value)))
     elif numpy is None and state["numpy"] is not None:
         lost.append("NumPy is not imported (import it first)")
-    if state["cuda"]:
-        count = torch.cuda.device_count()
-        _try("cuda", state, lambda values: _set_cuda(values[:count]))
-        if len(state["cuda"]) != count:
-            lost.append(f"{len(state['cuda'])} CUDA devices were saved, {count} are here")
+    for kind in sorted(state.keys() - COMMON):
+        _try(kind, {kind: {kind: state[kind]}}, lambda states: lost.extend(devices.set_generator_states(states)))
     return lost
-
-
-def _set_cuda(states: list[torch.Tensor]) -> None:
-    for device, state in enumerate(states):
-        torch.cuda.set_rng_state(state, device)
 
 
 def _try(name: str, state: Mapping[str, Any], put: Callable[[Any], object]) -> None:

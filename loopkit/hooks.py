@@ -19,18 +19,22 @@ from torch import nn
 
 from loopkit.errors import PluginError
 from loopkit.events import Event
+from loopkit.phases import Phase
 
 if TYPE_CHECKING:
     from loopkit.engine.epoch import Epoch
     from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.logs.record import Record
-    from loopkit.phases import Phase
 
 PROJECT = "loopkit"
+TRAINING = "training"
+"""Instead of a class of phases: all that train, whatever their class."""
 F = TypeVar("F", bound=Callable[..., Any])
 Declaration = tuple[str, ...] | Callable[[Any], tuple[str, ...]]
 """State or plugin names, or a function of the plugin that returns them, called when the plugin is added."""
+PhaseChoice = type[Phase] | tuple[type[Phase], ...] | Literal["training"] | None
+"""The phases in which a hook is called: of these classes, or all that train, or all."""
 
 STATES = {
     "batch": "what the loader yielded",
@@ -38,18 +42,18 @@ STATES = {
     "targets": "what the outputs are compared with",
     "outputs": "what the model returned",
     "loss": "the scalar that backward starts from",
-    "step": "any other attribute of a step, as step.<attribute>",
-    "grads": "the gradients of an update; grads.scale and grads.sync are owned by one plugin each",
-    "params": "the parameters",
-    "buffers": "the buffers, such as running statistics",
-    "model": "the modules themselves: their device, mode, wrapping",
-    "optimizer": "the optimizers; optimizer.lr and other hyperparameters are under it",
-    "metrics": "learner.metrics, as metrics.<phase>/<metric>",
-    "progress": "learner.progress",
+    "step": "any other attribute of a step, as `step.<attribute>`",
+    "grads": "the gradients of an update; `grads.scale` and `grads.sync` are owned by one plugin each",
+    "params": "the values of the parameters, which an update changes",
+    "buffers": "the values of the buffers, such as running statistics, which a forward changes",
+    "model": "the modules themselves, without these values: their device, mode, wrapping",
+    "optimizer": "the optimizers; `optimizer.lr` and other hyperparameters are under it",
+    "metrics": "`learner.metrics`, as `metrics.<phase>/<metric>`",
+    "progress": "`learner.progress`: how much was trained",
     "rng": "the random generators",
     "data": "what the loaders yield next",
-    "trainable": "which parameters require grad; trainable.<pattern> are those that a pattern covers",
-    "weights": "what stands in the place of the models' own weights; weights.<phase> in the epochs of a phase",
+    "trainable": "which parameters require grad; `trainable.<pattern>` are those that a pattern covers",
+    "weights": "what stands in the place of the models' own weights; `weights.<phase>` in the epochs of a phase",
 }
 """The names of state that ``reads``, ``updates``, ``writes`` and ``owns`` can hold; each covers all under it."""
 
@@ -69,6 +73,7 @@ PROVIDES = {
     "noise": "noise on the gradients",
     "non_finite": "a guard against infinite and undefined numbers",
     "norm": "the norms of the gradients",
+    "observer": "a look at the run; training is the same without it",
     "progress": "a display of the run's progress",
     "sanity_check": "checks before anything is trained",
     "schedule": "hyperparameters as functions of the progress",
@@ -124,6 +129,13 @@ class Hooks:
         ``optimizer.step(closure)``. Call ``step.skip_update(reason)`` if the parameters were left unchanged.
         """
 
+    def take_step(self, learner: Learner, phase: Phase, epoch: Epoch, step: Step, default: Callable[[], None]) -> None:
+        """Replacement: process one batch in the place of the phase's ``step``, between ``step_begin`` and ``step_end``.
+
+        At most one plugin implements it. ``default()`` runs the phase's own ``step``. A plugin that does without says
+        what came of the batch by ``step.applied(values, grads, updated)``; ``step.window_state`` says what is due.
+        """
+
     def setup_model(self, learner: Learner, name: str, model: nn.Module) -> nn.Module:
         """Transform: move, freeze, compile or wrap one of the learner's modules; return it or its wrapper.
 
@@ -177,6 +189,7 @@ _OTHERS: dict[str, Kind] = {
     "epoch_context": "context",
     "step_context": "context",
     "optimizer_step": "replacement",
+    "take_step": "replacement",
     "setup_model": "transform",
     "setup_data": "transform",
     "move_batch": "transform",
@@ -207,7 +220,7 @@ def implemented(plugin: Any) -> list[str]:
     return found
 
 
-def specification(hooks: Iterable[Hook]) -> type:
+def specification(hooks: Iterable[Hook]) -> Any:
     """An object that pluggy's ``add_hookspecs`` accepts, with these hooks."""
     functions: dict[str, Any] = {}
     for hook in hooks:
@@ -215,19 +228,27 @@ def specification(hooks: Iterable[Hook]) -> type:
         exec(f"def {hook.name}({', '.join(('self', *hook.arguments))}): ...", namespace)
         functions[hook.name] = pluggy.HookspecMarker(PROJECT)(namespace[hook.name])
         functions[hook.name].__doc__ = hook.doc
-    return type("Specification", (), functions)
+    return type("Specification", (), functions)()
+
+
+def concerns(chosen: PhaseChoice, phase: Phase) -> bool:
+    """Whether a hook that was limited to the chosen phases is called in this one."""
+    if isinstance(chosen, str):
+        return phase.training
+    return chosen is None or isinstance(phase, chosen)
 
 
 @dataclass(frozen=True)
 class HookOptions:
     """What `hookimpl` was given."""
 
-    phase: type[Phase] | tuple[type[Phase], ...] | None
+    phase: PhaseChoice
     reads: Declaration
     updates: Declaration
     writes: Declaration
     before: Declaration
     after: Declaration
+    traced: tuple[str, ...] | None
 
 
 @overload
@@ -235,35 +256,41 @@ def hookimpl(function: F, /) -> F: ...
 @overload
 def hookimpl(
     *,
-    phase: type[Phase] | tuple[type[Phase], ...] | None = None,
+    phase: PhaseChoice = None,
     reads: Declaration = (),
     updates: Declaration = (),
     writes: Declaration = (),
     before: Declaration = (),
     after: Declaration = (),
+    traced: tuple[str, ...] | None = None,
     **refused: Any,
 ) -> Callable[[F], F]: ...
 def hookimpl(
     function: F | None = None,
     /,
     *,
-    phase: type[Phase] | tuple[type[Phase], ...] | None = None,
+    phase: PhaseChoice = None,
     reads: Declaration = (),
     updates: Declaration = (),
     writes: Declaration = (),
     before: Declaration = (),
     after: Declaration = (),
+    traced: tuple[str, ...] | None = None,
     **refused: Any,
 ) -> F | Callable[[F], F]:
     """Mark a method as a hook's implementation.
 
     Args:
-        phase: Call it only in phases of this class, subclasses included; all phases by default.
+        phase: Call it only in phases that train, ``"training"``, or in those of a class, subclasses included; in all
+            by default.
         reads: State it looks at, as dotted names (`STATES`, or ``"<plugin>.<field>"``); ``"*"`` is everything.
-        updates: State it changes in place, reading it first.
-        writes: State it makes or makes valid.
+        updates: State it changes, going out from what is there: after those that write it, before those that read it.
+        writes: State it makes, whatever was there, or makes valid: before all others.
         before: Plugins (by name, or by what they provide) that this runs before, in this event.
         after: Plugins that this runs after.
+        traced: It may be recorded once and replayed: it makes tensors out of tensors alone, asks for none of their
+            values, and decides by nothing that changes from step to step. These attributes of the plugin, tensors or
+            dicts of them, are all that it sets. None: it must be called.
 
     Raises:
         PluginError: An option of pluggy's that would order or wrap hooks by other means.
@@ -289,13 +316,18 @@ def hookimpl(
         "after": after,
     }.items():
         check_declaration(f"hookimpl({label}=...)", value)
+    if traced is not None:
+        check_declaration("hookimpl(traced=...)", traced)
     for kind in phase if isinstance(phase, tuple) else (phase,):
-        if kind is not None and not isinstance(kind, type):
-            raise PluginError(f"hookimpl(phase={kind!r}): write the phase's class, such as phase=TrainingPhase")
+        if phase not in (None, TRAINING) and not isinstance(kind, type):
+            raise PluginError(
+                f"hookimpl(phase={kind!r}): write phase={TRAINING!r}, or the phase's class, such as ValidationPhase"
+            )
 
     def mark(function: F) -> F:
         marked = pluggy.HookimplMarker(PROJECT)(function)
-        marked.loopkit_options = HookOptions(phase, reads, updates, writes, before, after)  # type: ignore[attr-defined]
+        options = HookOptions(phase, reads, updates, writes, before, after, traced)
+        marked.loopkit_options = options  # type: ignore[attr-defined]
         return marked
 
     return mark if function is None else mark(function)

@@ -2,47 +2,55 @@
 
 from __future__ import annotations
 
-import signal
 import time
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from loopkit.batches import move
-from loopkit.discovery import make_plugin, origin
+from loopkit.discovery import make_plugin
 from loopkit.engine.core import Core
 from loopkit.engine.epoch import Epoch
 from loopkit.engine.fit import Fit, Limits, Rounds, Validation
-from loopkit.engine.models import Models, Weights
-from loopkit.engine.resume import Mark, Position
+from loopkit.engine.models import Models
+from loopkit.engine.resume import Mark
 from loopkit.engine.roles import Roles
 from loopkit.engine.sources import Source, check_given
-from loopkit.engine.state import apply, collect, shares
-from loopkit.errors import EmptyDataError, PhaseError, PluginError, StateError
+from loopkit.engine.state import apply, saved
+from loopkit.errors import EmptyDataError, PhaseError, PluginError
 from loopkit.events import SignalBegin
 from loopkit.every import Every
 from loopkit.generators import seed_everything
 from loopkit.logs.kinds import all_loggable, loggable
-from loopkit.logs.record import Packed
+from loopkit.notes import warn
 from loopkit.phases import Phase
 from loopkit.plugin import unwrapped
 from loopkit.progress import Progress
 from loopkit.result import FitResult, Planned
-from loopkit.sharded import is_sharded
-from loopkit.words import nearest, takes
+from loopkit.words import is_count, nearest, takes
 from loopkit.world import World
 
 if TYPE_CHECKING:
     from loopkit.engine.explain import Explanation
     from loopkit.engine.models import Optimizers
-    from loopkit.engine.step import Step
-    from loopkit.summary import Summary
 
 now = time.time
+
+
+@dataclass
+class Options:
+    """What a learner was made with, beside what it holds."""
+
+    standard: list[Any]
+    """The standard plugins that it added to the list itself; also those that were taken out since."""
+    order: list[list[str]]
+    """The orders of plugins that it was given, a list of names for each."""
+    config: str | None = None
+    """The configuration that it was made from, as TOML; None for a learner by hand."""
 
 
 ELSEWHERE = {
@@ -101,15 +109,13 @@ class Learner:
         standard: bool = True,
         order: Sequence[Any] = (),
     ) -> None:
-        if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
+        if not is_count(accumulate):
             raise PhaseError(f"accumulate is {accumulate!r}: it counts the steps of an update, from 1")
         if seed is not None:
             seed_everything(seed)
         models = Models(model)
         _check_loss_fn(loss_fn)
         self.loss_fn: Callable[..., Any] = loss_fn if loss_fn is not None else no_loss_fn
-        self.config: str | None = None
-        """The configuration that it was made from, as TOML; None for a learner by hand."""
         self.result: FitResult | None = None
         """The result of the fit that is running or was the last."""
         self._core = Core(self, models, Roles(phases), accumulate, order)
@@ -120,21 +126,25 @@ class Learner:
         if isinstance(plugins, Mapping):
             plugins = [{name: options} for name, options in plugins.items()]
         plugins = [make_plugin(each) for each in plugins]
-        self.standard: list[Any] = []
-        """The standard plugins that it added to the list itself; also those that were taken out since."""
-        if standard:
-            self.standard = Learner._standard_set(plugins)
-            plugins += self.standard
-        self._core.registry.change(add=plugins)
+        added = Learner._standard_set(plugins) if standard else []
+        self._core.registry.change(add=[*plugins, *added])
+        self.options = Options(added, [list(chain) for chain in self._core.registry.chains])
+        """What it was made with, beside what it holds."""
         models.set_up(self._core.registry, self._core.registry.plugins)
         models.set_optimizers(optimizer)
 
     # What it is
 
+    def __repr__(self) -> str:
+        """Such as ``Learner(Sequential, 547 parameters, Adam lr 0.001, 9 plugins, 8 epochs done)``."""
+        plugins, epochs = len(self.plugins), self.progress.epochs
+        counts = f"{plugins} plugin{'s' * (plugins != 1)}", f"{epochs} epoch{'s' * (epochs != 1)} done"
+        return f"Learner({', '.join([*self.models.described(), *counts])})"
+
     @property
-    def models(self) -> dict[str, nn.Module]:
-        """The modules by name; a single one is ``"model"``."""
-        return self._core.models.by_name
+    def models(self) -> Models:
+        """The modules by name; a single one is ``"model"``. Its ``weights`` tell what stands in their place."""
+        return self._core.models
 
     @property
     def optimizer(self) -> Any:
@@ -145,11 +155,6 @@ class Learner:
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """The optimizers by name; a single one is ``"optimizer"``."""
         return self._core.models.optimizers
-
-    @property
-    def weights(self) -> Weights:
-        """What stands in the place of the models' own weights, such as an average."""
-        return self._core.models.weights
 
     @property
     def phases(self) -> Roles:
@@ -164,6 +169,7 @@ class Learner:
     @accumulate.setter
     def accumulate(self, steps: int) -> None:
         self._core.accumulate = steps
+        self._core.requests.change()
 
     @property
     def progress(self) -> Progress:
@@ -189,25 +195,27 @@ class Learner:
         """The fit that is running."""
         return self._core.fit
 
+    def set_optimizer(self, optimizer: Optimizers | Mapping[str, Optimizers]) -> None:
+        """Go on with another optimizer: between fits, such as for a second stage of a training.
+
+        Its state begins anew. A ``Schedule`` keeps the rates from which it began: `replace` it too.
+
+        Args:
+            optimizer: As for `Learner`. A factory takes the parameters of the models as they are now.
+
+        Raises:
+            PhaseError: A fit or an epoch is running.
+        """
+        if self.current is not None or self._core.epochs:
+            raise PhaseError("learner.set_optimizer() in a fit, whose windows go by the old one: call it after the fit")
+        self._core.models.set_optimizers(optimizer)
+
     # Plugins
 
     @property
     def plugins(self) -> dict[str, Any]:
         """The plugins by name."""
         return self._core.registry.plugins
-
-    @property
-    def order(self) -> list[list[str]]:
-        """The orders of plugins that it was given, a list of names for each."""
-        return [list(chain) for chain in self._core.registry.chains]
-
-    def plugin_versions(self) -> dict[str, dict[str, str]]:
-        """The ``"distribution"`` and ``"version"`` that each plugin's class comes from, by the plugin's name.
-
-        Those whose distribution is not known, such as a class of the script itself, are left out.
-        """
-        found = {name: origin(type(unwrapped(plugin)).__module__) for name, plugin in self.plugins.items()}
-        return {name: {"distribution": each[0], "version": each[1]} for name, each in found.items() if each}
 
     def add(self, *plugins: Any) -> None:
         """Add plugins, all or none; names and mappings too. During a fit they take part from the next step on."""
@@ -245,40 +253,23 @@ class Learner:
                 core.fit.begin_plugins(names)
         except BaseException:
             if core.fit is not None:
-                core.fit.forget_plugins({name: self.plugins[name] for name in names})
+                core.fit.brackets.forget({name: self.plugins[name] for name in names})
             core.registry.change(gone, names)
             core.requests.change()
             core.models.put_back(wrappers, names)
             raise
 
-    def explain(self, phase: str | Phase | None = None) -> Explanation:
-        """The plan of a phase, or of all: event by event, which plugin runs when, and why. Print it."""
+    def explain(self, phase: str | Phase | None = None, *, full: bool = False) -> Explanation:
+        """The plan; print it. Of a phase: hook by hook, which plugin runs when, and why.
+
+        Args:
+            phase: The phase; None: all of them, on one screen, with what changes gradients and weights alone.
+            full: All of them, hook by hook.
+        """
         from loopkit.engine.explain import Explanation
 
         phases = list(self.phases.values()) if phase is None else [self.phases.find(phase)]
-        return Explanation.of(self._core.registry, phases)
-
-    def summary(self, batch: Any = None, phase: str | Phase | None = None, depth: int | None = None) -> Summary:
-        """The modules as a tree, with their parameters and sizes and what they return, and the data. Print it.
-
-        With a batch, one step of a phase that does not train is run on it, without plugins but ``move_batch``, and not
-        compiled. Modes, buffers, gradients and random generators are afterwards as they were.
-
-        Args:
-            batch: What a loader yields; None for the modules alone, without shapes.
-            phase: How the models are run; the standard prediction by default: ``learner.model(inputs)``.
-            depth: Leave out modules with more than so many others around them; 0 is the models alone.
-
-        Raises:
-            PhaseError: The phase trains, or a model has parameters whose shape only a first forward will tell.
-
-        Example::
-
-            print(learner.summary(next(iter(train))))
-        """
-        from loopkit.summary import summarize
-
-        return summarize(self, batch, None if phase is None else self.phases.find(phase), depth)
+        return Explanation.of(self._core.registry, phases, full or phase is not None)
 
     # Running
 
@@ -333,18 +324,15 @@ class Learner:
         """
         check_given(train, val)
         limits = Limits(epochs, max_steps, max_updates)
-        if limits.none:
+        if epochs is None and max_steps is None and max_updates is None:
             raise ValueError(
                 "fit has no end: give epochs=, max_steps= or max_updates= (epochs=math.inf if you mean it)"
             )
-        source = self._source(*self._core.phases.training(train))
-        validations = self._validations(val, validate)
-        planned = limits.planned(source.length, self.accumulate)
+        source = Source(self._core.registry, *self._core.phases.training(train))
+        validations = [] if val is None and validate is None else self._validations(val, validate)
+        planned = limits.planned(source.length, self._core.accumulate)
         fit = self._fit(limits, planned, on_interrupt, loader_timeout)
-        phases = [source.phase]
-        for each in validations:
-            phases.append(each.source.phase)  # noqa: PERF401 - no call more before the first batch
-        fit.begin(phases, validations)
+        fit.begin([source.phase, *[each.source.phase for each in validations]], validations)
         try:
             fit.run(source)
         except BaseException as error:
@@ -356,10 +344,10 @@ class Learner:
     def _validations(self, val: Any, validate: Every | Mapping[str, Every] | None) -> list[Validation]:
         """What to validate on, and when."""
         if val is None:
-            if validate is not None:
-                raise ValueError(f"validate is {validate!r}, but there is no data for it: give val=, or leave it out")
-            return []
-        sources = {phase.name: self._source(phase, data) for phase, data in self._core.phases.validating(val)}
+            raise ValueError(f"validate is {validate!r}, but there is no data for it: give val=, or leave it out")
+        sources = {
+            phase.name: Source(self._core.registry, phase, data) for phase, data in self._core.phases.validating(val)
+        }
         given = validate if isinstance(validate, Mapping) else dict.fromkeys(sources, validate)
         for name, each in given.items():
             if name not in sources:
@@ -375,9 +363,6 @@ class Learner:
         if self._core.fit is None:
             self.result = fit.result
         return fit
-
-    def _source(self, phase: Phase, data: Any) -> Source:
-        return Source(self._core.registry, phase, data)
 
     def rounds(
         self, epochs: int | float | None = None, *, planned: Planned | None = None, on_interrupt: str | None = "raise"
@@ -418,18 +403,26 @@ class Learner:
         """
         phase = self.phases.find(phase)
         fit = self._core.fit
-        with self._epoch(phase, self._source(phase, data), None) as epoch:
+        with self._epoch(phase, Source(self._core.registry, phase, data), None) as epoch:
             epoch.run_all(None if fit is None else fit.timeout, True)
         return {name: value for name, value in self.metrics.items() if name.startswith(f"{phase.name}/")}
 
     def evaluate(self, data: Any, phase: str | Phase | None = None, *, weights: str | None = None) -> dict[str, float]:
-        """`run` the validation phase.
+        """Run the validation phase once over data, without gradients; returns its metrics, as ``"val/loss"``.
 
         Args:
-            data: What to evaluate on.
-            phase: The phase; the validation phase by default.
+            data: An iterable of batches, or a function that returns one, as for `fit`.
+            phase: The phase, or its name; the validation phase by default.
             weights: The plugin, by its name or what it provides, whose weights stand in the place of the models' own
                 meanwhile, such as ``"weight_average"``; by default those that this phase runs with.
+
+        Raises:
+            PluginError: No plugin has such weights.
+            EmptyDataError: There is no batch.
+
+        Example::
+
+            accuracy = learner.evaluate(test)["val/accuracy"]
         """
         chosen = self.phases.of("val", phase)
         with nullcontext() if weights is None else self._weights_of(weights):
@@ -448,18 +441,20 @@ class Learner:
         Where several processes share the data, each gets the outputs of all, in the order of the data, on the CPU.
 
         Args:
-            data: Batches, as for `fit`.
+            data: Batches, as for `fit`; or one batch of inputs, a tensor.
             phase: The phase that predicts; the standard one by default.
             device: Where the outputs go, each batch as soon as it is made; None: they stay where the model made them.
         """
         chosen = self._predicting(phase)
-        source = self._source(chosen, data)
+        if isinstance(data, Tensor):
+            data = [data]
+        source = Source(self._core.registry, chosen, data)
         given = data() if source.made else data
-        source = self._source(chosen, given)
+        source = Source(self._core.registry, chosen, given)
         place = None if device is None else torch.device(device)
-        made = self._predict(source)
+        made = self._predict(source, lent=False)
         outputs = list(made) if place is None else [move(each, place) for each in made]  # host sync: wanted there
-        if self.world.size > 1 and source.ready is not given:
+        if self.world.size > 1 and source.epoch()[0] is not given:
             from loopkit.shards import gather
 
             outputs = gather(self.world, given, outputs)
@@ -471,16 +466,19 @@ class Learner:
         Between batches the modules are in the mode in which the caller left them; the epoch ends, with its events,
         when the iterator is exhausted or closed.
         """
-        return self._predict(self._source(self._predicting(phase), data))
+        return self._predict(Source(self._core.registry, self._predicting(phase), data))
 
-    def _predict(self, source: Source) -> Iterator[Any]:
+    def _predict(self, source: Source, lent: bool = True) -> Iterator[Any]:
+        """Lent: the caller has the modules between batches, in the modes in which it left them."""
         with self._epoch(source.phase, source, None) as epoch:
             for batch in epoch.batches():
                 step = epoch.step(batch)
                 if "outputs" in vars(step):
-                    epoch.restore_modes()
+                    if lent:
+                        epoch.restore_modes()
                     yield step.outputs
-                    epoch.set_modes()
+                    if lent:
+                        epoch.set_modes()
             epoch.check_count(True)
 
     def _predicting(self, phase: str | Phase | None) -> Phase:
@@ -495,7 +493,7 @@ class Learner:
             data: What ``epoch.batches()`` goes over, from where a saved state was; needed if the epoch is to be saved.
         """
         phase = self.phases.find(phase)
-        return self._epoch(phase, None if data is None else self._source(phase, data), length)
+        return self._epoch(phase, None if data is None else Source(self._core.registry, phase, data), length)
 
     def _epoch(self, phase: Phase, source: Source | None, length: int | None) -> Epoch:
         core = self._core
@@ -520,34 +518,9 @@ class Learner:
         processes can load it.
 
         Raises:
-            StateError: A step is under way (`at_edge`), or the data has no position that could be saved.
+            StateError: A step is under way, or an epoch that a hook runs, or the data has no position to be saved.
         """
-        core = self._core
-        if not positions:
-            return collect(core, positions=False)
-        if at is not None:
-            epochs = core.open_epochs
-            runs = epochs[-1:] == [at.epoch] and all(epoch.between for epoch in epochs[:-1])
-            if not runs or core.progress != at.progress:
-                raise StateError(
-                    "state_dict(at=mark): there is no way back to the mark, since its epoch is not the one that is "
-                    "running, or steps were trained in it. Mark the epoch that is running, in its epoch_context"
-                )
-        elif not core.can_save:
-            raise StateError(
-                "state_dict in the middle of a step, or of an epoch that a hook runs: there is no way to go on from "
-                "there. Call it at step_end or phase_end, when learner.at_edge says so"
-            )
-        windows = [window for epoch in core.open_epochs for window in epoch.windows if window.count]
-        if core.world.size > 1 and any(not is_sharded(p) for window in windows for p in window.params):
-            raise StateError(
-                "state_dict of several processes inside an accumulation window, which holds gradients of this process "
-                "alone: call it after the window's update"
-            )
-        state = collect(core, at)
-        if core.world.size > 1:
-            state["ranks"] = shares(core, state)
-        return state
+        return saved(self._core, at, positions)
 
     def load_state_dict(
         self, state: Mapping[str, Any], *, allow: Collection[str] = (), replay: bool = True, own: bool = False
@@ -573,11 +546,6 @@ class Learner:
     def forget(self) -> None:
         """Forget where a fit was interrupted, or a loaded state was: the next fit is a new one."""
         self._core.resume.forget()
-
-    @property
-    def at_edge(self) -> bool:
-        """Whether the state can be saved now: no step is under way, nor an epoch that a hook has begun."""
-        return self._core.can_save
 
     # Requests
 
@@ -610,10 +578,9 @@ class Learner:
         self._core.requests.pause(reason, by)
         assert self._core.fit is not None
         if self._core.fit.raises and not self._core.registry.ordered(SignalBegin.hook):
-            warnings.warn(
+            warn(
                 "learner.pause ends this process, and no plugin saves the run, so what was trained is lost: add "
-                "Checkpoint(directory), or give fit(on_interrupt='return') to go on in this process",
-                stacklevel=2,
+                "Checkpoint(directory), or give fit(on_interrupt='return') to go on in this process"
             )
 
     def _check_running(self, what: str) -> None:
@@ -623,11 +590,6 @@ class Learner:
                 f"learner.{what}() with no fit running, so nothing could end: call it from a plugin, a phase or "
                 f"another thread during the fit, or leave out the fit"
             )
-
-    def request_save(self) -> None:
-        """Ask that the state is saved between two steps, as SIGUSR1 does: ``signal_begin`` fires there."""
-        if self._core.world.size > 1 or self._core.fit is not None:
-            self._core.requests.save()
 
     # Logs
 
@@ -678,90 +640,6 @@ class Learner:
         elif not (values := all_loggable(values)):
             return
         packed.append((None, values, book.place or book.look(), now()))
-
-    def pack_log(self, plugin: Any, packed: list[Packed] | None) -> None:
-        """Let what is logged be appended to a list, which is the cheapest way to keep it.
-
-        Args:
-            plugin: One of the plugins; its ``log_value`` is not called any more.
-            packed: The list, which the plugin has to empty in time, of what each call has logged (`Packed`); None: the
-                plugin is called again.
-        """
-        self._core.registry.pack(plugin, packed)
-
-    # For plugins
-
-    def agree(self, *numbers: float) -> list[float]:
-        """Let every process act, after this step, on what any of them asks for: stops, cancels, saves and signals.
-
-        For plugins that sync processes; all call it at the same step. One collective.
-
-        Args:
-            numbers: Sent along.
-
-        Returns:
-            The highest of each number over the processes.
-        """
-        core = self._core
-        if core.epochs:
-            return core.epochs[-1].agree(*numbers)
-        return core.requests.agree(core.world.rank, core.progress.updates, None, numbers)[1]
-
-    @property
-    def asks(self) -> bool:
-        """Whether this process asks for something that the processes have not agreed on yet."""
-        core = self._core
-        return core.requests.asks or (bool(core.epochs) and core.epochs[-1].asks)
-
-    @property
-    def position(self) -> Position | None:
-        """Where the fit is that is running."""
-        return None if self._core.fit is None else self._core.fit.position
-
-    @property
-    def signal(self) -> signal.Signals | None:
-        """The signal that was caught, during ``signal_begin``."""
-        return self._core.requests.signal
-
-    @property
-    def failure(self) -> BaseException | None:
-        """What the fit failed with, during ``fit_end``."""
-        return None if self._core.fit is None else self._core.fit.failure
-
-    @property
-    def missing_states(self) -> dict[str, str]:
-        """By phase: what of it has changed since the fit began and is in no state, in words."""
-        return self._core.phase_states.missing()
-
-    @property
-    def resuming(self) -> str:
-        """The phase whose epoch was open in a state that was loaded, until it goes on; else an empty string."""
-        waiting = self._core.resume.waiting
-        return waiting[0] if waiting else ""
-
-    @property
-    def running(self) -> Epoch | None:
-        """The epoch that is running, the innermost one if a phase runs inside another."""
-        return self._core.epochs[-1] if self._core.epochs else None
-
-    @property
-    def open_passes(self) -> list[Epoch]:
-        """The epochs that are running, the outermost first, without those that were running when the fit began."""
-        return self._core.open_epochs
-
-    @property
-    def beginning(self) -> bool:
-        """Whether the ``fit_begin`` of a fit is running."""
-        return self._core.fit is not None and self._core.fit.beginning
-
-    @property
-    def stop_requested(self) -> bool:
-        """Whether `stop` or `CancelFit` ended the last epoch; for outer loops of your own."""
-        return self._core.requests.stopped is not None
-
-    def where(self, phase: Phase, step: Step | None) -> str:
-        """Phase, epoch and step, for messages."""
-        return self._core.where(phase, step)
 
 
 def standard_by(make: Callable[[Iterable[Any]], list[Any]]) -> None:

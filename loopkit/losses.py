@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax, logsigmoid
 
+from loopkit import devices
+
 __all__ = ["focal_loss", "summed"]
 
 
@@ -152,7 +154,7 @@ def _multi_class(
     loss = -torch.exp(gamma * log_others) * log_target
     if alpha is None:
         return loss
-    weights = torch.as_tensor(alpha, dtype=outputs.dtype, device=outputs.device)
+    weights = devices.to_device(torch.as_tensor(alpha, dtype=outputs.dtype), outputs.device)
     if weights.shape != (classes,):
         raise ValueError(f"alpha is {alpha!r}: for {classes} classes it must be {classes} numbers")
     return weights[targets.long()] * loss

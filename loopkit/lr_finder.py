@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from loopkit import devices
 from loopkit.data import Loader
 from loopkit.errors import NonFiniteError, PhaseError, PhaseInputError, ReentrancyError, WorldError
 from loopkit.hooks import hookimpl
@@ -155,7 +156,7 @@ class LRFinder:
             PhaseInputError: The data is an iterator, which would be used up.
             NonFiniteError: The first loss is infinite or undefined.
         """
-        if learner.current is not None or learner.running is not None:
+        if learner.current is not None:
             raise ReentrancyError("LRFinder.run: the learner is running; make the test before or after")
         if learner.world.size > 1:
             raise WorldError(
@@ -197,7 +198,7 @@ class LRFinder:
         )
         if phase is not None and not isinstance(phase, str):
             phases, phase = [*(each for each in phases if each.name != phase.name), phase], phase.name
-        chains = [[word for word in chain if word in known] for chain in learner.order]
+        chains = [[word for word in chain if word in known] for chain in learner.options.order]
         made = Learner(
             models if isinstance(learner.model, Mapping) else models["model"],
             loss_fn,
@@ -343,10 +344,7 @@ def _as_before(learner: Learner, data: Any) -> Iterator[None]:
         numpy = sys.modules["numpy"].random
         keep(numpy.set_state, numpy.get_state())
     keep(torch.set_rng_state, torch.get_rng_state())
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        keep(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
-    if torch.backends.mps.is_available():
-        keep(torch.mps.set_rng_state, torch.mps.get_rng_state())
+    keep(devices.set_generator_states, devices.generator_states())
     for generator in _generators(data):
         keep(generator.set_state, generator.get_state())
     if hasattr(data, "state_dict") and hasattr(data, "load_state_dict") and not isinstance(data, (Loader, DataLoader)):

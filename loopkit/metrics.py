@@ -16,7 +16,9 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from loopkit import devices
 from loopkit.batches import count_samples
+from loopkit.options import Shown
 from loopkit.words import takes
 
 __all__ = [
@@ -52,7 +54,7 @@ class MetricLike(Protocol):
 
 def wide(value: Tensor) -> Tensor:
     """The value in float64, so that sums over an epoch keep their digits; in float32 where a device has no float64."""
-    return value.detach().to(torch.float32 if value.device.type == "mps" else torch.float64)
+    return value.detach().to(devices.exact(value.device))
 
 
 def added(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -65,10 +67,16 @@ def added(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {key: reduce(operator.add, found) if found else None for key, found in values.items()}
 
 
-class Metric:
+class Metric(Shown):
     """Base of loopkit's own metrics: the attributes that `reset` sets are its state."""
 
     name = "metric"
+    labels: Sequence[str] | None = None
+    """The names of the numbers, where it is several; None: they are counted, from 0."""
+    several = False
+    """Whether it may be several numbers."""
+    higher_is_better: bool | None = None
+    """Whether its higher values are the better ones; None: that is not said."""
 
     def __init__(self) -> None:
         options = set(vars(self))
@@ -87,6 +95,14 @@ class Metric:
     def is_empty(self) -> bool:
         """Whether nothing was taken in since `reset`."""
         raise NotImplementedError
+
+    def tensors(self, device: torch.device | str = "cpu") -> dict[str, Tensor] | None:
+        """The state as tensors, by the keys of `state_dict`; from now on it holds no numbers, and nothing that is None.
+
+        A plugin that records steps goes on from them, and changes them in place. A class has it if its ``update`` only
+        makes tensors of tensors. None: ``update`` has to be called.
+        """
+        return None
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of what has been accumulated."""
@@ -117,6 +133,11 @@ class Metric:
             value = getattr(self, key)
             if isinstance(value, Tensor):
                 setattr(self, key, value.to(device))
+
+
+def as_tensor(value: Tensor | float | None, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """A number as a tensor, 0 for None; a tensor as it is."""
+    return value if isinstance(value, Tensor) else torch.full((), value or 0, dtype=dtype, device=device)
 
 
 class Mean(Metric):
@@ -166,6 +187,12 @@ class Mean(Metric):
         else:
             self.total = torch.add(total, value, alpha=weight)  # in the wider dtype of the two
         self.weight = self.weight + weight
+
+    def tensors(self, device: torch.device | str = "cpu") -> dict[str, Tensor]:  # noqa: D102
+        dtype = devices.exact(torch.device(device))
+        self.total, self.weight = as_tensor(self.total, dtype, device), as_tensor(self.weight, dtype, device)
+        self.only = None
+        return {"total": self.total, "weight": self.weight}
 
     def state_dict(self) -> dict[str, Any]:  # noqa: D102
         state = super().state_dict()
@@ -234,6 +261,9 @@ class FunctionMetric(Metric):
     def compute(self) -> Tensor | float:  # noqa: D102
         return self.mean.compute()
 
+    def tensors(self, device: torch.device | str = "cpu") -> dict[str, Tensor]:  # noqa: D102
+        return self.mean.tensors(device)
+
     def state_dict(self) -> dict[str, Any]:  # noqa: D102
         return self.mean.state_dict()
 
@@ -265,12 +295,17 @@ def classes_axis(outputs: Tensor, targets: Tensor, axis: int | None = None) -> i
         raise ValueError(f"{where}: the classes could be the last axis or the second; say which, axis=-1 or axis=1")
     fits = last or second if axis is None else (last and axis in (-1, outputs.ndim - 1)) or (second and axis == 1)
     if not fits:
+        binary = "; for one logit a sample: BinaryAccuracy(from_logits=True)" if outputs.shape == targets.shape else ""
         raise ValueError(
             f"{where}; class indices are compared with outputs of shape (..., classes), or (batch, classes, ...)"
+            f"{binary}"
         )
     axis = axis if axis is not None else -1 if last else 1
     if outputs.shape[axis] == 1:
-        raise ValueError(f"{where}, so there is one class, and each prediction is right: BinaryAccuracy takes these")
+        raise ValueError(
+            f"{where}, so there is one class, and each prediction is right; for one logit a sample: "
+            f"BinaryAccuracy(from_logits=True)"
+        )
     return axis
 
 
@@ -285,6 +320,7 @@ class Accuracy(Metric):
     """
 
     name = "accuracy"
+    higher_is_better = True
 
     def __init__(self, ignore_index: int | None = None, axis: int | None = None) -> None:
         self.ignore_index = ignore_index
@@ -304,6 +340,11 @@ class Accuracy(Metric):
             counted = targets.ne(self.ignore_index)
             correct, self.count = correct & counted, self.count + counted.sum()
         self.correct = correct.sum() if self.correct is None else self.correct + correct.sum()
+
+    def tensors(self, device: torch.device | str = "cpu") -> dict[str, Tensor]:  # noqa: D102
+        self.correct = as_tensor(self.correct, torch.long, device)
+        self.count = as_tensor(self.count, torch.long, device)
+        return {"correct": self.correct, "count": self.count}
 
     def merge(self, states: Sequence[dict[str, Any]]) -> None:  # noqa: D102
         self.load_state_dict(added(states))
@@ -328,6 +369,7 @@ class BinaryAccuracy(Metric):
     """
 
     name = "accuracy"
+    higher_is_better = True
 
     def __init__(self, *, from_logits: bool, threshold: float = 0.5) -> None:
         if not 0 < threshold < 1:
@@ -337,7 +379,7 @@ class BinaryAccuracy(Metric):
 
     def reset(self) -> None:  # noqa: D102
         self.correct: Tensor | None = None
-        self.count = 0
+        self.count: Tensor | int = 0
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Count one batch."""
@@ -348,7 +390,12 @@ class BinaryAccuracy(Metric):
             )
         correct = outputs.reshape(targets.shape).gt(self.limit).eq(targets.bool()).sum()
         self.correct = correct if self.correct is None else self.correct + correct
-        self.count += targets.numel()
+        self.count = self.count + targets.numel()
+
+    def tensors(self, device: torch.device | str = "cpu") -> dict[str, Tensor]:  # noqa: D102
+        self.correct = as_tensor(self.correct, torch.long, device)
+        self.count = as_tensor(self.count, torch.long, device)
+        return {"correct": self.correct, "count": self.count}
 
     def merge(self, states: Sequence[dict[str, Any]]) -> None:  # noqa: D102
         self.load_state_dict(added(states))
@@ -374,23 +421,30 @@ class ClassCounts(Metric):
 
     Args:
         average: ``"macro"``: mean of the classes' scores, classes that never occur included (with score 0);
-            ``"micro"``: the score of the pooled counts; ``"weighted"``: mean weighted by each class's targets.
+            ``"micro"``: the score of the pooled counts; ``"weighted"``: mean weighted by each class's targets;
+            None: each class's score, as ``"val/f1/3"``.
         ignore_index: Targets of this value do not count.
         axis: The axis of the classes, -1 or 1; needed only where the shapes leave it open.
+        labels: The classes' names, for ``average=None``: ``"val/f1/cat"``.
 
     Shapes: outputs ``(..., classes)`` or ``(batch, classes, ...)``, targets class indices without that axis.
     """
 
+    higher_is_better = True
+
     @takes(classes=UNASKED, num_classes=UNASKED)
     def __init__(
         self,
-        average: Literal["macro", "micro", "weighted"] = "macro",
+        average: Literal["macro", "micro", "weighted"] | None = "macro",
         ignore_index: int | None = None,
         axis: int | None = None,
+        labels: Sequence[str] | None = None,
     ) -> None:
-        if average not in ("macro", "micro", "weighted"):
-            raise ValueError(f"average is {average!r}: it is 'macro', 'micro' or 'weighted'")
-        self.average = average
+        if average not in ("macro", "micro", "weighted", None):
+            raise ValueError(f"average is {average!r}: it is 'macro', 'micro', 'weighted' or None")
+        if labels is not None and average is not None:
+            raise ValueError(f"labels name scores of classes, and average={average!r} makes one: give average=None")
+        self.average, self.labels, self.several = average, labels, average is None
         self.ignore_index = ignore_index
         self.axis = axis
         super().__init__()
@@ -435,6 +489,8 @@ class ClassCounts(Metric):
         if self.average == "micro":
             return self.score(*(count.sum() for count in counts))
         scores = self.score(*counts)
+        if self.average is None:
+            return scores
         if self.average == "macro":
             return scores.mean()
         return (scores * counts[2]).sum() / counts[2].sum().clamp(min=1)

@@ -1,9 +1,15 @@
-"""Notes on errors: where one was raised, and what else happened; and lines for people on standard error."""
+"""Notes on errors: where one was raised, and what else happened; and lines and warnings for people."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
+import warnings
+from pathlib import Path
+
+OWN = str(Path(__file__).parent)
+"""Where loopkit is."""
 
 
 def locate(error: BaseException, where: str) -> None:
@@ -36,6 +42,17 @@ def say(text: str) -> None:
         print(f"loopkit: {text}", file=sys.stderr)
     except (OSError, ValueError):
         pass  # it is closed
+
+
+def warn(text: str, category: type[Warning] = UserWarning) -> None:
+    """Warn of something, at the line of the user's that led to it."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_code.co_filename.startswith(OWN) or frame.f_code.co_filename == contextlib.__file__:
+        if frame.f_back is None:
+            level = 2
+            break
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, category, stacklevel=level)
 
 
 def line_with(of: object, text: str, unless: str = "") -> str:

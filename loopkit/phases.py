@@ -14,6 +14,7 @@ from loopkit.events import (
     EpochBegin,
     EpochEnd,
     Event,
+    ForwardBegin,
     LossBegin,
     PhaseEnd,
     StepBegin,
@@ -51,6 +52,8 @@ class Phase:
     grad_mode: Literal["no_grad", "inference_mode", "grad"] = "no_grad"
     """How steps that do not train run: ``"inference_mode"`` is faster, but what modules cache there is unusable
     for training; ``"grad"`` is for steps that differentiate without training."""
+    batchless: ClassVar[bool] = False
+    """True: ``step.batch`` may be None, as data of steps alone gives it; ``step`` makes its own."""
     saved: ClassVar[tuple[str, ...]] = ()
     """Attributes that are the phase's state, such as ``("hidden", "baseline")``: saved with every checkpoint, and put
     back when the run goes on. Each is of a kind that a state can hold, or has ``state_dict`` and ``load_state_dict``.
@@ -148,13 +151,14 @@ class SupervisedPhase(Phase):
 class TrainingPhase(SupervisedPhase):
     """Supervised training: forward, loss, backward, update.
 
-    Events of a step: StepBegin, LossBegin, BackwardBegin, BackwardEnd, and, when due, UpdateBegin and UpdateEnd
-    (or UpdateSkipped); then StepEnd.
+    Events of a step: StepBegin, ForwardBegin, LossBegin, BackwardBegin, BackwardEnd, and, when due, UpdateBegin and
+    UpdateEnd (or UpdateSkipped); then StepEnd.
     """
 
     name = "train"
     training = True
     emits: ClassVar[tuple[type[Event], ...]] = (
+        ForwardBegin,
         LossBegin,
         BackwardBegin,
         BackwardEnd,
@@ -165,6 +169,7 @@ class TrainingPhase(SupervisedPhase):
 
     def step(self, learner: Learner, step: Step) -> None:  # noqa: D102 - the class's docstring says it
         step.inputs, step.targets = self.unpack(step.batch)
+        step.emit(ForwardBegin)
         step.outputs = self.forward(learner, step.inputs)
         step.emit(LossBegin)
         step.loss = self.loss(learner, step.outputs, step.targets)
@@ -175,27 +180,29 @@ class TrainingPhase(SupervisedPhase):
 class ValidationPhase(SupervisedPhase):
     """Forward and loss in eval mode without gradients.
 
-    Events of a step: StepBegin, LossBegin, StepEnd.
+    Events of a step: StepBegin, ForwardBegin, LossBegin, StepEnd.
     """
 
     name = "val"
-    emits: ClassVar[tuple[type[Event], ...]] = (LossBegin,)
+    emits: ClassVar[tuple[type[Event], ...]] = (ForwardBegin, LossBegin)
 
     def step(self, learner: Learner, step: Step) -> None:  # noqa: D102 - the class's docstring says it
         step.inputs, step.targets = self.unpack(step.batch)
+        step.emit(ForwardBegin)
         step.outputs = self.forward(learner, step.inputs)
         step.emit(LossBegin)
         step.loss = self.loss(learner, step.outputs, step.targets)
 
 
 class PredictionPhase(SupervisedPhase):
-    """Forward alone, in eval mode without gradients. Events of a step: StepBegin, StepEnd.
+    """Forward alone, in eval mode without gradients. Events of a step: StepBegin, ForwardBegin, StepEnd.
 
     The inputs are the first of a tuple or list, ``inputs`` of a mapping or dataclass, else the batch itself; so
-    the data that a model was trained on can be given as it is.
+    the data that a model was trained on can be given as it is. ``step.targets`` is None.
     """
 
     name = "predict"
+    emits: ClassVar[tuple[type[Event], ...]] = (ForwardBegin,)
 
     def unpack(self, batch: Any) -> tuple[Any, Any]:  # noqa: D102 - the class's docstring says it
         if isinstance(batch, (tuple, list)) and batch:
@@ -207,7 +214,8 @@ class PredictionPhase(SupervisedPhase):
         return batch, None
 
     def step(self, learner: Learner, step: Step) -> None:  # noqa: D102 - the class's docstring says it
-        step.inputs, _ = self.unpack(step.batch)
+        step.inputs, step.targets = self.unpack(step.batch)[0], None
+        step.emit(ForwardBegin)
         step.outputs = self.forward(learner, step.inputs)
 
 

@@ -19,7 +19,10 @@ from loopkit.schedules import OfLength
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from loopkit.engine.epoch import Epoch
+    from loopkit.engine.step import Step
     from loopkit.learner import Learner
+    from loopkit.metrics import Metric
     from loopkit.phases import Phase
 
 Declaration = tuple[str, ...] | Callable[[], tuple[str, ...]]
@@ -33,54 +36,57 @@ class Plugin(Protocol):
     from this class. Hooks are in `loopkit.hooks`.
     """
 
-    # What it is
-
-    name: str
-    """By what the learner knows it; unique. Without it, the class's name in snake case."""
-    provides: str
-    """What it is, in one word, such as ``"clip"``. Other plugins, ``order``, ``learner.remove`` and ``learner.replace``
-    can then name what it provides instead of its name. Without it, nothing."""
-    owns: Declaration
-    """The state, or the thing, that only one plugin may have, such as ``("optimizer.lr",)``. `Learner` refuses a second
-    owner. Without it, nothing."""
-    optional: tuple[str, ...]
-    """Hooks of events that need not come: no phase has to emit them. Without it, each of its events must have a phase
-    that emits it."""
-    observes: bool
-    """Whether it only looks on, so that training is the same without it. `loopkit eject` leaves such a plugin out of
-    the loop that it writes. Without it, False."""
-    syncs: tuple[str, ...] | bool
-    """Hooks of steps in which it may wait for the device; True for all. `loopkit.testing` refuses a wait in others.
-    Without it, none."""
-    volatile: tuple[str, ...]
-    """Keys of its state, and names that it logs, whose values two equal runs need not share, such as measured seconds.
-    `loopkit.testing` leaves them out."""
-    removable: bool
-    """Whether ``learner.remove`` may take it out. False if it has changed a model for good. Without it, True."""
-    agrees_in_steps: bool
-    """Of a plugin that joins processes: whether all of them make the same steps from the same parameters. Plugins that
-    cancel steps look for it: if so, they cancel in all processes or in none. Without it, True."""
-
-    per_process: tuple[str, ...]
-    """Options that may differ between the processes that train together, such as ``("directory",)``. All others must
-    be the same in all of them, and the plugin there, if it declares that it changes anything (``updates``, ``writes``,
-    ``owns``, or a replacement), or has this attribute, be it empty. Other plugins may differ or be absent."""
-
-    # In which order it runs
+    # To look on
 
     reads: Declaration
     """State that its hooks read: those that change it run before. A hook's own ``@hookimpl(reads=...)`` comes first;
-    this is for all others. So it is with the next four."""
+    this is for all others. So it is with ``updates``, ``writes``, ``before`` and ``after``."""
+    provides: str
+    """What it is, in one word, such as ``"clip"``. Other plugins, ``order``, ``learner.remove`` and ``learner.replace``
+    can then name what it provides instead of its name. ``"observer"`` says that training is the same without it:
+    `loopkit eject` leaves it out of the loop that it writes. Without it, nothing."""
+
+    # To change something
+
     updates: Declaration
     """State that its hooks change, going out from what is there."""
     writes: Declaration
-    """State that its hooks set."""
+    """State that its hooks make."""
     before: Declaration
     """Plugins, or what they provide, that run after it."""
     after: Declaration
     """Plugins, or what they provide, that run before it."""
+    owns: Declaration
+    """What only one plugin may control in the whole fit, such as ``("optimizer.lr",)``. `Learner` refuses a second
+    owner. Without it, nothing."""
 
-    # What is saved
+    # When an error asks for it
+
+    name: str
+    """By what the learner knows it; unique. Without it, the class's name in snake case."""
+    optional: tuple[str, ...]
+    """Hooks of events that need not come: no phase has to emit them. Without it, each of its events must have a phase
+    that emits it."""
+    per_process: tuple[str, ...]
+    """Options that may differ between the processes that train together, such as ``("directory",)``. All others must
+    be the same in all of them, and the plugin there, if it declares that it changes anything (``updates``, ``writes``,
+    ``owns``, or a replacement), or has this attribute, be it empty. Other plugins may differ or be absent."""
+    monitor: str
+    """The metric that it goes by, such as ``"val/loss"``: one that no phase of a fit makes is refused."""
+    mode: str
+    """Whether that metric is better where it is lower, ``"min"``, or higher, ``"max"``; a warning tells of a score with
+    ``"min"``."""
+
+    # When a check asks for it
+
+    syncs: tuple[str, ...] | bool
+    """Hooks of steps in which it may wait for the device, since it must; True for all. `loopkit.testing` refuses a wait
+    in others. Without it, none."""
+    volatile: tuple[str, ...]
+    """Keys of its state, and names that it logs, whose values two equal runs need not share, such as measured seconds.
+    `loopkit.testing` leaves them out."""
+
+    # To save its state
 
     def state_dict(self) -> Mapping[str, Any]:
         """What a checkpoint holds of it. The engine calls it for ``learner.state_dict()``.
@@ -114,15 +120,39 @@ class Plugin(Protocol):
     """Whether its state has changed although nothing was trained. A saver looks for it at the end of the fit, and saves
     once more. Without it, False."""
 
-    # What other plugins and the learner ask it for
+    # When others look for it
+
+    removable: bool
+    """Whether ``learner.remove`` may take it out. False if it has changed a model for good. Without it, True."""
+    agrees_in_steps: bool
+    """Of a plugin that joins processes: whether all of them make the same steps from the same parameters. Plugins that
+    cancel steps look for it: if so, they cancel in all processes or in none. Without it, True."""
 
     def averaged(self, learner: Learner) -> AbstractContextManager[None]:
         """Inside, its weights stand in the place of the models' own. For ``learner.evaluate(data, weights=...)``."""
         ...
 
+    def unsynced(self) -> AbstractContextManager[None]:
+        """Inside, a forward is no part of what it syncs over processes. Plugins with a forward of their own look for it
+        where ``"sync"`` is provided."""
+        ...
+
     def peek(self, phase: str) -> dict[str, Tensor | float]:
         """The values so far of the phase's metrics, unread. `Progress` and `LogMetrics` ask those that provide
         ``"metrics"``."""
+        ...
+
+    def traced_metrics(self, learner: Learner, epoch: Epoch) -> Sequence[Metric] | None:
+        """The metrics of an epoch that its ``traced`` hooks feed. A plugin that records steps asks for them; None: the
+        hooks have to be called."""
+        ...
+
+    def vote(self, hook: str) -> Callable[[Step], Tensor] | None:
+        """For a plugin that records steps: what finds, by tensors alone, that one of its hooks has nothing to do.
+
+        It returns a scalar: False, and nothing of the step stands; it is taken anew, with the hook called. None: the
+        hook has to be called in each step.
+        """
         ...
 
     norm: Tensor | None
@@ -132,7 +162,7 @@ class Plugin(Protocol):
     directory: Any
     """Where it saves. Commands look for it where ``"checkpoint"`` is provided."""
 
-    # What it tells people
+    # To tell people
 
     def explain(self, phase: Phase, hook: str) -> str:
         """What ``learner.explain()`` says beside one of its hooks; empty for nothing."""
@@ -143,7 +173,7 @@ class Plugin(Protocol):
         ...
 
     def options(self) -> dict[str, Any]:
-        """What it was made with, by the names of its ``__init__``; see `options_of`.
+        """What it was made with, by the names of its ``__init__``; see `loopkit.options.options_of`.
 
         For a plugin that does not keep each option as an attribute of the same name.
         """
@@ -160,43 +190,6 @@ def provided(plugin: Any) -> str:
     return getattr(plugin, "provides", "")
 
 
-def options_of(plugin: Any) -> dict[str, Any]:
-    """What a plugin was made with, by the names of its ``__init__``.
-
-    Its ``options()`` says so, if it has that method. Else an option is the attribute of the same name, or of that name
-    after an underscore. Options that were given as ``**options`` are there by their own names. What the plugin does not
-    tell is left out.
-
-    Example::
-
-        >>> options_of(ClipGradNorm(1.0))
-        {'max_norm': 1.0, 'norm_type': 2.0, 'name': 'clip_grad_norm'}
-    """
-    if inspect.isroutine(inspect.getattr_static(plugin, "options", None)):
-        return dict(plugin.options())
-    try:
-        parameters = inspect.signature(type(plugin)).parameters.values()
-    except (TypeError, ValueError):
-        return {}
-    options: dict[str, Any] = {}
-    for parameter in parameters:
-        held = [word for word in (parameter.name, f"_{parameter.name}") if _holds(plugin, word)]
-        if held:
-            value = getattr(plugin, held[0])
-            if parameter.kind is not parameter.VAR_KEYWORD:
-                options[parameter.name] = value
-            elif isinstance(value, Mapping):
-                options.update(value)
-    return options
-
-
-def _holds(plugin: Any, word: str) -> bool:
-    """Whether an attribute is a value of the plugin's own, or a property, and not one of its methods."""
-    missing = object()
-    held = inspect.getattr_static(plugin, word, missing)
-    return held is not missing and (word in getattr(plugin, "__dict__", ()) or not inspect.isroutine(held))
-
-
 def has_a_say(plugin: Any) -> bool:
     """Whether training may be another one without a plugin, by what it declares; see `Plugin.per_process`."""
     own = unwrapped(plugin)
@@ -208,7 +201,7 @@ def has_a_say(plugin: Any) -> bool:
             names = declared(own, label, getattr(options, label) or getattr(own, label, ()))
             if set(names) - {"*"}:  # which says where in the order it stands
                 return True
-    return "optimizer_step" in implemented(own)
+    return not {"optimizer_step", "take_step"}.isdisjoint(implemented(own))
 
 
 def declared(plugin: Any, label: str, declaration: Any) -> tuple[str, ...]:

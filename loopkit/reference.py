@@ -74,20 +74,30 @@ def shown(name: str = "") -> str:
     Raises:
         LoopkitError: Nothing public is called so.
     """
+    found = chosen(name)
+    whole = found[:1] if name else []
+    return "\n".join([*_lines(whole, whole=True), *_lines(found[len(whole) :], whole=False)])
+
+
+def chosen(name: str = "") -> list[Item]:
+    """What `shown` shows: of all of it, or what a name stands for and what that lists.
+
+    Raises:
+        LoopkitError: Nothing public is called so.
+    """
     every = items()
     if not name:
-        return "\n".join(_lines([item for item in every if not item.inherited], whole=False))
+        return [item for item in every if not item.inherited]
     ends = _ending(every, name, str) or _ending(every, name, str.lower)
     if not ends:
         words = [".".join(item.path.split(".")[-parts:]) for item in every for parts in (1, 2, 3)]
         raise LoopkitError(
             f"nothing public is called {name!r}{nearest(name, words)}: `loopkit api` lists what there is"
         )
-    chosen = min(ends, key=lambda item: (item.inherited, item.depth, item.path.count("."), item.path))
-    at = every.index(chosen)
-    after = next((i for i in range(at + 1, len(every)) if every[i].depth <= chosen.depth), len(every))
-    below = [item for item in every[at + 1 : after] if chosen.depth or not item.inherited]
-    return "\n".join([*_lines([chosen], whole=True), *_lines(below, whole=False)])
+    meant = min(ends, key=lambda item: (item.inherited, item.depth, item.path.count("."), item.path))
+    at = every.index(meant)
+    after = next((i for i in range(at + 1, len(every)) if every[i].depth <= meant.depth), len(every))
+    return [meant, *(item for item in every[at + 1 : after] if meant.depth or not item.inherited)]
 
 
 def _ending(every: list[Item], name: str, spelt: Callable[[str], str]) -> list[Item]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from loopkit.tabular import html, paragraph
+
 
 @dataclass(frozen=True)
 class Planned:
@@ -16,7 +18,7 @@ class Planned:
     """For a phase that makes one update per window."""
 
 
-@dataclass
+@dataclass(repr=False)
 class FitResult:
     """What ``fit`` returns. An early stop is a result like any other, not an error."""
 
@@ -44,7 +46,21 @@ class FitResult:
     history: list[dict[str, Any]] = field(default_factory=list)
     """One row per epoch of a phase, made by the history plugin."""
 
+    def __repr__(self) -> str:
+        return f"FitResult({self})"
+
+    def _repr_html_(self) -> str:
+        phases = list(dict.fromkeys(name.partition("/")[0] for name in self.metrics))
+        metrics = dict.fromkeys(name.partition("/")[2] for name in self.metrics)
+        rows = [(metric, *(self.metrics.get(f"{phase}/{metric}") for phase in phases)) for metric in metrics]
+        return paragraph(self._ended()) + (html(("", *phases), rows) if rows else "")
+
     def __str__(self) -> str:
+        values = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
+        return self._ended() + (f"; {values}" if values else "")
+
+    def _ended(self) -> str:
+        """What ended it, and how much was done."""
         ends = {
             "stop": "stopped",
             "pause": "paused",
@@ -57,5 +73,4 @@ class FitResult:
         who = f" by {self.by}" if self.by else ""
         why = f": {self.message}" if self.message else ""
         counts = f"{self.epochs} epoch{'s' * (self.epochs != 1)}, {self.updates:,} updates, {self.samples:,} samples"
-        values = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
-        return f"{ended}{who}{why} after {counts} in {self.seconds:.1f} s" + (f"; {values}" if values else "")
+        return f"{ended}{who}{why} after {counts} in {self.seconds:.1f} s"

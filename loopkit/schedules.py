@@ -721,7 +721,7 @@ def join(parts: Sequence[tuple[Schedule, int | None]]) -> Schedule:
     return _compose(schedules[-1], build, name, last_begin)
 
 
-def warmup(n: int, then: Schedule | None = None) -> Schedule:
+def warmup(n: int, then: Schedule | None = None, *, from_zero: bool = False) -> Schedule:
     """Rise in a straight line to the first value of ``then`` in n updates, then run it from its own 0.
 
     ``then(0) * (update + 1) / n``: the first value is not 0, and the n-th is already ``then(0)``.
@@ -729,11 +729,15 @@ def warmup(n: int, then: Schedule | None = None) -> Schedule:
     Args:
         n: Updates, from 0.
         then: What follows; None for ``constant(1.0)``. Made without ``updates``, it gets what the warmup leaves.
+        from_zero: ``then(0) * update / n`` instead: the first update changes nothing, as in the schedules of
+            transformers (``get_linear_schedule_with_warmup``).
 
     >>> [warmup(2, then=linear(4))(k) for k in range(5)]
     [0.5, 1.0, 1.0, 0.75, 0.5]
+    >>> [warmup(2, then=linear(4), from_zero=True)(k) for k in range(5)]
+    [0.0, 0.5, 1.0, 0.75, 0.5]
     """
-    n = _whole("n", n, 0)
+    n, ahead = _whole("n", n, 0), 0 if from_zero else 1
     then = constant() if then is None else _schedule("then", then)
 
     def build(then: Schedule) -> Schedule:
@@ -741,12 +745,14 @@ def warmup(n: int, then: Schedule | None = None) -> Schedule:
 
         def warmed(update: int) -> float:
             if update < n:
-                return first * ((update + 1) / n)
+                return first * ((update + ahead) / n)
             return then(update - n)
 
         return warmed
 
-    return _compose(then, build, lambda then: f"warmup({n}, then={_name(then)})", n)
+    return _compose(
+        then, build, lambda then: f"warmup({n}, then={_name(then)}{', from_zero=True' if from_zero else ''})", n
+    )
 
 
 def shift(schedule: Schedule, k: int) -> Schedule:

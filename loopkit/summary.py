@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from loopkit import generators
 from loopkit.errors import PhaseError
 from loopkit.phases import Phase, PredictionPhase
-from loopkit.tabular import aligned, count_of_bytes
+from loopkit.tabular import aligned, count_of_bytes, html, paragraph
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner
@@ -55,7 +55,7 @@ class DataRow:
     """Empty for what is no tensor."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Summary:
     """The modules as a tree, and the data; ``print`` it."""
 
@@ -67,30 +67,64 @@ class Summary:
     bytes: int
     """Of all parameters and buffers."""
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
-        cells = []
-        for row in self.rows:
-            name = "  " * row.depth + (row.name.rpartition(".")[2] or "model")
-            note = f"= {row.same_as}" if row.same_as else row.outputs + (f" x{row.calls}" if row.calls > 1 else "")
-            sizes = (None, None, None) if row.same_as else (row.parameters, row.trainable, count_of_bytes(row.bytes))
-            cells.append((name, row.type, note, *sizes))
-        parts = [aligned(("module", "type", "output", "parameters", "trainable", "size"), cells)]
-        parts.append(
+        modules, *data = [aligned(columns, rows) for columns, rows in self._tables()]
+        return "\n\n".join([modules, self._total(), *data])
+
+    def _repr_html_(self) -> str:
+        modules, *data = [html(columns, rows) for columns, rows in self._tables("\N{NO-BREAK SPACE}")]
+        return "".join([modules, paragraph(self._total()), *data])
+
+    def _total(self) -> str:
+        return (
             f"{self.parameters:,} parameters, {self.trainable:,} of them trainable; "
             f"{count_of_bytes(self.bytes)} with buffers"
         )
+
+    def _tables(self, space: str = " ") -> Iterator[tuple[tuple[str, ...], list[tuple[Any, ...]]]]:
+        """Columns and rows of the modules, and of the data if there are."""
+        cells: list[tuple[Any, ...]] = []
+        for row in self.rows:
+            name = space * 2 * row.depth + (row.name.rpartition(".")[2] or "model")
+            note = f"= {row.same_as}" if row.same_as else row.outputs + (f" x{row.calls}" if row.calls > 1 else "")
+            sizes = (None, None, None) if row.same_as else (row.parameters, row.trainable, count_of_bytes(row.bytes))
+            cells.append((name, row.type, note, *sizes))
+        yield ("module", "type", "output", "parameters", "trainable", "size"), cells
         if self.data:
-            rows = [(row.name, row.shape, row.dtype, row.device) for row in self.data]
-            parts.append(aligned(("data", "shape", "dtype", "device"), rows))
-        return "\n\n".join(parts)
+            yield (
+                ("data", "shape", "dtype", "device"),
+                [(row.name, row.shape, row.dtype, row.device) for row in self.data],
+            )
 
 
-def summarize(learner: Learner, batch: Any, phase: Phase | None, depth: int | None) -> Summary:
-    """What `Learner.summary` does."""
+def summarize(
+    learner: Learner, batch: Any = None, phase: str | Phase | None = None, depth: int | None = None
+) -> Summary:
+    """The modules as a tree, with their parameters and sizes and what they return, and the data. Print it.
+
+    With a batch, one step of a phase that does not train is run on it, without plugins but ``move_batch``, and not
+    compiled. Modes, buffers, gradients and random generators are afterwards as they were.
+
+    Args:
+        learner: Whose modules; nothing of it changes.
+        batch: What a loader yields; None for the modules alone, without shapes.
+        phase: How the models are run; the standard prediction by default: ``learner.model(inputs)``.
+        depth: Leave out modules with more than so many others around them; 0 is the models alone.
+
+    Raises:
+        PhaseError: The phase trains, or a model has parameters whose shape only a first forward will tell.
+
+    Example::
+
+        print(summarize(learner, next(iter(train))))
+    """
     calls: dict[nn.Module, list[str]] = {}
     data: tuple[DataRow, ...] = ()
     if batch is not None:
-        chosen = PredictionPhase() if phase is None else phase
+        chosen = PredictionPhase() if phase is None else learner.phases.find(phase)
         if chosen.training:
             raise PhaseError(
                 f"summary: phase {chosen.name!r} trains; one forward is run, that changes nothing: give a phase that "

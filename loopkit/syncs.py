@@ -72,7 +72,12 @@ class TensorReads(TorchFunctionMode, ABC):
             if frame is not None and not _is_late(frame):
                 self.noticed(what, args, frame)
             del frame
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        self.made(args, kwargs, result)
+        return result
+
+    def made(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """A call of torch has returned."""
 
 
 def caller(frame: FrameType | None) -> FrameType | None:

@@ -1,9 +1,10 @@
-"""Tables as text."""
+"""Tables as text, and as HTML."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from html import escape
 from typing import Any
 
 NUMBER = re.compile(r"-?[\d,.]+(%| [kMGT]?B)?")
@@ -20,7 +21,7 @@ def aligned(columns: Sequence[str], rows: Sequence[Sequence[Any]], width: int = 
     longer     20
     """
     cells = [list(columns), *([_shown(cell) for cell in row] for row in rows)]
-    right = [all(_is_number(row[i]) or row[i] is None for row in rows) for i in range(len(columns))]
+    right = _of_numbers(columns, rows)
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
     while sum(widths) + 2 * (len(widths) - 1) > width and max(widths) > 8:
         widths[widths.index(max(widths))] -= 1
@@ -30,6 +31,29 @@ def aligned(columns: Sequence[str], rows: Sequence[Sequence[Any]], width: int = 
         padded = [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(cut, widths, right, strict=True)]
         lines.append("  ".join(padded).rstrip())
     return "\n".join(lines)
+
+
+def html(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """The same as a table of HTML, for notebooks; what is in the cells is escaped.
+
+    >>> html(["name"], [["a < b"]])
+    '<table><tr><th style="text-align: left">name</th></tr><tr><td style="text-align: left">a &lt; b</td></tr></table>'
+    """
+    sides = ["right" if numbers else "left" for numbers in _of_numbers(columns, rows)]
+    lines = [("th", columns), *(("td", row) for row in rows)]
+    made = (
+        "".join(
+            f'<{tag} style="text-align: {side}">{escape(_shown(cell))}</{tag}>'
+            for cell, side in zip(line, sides, strict=True)
+        )
+        for tag, line in lines
+    )
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in made)}</table>"
+
+
+def paragraph(text: str) -> str:
+    """A text as HTML."""
+    return f"<p>{escape(text)}</p>"
 
 
 def count_of_bytes(count: int) -> str:
@@ -44,6 +68,11 @@ def count_of_bytes(count: int) -> str:
             return f"{count} B" if unit == "B" else f"{value:.3g} {unit}"
         value /= 1000
     return f"{value:.3g} TB"
+
+
+def _of_numbers(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[bool]:
+    """Which columns hold numbers alone."""
+    return [all(_is_number(row[i]) or row[i] is None for row in rows) for i in range(len(columns))]
 
 
 def _is_number(cell: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.machinery
 import importlib.util
+import inspect
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,8 +93,8 @@ def verify_resume(
 ) -> Iterator[Outcome]:
     """Run a fit whole, and killed and resumed, each in a process of its own, and compare the final states.
 
-    The function that ``target`` names takes no arguments and returns ``(learner, fit)``: a new `Learner`, and the
-    arguments of its ``fit`` as a dict::
+    The function that ``target`` names takes no arguments and returns ``partial(learner.fit, train, val, epochs=3)`` of
+    a new `Learner`, or ``(learner, fit)`` with the arguments of its ``fit`` as a dict::
 
         def make_learner():
             learner = Learner(model(), nn.MSELoss(), sgd, plugins=[MyPlugin()], seed=0)
@@ -249,8 +251,8 @@ def child(argument: str) -> None:
         learner, fit = made(run.target)
         if fit is None:
             raise _Refused(
-                f"{run.target} returned a Learner alone: return (learner, fit), with fit the arguments of learner.fit "
-                f"as a dict, such as {{'train': train, 'val': val, 'epochs': 3}}"
+                f"{run.target} returned a Learner alone, which does not say how it is trained: return "
+                f"partial(learner.fit, train, val, epochs=3)"
             )
     except _Refused as error:
         (out / "refused").write_text(str(error))
@@ -268,7 +270,6 @@ def child(argument: str) -> None:
     (out / "steps.json").write_text(json.dumps(result.steps))
     own = [n for n, p in learner.plugins.items() if not type(p).__module__.startswith("loopkit.")]
     (out / "plugins.json").write_text(json.dumps(own))
-    (out / "phases.json").write_text(json.dumps([*learner.missing_states.values()]))
 
 
 class _Refused(LoopkitError):
@@ -313,12 +314,14 @@ def made(target: str) -> tuple[Learner, dict[str, Any] | None]:
     value = load_function(target)()
     if isinstance(value, Learner):
         return value, None
+    if isinstance(value, partial) and isinstance(learner := getattr(value.func, "__self__", None), Learner):
+        return learner, inspect.signature(learner.fit).bind(*value.args, **value.keywords).arguments
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], Learner) and isinstance(value[1], Mapping):
         return value[0], dict(value[1])
     items = f" of {', '.join(type(item).__name__ for item in value)}" if isinstance(value, tuple) else ""
     raise _Refused(
-        f"{target} returned {type(value).__name__}{items}: it must return (learner, fit), a Learner and the arguments "
-        f"of its fit as a dict, such as {{'train': train, 'val': val, 'epochs': 3}}"
+        f"{target} returned {type(value).__name__}{items}: it must return partial(learner.fit, train, val, epochs=3), "
+        f"or a Learner and the arguments of its fit, (learner, {{'train': train, 'val': val, 'epochs': 3}})"
     )
 
 
@@ -365,15 +368,21 @@ class _Watch:
     @hookimpl(reads=("*",), after=("checkpoint",))
     def step_end(self, learner: Learner, phase: Phase) -> None:
         """Note the step, or die."""
-        if phase.training and learner.current is not None and learner.at_edge:
+        if phase.training and learner.current is not None and learner.current.can_save:
             if self._steps(learner) == self._run.kill_at:
                 os.kill(os.getpid(), signal.Signals[f"SIG{self._run.signal}"])
             self._note(learner)
 
+    @hookimpl
+    def fit_end(self, learner: Learner) -> None:
+        """Note what of phases no state holds."""
+        missing = {} if learner.current is None else learner.current.missing_states
+        (Path(self._run.out) / "phases.json").write_text(json.dumps([*missing.values()]))
+
     @staticmethod
     def _steps(learner: Learner) -> int:
-        assert learner.position is not None
-        return learner.progress.steps - learner.position.start.steps
+        assert learner.current is not None
+        return learner.progress.steps - learner.current.position.start.steps
 
     def _note(self, learner: Learner, loaded: bool = False) -> None:
         traced = _Traced(self._steps(learner), loaded, _digests(learner.state_dict(), self._run.ignore))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from loopkit import devices
 from loopkit.errors import WorldError
 
 if TYPE_CHECKING:
@@ -216,8 +217,7 @@ def _join(backend: str | None, timeout: float) -> World:
     rank, size = dist.get_rank(), dist.get_world_size()
     if size == 1:
         return World(timeout=timeout)
-    if "LOCAL_RANK" in os.environ and dist.get_backend() == "nccl":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    devices.use(dist.distributed_c10d._get_default_group().bound_device_id or devices.local_device())
     try:
         group = dist.new_group(backend="gloo", timeout=limit)
     except dist.DistError as error:
@@ -287,7 +287,11 @@ def _meet(place: _Place, backend: str, limit: timedelta) -> None:
             f"{place}: another process with this rank is there already: the script was started twice with one port, "
             f"or two processes have the same RANK; give each run a MASTER_PORT of its own"
         )
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+    device = devices.local_device()
+    devices.use(device)
+    named = [part.rpartition(":")[2].lower() for part in backend.split(",")]
+    own = device if devices.own_backend() in named and device.index is not None else None
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit, device_id=own)
     atexit.register(_leave)
 
 
@@ -312,23 +316,16 @@ def _give_up(place: _Place, error: dist.DistError) -> NoReturn:
 
 def _backend(given: str | None) -> str:
     if given is None:
-        return "cpu:gloo,cuda:nccl" if _device_for_each() and dist.is_nccl_available() else "gloo"
+        return devices.backends()
     for name in [part.rpartition(":")[2].lower() for part in given.split(",")]:
         if not dist.is_backend_available(name):
             raise WorldError(f"the backend {name!r} is not in this build of torch: 'gloo' is, leave backend= out")
-        if name == "nccl" and not torch.cuda.is_available():
+        if lacking := devices.lacking(name):
             raise WorldError(
-                "the backend 'nccl' needs CUDA, and there is none here: leave backend= out, or give 'gloo'"
+                f"the backend {name!r} needs {lacking.upper()}, and there is none here: leave backend= out, or give "
+                f"'gloo'"
             )
     return given
-
-
-def _device_for_each() -> bool:
-    """Whether each process of this machine can have a CUDA device of its own, as NCCL demands."""
-    if not torch.cuda.is_available():
-        return False
-    here = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return torch.cuda.device_count() >= int(here) if here.isdecimal() else True
 
 
 def _leave() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+"""Before torch is imported: the threads of OpenMP do not come along into a fork, which would wait for them."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -106,7 +106,7 @@ class EventLog:
 
     @property
     def lines(self) -> list[str]:
-        """``"train 0: step_begin loss_begin"``, ...; events of the fit stand alone."""
+        """``"train 0: step_begin forward_begin loss_begin"``, ...; events of the fit stand alone."""
         lines: list[str] = []
         last = "", ""
         for place, word in self.words:

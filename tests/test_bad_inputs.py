@@ -90,7 +90,7 @@ def fails(learner, error, act, *parts):
     text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
     for part in parts:
         assert re.search(part, text), f"{part!r} is not in:\n{text}"
-    assert learner.running is None
+    assert not learner._core.epochs
     assert not learner.model.training
     assert torch.is_grad_enabled()
     log = learner.plugins["fit_log"]
@@ -533,7 +533,7 @@ def test_learner_has_no_optimizer():
     learner = Learner(nn.Linear(4, 3), nn.CrossEntropyLoss(), standard=False)
     with pytest.raises(PhaseError, match=r"the learner has no optimizer; give Learner\(optimizer=\.\.\.\)"):
         learner.fit(batches(), epochs=1)
-    assert learner.running is None
+    assert not learner._core.epochs
 
 
 def test_optimizer_gets_no_parameters():
@@ -567,6 +567,7 @@ EVENTS = {
     "fit_begin": 0,
     "epoch_begin": 0,
     "step_begin": 0,
+    "forward_begin": 0,
     "loss_begin": 0,
     "backward_begin": 0,
     "backward_end": 0,
@@ -579,6 +580,7 @@ EVENTS = {
     "epoch_context": 0,
     "step_context": 0,
     "optimizer_step": 0,
+    "take_step": 0,
     "move_batch": 0,
 }
 
@@ -614,7 +616,7 @@ def test_plugin_raises_in_a_hook(hook):
     assert len(error.__notes__) == 1
 
 
-@pytest.mark.parametrize("hook", ["step_begin", "update_end", "optimizer_step", "step_context"])
+@pytest.mark.parametrize("hook", ["step_begin", "update_end", "optimizer_step", "take_step", "step_context"])
 def test_plugin_raises_in_a_hook_of_a_step_and_the_step_is_named(hook):
     def method(self, step, **others):
         if step.index == 1:
@@ -624,7 +626,7 @@ def test_plugin_raises_in_a_hook_of_a_step_and_the_step_is_named(hook):
         method(self, step)
         default()
 
-    function = verb if hook == "optimizer_step" else lambda self, step: method(self, step)
+    function = verb if hook in ("optimizer_step", "take_step") else lambda self, step: method(self, step)
     plugin = type("Later", (), {hook: hookimpl(function)})()
     learner = make(plugin)
     part = f"in {hook} of plugin 'later', phase 'train', epoch 0, step 1$"
@@ -880,6 +882,14 @@ def test_phase_name_is_misspelt():
     learner = make()
     message = r"no phase is called 'trian' \(did you mean 'train'\?\); there are: train, val, predict\."
     fails(learner, PhaseError, lambda: learner.run("trian", batches()), message)
+
+
+def test_validation_set_that_only_an_earlier_fit_knew():
+    learner = make()
+    message = (
+        r"no phase is called 'ood'; .*ValidationPhase\('ood'\) for another validation set, as fit\(train, \{'ood': "
+    )
+    fails(learner, PhaseError, lambda: learner.evaluate(batches(), "ood"), message)
 
 
 def test_phase_has_no_step():

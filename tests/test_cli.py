@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import io
+import json
 import os
 import re
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 from helpers import batches, install, make_learner
@@ -16,6 +18,7 @@ import loopkit
 from loopkit import checkpoint, cli
 from loopkit.discovery import SUBCOMMANDS
 from loopkit.errors import LoopkitError
+from loopkit.hooks import STATES
 from loopkit.plugins import Checkpoint
 from loopkit.reference import public_modules
 
@@ -158,7 +161,7 @@ def test_usage_errors_and_help(capsys):
         near = f" (did you mean {hint!r}?)" if hint else ""
         line = f"loopkit: error: there is no command {repr(word)[:80]}{near}: `loopkit --help` lists them"
         assert run(capsys, word) == (2, [], [line])
-    assert "invalid choice: 'lst'" in run(capsys, "checkpoint", "lst")[2][-1]
+    assert "there is no 'lst' (did you mean 'list'?)" in run(capsys, "checkpoint", "lst")[2][-1]
     assert run(capsys, "--version")[:2] == (0, [f"loopkit {loopkit.__version__}"])
     for command in cli.COMMANDS:
         code, out, _ = run(capsys, *command.words, "--help")
@@ -234,6 +237,7 @@ def test_plugins_lists_names_versions_and_first_lines(tmp_path, monkeypatch, cap
     def listed():
         """The exit code, and the lines but for those of loopkit's own plugins."""
         code, lines, _ = run(capsys, "plugins")
+        lines.remove("`loopkit plugins NAME` says what one does, and its options")
         return code, [re.sub("  +", "  ", line) for line in lines if "  loopkit " not in line]
 
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
@@ -302,6 +306,35 @@ def test_api_finds_a_name_whose_case_differs(capsys):
     assert run(capsys, "api", "logto")[1][0].startswith("    LogTo(")
 
 
+def test_hooks_prints_a_table_of_each_kind_of_name(capsys):
+    code, lines, _ = run(capsys, "hooks")
+    assert code == 0
+    heads = [line for line, below in pairwise(lines) if set(below) == {"="}]
+    assert heads == ["hooks", "states", "words", "provides", "checks"]
+    shown = [re.sub(" +", " ", line) for line in lines]
+    assert any(line.startswith("update_end The optimizer has changed the parameters;") for line in shown)
+    one = run(capsys, "hooks", "states")[1]
+    assert (one[0], len(one) > len(STATES)) == ("states", True)
+    assert json.loads("\n".join(run(capsys, "hooks", "grads", "--json")[1])) == {
+        "states": [{"state": "grads", "what it is": STATES["grads"], "doc": STATES["grads"]}]
+    }
+
+
+def test_hooks_of_one_name_prints_all_that_is_said_of_it(capsys):
+    code, lines, _ = run(capsys, "hooks", "update_begin")
+    assert (code, lines[0]) == (0, "hooks: update_begin, event, learner, phase, epoch, step")
+    assert "    it fires after each evaluation of the closure." in lines
+    assert [line for line in run(capsys, "hooks", "progress")[1] if line[0] != " "] == [
+        "states: progress",
+        "provides: progress",
+    ]
+    assert run(capsys, "hooks", "reads")[1][0] == "words: reads, hook, class, to look on"
+    assert run(capsys, "hooks", "no_graph_kept")[1][1].startswith("    A step's graphs are freed before")
+    code, out, (line,) = run(capsys, "hooks", "grad")
+    assert (code, out) == (2, [])
+    assert "there is no hook, state, word or check 'grad' (did you mean 'grads'?): `loopkit hooks` lists them" in line
+
+
 def test_help_needs_no_torch():
     """The module itself: the package's own imports come before it."""
     code = (
@@ -355,3 +388,11 @@ def test_a_closed_pipe_changes_neither_the_exit_code_nor_stderr(saved):
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
     os.close(write)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_ctrl_c_is_one_line(capsys, monkeypatch):
+    def interrupted(words):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_run", interrupted)
+    assert run(capsys, "plugins") == (130, [], ["loopkit: interrupted"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import contextmanager
 from dataclasses import astuple
 from typing import NamedTuple
@@ -11,7 +12,17 @@ import torch
 from helpers import EventLog, batches, make_learner, on, raising
 from torch import nn
 
-from loopkit import CancelEpoch, CancelFit, CancelStep, PredictionPhase, TrainingPhase, ValidationPhase, every, hookimpl
+from loopkit import (
+    CancelEpoch,
+    CancelFit,
+    CancelStep,
+    Learner,
+    PredictionPhase,
+    TrainingPhase,
+    ValidationPhase,
+    every,
+    hookimpl,
+)
 from loopkit.engine.requests import Requests
 from loopkit.errors import EmptyDataError, ExhaustedIteratorError, PhaseError, PluginError, ReentrancyError
 from loopkit.world import World
@@ -158,14 +169,16 @@ def test_evaluate_in_a_hook_outside_the_passes_works_after_the_end_was_asked_for
     plugins = [on(first, end, "a"), on(hook, evaluate, "b")]
     result = make_learner(log, *plugins).fit(batches(1), epochs=3)
     assert done == [True]
-    assert log.lines.count("val 1: step_begin loss_begin step_end") == 1
+    assert log.lines.count("val 1: step_begin forward_begin loss_begin step_end") == 1
     assert result.reason == how
 
 
 # Errors
 
 
-@pytest.mark.parametrize("hook", ["step_begin", "loss_begin", "backward_end", "update_begin", "step_end"])
+@pytest.mark.parametrize(
+    "hook", ["step_begin", "forward_begin", "loss_begin", "backward_end", "update_begin", "step_end"]
+)
 def test_error_in_a_hook_has_one_note_that_says_where(hook):
     error = ZeroDivisionError("oh")
     learner = make_learner(raising(hook, error, at=1, name="fragile"))
@@ -211,7 +224,7 @@ def test_error_of_a_context_manager_has_one_note_that_names_the_plugin(hook, whe
         learner.fit(batches(1), epochs=1)
     (note,) = error.__notes__
     assert note.startswith(f"loopkit: in {hook} of plugin 'fragile', phase 'train', epoch 0")
-    assert learner.running is None
+    assert not learner._core.epochs
 
 
 def test_error_in_the_phase_has_one_note_that_says_where():
@@ -243,7 +256,7 @@ def test_error_leaves_the_learner_usable():
     learner = make_learner(boom())
     with pytest.raises(RuntimeError):
         learner.fit(batches(2), epochs=1)
-    assert learner.running is None
+    assert not learner._core.epochs
     assert learner.fit(batches(2), epochs=1).steps == 2
 
 
@@ -341,7 +354,7 @@ def test_stop_in_a_loop_of_your_own_survives_an_evaluation_at_its_end():
     with learner.epoch("train") as epoch:
         epoch.step(batches(1)[0])
         learner.stop()
-    assert learner.stop_requested
+    assert learner._core.requests.stopped
 
 
 # Contexts
@@ -399,7 +412,9 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("swallow", [False, True])
-@pytest.mark.parametrize("hook", ["epoch_begin", "step_begin", "loss_begin", "update_end", "step_end", "epoch_end"])
+@pytest.mark.parametrize(
+    "hook", ["epoch_begin", "step_begin", "forward_begin", "loss_begin", "update_end", "step_end", "epoch_end"]
+)
 @pytest.mark.parametrize("how", ["complete", "epoch", "fit", "error", "interrupt"])
 def test_contexts_are_left_in_every_ending(how, hook, swallow):
     contexts = Contexts(swallow)
@@ -550,7 +565,9 @@ def test_backward_in_validation_is_refused():
 # Nested passes
 
 
-@pytest.mark.parametrize("hook", ["step_begin", "loss_begin", "backward_end", "update_begin", "step_end", "epoch_end"])
+@pytest.mark.parametrize(
+    "hook", ["step_begin", "forward_begin", "loss_begin", "backward_end", "update_begin", "step_end", "epoch_end"]
+)
 @pytest.mark.parametrize("verb", ["evaluate", "predict"])
 def test_nested_pass_leaves_everything_as_it_was(hook, verb):
     contexts = Contexts(swallow=False)
@@ -562,7 +579,7 @@ def test_nested_pass_leaves_everything_as_it_was(hook, verb):
             astuple(learner.progress),
             modes(model),
             list(contexts.open),
-            learner.running,
+            list(learner._core.epochs),
             torch.is_grad_enabled(),
             [None if g is None else g.tolist() for g in grads],
         )
@@ -587,7 +604,7 @@ def test_nested_pass_leaves_its_outer_step_untouched_when_cancelled():
     learner.fit(batches(1), epochs=1)
     assert log.lines[3:-2] == [
         "val: epoch_begin",
-        "val 0: step_begin loss_begin step_cancelled",
+        "val 0: step_begin forward_begin loss_begin step_cancelled",
         "val: epoch_end phase_end",
         "train 0: backward_begin backward_end update_begin update_end step_end",
     ]
@@ -598,10 +615,10 @@ def test_nested_cancel_fit_ends_the_outer_pass_too():
     learner = make_learner(log, raising("loss_begin", CancelFit("no"), phase="val"))
     result = learner.fit(batches(3), batches(1), epochs=1, validate=every(updates=2))
     assert log.lines[2:] == [
-        "train 0: step_begin loss_begin backward_begin backward_end update_begin update_end step_end",
-        "train 1: step_begin loss_begin backward_begin backward_end update_begin update_end step_end",
+        "train 0: step_begin forward_begin loss_begin backward_begin backward_end update_begin update_end step_end",
+        "train 1: step_begin forward_begin loss_begin backward_begin backward_end update_begin update_end step_end",
         "val: epoch_begin",
-        "val 0: step_begin loss_begin step_cancelled",
+        "val 0: step_begin forward_begin loss_begin step_cancelled",
         "val: epoch_end phase_end",
         "train: epoch_end phase_end",
         "fit_end",
@@ -693,8 +710,12 @@ def test_predict_batches_is_lazy():
     assert taken == [0]
     outputs.close()
     assert taken == [0]
-    assert log.lines == ["predict: epoch_begin", "predict 0: step_begin step_end", "predict: epoch_end phase_end"]
-    assert learner.running is None
+    assert log.lines == [
+        "predict: epoch_begin",
+        "predict 0: step_begin forward_begin step_end",
+        "predict: epoch_end phase_end",
+    ]
+    assert not learner._core.epochs
 
 
 def test_predict_batches_gives_the_callers_modes_between_batches():
@@ -714,8 +735,8 @@ def test_predict_of_no_batch_is_refused():
 
 
 def test_evaluate_returns_the_metrics_of_its_phase():
-    def measure(learner, phase):
-        learner.metrics[f"{phase.name}/seen"] = float(learner.running.steps)
+    def measure(learner, phase, epoch):
+        learner.metrics[f"{phase.name}/seen"] = float(epoch.steps)
 
     learner = make_learner(on("epoch_end", measure, writes=("metrics",)))
     result = learner.fit(batches(2), batches(1), epochs=1)
@@ -725,9 +746,9 @@ def test_evaluate_returns_the_metrics_of_its_phase():
 
 
 def test_metrics_of_an_earlier_pass_are_forgotten_when_the_phase_runs_again():
-    def measure(learner, phase):
-        if learner.running.steps > 1:
-            learner.metrics[f"{phase.name}/seen"] = float(learner.running.steps)
+    def measure(learner, phase, epoch):
+        if epoch.steps > 1:
+            learner.metrics[f"{phase.name}/seen"] = float(epoch.steps)
 
     learner = make_learner(on("epoch_end", measure, writes=("metrics",)))
     assert learner.evaluate(batches(2)) == {"val/seen": 2.0}
@@ -817,7 +838,7 @@ def test_add_during_a_fit_takes_part_from_the_next_step_on():
     learner.fit(batches(2), epochs=1)
     assert log.lines == [
         "fit_begin",
-        "train 1: step_begin loss_begin backward_begin backward_end update_begin update_end step_end",
+        "train 1: step_begin forward_begin loss_begin backward_begin backward_end update_begin update_end step_end",
         "train: epoch_end phase_end",
         "fit_end",
     ]
@@ -902,3 +923,40 @@ def test_request_that_comes_while_the_processes_agree_is_for_the_next_time():
     assert requests.stopped is None
     requests.agree(0, 0, None, ())
     assert requests.stopped == ("late", "thread")
+
+
+@pytest.mark.parametrize(("before", "after", "at"), [(2, 1, 0), (3, 2, 0), (3, 2, 1), (2, 3, 2), (1, 2, 0)])
+def test_accumulate_set_while_a_window_is_open_takes_effect_once_it_is_closed(before, after, at):
+    data = [(torch.randn(2, 3), torch.randn(2, 1)) for _ in range(9)]
+    model = nn.Linear(3, 1)
+    by_hand = copy.deepcopy(model)
+    updated = []
+
+    def change(learner, step):
+        if step.index == at:
+            learner.accumulate = after
+
+    learner = Learner(
+        model,
+        nn.functional.mse_loss,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        accumulate=before,
+        plugins=[on("step_end", change, "changing"), on("update_end", lambda step: updated.append(step.index), "seen")],
+    )
+    learner.remove("progress")
+    learner.fit(data, epochs=1)
+
+    expected, size, window = [], before, []
+    optimizer = torch.optim.SGD(by_hand.parameters(), lr=0.1)
+    for index, batch in enumerate(data):
+        window.append(batch)
+        if len(window) == size or index == 8:
+            optimizer.zero_grad()
+            for inputs, targets in window:
+                (nn.functional.mse_loss(by_hand(inputs), targets) / len(window)).backward()
+            optimizer.step()
+            expected.append(index)
+            window = []
+        size = after if index >= at and not window else size
+    assert updated == expected
+    assert torch.allclose(model.weight, by_hand.weight, rtol=1e-5)  # a short window is rounded otherwise

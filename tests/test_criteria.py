@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from loopkit.criteria import (
     Criterion,
+    Divergence,
     GeneralisationLoss,
     InvalidValue,
     NumberLimit,
@@ -83,6 +84,13 @@ def test_is_better_takes_finite_values_that_are_better_by_more_than_the_margin(v
         (Threshold(0.5), [0.6, 0.5, 0.7, 0.4, NAN], "min", [1, 3]),
         (Threshold(0.5), [0.4, 0.5, 0.3, 0.6, NAN], "max", [1, 3]),
         (Threshold(0), [0.1, 0.0], "min", [1]),
+        (NumberSinceBest(2, 0.5, relative=True), [8, 5, 4, 3, 2, 1], "min", [2]),
+        (NumberSinceBest(1, 0.5, relative=True), [-2, -2.5, -3.5], "min", [1]),
+        (NumberSinceBest(1, 0.5, relative=True), [2, 3, 4, 5], "max", [1, 3]),
+        (Divergence(3), [2, 3, 3.5, NAN, INF, 1], "min", [2, 3, 4]),
+        (Divergence(3), [4, 3, 2, NAN], "max", [2, 3]),
+        (Divergence(0.5, relative=True), [NAN, 2, 3, 1, 1.5, 1.75, INF], "min", [0, 5, 6]),
+        (Divergence(0.5, relative=True), [4, 2, 1.5, NAN], "max", [2, 3]),
         (InvalidValue(), [0.0, NAN, INF, -INF, 1e300], "min", [1, 2, 3]),
         (GeneralisationLoss(50), [4, 2, 3, 3.25, 1, 2], "min", [3, 5]),  # above 50 %, not at it
         (GeneralisationLoss(50), [1, 4, 2, 1.5], "max", [3]),
@@ -100,8 +108,26 @@ def test_criterion_fires_at_these_values(criterion, values, mode, expected):
     [
         (Patience(2), [1, 2, 3.5], "min", "rose 2 times in a row, last from 2 to 3.5"),
         (Patience(1), [2, 1], "max", "fell once, last from 2 to 1"),
-        (NumberSinceBest(2), [0.25, 0.5, 0.75], "min", "0.25 was not improved in 2 values, the last is 0.75"),
-        (NumberSinceBest(1, 0.5), [1, 1], "min", "1 was not improved by more than 0.5 in 1 value, the last is 1"),
+        (
+            NumberSinceBest(2),
+            [0.25, 0.5, 0.75],
+            "min",
+            '0.25 was not improved in 2 values (mode "min"), the last is 0.75',
+        ),
+        (
+            NumberSinceBest(1, 0.5),
+            [1, 1],
+            "min",
+            '1 was not improved by more than 0.5 in 1 value (mode "min"), the last is 1',
+        ),
+        (
+            NumberSinceBest(1, 0.5, relative=True),
+            [2, 1],
+            "min",
+            '2 was not improved by more than 50 % in 1 value (mode "min"), the last is 1',
+        ),
+        (Divergence(3), [4], "min", "is 4, worse than 3"),
+        (Divergence(0.5, relative=True), [2, 4], "min", "4 is more than 50 % worse than the best, 2"),
         (NumberSinceBest(2), [NAN, NAN], "min", "there was no finite one among 2 values, the last is nan"),
         (NumberLimit(2), [1, 1], "min", "measured 2 times, the limit is 2"),
         (Threshold(0.5), [0.25], "min", "reached 0.25, the threshold is 0.5"),
@@ -279,6 +305,7 @@ def test_combination_needs_training_if_a_member_does(criterion):
 MAKERS = {
     "patience": lambda: Patience(2),
     "number_since_best": lambda: NumberSinceBest(3, 0.25),
+    "divergence": lambda: Divergence(0.6, relative=True),
     "number_limit": lambda: NumberLimit(7),
     "threshold": lambda: Threshold(1.5),
     "invalid": InvalidValue,
@@ -329,6 +356,7 @@ def test_state_of_another_criterion_is_refused():
         (lambda: NumberSinceBest(0), r"NumberSinceBest: n is 0"),
         (lambda: NumberSinceBest(2, -0.1), r"NumberSinceBest: min_delta is -0\.1: it is at least 0"),
         (lambda: NumberSinceBest(2, NAN), r"NumberSinceBest: min_delta is nan: it is a finite number"),
+        (lambda: Divergence(NAN), r"Divergence: value is nan: it is a finite number"),
         (lambda: NumberLimit(-1), r"NumberLimit: n is -1"),
         (lambda: TimeLimit(0), r"TimeLimit: seconds is 0: it is above 0"),
         (lambda: TimeLimit("1h"), r"TimeLimit: seconds is '1h': it is a finite number"),

@@ -303,7 +303,7 @@ def test_learner_refuses_an_order_that_is_no_list_of_names(order):
 
 
 def test_hookimpl_refuses_a_phase_that_is_no_class():
-    with pytest.raises(PluginError, match=r"hookimpl\(phase='train'\): write the phase's class, such as phase=T"):
+    with pytest.raises(PluginError, match=r"hookimpl\(phase='train'\): write phase='training', or the phase's class"):
         hookimpl(phase="train")
 
 
@@ -405,7 +405,7 @@ def test_learner_refuses_an_event_that_no_known_phase_emits_before_the_first_ste
     with pytest.raises(PluginError, match=r"plugin 'umbrella', rain_begin: no known phase emits .*phases=\[\.\.\.\]"):
         learner.fit(batches(), epochs=1)
     assert listener.steps == []
-    assert learner.running is None
+    assert not learner._core.epochs
     learner.remove("umbrella")
     learner.fit(batches(), epochs=1)
     assert listener.steps == [0, 1]
@@ -892,6 +892,7 @@ def _everything(hook):
     names = ", ".join(("self", *hook.arguments))
     body = {
         "optimizer_step": "default()",
+        "take_step": "default()",
         "setup_model": "return model",
         "setup_data": "return data",
         "move_batch": "return batch",
@@ -911,6 +912,8 @@ TRAIN_STEP = [
     "move_batch",
     "step_begin",
     "step_context",
+    "take_step",
+    "forward_begin",
     "loss_begin",
     "backward_begin",
     "backward_end",
@@ -951,7 +954,8 @@ def test_instrument_sees_every_call():
         *("setup_data", "setup_data"),  # once for each, when their lengths are asked for
         "fit_begin",
         *("epoch_context", "epoch_begin", *TRAIN_STEP, *TRAIN_STEP, "epoch_end", "phase_end"),
-        *("epoch_context", "epoch_begin", "move_batch", "step_begin", "step_context", "loss_begin", "step_end"),
+        *("epoch_context", "epoch_begin"),
+        *("move_batch", "step_begin", "step_context", "take_step", "forward_begin", "loss_begin", "step_end"),
         *("epoch_end", "phase_end", "fit_end"),
     ]
     assert {(phase, hook) for phase, hook, _ in spy.calls if hook in ("fit_begin", "setup_data", "epoch_end")} == {
@@ -1128,7 +1132,7 @@ class Display:
 def test_explain_says_what_runs_when_and_why():
     learner = make(Norms(), Display(), Clip(), Files(), Sync())
     assert (
-        str(learner.explain())
+        str(learner.explain(full=True))
         == """\
 the learner
 ===========
@@ -1393,3 +1397,28 @@ def test_word_near_the_name_of_a_plugin_that_is_installed_is_refused(place):
         Learner(nn.Linear(3, 1), plugins=[listener], standard=False, **options)
     setattr(listener, place, ("clip_grad_norm", "of_somebody_else"))
     Learner(nn.Linear(3, 1), plugins=[listener], standard=False)
+
+
+def test_explain_of_all_phases_shows_what_changes_something_once():
+    class Average:
+        @hookimpl(updates=("params",))
+        def epoch_context(self, phase):
+            pass
+
+    learner = make(Clip(), Norms(), Files(), Average())
+    assert (
+        str(learner.explain())
+        == """\
+phase 'train'
+  update_begin   clip (grads)
+  epoch_context  average (params)
+
+phase 'val', phase 'predict'
+  epoch_context  average (params)
+
+the learner
+  nothing is changed
+
+look on: files, norms
+explain(full=True) shows every hook, and why each plugin stands there"""
+    )

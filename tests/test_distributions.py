@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 import venv
+from configparser import ConfigParser
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -34,6 +35,12 @@ def imports(path: Path) -> set[str]:
 
 def test_there_are_distributions() -> None:
     assert {"loopkit_mlflow", "loopkit_optuna", "loopkit_tensorboard"} <= PACKAGES
+
+
+def test_the_extra_all_has_every_distribution() -> None:
+    config = ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    assert config["options.extras_require"]["all"].split() == [folder.name for folder in DISTRIBUTIONS]
 
 
 @pytest.mark.parametrize(("group", "table"), [(PLUGINS, ELSEWHERE), (COMMANDS, SUBCOMMANDS)])

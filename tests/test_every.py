@@ -43,3 +43,8 @@ def test_every_counts_minutes_in_seconds():
 def test_every_refuses_what_is_no_interval(given, message):
     with pytest.raises(ValueError, match=message):
         every(**given)
+
+
+def test_every_says_what_it_takes_where_steps_are_given():
+    with pytest.raises(TypeError, match="'steps': every takes epochs, updates or minutes"):
+        every(steps=50)

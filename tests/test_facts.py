@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 
+import pytest
 import torch
 from torch import nn
 
-from loopkit.facts import fact
+from loopkit.facts import fact, parts
 
 PROGRAM = """
 from loopkit.facts import fact
@@ -39,3 +41,51 @@ def test_functions_that_compute_something_else_have_other_facts():
 def test_modules_are_told_by_class_and_options():
     assert fact(nn.MSELoss()) != fact(nn.MSELoss(reduction="sum"))
     assert fact(nn.CrossEntropyLoss(torch.ones(3))) != fact(nn.CrossEntropyLoss(torch.arange(3.0)))
+
+
+def scaled(x, by=2.0):
+    return x * by
+
+
+def scaled_more(x, by=3.0):
+    return x * by
+
+
+scaled_more.__qualname__ = scaled_more.__name__ = "scaled"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (partial(scaled, by=2.0), partial(scaled, by=3.0)),
+        (partial(scaled, 2.0), partial(scaled, 3.0)),
+        (nn.Dropout(0.1).forward, nn.Dropout(0.2).forward),
+        (scaled, scaled_more),
+        (lambda x: x.sum(), lambda x: x.mean()),
+    ],
+    ids=[
+        "keyword of a partial",
+        "argument of a partial",
+        "object of a method",
+        "default of a function",
+        "names in a function",
+    ],
+)
+def test_fact_tells_what_is_held_apart(one, other):
+    assert fact(one) == fact(one)
+    assert fact(one) != fact(other)
+
+
+def test_fact_of_a_set_is_sorted():
+    assert fact(set("hgfedcba")) == "('a', 'b', 'c', 'd', 'e', 'f', 'g', 'h')"
+
+
+def test_parts_leave_out_what_may_differ():
+    assert "reduction" in parts(nn.MSELoss())
+    assert "reduction" not in parts(nn.MSELoss(), without=("reduction",))
+
+
+def test_fact_of_what_holds_itself_ends():
+    endless = []
+    endless.append(endless)
+    assert "..." in fact(endless)

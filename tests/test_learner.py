@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from loopkit import Event, Learner, Phase, TrainingPhase, hookimpl
 from loopkit.errors import PhaseError, PhaseInputError, PluginError
@@ -284,10 +284,18 @@ def test_loss_fn_that_is_no_function_is_refused_when_the_learner_is_built(loss_f
 
 
 def test_order_and_the_standard_set_are_told():
-    assert make(order=["noise", "clip"]).order == [["noise", "clip"]]
-    assert make(order=[["a", "b"], ["b", "c"]]).order == [["a", "b"], ["b", "c"]]
-    assert (make().order, make().standard) == ([], [])
+    assert make(order=["noise", "clip"]).options.order == [["noise", "clip"]]
+    assert make(order=[["a", "b"], ["b", "c"]]).options.order == [["a", "b"], ["b", "c"]]
+    assert (make().options.order, make().options.standard) == ([], [])
     learner = Learner(nn.Linear(3, 2), nn.MSELoss(), SGD, plugins=[History()])
     learner.remove("metrics", "progress")
     names = ["metrics", "progress", "sanity_check", "stop_on_non_finite"]
-    assert [plugin.name for plugin in learner.standard] == names
+    assert [plugin.name for plugin in learner.options.standard] == names
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_list_of_loaders_is_refused_as_validation_before_anything_begins(kind):
+    learner, batch = make(), (torch.zeros(8, 3), torch.zeros(8, 2))
+    with pytest.raises(PhaseInputError, match=r'give several sets by name, \{"val": a, "ood": b\}'):
+        learner.fit([batch], kind([DataLoader([0, 1]), DataLoader([0, 1])]), epochs=1)
+    assert learner.progress.steps == 0

@@ -201,7 +201,8 @@ def test_argument_that_does_not_exist_is_named_with_what_to_write(make, said):
 
 def test_two_plugins_of_one_class_are_named_by_it():
     with pytest.raises(
-        PluginError, match=r"called 'clip_grad_norm': a ClipGradNorm and a ClipGradNorm; give it name=..."
+        PluginError,
+        match=r"called 'clip_grad_norm': ClipGradNorm\(max_norm=1.0\) and ClipGradNorm\(max_norm=2.0\); give",
     ) as e:
         make_learner(plugins=[ClipGradNorm(1.0), ClipGradNorm(2.0)])
     assert " object at " not in str(e.value)

@@ -101,7 +101,7 @@ def test_class_scores_count_a_target_out_of_range_as_a_wrong_prediction():
 
 
 def test_class_scores_refuse_another_average():
-    with pytest.raises(ValueError, match="average is 'binary': it is 'macro', 'micro' or 'weighted'"):
+    with pytest.raises(ValueError, match="average is 'binary': it is 'macro', 'micro', 'weighted' or None"):
         F1("binary")
 
 
@@ -446,3 +446,8 @@ def test_metric_without_a_merge_has_none():
 
 def test_added_sums_in_order():
     assert added([{"a": 1e16, "b": None}, {"a": 1.0, "b": None}, {"a": -1e16, "b": None}]) == {"a": 0.0, "b": None}
+
+
+def test_accuracy_names_the_metric_of_one_logit_a_sample():
+    with pytest.raises(ValueError, match=r"for one logit a sample: BinaryAccuracy\(from_logits=True\)"):
+        Accuracy().update(torch.zeros(32, 1), torch.zeros(32, 1))

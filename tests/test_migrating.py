@@ -24,6 +24,7 @@ MODULES = {
     "Ignite": "ignite",
     "fastai": "fastai",
     "Accelerate": "accelerate",
+    "the HF Trainer": "transformers",
 }
 SCRIPT = """
 import contextlib, io, pickle, traceback

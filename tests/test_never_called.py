@@ -8,7 +8,7 @@ import pytest
 from helpers import batches, make_learner, on
 
 from loopkit import Event, Phase, TrainingPhase, ValidationPhase, hookimpl
-from loopkit.errors import PluginError
+from loopkit.errors import CancelStep, PluginError
 from loopkit.events import LossBegin
 
 
@@ -124,3 +124,81 @@ def test_plan_lists_what_is_never_called():
     assert said in str(learner.explain())
     assert "'called'" not in learner.explain().never_called[0]
     assert "never called" not in str(learner.explain("train"))
+
+
+class Silent(Twiddling):
+    """Lists an event, and forgets to emit it."""
+
+    name = "silent"
+
+    def step(self, learner, step):
+        TrainingPhase.step(self, learner, step)
+
+
+def test_event_that_a_phase_lists_and_does_not_emit_is_warned_of_once():
+    plugin, calls = counting("twiddle_begin")
+    learner = make_learner(plugin, phases=[Silent()])
+    with pytest.warns(UserWarning, match="Silent") as caught:
+        learner.fit({"silent": batches(2)}, epochs=2)
+    (one,) = caught
+    assert str(one.message) == (
+        "phase 'silent': Silent.emits lists TwiddleBegin, which Silent.step did not emit in its first epoch, and "
+        "plugin 'counting' waits for it: add step.emit(TwiddleBegin) to Silent.step, or leave it out of Silent.emits"
+    )
+    assert one.filename == __file__
+    assert not calls
+    learner.fit({"silent": batches(2)}, epochs=1)  # said once
+
+
+def test_event_that_comes_late_in_the_first_epoch_is_none_to_warn_of_and_reaches_its_plugin_once():
+    class Late(Twiddling):
+        name = "late"
+
+        def step(self, learner, step):
+            TrainingPhase.step(self, learner, step)
+            if step.index > 0:
+                step.emit(TwiddleBegin)
+
+    plugin, calls = counting("twiddle_begin")
+    make_learner(plugin, phases=[Late()]).fit({"late": batches(3)}, epochs=2)
+    assert len(calls) == 4
+
+
+def test_epoch_that_is_cut_short_tells_nothing_of_events():
+    def cancel(step, **_):
+        if step.epoch.phase.training:
+            raise CancelStep("no")
+
+    plugin, _ = counting("twiddle_begin")
+    learner = make_learner(plugin, on("step_begin", cancel, "cancels"), phases=[Silent()])
+    learner.fit({"silent": batches(2)}, epochs=1)
+    learner.remove("cancels")
+    stops = on("step_end", lambda learner, **_: learner.stop(), "stops")
+    learner.add(stops)
+    learner.fit({"silent": batches(2)}, epochs=1)
+    learner.remove("stops")
+    with pytest.warns(UserWarning, match="TwiddleBegin"):
+        learner.run("silent", batches(2))
+
+
+def test_event_that_plugins_can_do_without_need_not_come():
+    plugin, _ = counting("twiddle_begin")
+    plugin.optional = ("twiddle_begin",)
+    make_learner(plugin, phases=[Silent()]).fit({"silent": batches(2)}, epochs=1)
+
+
+def test_plugin_that_comes_in_mid_epoch_may_be_too_late_for_an_event():
+    class Once(Twiddling):
+        name = "once"
+
+        def step(self, learner, step):
+            TrainingPhase.step(self, learner, step)
+            if step.index == 0:
+                step.emit(TwiddleBegin)
+
+    learner = make_learner(phases=[Once()])
+    with learner.epoch("once") as epoch:
+        first, second = batches(2)
+        epoch.step(first)
+        learner.add(counting("twiddle_begin")[0])
+        epoch.step(second)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from loopkit.commands.hooks import tables
 from loopkit.hooks import hooks
 from loopkit.plugin import Plugin
 
@@ -59,3 +60,10 @@ def test_every_attribute_of_the_protocol_has_a_docstring():
             assert ast.get_docstring(node)
         elif isinstance(node, ast.AnnAssign):
             assert isinstance(after, ast.Expr)
+
+
+def test_a_plugin_that_looks_on_has_three_words_to_learn_and_one_that_changes_five_more():
+    needed = [entry.cells["needed"] for entry in tables()["words"]]
+    assert needed[:8] == ["to look on"] * 3 + ["to change something"] * 5
+    assert not {*needed[:8]} & {*needed[8:]}
+    assert {entry.name for entry in tables()["words"]} == {*KNOWN, "phase", "traced"}

@@ -1,4 +1,4 @@
-"""``loopkit new-plugin`` and ``loopkit new-phase``: what they write works untouched."""
+"""``loopkit new-plugin``, ``new-backend`` and ``new-phase``: what they write works untouched."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import loopkit
 from loopkit.cli import main
 from loopkit.commands.scaffold import LONGEST, write_phase, write_plugin
 from loopkit.errors import LoopkitError
-from loopkit.testing import check_plugin
+from loopkit.testing import check_backend, check_plugin
 
 ROOT = Path(loopkit.__file__).parent.parent
 NAMES = ["q", "grad-peak", "a2-" + "b" * (LONGEST - 3)]
@@ -97,19 +97,46 @@ def test_new_plugin_keeps_the_contract_and_declares_what_it_is(importable):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_new_plugin_installs_and_passes_its_own_tests_in_a_new_environment(tmp_path):
-    made = write_plugin("kit-peak", tmp_path)
+    passes_in_a_new_environment(write_plugin("kit-peak", tmp_path), tmp_path, "kit_peak")
+
+
+def passes_in_a_new_environment(made, tmp_path, name):
     venv.create(tmp_path / "venv", with_pip=False)
     (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     (site / "shared.pth").write_text(f"{sysconfig.get_path('purelib')}\n{ROOT}\n")
     new = tmp_path / "venv" / "bin" / "python"
     command(new, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "-e", ".", cwd=made)
-    assert "kit_peak" in command(new, "-m", "loopkit", "plugins", cwd=made)
+    assert name in command(new, "-m", "loopkit", "plugins", cwd=made)
     command(new, "-m", "ruff", "check", "--no-cache", ".", cwd=made)
     command(new, "-m", "mypy", "--cache-dir", os.devnull, cwd=made, MYPYPATH=str(ROOT))
     said = command(new, "-m", "pytest", "-p", "no:cacheprovider", cwd=made)
     assert "failed" not in said
     assert "skipped" not in said
     assert " passed" in said
+
+
+# new-backend
+
+
+def test_new_backend_keeps_the_contract_untouched(tmp_path, importable, capsys):
+    assert main(["new-backend", "kit-log", "--directory", str(importable)]) == 0
+    made = importable / "loopkit-kit-log"
+    assert f"made {made}" in capsys.readouterr().out
+    command("ruff", "check", "--no-cache", ".", cwd=made)
+    command("ruff", "format", "--no-cache", "--check", ".", cwd=made)
+    sys.path.insert(0, str(made))
+    try:
+        from loopkit_kit_log import KitLog, kit_log, read
+    finally:
+        sys.path.remove(str(made))
+    check_backend(lambda folder: KitLog(folder / "log.tsv"), lambda folder: read(folder / "log.tsv"))
+    assert kit_log(str(tmp_path / "log.tsv")).name == "kit_log"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_new_backend_installs_and_passes_its_own_tests_in_a_new_environment(tmp_path):
+    passes_in_a_new_environment(write_plugin("kit-rows", tmp_path, "backend"), tmp_path, "kit_rows")
 
 
 # new-phase

@@ -175,6 +175,7 @@ CLOSED_FORMS: list[tuple[Schedule, Callable[[int], float]]] = [
     (piecewise({0: 0.1, 10: 0.7, 200: -0.3}), lambda k: 0.1 if k < 10 else 0.7 if k < 200 else -0.3),
     (piecewise({0: 0.3}), lambda k: 0.3),
     (warmup(10), lambda k: min((k + 1) / 10, 1.0)),
+    (warmup(10, from_zero=True), lambda k: min(k / 10, 1.0)),
     (warmup(0, then=linear(100)), lambda k: 1 - min(k, 100) / 100),
     (
         warmup(10, then=cosine(90, start=0.7)),

@@ -49,7 +49,7 @@ class Saver:
         self.keep(learner, f"{phase.name} {learner.progress.steps} end")
 
     def keep(self, learner, edge):
-        if learner.at_edge:
+        if learner.current is None or learner.current.can_save:
             self.states[edge] = copy.deepcopy(learner.state_dict())
 
 
@@ -375,16 +375,17 @@ def test_lbfgs_goes_on():
 
 def test_state_in_the_middle_of_a_step_is_refused():
     learner = make_learner(on("loss_begin", lambda learner, **given: learner.state_dict()))
-    with pytest.raises(StateError, match=r"state_dict in the middle of a step.*at_edge"):
+    with pytest.raises(StateError, match=r"state_dict in the middle of a step.*can_save"):
         learner.fit(batches(2), epochs=1)
 
 
 @pytest.mark.parametrize(
-    "hook", ["step_begin", "loss_begin", "backward_begin", "backward_end", "update_begin", "update_end"]
+    "hook",
+    ["step_begin", "forward_begin", "loss_begin", "backward_begin", "backward_end", "update_begin", "update_end"],
 )
 def test_no_edge_inside_of_a_step(hook):
     edges = []
-    learner = make_learner(on(hook, lambda learner, **given: edges.append(learner.at_edge)))
+    learner = make_learner(on(hook, lambda learner, **given: edges.append(learner.current.can_save)))
     learner.fit(batches(2), epochs=1)
     assert edges == [False, False]
 
@@ -398,8 +399,8 @@ def test_no_edge_inside_of_a_pass_that_a_hook_runs(hook):
             learner.run("val", batches(1))
 
     def look(learner, phase, **given):
-        edges.append((phase.name, learner.at_edge))
-        if not learner.at_edge:
+        edges.append((phase.name, learner.current.can_save))
+        if not learner.current.can_save:
             with pytest.raises(StateError, match="an epoch that a hook runs"):
                 learner.state_dict()
 
@@ -614,7 +615,7 @@ def test_limit_can_be_extended_when_the_fit_goes_on(short, long):
 def test_fit_after_fit_goes_on():
     def run(learner, load):
         load(learner)
-        done = learner.position or learner._core.resume.position
+        done = learner._core.resume.position
         first = done is None or done.start.steps == 0
         data = TensorLoader(torch.ones(8, 3), torch.zeros(8, 1), batch_size=4, shuffle=True)
         if first:
@@ -861,10 +862,9 @@ def test_own_loop_ended_by_sigterm_in_validation_goes_on(epoch, straight_loop, t
     with pytest.raises(SystemExit):
         train_and_validate(tmp_path, on("step_end", at))
     seen = []
-    look = on("fit_begin", lambda learner, **_: seen.append(learner.resuming), "look", after=("checkpoint",))
+    look = on("fit_begin", lambda learner, **_: seen.append(learner.current.resuming), "look", after=("checkpoint",))
     again = train_and_validate(tmp_path, look, on("epoch_begin", lambda phase, **_: seen.append(phase.name)))
     assert seen[:2] == ["val", "val"]
-    assert again.resuming == ""
     assert not list(differences(straight_loop, again.state_dict()))
 
 

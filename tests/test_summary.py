@@ -1,4 +1,4 @@
-"""`Learner.summary`."""
+"""`summarize`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import nn
 from loopkit import Learner, ValidationPhase, hookimpl
 from loopkit.errors import PhaseError
 from loopkit.plugins import Compile, Metrics
+from loopkit.summary import summarize
 
 
 class Block(nn.Module):
@@ -38,7 +39,7 @@ BATCH = (torch.ones(6, 4), torch.tensor([0, 1, 0, 1, 0, 1]))
 
 
 def test_summary_has_shapes_parameters_and_bytes():
-    found = {row.name: row for row in make().summary(BATCH).rows}
+    found = {row.name: row for row in summarize(make(), BATCH).rows}
     assert list(found) == ["", "0", "1", "1.norm", "1.drop", "1.shared", "2", "2.norm", "2.drop", "2.shared", "3"]
     assert [found[name].outputs for name in ("", "0", "1", "3")] == ["(6, 2)", "(6, 8)", "(6, 8)", "(6, 2)"]
     assert (found["0"].parameters, found["0"].trainable, found["0"].bytes) == (40, 0, 160)
@@ -49,14 +50,14 @@ def test_summary_has_shapes_parameters_and_bytes():
 
 def test_summary_counts_shared_parameters_once():
     learner = make()
-    summary = learner.summary()
+    summary = summarize(learner)
     assert summary.parameters == sum(p.numel() for p in learner.model.parameters()) == 40 + 2 * 16 + 72 + 18
     assert summary.trainable == summary.parameters - 40
     assert summary.rows[0].outputs == ""
 
 
 def test_summary_lists_the_data():
-    summary = make().summary({"inputs": torch.ones(6, 4), "more": [torch.ones(2, dtype=torch.int64)]})
+    summary = summarize(make(), {"inputs": torch.ones(6, 4), "more": [torch.ones(2, dtype=torch.int64)]})
     assert [(row.name, row.shape, row.dtype, row.device) for row in summary.data] == [
         ("batch['inputs']", (6, 4), "float32", "cpu"),
         ("batch['more'][0]", (2,), "int64", "cpu"),
@@ -73,8 +74,8 @@ def test_summary_leaves_everything_as_it_was():
     buffers = dict(model.named_buffers())
     modes = [module.training for module in model.modules()]
     states = torch.get_rng_state(), random.getstate()
-    learner.summary(BATCH)
-    learner.summary(BATCH, phase="val")
+    summarize(learner, BATCH)
+    summarize(learner, BATCH, phase="val")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(buffer is buffers[name] for name, buffer in model.named_buffers())
     assert [module.training for module in model.modules()] == modes
@@ -88,7 +89,7 @@ def test_summary_leaves_everything_as_it_was():
 
 def test_summary_names_the_types_of_what_is_no_tensor():
     batch = {"inputs": torch.ones(6, 4), "names": ["a", "b"], "ids": np.arange(6), "more": (None, 1.5)}
-    assert [(row.name, row.shape, row.dtype, row.device) for row in make().summary(batch).data] == [
+    assert [(row.name, row.shape, row.dtype, row.device) for row in summarize(make(), batch).data] == [
         ("batch['inputs']", (6, 4), "float32", "cpu"),
         ("batch['names']", (2,), "str", ""),
         ("batch['ids']", (6,), "int64", ""),
@@ -109,7 +110,7 @@ def test_summary_leaves_no_buffer_that_the_forward_made():
             return super().forward(x)
 
     learner = Learner(Caches(), standard=False)
-    learner.summary(BATCH)
+    summarize(learner, BATCH)
     assert learner.model._buffers == {"cache": None}
     assert set(learner.model.state_dict()) == {"weight", "bias"}
 
@@ -119,7 +120,7 @@ def test_summary_changes_no_bit_of_a_fit():
         learner = make()
         learner._core.models.set_optimizers(torch.optim.SGD(learner.model.parameters(), lr=0.1))
         if look:
-            learner.summary(BATCH)
+            summarize(learner, BATCH)
         learner.fit([BATCH] * 3, epochs=2)
         return torch.cat([p.detach().flatten() for p in learner.model.parameters()])
 
@@ -129,7 +130,7 @@ def test_summary_changes_no_bit_of_a_fit():
 def test_summary_takes_off_its_hooks_after_an_error():
     learner = make()
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        learner.summary((torch.ones(6, 5), None))
+        summarize(learner, (torch.ones(6, 5), None))
     assert all(not module._forward_hooks for module in learner.model.modules())
     assert learner.model.training
 
@@ -140,7 +141,7 @@ def test_summary_runs_a_phase_of_the_users():
             return batch["x"], batch["y"]
 
     learner = make(phases=[Pairs("pairs")])
-    summary = learner.summary({"x": BATCH[0], "y": BATCH[1]}, phase="pairs")
+    summary = summarize(learner, {"x": BATCH[0], "y": BATCH[1]}, phase="pairs")
     assert summary.rows[0].outputs == "(6, 2)"
 
 
@@ -150,7 +151,7 @@ def test_summary_moves_the_batch():
         def move_batch(self, batch):
             return batch[0].repeat(1, 2), batch[1]
 
-    summary = make(Widens()).summary((torch.ones(6, 2), BATCH[1]))
+    summary = summarize(make(Widens()), (torch.ones(6, 2), BATCH[1]))
     assert summary.data[0].shape == (6, 4)
 
 
@@ -158,29 +159,29 @@ def test_summary_of_a_compiled_model_compiles_nothing():
     from torch._dynamo.testing import CompileCounter  # takes a second
 
     counter = CompileCounter()
-    assert make(Compile(backend=counter)).summary(BATCH).rows[1].outputs == "(6, 8)"
+    assert summarize(make(Compile(backend=counter)), BATCH).rows[1].outputs == "(6, 8)"
     assert counter.frame_count == 0
 
 
 def test_summary_of_several_models():
     learner = Learner({"one": nn.Linear(4, 2), "two": nn.Linear(2, 2)}, standard=False)
-    assert [row.name for row in learner.summary().rows] == ["one", "two"]
+    assert [row.name for row in summarize(learner).rows] == ["one", "two"]
 
 
 def test_summary_refuses_a_phase_that_trains():
     with pytest.raises(PhaseError, match="phase 'train' trains"):
-        make().summary(BATCH, phase="train")
+        summarize(make(), BATCH, phase="train")
 
 
 def test_summary_refuses_parameters_without_a_shape():
     learner = Learner(nn.Sequential(nn.LazyLinear(3)), standard=False)
     with pytest.raises(PhaseError, match=r"'0\.weight' of model 'model' has no shape before the first forward"):
-        learner.summary(BATCH)
-    assert learner.summary().parameters == 0
+        summarize(learner, BATCH)
+    assert summarize(learner).parameters == 0
 
 
 def test_summary_prints_a_tree_within_100_characters():
-    printed = str(make().summary(BATCH))
+    printed = str(summarize(make(), BATCH))
     lines = printed.splitlines()
     assert lines[0].split() == ["module", "type", "output", "parameters", "trainable", "size"]
     assert lines[4].startswith("    norm    BatchNorm1d  (6, 8)")
@@ -190,4 +191,4 @@ def test_summary_prints_a_tree_within_100_characters():
 
 
 def test_summary_prints_to_a_depth():
-    assert [row.name for row in make().summary(BATCH, depth=1).rows] == ["", "0", "1", "2", "3"]
+    assert [row.name for row in summarize(make(), BATCH, depth=1).rows] == ["", "0", "1", "2", "3"]

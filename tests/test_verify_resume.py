@@ -20,7 +20,7 @@ from loopkit.errors import LoopkitError
 from loopkit.verify_resume import Run, child, fresh_process, load_function, made, verify_resume
 
 SCRIPT = '''
-import os, random, sys, time
+import functools, os, random, sys, time
 import numpy, torch
 from loopkit import Learner, hookimpl, every
 from loopkit.testing import tiny_problem
@@ -143,6 +143,11 @@ def hangs():
 
 def alone():
     return make()[0]
+
+
+def not_yet_called():
+    learner, fit = make()
+    return functools.partial(learner.fit, fit.pop("train"), **fit)
 
 
 def number():
@@ -294,9 +299,9 @@ def test_a_run_that_fails_by_itself_is_no_verdict_and_shows_its_output(script):
         ("folder/sone_script.py:good", "sone_script.py is no file (did you mean 'some_script.py'?)"),
         ("folder/some_script.py:goood", "has no function 'goood' (did you mean 'good'?): define it"),
         ("folder/some_script.py:not_a_function", "has no function, but int, 'not_a_function'"),
-        ("folder/some_script.py:number", "returned int: it must return (learner, fit)"),
-        ("folder/some_script.py:pair", "returned tuple of int, dict: it must return (learner, fit)"),
-        ("folder/some_script.py:alone", "returned a Learner alone: return (learner, fit)"),
+        ("folder/some_script.py:number", "returned int: it must return partial(learner.fit"),
+        ("folder/some_script.py:pair", "returned tuple of int, dict: it must return partial("),
+        ("folder/some_script.py:alone", "returned a Learner alone, which does not say how it is trained"),
     ],
 )
 def test_a_wrong_target_is_refused(script, target, message):
@@ -324,6 +329,12 @@ def test_made_takes_a_learner_alone(script):
     learner, fit = made(f"{script}:alone")
     assert type(learner) is type(make_learner())
     assert fit is None
+
+
+def test_made_takes_a_fit_that_is_not_called_yet(script):
+    learner, fit = made(f"{script}:not_yet_called")
+    assert type(learner) is type(make_learner())
+    assert fit.keys() == made(f"{script}:good")[1].keys()
 
 
 def test_fresh_process_is_stopped_when_it_takes_too_long(tmp_path, script):

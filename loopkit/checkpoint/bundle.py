@@ -6,7 +6,6 @@ import importlib.metadata
 import math
 import platform
 import time
-import warnings
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -23,8 +22,9 @@ from loopkit.checkpoint.storage import Manifest
 from loopkit.checkpoint.structure import Structure, plain, structure
 from loopkit.checkpoint.tensors import Buffer, check, pack, unpack
 from loopkit.checkpoint.upgrade import upgrade
+from loopkit.discovery import plugin_versions
 from loopkit.errors import CheckpointError, CorruptCheckpointError, LoopkitError, StateError
-from loopkit.notes import add_note
+from loopkit.notes import add_note, warn
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner
@@ -95,7 +95,7 @@ def describe(
             "python": platform.python_version(),
         },
         "plugins": {name: f"{type(p).__module__}.{type(p).__qualname__}" for name, p in learner.plugins.items()},
-        "plugin_versions": learner.plugin_versions(),
+        "plugin_versions": plugin_versions(learner.plugins),
         "structure": {name: found.hash for name, found in contents.structures.items()},
         "threads": torch.get_num_threads(),
         **more,
@@ -254,9 +254,8 @@ def restore(
     Warns of plugins of which another version is installed than at the save.
     """
     if changed := _other_versions(learner, manifest.about.get("plugin_versions")):
-        warnings.warn(
-            f"{manifest.path} was saved with other versions of plugins: {'; '.join(changed)}. It may go on differently",
-            stacklevel=2,
+        warn(
+            f"{manifest.path} was saved with other versions of plugins: {'; '.join(changed)}. It may go on differently"
         )
     try:
         learner.load_state_dict(state, allow=allow, replay=replay, own=True)
@@ -274,7 +273,7 @@ def restore(
 def _other_versions(learner: Learner, saved: Any) -> list[str]:
     """The plugins that come from another version or distribution than in a manifest, those of one change together."""
     changes: dict[str, list[str]] = {}
-    for name, here in learner.plugin_versions().items():
+    for name, here in plugin_versions(learner.plugins).items():
         then = saved.get(name) if isinstance(saved, Mapping) else None
         if isinstance(then, Mapping) and then != here:
             words = [plain(f"{each.get('distribution')} {each.get('version')}", 80) for each in (then, here)]

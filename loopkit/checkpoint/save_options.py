@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from loopkit.errors import PluginError
+from loopkit.words import is_count
 
 
 def check_count(what: str, count: Any) -> None:
     """Refuse what is no count of checkpoints from 1."""
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+    if not is_count(count):
         raise PluginError(f"{what} is {count!r}: it counts checkpoints, from 1")
 
 

@@ -17,7 +17,6 @@ import re
 import secrets
 import stat
 import threading
-import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -29,6 +28,8 @@ from loopkit.checkpoint import strict_json
 from loopkit.checkpoint.processes import Process, identity
 from loopkit.checkpoint.structure import plain
 from loopkit.errors import CheckpointError, CorruptCheckpointError, FormatVersionError, StateError
+from loopkit.notes import warn
+from loopkit.tabular import aligned, html, paragraph
 from loopkit.words import nearest
 
 Buffer = bytes | bytearray | memoryview
@@ -137,6 +138,12 @@ class System:
 system = System()
 
 
+HEADINGS = ("number", "name", "epoch", "step", "reason", "time", "size", "metrics")
+"""Of `Manifest.row`."""
+METRICS = 3
+"""How many metrics a row shows."""
+
+
 @dataclass(frozen=True)
 class FileInfo:
     """What a manifest says of one file: its size in bytes and the SHA-256 of its content, in hexadecimal."""
@@ -165,25 +172,39 @@ class Manifest:
         """Bytes in its files."""
         return sum(info.size for info in self.files.values())
 
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The metrics of the run when it was saved: numbers, or texts for what JSON has no number for."""
+        said = self.about.get("metrics")
+        return dict(said) if isinstance(said, Mapping) else {}
+
+    def row(self) -> tuple[str, ...]:
+        """What a line of a list says of it; see `HEADINGS`."""
+        counts = said if isinstance(said := self.about.get("progress"), Mapping) else {}
+        values = list(self.metrics.items())
+        few = [f"{name} {_short(value, 4)}" for name, value in values[:METRICS]] + ["..."] * (len(values) > METRICS)
+        told = [counts.get(key, "-") for key in ("epochs", "steps")]
+        told += [self.about.get(key, "-") for key in ("reason", "time")]
+        cells = (self.number, self.path.name, *told, in_bytes(self.size), " ".join(few) or "-")
+        return tuple(plain(str(cell), 80) for cell in cells)
+
     def __repr__(self) -> str:
         """What a person looks for; ``about`` and ``files`` have the rest."""
-        progress, metrics = (
-            said if isinstance(said := self.about.get(key), Mapping) else {} for key in ("progress", "metrics")
-        )
+        progress = said if isinstance(said := self.about.get("progress"), Mapping) else {}
         counters = [f"{word[:-1]} {progress[word]}" for word in ("epochs", "steps") if word in progress]
         when = [str(self.about[key]) for key in ("reason", "time") if key in self.about]
-        values = [f"{name} {_short(value)}" for name, value in metrics.items()]
+        values = [f"{name} {_short(value)}" for name, value in self.metrics.items()]
         size = f"{len(self.files)} file{'s' * (len(self.files) != 1)}, {in_bytes(self.size)}"
         lines = [f"checkpoint {self.path}", ", ".join([*counters, *when]), ", ".join(values), size]
         return "\n  ".join(plain(line, LINE) for line in lines if line)
 
 
-def _short(value: Any) -> str:
+def _short(value: Any, digits: int = 6) -> str:
     """A metric, which may be saved as text, in few digits."""
     try:
-        return f"{float(value):.6g}"
+        return f"{float(value):.{digits}g}"
     except (TypeError, ValueError):
-        return str(value)
+        return plain(str(value), 20)
 
 
 def in_bytes(count: int) -> str:
@@ -209,6 +230,18 @@ class Listing(list[Manifest]):
     def __init__(self, manifests: Iterable[Manifest] = (), problems: Mapping[Path, CheckpointError] | None = None):
         super().__init__(manifests)
         self.problems = dict(problems or {})
+
+    def __repr__(self) -> str:
+        return "\n".join([aligned(HEADINGS, self._rows()) if self else "no checkpoints", *self._damaged()])
+
+    def _repr_html_(self) -> str:
+        return "".join([html(HEADINGS, self._rows()), *map(paragraph, self._damaged())])
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        return [manifest.row() for manifest in self]
+
+    def _damaged(self) -> list[str]:
+        return [f"damaged: {plain(path.name)}: {plain(str(error), 1000)}" for path, error in self.problems.items()]
 
 
 # ------------------------------------------------------------------------------------------------- moving bytes
@@ -390,7 +423,7 @@ def write(
     _check_about(about)
     _make_directory(directory)
     clean(directory)
-    number = 1 + max((number for name in _names(directory) if (number := _number(name))), default=0)
+    number = 1 + max((number for name in names(directory) if (number := _number(name))), default=0)
     final = directory / (f"{number:06d}-{label}" if label else f"{number:06d}")
     at = directory / f".tmp-{identity().token}-{secrets.token_hex(4)}"
     _in_flight.add(at)
@@ -682,7 +715,7 @@ def read_manifest(path: Path | str) -> Manifest:
             f"{path / MANIFEST} says number {manifest.number}: {path.name} was renamed, or its files exchanged for "
             f"those of another checkpoint. Give it back that number, or use another one"
         )
-    extra = [name for name in _names(path) if name not in manifest.files and name != MANIFEST and name[0] != "."]
+    extra = [name for name in names(path) if name not in manifest.files and name != MANIFEST and name[0] != "."]
     if extra:
         raise CorruptCheckpointError(
             f"{path} holds {extra[0]!r} ({len(extra)} such), which its manifest does not name: somebody put it there. "
@@ -832,7 +865,8 @@ def _number(name: str) -> int | None:
     return int(match[1]) or None
 
 
-def _names(directory: Path) -> list[str]:
+def names(directory: Path) -> list[str]:
+    """What is in a directory."""
     try:
         return system.listdir(directory)
     except OSError as error:
@@ -848,7 +882,7 @@ def listing(directory: Path | str) -> Listing:
     result, directory = Listing(), Path(directory)
     if not os.path.lexists(directory):
         return result
-    numbered = [(number, name) for name in _names(directory) if (number := _number(name))]
+    numbered = [(number, name) for name in names(directory) if (number := _number(name))]
     for _, name in sorted(numbered, reverse=True):
         path = directory / name
         try:
@@ -922,7 +956,7 @@ def clean(directory: Path, *, everything: bool = False) -> None:
     What cannot be removed is warned of and left. With ``everything``, leftovers of other hosts go too: right only for
     who holds the `Lock` of the directory.
     """
-    for name in _names(directory):
+    for name in names(directory):
         match = LEFTOVER.fullmatch(name)
         path = directory / name
         if match is None or path in _in_flight:
@@ -938,7 +972,7 @@ def clean(directory: Path, *, everything: bool = False) -> None:
         try:
             _delete(path)
         except OSError as error:
-            warnings.warn(f"{refused('remove the leftover', path, error)}", RuntimeWarning, stacklevel=2)
+            warn(f"{refused('remove the leftover', path, error)}", RuntimeWarning)
 
 
 def _delete(path: Path) -> None:

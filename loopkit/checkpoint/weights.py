@@ -9,6 +9,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from re import DOTALL, Pattern, escape
@@ -235,7 +236,7 @@ def load_best(learner: Learner, directory: str | Path) -> Manifest:
     measured. Optimizers, counters and other plugins stay as they are: to go on with training, `load` the checkpoint.
 
     Args:
-        learner: Its models have the names and tensors of those that were saved. No epoch of it may be running.
+        learner: Its models have the names and tensors of those that were saved. It may not be in a fit.
         directory: The run's directory, as it was given to `Checkpoint`.
 
     Returns:
@@ -244,7 +245,7 @@ def load_best(learner: Learner, directory: str | Path) -> Manifest:
     Raises:
         CheckpointError: None was saved with a monitored metric, or the best is damaged.
         StateError: The weights do not fit, or are sharded here. Nothing has changed.
-        ReentrancyError: An epoch is running.
+        ReentrancyError: A fit is running.
 
     Example::
 
@@ -252,8 +253,8 @@ def load_best(learner: Learner, directory: str | Path) -> Manifest:
         load_best(learner, "runs/a")
         learner.evaluate(test)
     """
-    if learner.open_passes:
-        raise ReentrancyError("load_best: an epoch is running; load after the fit")
+    if learner.current is not None:
+        raise ReentrancyError("load_best: a fit is running; load after it")
     if any(sharded.is_sharded(p) for model in learner.models.values() for p in model.parameters()):
         raise StateError("load_best: the parameters are sharded; load into a learner without the plugin that shards")
     manifest = best(directory)
@@ -267,9 +268,18 @@ def load_best(learner: Learner, directory: str | Path) -> Manifest:
     }
     states = read_state(manifest)["plugins"] if averages else {}
     plans = [_planned(model, _from_checkpoint(manifest, name)) for name, model in learner.models.items()]
-    for name, plugin in averages.items():
-        plugin.load_state_dict(states[name])
-    _copy_all([pair for plan in plans for pair in plan.copies()])
+    copies = [pair for plan in plans for pair in plan.copies()]
+    before = {name: deepcopy(plugin.state_dict()) for name, plugin in averages.items()}
+    begun: list[str] = []
+    try:
+        for name, plugin in averages.items():
+            begun.append(name)
+            plugin.load_state_dict(states[name])
+        _copy_all(copies)
+    except BaseException:
+        for name in begun:
+            averages[name].load_state_dict(before[name])
+        raise
     return manifest
 
 

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from loopkit.cli import argument, command, existing, plain, say, table
+from loopkit.cli import JSON, argument, command, existing, plain, say, say_json, table
 from loopkit.errors import CheckpointError
 
 if TYPE_CHECKING:
     from loopkit.checkpoint.storage import Manifest
 
-HEADINGS = ("number", "name", "epoch", "step", "reason", "time", "size", "metrics")
-METRICS = 3
-"""How many metrics a line of a list shows."""
 
-
-@command("checkpoint list", argument("directory", metavar="DIR", type=Path, help="a directory of checkpoints"))
+@command("checkpoint list", argument("directory", metavar="DIR", type=Path, help="a directory of checkpoints"), JSON)
 def list_checkpoints(options: argparse.Namespace) -> int:
     """List the checkpoints of a directory, the newest first, and say which is the best.
 
@@ -27,13 +22,23 @@ def list_checkpoints(options: argparse.Namespace) -> int:
     no whole checkpoint.
     """
     from loopkit.checkpoint.bundle import best, monitored
-    from loopkit.checkpoint.storage import listing
+    from loopkit.checkpoint.storage import HEADINGS, listing
 
     directory = existing(options.directory)
     found = listing(directory)
-    rows = {manifest.path: _row(manifest) for manifest in found}
-    if rows:
-        for line in table([HEADINGS, *rows.values()]):
+    if options.json:
+        say_json(
+            {
+                "checkpoints": [
+                    {"path": each.path, "number": each.number, "bytes": each.size, **each.about} for each in found
+                ],
+                "best": best(directory).path if any(map(monitored, found)) else None,
+                "damaged": {str(path): str(error) for path, error in found.problems.items()},
+            }
+        )
+        return 0 if found else 1
+    if found:
+        for line in table([HEADINGS, *(manifest.row() for manifest in found)]):
             say(line)
     if any(map(monitored, found)):
         top = best(directory)
@@ -120,33 +125,6 @@ def diff_checkpoints(options: argparse.Namespace) -> int:
     counts = ", ".join(f"{part} {number:,}" for part, number in count(found).items())
     say(f"{len(found):,} item{'s differ' if len(found) > 1 else ' differs'}: {counts}")
     return 1
-
-
-def _row(manifest: Manifest) -> tuple[str, ...]:
-    about = manifest.about
-    progress, metrics = about.get("progress"), about.get("metrics")
-    counts = progress if isinstance(progress, Mapping) else {}
-    values = list(metrics.items()) if isinstance(metrics, Mapping) else []
-    few = [f"{name} {_short(value)}" for name, value in values[:METRICS]] + ["..."] * (len(values) > METRICS)
-    cells = (
-        manifest.number,
-        manifest.path.name,
-        counts.get("epochs", "-"),
-        counts.get("steps", "-"),
-        about.get("reason", "-"),
-        about.get("time", "-"),
-        _size(manifest),
-        " ".join(few) or "-",
-    )
-    return tuple(plain(str(cell), 80) for cell in cells)
-
-
-def _short(value: Any) -> str:
-    """A metric with four digits."""
-    try:
-        return f"{float(value):.4g}"
-    except (TypeError, ValueError):
-        return plain(str(value), 20)
 
 
 def _size(manifest: Manifest) -> str:

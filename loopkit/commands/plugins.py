@@ -7,19 +7,23 @@ import inspect
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from loopkit.cli import argument, command, plain, say, table
+from loopkit.cli import JSON, argument, command, plain, say, say_json, table
 
 if TYPE_CHECKING:
     from loopkit.installed import EntryPoint
 
+WIDTH = 100
+"""Columns of a line where there is no terminal."""
 HEADINGS = ("name", "version", "distribution", "what it does")
 
 
 @command(
     "plugins",
     argument("name", metavar="NAME", nargs="?", help="import this plugin, and print what it does and its options"),
+    JSON,
 )
 def list_plugins(options: argparse.Namespace) -> int:
     """List the plugins that are installed, and import none of them; or say what the one called NAME is.
@@ -28,7 +32,7 @@ def list_plugins(options: argparse.Namespace) -> int:
 
         Learner(..., plugins=["grad_norm", {"clip_grad_norm": {"max_norm": 1.0}}])
 
-    On a terminal, what does not fit into a line ends with "...".
+    What does not fit into a line, of 100 columns where there is no terminal, ends with "...".
 
     Exit code: 0, or 1 if the metadata of a distribution are broken; 2 if no plugin is called NAME, or it may not be
     loaded.
@@ -42,15 +46,31 @@ def list_plugins(options: argparse.Namespace) -> int:
         factory = discovery.load_plugin(options.name)
         say("\n".join(_told(factory, discovery.find(options.name))))
         return 0
+    if options.json:
+        say_json(
+            {
+                "plugins": [
+                    {
+                        **{
+                            key: getattr(row.entry_point, key)
+                            for key in ("name", "full_name", "version", "distribution")
+                        },
+                        "does": discovery.first_line(row.entry_point),
+                    }
+                    for row in rows
+                ],
+                "broken": problems,
+            }
+        )
+        return 1 if problems else 0
     cells = [HEADINGS]
     for row in rows:
         each, mark = row.entry_point, " *" if row.others else ""
         cells.append((each.name + mark, each.version, each.distribution, discovery.first_line(each)))
-    width = shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
+    width = shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else WIDTH
     for line in table([[plain(cell, 300) for cell in row] for row in cells]):
-        say(line if width is None or len(line) <= width else line[: max(width - 3, 0)] + "...")
-    if width is not None:
-        say("`loopkit plugins NAME` says what one does, and its options")
+        say(line if len(line) <= width else line[: max(width - 3, 0)] + "...")
+    say("`loopkit plugins NAME` says what one does, and its options")
     for name in sorted({row.entry_point.name for row in rows if row.others}):
         names = [row.entry_point.full_name for row in rows if row.entry_point.name == name]
         say(f"* {plain(name)} is not one plugin: write {plain(' or '.join(names), 1000)}")
@@ -102,6 +122,7 @@ def _options(factory: Callable[..., Any]) -> str:
 @command(
     "api",
     argument("name", metavar="NAME", nargs="?", default="", help="a module, class, function or method, such as fit"),
+    JSON,
 )
 def show_api(options: argparse.Namespace) -> int:
     """Print the public API: signatures and first lines of all of it, or the whole docstring of NAME.
@@ -110,7 +131,10 @@ def show_api(options: argparse.Namespace) -> int:
 
     Exit code: 0, or 2 if nothing is called NAME.
     """
-    from loopkit.reference import shown
+    from loopkit.reference import chosen, shown
 
-    say(shown(options.name).strip("\n"))
+    if options.json:
+        say_json([asdict(item) for item in chosen(options.name)])
+    else:
+        say(shown(options.name).strip("\n"))
     return 0

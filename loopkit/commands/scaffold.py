@@ -1,4 +1,4 @@
-"""``loopkit new-plugin`` and ``loopkit new-phase``: working files to begin with."""
+"""``loopkit new-plugin``, ``new-backend`` and ``new-phase``: working files to begin with."""
 
 from __future__ import annotations
 
@@ -40,6 +40,25 @@ def new_plugin(options: argparse.Namespace) -> int:
 
 
 @command(
+    "new-backend",
+    argument("name", metavar="NAME", help="such as sqlite-log: lower case, digits, and - or _ between words"),
+    argument("--directory", metavar="DIR", type=Path, default=Path(), help="where to make it (default: here)"),
+)
+def new_backend(options: argparse.Namespace) -> int:
+    """Make a distribution with a log backend that works: package, entry point, tests, README.
+
+    It is the folder loopkit-NAME in DIR, as for new-plugin. The backend is tested by its whole contract, kills and
+    resumes included, and its entry point gives it a name for lists and files of plugins.
+
+    Exit code: 0.
+    """
+    made = write_plugin(options.name, options.directory, "backend")
+    say(f"made {made}")
+    say(f"next: cd {made} && pip install -e '.[test]' && ruff check . && mypy && pytest")
+    return 0
+
+
+@command(
     "new-phase",
     argument("name", metavar="NAME", help="such as penalty: lower case, digits, and - or _ between words"),
     argument("--directory", metavar="DIR", type=Path, default=Path(), help="where to write them (default: here)"),
@@ -58,8 +77,8 @@ def new_phase(options: argparse.Namespace) -> int:
     return 0
 
 
-def write_plugin(name: str, directory: Path) -> Path:
-    """Make the distribution of `new_plugin`; returns its folder.
+def write_plugin(name: str, directory: Path, template: str = "plugin") -> Path:
+    """Make the distribution of `new_plugin` or, from the template ``"backend"``, of `new_backend`; returns its folder.
 
     Raises:
         LoopkitError: The name is none, or means something already; or the folder is there.
@@ -77,7 +96,7 @@ def write_plugin(name: str, directory: Path) -> Path:
             raise LoopkitError(f"{name!r} is a plugin already, {row.entry_point}: take another name")
     _free_module(f"loopkit_{snake}", name)
     target = directory / f"loopkit-{snake.replace('_', '-')}"
-    _write(target, _files("plugin", snake))
+    _write(target, _files(template, snake))
     return target
 
 

@@ -9,7 +9,7 @@ from loopkit.cli import argument, command, say
 
 @command(
     "verify-resume",
-    argument("target", metavar="SCRIPT.py:FUNCTION", help="a function that returns (learner, fit)"),
+    argument("target", metavar="SCRIPT.py:FUNCTION", help="a function that returns a learner's fit"),
     argument("--kill-at", metavar="STEP", type=int, nargs="+", default=[], help="steps to kill at (default: a few)"),
     argument("--signal", choices=("KILL", "TERM"), default="KILL", help="how to kill (default: KILL)"),
     argument("--epochs", metavar="N", type=int, help="epochs of the fit, in place of those that the function gives"),
@@ -25,11 +25,13 @@ from loopkit.cli import argument, command, say
 def verify_resume(options: argparse.Namespace) -> int:
     """Prove that a run with its plugins resumes exactly: kill it, resume it, and compare every bit.
 
-    FUNCTION takes no arguments and returns (learner, fit): a new Learner, and the arguments of its fit as a dict:
+    FUNCTION takes no arguments and makes a new Learner. It returns its fit, not yet called:
 
         def make_learner():
             learner = Learner(model(), nn.MSELoss(), sgd, plugins=[MyPlugin()], seed=0)
-            return learner, {"train": train, "val": val, "epochs": 3}
+            return functools.partial(learner.fit, train, val, epochs=3)
+
+    or the learner with the arguments of its fit: return learner, {"train": train, "val": val, "epochs": 3}
 
     The script runs as by `python SCRIPT.py`, but is not __main__. The fit runs whole, twice, and is then killed at
     each STEP and resumed, each time in a process of its own. A checkpoint is saved at every update, in a temporary

@@ -23,6 +23,7 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 
+from loopkit import devices
 from loopkit.errors import PeerError, WorldError
 
 T = TypeVar("T")
@@ -107,7 +108,7 @@ def launch(
 def _count(processes: int | Literal["auto"]) -> int:
     if processes == "auto":
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return torch.cuda.device_count() or max(1, cores // 2)
+        return devices.count() or max(1, cores // 2)
     if not isinstance(processes, int) or isinstance(processes, bool) or processes < 1:
         raise WorldError(f"launch(processes={processes!r}): it is 'auto', or a number of at least 1")
     return processes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import threading
 import time
@@ -19,10 +18,11 @@ from loopkit.data import TAILS
 from loopkit.distributed.checksum import checksums, combined
 from loopkit.distributed.watch import Watch, hook_of, is_collective_error
 from loopkit.errors import PeerError, PluginError, WorldError
-from loopkit.facts import fact
+from loopkit.facts import fact, hashed
 from loopkit.hooks import hookimpl
 from loopkit.losses import is_sum
-from loopkit.plugin import has_a_say, options_of, unwrapped
+from loopkit.options import Shown, options_of
+from loopkit.plugin import has_a_say, unwrapped
 from loopkit.shards import facts_of, set_epoch, shard
 from loopkit.world import World, join
 
@@ -51,7 +51,7 @@ class _Pace:
     since: float
 
 
-class Member:
+class Member(Shown):
     """The base of what syncs, such as `DDP` and `FSDP`: one of the processes that train one model together.
 
     It joins the others, gives each its part of the data, refuses processes that differ, lets all act together on stops,
@@ -88,6 +88,8 @@ class Member:
         """Of rank 0, for the order of the user's own loaders."""
         self._paces: dict[str, int] = {}
         """Steps between two agreements at the end of the last epoch of a phase, with which the next one begins."""
+        self._epochs: list[Epoch] = []
+        """Those that are running, the outermost first."""
         self._cancelled = ""
         """Where a step was cancelled last."""
         self._data: dict[str, str] = {}
@@ -143,7 +145,7 @@ class Member:
                 raise
 
     @hookimpl(reads=("params", "buffers"))
-    def phase_end(self, learner: Learner, phase: Phase) -> None:
+    def phase_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Let the agreement at the end of the epoch compare what is to be equal, at most once in 100 steps."""
         steps, last = learner.progress.steps, self._vouched
         if self.world.size == 1 or not phase.training or (last is not None and last <= steps < last + VOUCHED_EVERY):
@@ -151,20 +153,20 @@ class Member:
         self._vouched = steps
         if tensors := self.equal(learner):
             sums = dict(zip(tensors, checksums(tensors.values()), strict=True))
-            self.world.vouch(combined(list(sums.values())), lambda: self._parted(learner, phase, sums))
+            self.world.vouch(combined(list(sums.values())), lambda: self._parted(epoch, sums))
 
     def equal(self, learner: Learner) -> dict[str, Tensor]:
         """What is the same in all processes at the end of a training epoch, by name."""
         return {}
 
-    def _parted(self, learner: Learner, phase: Phase, sums: dict[str, int]) -> str:
+    def _parted(self, epoch: Epoch, sums: dict[str, int]) -> str:
         odd = self.world.odd(sums)
         assert odd is not None
         rank, theirs, first = odd
         name = next(name for name in first if first[name] != theirs[name])
         return (
             f"the processes have parted: {name} of rank {rank} is not that of rank 0 (at the end of "
-            f"{learner.where(phase, None)}). Each process changes it in another way, such as by a plugin with random "
+            f"{epoch.where()}). Each process changes it in another way, such as by a plugin with random "
             f"numbers of its own, or by code that asks for the rank"
         )
 
@@ -188,6 +190,7 @@ class Member:
         watch = self._watch or self._start_watch(learner)
         every = self._paces.get(phase.name, FEWEST)
         pace = epoch.keep(self)["pace"] = _Pace(every, every, time.monotonic())
+        self._epochs.append(epoch)
         try:
             yield
             self._paces[phase.name] = pace.every
@@ -201,6 +204,7 @@ class Member:
             watch.fail(error)
             raise
         finally:
+            self._epochs.remove(epoch)
             if alone:
                 self._stop_watch()
 
@@ -212,7 +216,7 @@ class Member:
     @hookimpl
     def step_cancelled(self, learner: Learner, phase: Phase, epoch: Epoch, step: Step) -> None:
         """A cancelled step counts, too: the others may not have cancelled it."""
-        self._cancelled = learner.where(phase, step)
+        self._cancelled = epoch.where(step)
         self._count_step(learner, phase, epoch)
 
     def _count_step(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
@@ -223,28 +227,28 @@ class Member:
         if pace.left <= 0 and (not phase.training or epoch.steps % learner.accumulate == 0):  # no window is open
             took = time.monotonic() - pace.since
             every = int(pace.every * AGREED_EVERY / took) if took else MOST
-            pace.every = -int(self.agree(learner, -min(max(every, FEWEST), MOST, 2 * pace.every))[0])
+            pace.every = -int(self.agree(epoch, -min(max(every, FEWEST), MOST, 2 * pace.every))[0])
             pace.left, pace.since = pace.every, time.monotonic()
 
-    def agree(self, learner: Learner, *numbers: float) -> list[float]:
+    def agree(self, epoch: Epoch, *numbers: float) -> list[float]:
         """Let all processes act on what any of them asks for; returns the highest of each number."""
-        return learner.agree(*numbers)
+        return epoch.agree(*numbers)
 
     def _start_watch(self, learner: Learner) -> Watch:
         main = threading.get_ident()
 
         def where() -> str:
-            running = learner.running
+            epoch = self._epochs[-1] if self._epochs else None
             hook = hook_of(main, learner.plugins)
-            if running is None:
+            if epoch is None:
                 return hook or "between two epochs"
-            at = learner.where(running.phase, running.current)
+            at = epoch.where(epoch.current)
             cancelled = f" (after it cancelled a step: {self._cancelled})" if self._cancelled else ""
             return (f"{hook}, {at}" if hook else at) + cancelled
 
         self._watch = Watch(self.world, where)
         self._watch.start()
-        self._failure = lambda: learner.failure
+        self._failure = lambda: None if learner.current is None else learner.current.failure
         self.world.blame = self._blame
         return self._watch
 
@@ -305,7 +309,7 @@ def _setup(learner: Learner) -> dict[str, str]:
     models = {name: structure(model).hash for name, model in learner.models.items()}
     trained = {name: [p.requires_grad for p in model.parameters()] for name, model in learner.models.items()}
     listed = (f"{name} ({type(plugin).__module__}.{type(plugin).__qualname__})" for name, plugin in plugins.items())
-    order = [[name for name in chain if name in plugins] for chain in learner.order]
+    order = [[name for name in chain if name in plugins] for chain in learner.options.order]
     fit = learner.current
     return {
         "list of plugins": ", ".join(listed),
@@ -317,7 +321,7 @@ def _setup(learner: Learner) -> dict[str, str]:
         },
         "order of plugins": fact([chain for chain in order if len(chain) > 1]),
         "model": str(models),
-        "choice of trained parameters": _hash(trained),
+        "choice of trained parameters": hashed(trained),
         "optimizer": str(optimizers),
         "loss": fact(learner.loss_fn),
         **{f"phase {name!r}": fact(phase) for name, phase in learner.phases.items()},
@@ -329,7 +333,3 @@ def _setup(learner: Learner) -> dict[str, str]:
 
 def _kind(tensor: Tensor) -> tuple[tuple[int, ...], str, bool]:
     return tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad
-
-
-def _hash(value: Any) -> str:
-    return hashlib.sha256(str(value).encode()).hexdigest()[:12]

@@ -53,7 +53,7 @@ def check(core: Core, state: Mapping[str, Any], allow: Collection[str]) -> None:
             f"the state is malformed, and nothing was loaded: {'; '.join(_few(problems))}. Take another copy of it"
         )
     problems = [
-        *_models(core.models.by_name, state),
+        *_models(core.models, state),
         *_optimizers(core.models.optimizers, state),
         *_windows(core.models.optimizers, state),
         *_plugins(core.registry.plugins, state, allow),

@@ -56,6 +56,8 @@ class Core:
         """How many hooks run that belong to no open epoch; an epoch that begins then is one of theirs."""
         self.proven: list[Phase] = []
         """The phases that have shown that they train."""
+        self.complete: list[Phase] = []
+        """The phases that have had a whole epoch, if plugins wait for events that they list."""
         self._said: set[str] = set()
 
     def where(self, phase: Phase, step: Step | None) -> str:

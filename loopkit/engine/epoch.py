@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from loopkit.engine.loop import Loop, Until, stronger
 from loopkit.engine.plan import Plan
-from loopkit.engine.positions import leave
+from loopkit.engine.positions import indices_of, leave
 from loopkit.engine.resume import Mark, restore_windows
 from loopkit.engine.sources import Source
 from loopkit.engine.state import PHASE, mark
@@ -22,7 +22,7 @@ from loopkit.notes import locate
 from loopkit.phases import Phase
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from loopkit.engine.core import Core
     from loopkit.world import World
@@ -137,8 +137,12 @@ class Epoch:
 
     @property
     def asks(self) -> bool:
-        """Whether this process wants to end it, and the others do not know yet."""
-        return self._loop.asks
+        """Whether this process asks for something that the processes have not agreed on yet."""
+        return self._loop.asks or self._core.requests.asks
+
+    def where(self, step: Step | None = None) -> str:
+        """Phase, epoch and step, for messages."""
+        return self._core.where(self.phase, step)
 
     # What plugins keep
 
@@ -182,8 +186,6 @@ class Epoch:
         core.phase_states.use(phase)
         if phase.training and core.epochs and any(outer.window_open for outer in core.epochs):
             raise ReentrancyError(f"phase {phase.name!r} trains inside an open accumulation window")
-        if phase.training:
-            core.models.check_replaced()
         if self.saved is None:
             loop.open(0, in_hook, core.requests.stopped)
         else:
@@ -191,6 +193,8 @@ class Epoch:
             restore_windows(self, self.saved["windows"])
             self._stores = {name: dict(store) for name, store in self.saved.get("stores", {}).items()}
         loop.replan()
+        if loop.plan.awaited and self.saved is None:
+            loop.await_events()
         self._begin(core)
         return self
 
@@ -270,6 +274,10 @@ class Epoch:
             self._loop.go_on_to(length)
         self.goes_on = True
         return batches
+
+    def indices(self, step: int) -> Tensor | None:
+        """Which samples the batch of a step, the last one, holds; None if the data does not know."""
+        return indices_of(self.data, step)
 
     def _key(self) -> str:
         """Where in a fit it is run by a hook: in which epoch, of which phase, for the how-manieth time."""
@@ -364,7 +372,16 @@ class Epoch:
         return self._loop.resting
 
     def agree(self, *numbers: float) -> list[float]:
-        """Let all processes act, after this step, on what any of them asks for; see `Learner.agree`."""
+        """Let every process act, after this step, on what any of them asks for: stops, cancels, saves and signals.
+
+        For plugins that sync processes; all call it at the same step. One collective.
+
+        Args:
+            numbers: Sent along.
+
+        Returns:
+            The highest of each number over the processes.
+        """
         return self._loop.agree(*numbers)
 
     # Its end
@@ -402,6 +419,8 @@ class Epoch:
                 loop.drop_windows()
             raise
         self._leave(None)
+        if loop.awaited is not None and cancel is None and error is None:
+            loop.say_missed(loop.awaited)
         if self.trains:
             core.progress.epochs += 1
         return cancel

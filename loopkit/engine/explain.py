@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from loopkit.engine.order import Entry, Placed, arrange
 from loopkit.hooks import hooks
+from loopkit.tabular import html, paragraph
 
 if TYPE_CHECKING:
     from loopkit.engine.registry import Registry
@@ -26,22 +28,43 @@ class Row:
     plugin: str
     access: str
     """What it reads and changes."""
+    changes: tuple[str, ...]
+    """The states that it updates or writes."""
     reasons: tuple[str, ...]
     """Why it stands where it does; empty if only its name decides."""
     note: str = ""
     """What the plugin's ``explain(phase, hook)`` says of it, and ``remark(phase, hook, plugin)`` of any plugin."""
 
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """What the hook may take."""
+        return hooks()[self.hook].arguments
 
-@dataclass(frozen=True)
+    @property
+    def tells(self) -> bool:
+        """Whether it may change the way of gradients and weights: its states do, or it stands around or in the step."""
+        around = hooks()[self.hook].kind != "event" and "step" in self.arguments
+        return around or bool(self.note) or any(not state.startswith("metrics") for state in self.changes)
+
+    @property
+    def change(self) -> str:
+        """The plugin, with what it changes and its note."""
+        states = f" ({', '.join(self.changes)})" if self.changes else ""
+        return f"{self.plugin}{states}{f': {self.note}' if self.note else ''}"
+
+
+@dataclass(frozen=True, repr=False)
 class Explanation:
     """The rows of a plan; ``print`` it."""
 
     rows: tuple[Row, ...]
+    full: bool = True
+    """Print every row, with its reasons; else what changes something, on one screen."""
     never_called: tuple[str, ...] = ()
     """The plugins of which no hook can fire in any phase, in words; empty for the plan of one phase."""
 
     @classmethod
-    def of(cls, registry: Registry, phases: Sequence[Phase]) -> Explanation:
+    def of(cls, registry: Registry, phases: Sequence[Phase], full: bool) -> Explanation:
         """The plan that a registry has for these phases."""
         rows: list[Row] = []
         for name in ("instrument_call", "setup_model", "fit_begin", "fit_end"):
@@ -59,9 +82,64 @@ class Explanation:
             for name, hook in hooks().items():
                 if name in order and (hook.kind != "event" or name in fired):
                     rows += [_noted(row, registry.plugins, phase) for row in _rows(phase.name, name, order[name])]
-        return cls(tuple(rows), tuple(registry.idle(phases)) if len(phases) > 1 else ())
+        return cls(tuple(rows), full, tuple(registry.idle(phases)) if len(phases) > 1 else ())
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def __str__(self) -> str:
+        lines = self._whole() if self.full else self._short()
+        lines += ["", *self.never_called] if self.never_called else []
+        return "\n".join(lines) or "no plugins"
+
+    def _repr_html_(self) -> str:
+        if self.full:
+            cells = [
+                (row.phase or "the learner", row.hook, row.position, row.plugin, row.access, "; ".join(whys))
+                for row in self.rows
+                for whys in [[*filter(None, [row.note]), *row.reasons]]
+            ]
+            parts = [html(("phase", "hook", "", "plugin", "access", "why"), cells)]
+        else:
+            parts = [
+                paragraph(title)
+                + html(("hook", "plugins"), [(hook, " > ".join(each)) for hook, each in chains.items()])
+                for title, chains in self._changes()
+            ]
+            parts += map(paragraph, self._onlookers())
+        return "".join([*parts, *map(paragraph, self.never_called)]) if self.rows else paragraph("no plugins")
+
+    def _changes(self) -> list[tuple[str, dict[str, list[str]]]]:
+        """What changes gradients and weights, hook by hook: steps first, and phases that are alike once."""
+        alike: list[tuple[list[str], dict[str, list[str]]]] = []
+        for phase in dict.fromkeys(row.phase for row in self.rows):
+            told = [row for row in self.rows if row.phase == phase and row.tells]
+            chains: dict[str, list[str]] = {}
+            for row in sorted(told, key=lambda row: "step" not in row.arguments):
+                chains.setdefault(row.hook, []).append(row.change)
+            title = f"phase {phase!r}" if phase else "the learner"
+            same = next((titles for titles, others in alike if list(others.items()) == list(chains.items())), None)
+            if same is None:
+                alike.append(([title], chains))
+            else:
+                same.append(title)
+        alike.sort(key=lambda item: item[0] == ["the learner"])
+        return [(", ".join(titles), chains) for titles, chains in alike]
+
+    def _onlookers(self) -> list[str]:
+        names = sorted({row.plugin for row in self.rows} - {row.plugin for row in self.rows if row.tells})
+        return [f"look on: {', '.join(names)}"] if names else []
+
+    def _short(self) -> list[str]:
+        lines: list[str] = []
+        for title, chains in self._changes():
+            width = max(map(len, chains), default=0)
+            told = [_chain(hook.ljust(width), parts) for hook, parts in chains.items()]
+            lines += [title, *(told or ["  nothing is changed"]), ""]
+        lines += self._onlookers()
+        return [*lines, "explain(full=True) shows every hook, and why each plugin stands there"] if lines else []
+
+    def _whole(self) -> list[str]:
         lines: list[str] = []
         phase: str | None = None
         hook = ""
@@ -77,13 +155,12 @@ class Explanation:
             lines.append(f"  {row.position}. {row.plugin:{width}}  {row.access}".rstrip())
             lines += [f"     {'':{width}}    {row.note}"] if row.note else []
             lines += [f"     {'':{width}}    because {reason}" for reason in row.reasons]
-        lines += ["", *self.never_called] if self.never_called else []
-        return "\n".join(lines) or "no plugins"
+        return lines
 
 
 def _rows(phase: str, hook: str, placed: Sequence[Placed]) -> list[Row]:
     return [
-        Row(phase, hook, number, place.entry.plugin, _access(place.entry), place.reasons)
+        Row(phase, hook, number, place.entry.plugin, _access(place.entry), _changes(place.entry), place.reasons)
         for number, place in enumerate(placed, 1)
     ]
 
@@ -94,6 +171,15 @@ def _noted(row: Row, plugins: Mapping[str, Any], phase: Phase) -> Row:
     remarks = (plugin.remark for plugin in plugins.values() if hasattr(plugin, "remark"))
     notes += [remark(phase, row.hook, row.plugin) for remark in remarks]
     return replace(row, note="; ".join(filter(None, notes)))
+
+
+def _changes(entry: Entry) -> tuple[str, ...]:
+    return (*entry.updates, *entry.writes)
+
+
+def _chain(hook: str, parts: Sequence[str]) -> str:
+    """One after the other, on lines of at most 100 characters."""
+    return textwrap.fill(" > ".join(parts), 100, initial_indent=f"  {hook}  ", subsequent_indent=" " * (len(hook) + 4))
 
 
 def _access(entry: Entry) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+import signal
 import time
-import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from types import TracebackType
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from loopkit.engine.brackets import Brackets
 from loopkit.engine.epoch import Epoch, StopEpoch
 from loopkit.engine.loop import Until
 from loopkit.engine.requests import Ending, Interrupted, Stop
@@ -20,12 +21,13 @@ from loopkit.engine.signals import Signals
 from loopkit.engine.sources import Source
 from loopkit.errors import Cancel, CancelFit, PhaseError, ReentrancyError
 from loopkit.every import Every
-from loopkit.notes import add_note, locate, say, shown
+from loopkit.logs.record import Packed
+from loopkit.notes import say, warn
 from loopkit.result import FitResult, Planned
+from loopkit.words import is_count
 
 if TYPE_CHECKING:
     from loopkit.engine.core import Core
-    from loopkit.engine.plan import Implementation
     from loopkit.phases import Phase
 
 INTERRUPTS = ("raise", "return", None)
@@ -49,11 +51,6 @@ class Limits:
         for name, value in vars(self).items():
             if value is not None:
                 check_count(name, value, endless=name == "epochs")
-
-    @property
-    def none(self) -> bool:
-        """Whether there is none."""
-        return self.epochs is None and self.max_steps is None and self.max_updates is None
 
     def saved(self) -> dict[str, int | None]:
         """What a state holds of them; an endless number of epochs is no limit."""
@@ -138,8 +135,8 @@ class Fit:
         self._started = time.monotonic()
         self.validations: dict[str, Validation] = {}
         """By phase, in the order in which they are run."""
-        self._ends: list[Implementation] = []
-        self._not_begun: set[str] = set()
+        self.brackets = Brackets(core.registry)
+        """The plugins whose ``fit_begin`` and ``fit_end`` it calls."""
         self._counts = False
         """Whether the user's loop asks for rounds."""
         self._turn = 0
@@ -152,6 +149,54 @@ class Fit:
     def manage(self) -> None:
         """A ``with`` block of the user's ends it."""
         self.managed = True
+
+    # What plugins look at
+
+    @property
+    def open_epochs(self) -> list[Epoch]:
+        """The epochs of it that are open, the outermost first."""
+        return self._core.open_epochs
+
+    @property
+    def epoch(self) -> Epoch | None:
+        """The epoch that is open, the innermost one if a phase runs inside another."""
+        epochs = self._core.open_epochs
+        return epochs[-1] if epochs else None
+
+    @property
+    def can_save(self) -> bool:
+        """Whether the state can be saved now: no step is under way, nor an epoch that a hook has begun."""
+        return self._core.can_save
+
+    @property
+    def signal(self) -> signal.Signals | None:
+        """The signal that was caught, during ``signal_begin``."""
+        return self._core.requests.signal
+
+    @property
+    def resuming(self) -> str:
+        """The phase whose epoch was open in a state that was loaded, until it goes on; else an empty string."""
+        waiting = self._core.resume.waiting
+        return waiting[0] if waiting else ""
+
+    @property
+    def missing_states(self) -> dict[str, str]:
+        """By phase: what of it has changed since the fit began and is in no state, in words."""
+        return self._core.phase_states.missing()
+
+    def request_save(self) -> None:
+        """Ask that the state is saved between two steps, as SIGUSR1 does: ``signal_begin`` fires there."""
+        self._core.requests.save()
+
+    def pack_log(self, plugin: Any, packed: list[Packed] | None) -> None:
+        """Let what is logged be appended to a list, which is the cheapest way to keep it.
+
+        Args:
+            plugin: One of the plugins; its ``log_value`` is not called any more.
+            packed: The list, which the plugin has to empty in time, of what each call has logged (`Packed`); None: the
+                plugin is called again.
+        """
+        self._core.registry.pack(plugin, packed)
 
     @property
     def seconds(self) -> float:
@@ -208,7 +253,7 @@ class Fit:
             if runs:
                 core.registry.check_fit(runs)
             with core.hook():
-                self.begin_plugins(core.registry.plugins)
+                self.cancelled = self.brackets.begin()
                 if core.world.size > 1:
                     self._agree_to_begin()
                 core.phase_states.begin()
@@ -230,36 +275,15 @@ class Fit:
         self.resumed = at.epochs > 0 or at.start != self._core.progress
         reopened = bool(at.limits) and self.limits.raised_from(at.limits)
         stop = None if at.stop is None or reopened else Stop(*at.stop)
-        self._core.requests.resume(stop)
+        if stop is not None:
+            self._core.requests.resume(stop)
         ended = "" if reopened else at.ended
         self.position = replace(at, stop=None, ended=ended, limits=self.limits.saved())
 
     def begin_plugins(self, names: Collection[str]) -> None:
         """Fire the ``fit_begin`` of these plugins."""
-        registry = self._core.registry
-        brackets = [each for each in registry.brackets() if each[0] in names]
-        for name, begin, end in brackets:
-            if end is not None:
-                self._ends.append(end)
-            if begin is not None:
-                self._not_begun.add(name)
-        for name, begin, _ in brackets:
-            if begin is not None:
-                try:
-                    registry.call(begin)
-                except CancelFit as cancel:
-                    cancel.by = cancel.by or name
-                    self.cancelled = self.cancelled or cancel
-                except BaseException as error:
-                    locate(error, f"in fit_begin of plugin {name!r}")
-                    raise
-                self._not_begun.discard(name)
-
-    def forget_plugins(self, plugins: dict[str, Any]) -> None:
-        """Take plugins whose begin failed out again."""
-        failed = [plugins[name] for name in plugins if name in self._not_begun]
-        self._ends = [impl for impl in self._ends if not any(impl.plugin is each for each in failed)]
-        self._not_begun -= set(plugins)
+        cancel = self.brackets.begin(names)
+        self.cancelled = self.cancelled or cancel
 
     def _agree_to_begin(self) -> None:
         """What one process asked for in ``fit_begin`` holds for all."""
@@ -274,9 +298,9 @@ class Fit:
         """Train, and validate, until it is over."""
         core, at = self._core, self.position
         at.run_by_fit()
-        for name, each in self.validations.items():
-            core.resume.expect(name, each.source.ready)
-        core.resume.expect(train.phase.name, train.ready)
+        for each in self.validations.values():
+            core.resume.expect(each.source)
+        core.resume.expect(train)
         if at.due:
             at.want([phase for phase in at.due if phase in self.validations], at.mid_epoch)
         while True:
@@ -522,11 +546,11 @@ class Fit:
             if result.reason == "epochs":
                 problems += core.registry.never_made(core.metrics)
             for problem in problems:
-                warnings.warn(problem, stacklevel=3)
+                warn(problem)
         self.ending = True
         try:
             with core.hook():
-                self._end_plugins(result, failure)
+                self.brackets.end(result, failure)
         finally:
             self.ending, self.over = False, True
             self.failure, self.cancelled = None, None
@@ -538,29 +562,6 @@ class Fit:
             ending = Ending(signals.ending)  # it came too late to be acted upon
         if ending is not None and self.raises:
             raise _interruption(ending)
-
-    def _end_plugins(self, result: FitResult, failure: BaseException | None) -> None:
-        """Call every ``fit_end`` whose ``fit_begin`` was completed, then raise what there is to raise."""
-        errors: list[BaseException] = []
-        for impl in reversed(self._ends):
-            if impl.entry.plugin not in self._not_begun:
-                try:
-                    self._core.registry.call(impl, result=result)
-                except Cancel:
-                    pass  # the fit has ended already
-                except BaseException as error:
-                    locate(error, f"in fit_end of plugin {impl.entry.plugin!r}")
-                    if error is not failure:
-                        errors.append(error)
-        if failure is None and len(errors) == 1:
-            raise errors[0]
-        if errors and (failure is None or isinstance(failure, Exception)):
-            causes = errors if failure is None else [failure, *errors]
-            raise BaseExceptionGroup("fit_end failed" if failure is None else "the fit failed, then fit_end", causes)
-        if failure is not None:
-            for late in errors:
-                add_note(failure, f"loopkit: fit_end failed too: {shown(late)}")
-            raise failure
 
 
 class Turn(Epoch):
@@ -671,15 +672,12 @@ def check_count(name: str, value: Any, endless: bool = False) -> None:
     Raises:
         ValueError: It is not.
     """
-    whole = isinstance(value, int) or (endless and value == math.inf)
-    if value is not None and (isinstance(value, bool) or not whole or value < 1):
+    if value is not None and not is_count(value) and not (endless and value == math.inf):
         raise ValueError(f"{name} is {value!r}: it counts from 1" + (", or is math.inf" if endless else ""))
 
 
 def _interruption(ending: Ending) -> BaseException:
     """What a process that was interrupted ends by."""
-    import signal
-
     if ending.signal == signal.SIGINT:
         return KeyboardInterrupt()
     return SystemExit(128 + ending.signal if ending.signal else PAUSED)

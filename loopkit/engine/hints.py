@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from loopkit.engine.models import Models
     from loopkit.engine.step import Step
 
-__all__ = ["hint"]
-
 
 def hint(error: BaseException, step: Step, models: Models) -> str:
     """What to do about an error, beginning with ``"; "``; empty if nothing is known of it."""

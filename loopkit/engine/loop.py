@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from loopkit.batches import count_samples, describe
+from loopkit.engine.awaited import Awaited
 from loopkit.engine.casts import autocast_is_on
 from loopkit.engine.hints import hint
 from loopkit.engine.plan import Plan
@@ -29,17 +31,18 @@ from loopkit.events import (
     UpdateSkipped,
 )
 from loopkit.losses import is_sum
-from loopkit.notes import locate, shown
+from loopkit.notes import locate, shown, warn
 
 if TYPE_CHECKING:
     from loopkit.engine.core import Core
     from loopkit.engine.epoch import Epoch
     from loopkit.engine.requests import Stop
+    from loopkit.learner import Learner
     from loopkit.phases import Phase
 
 PAIRS = (tuple, list)
 LOOK_AGAIN = -1
-"""In the place of the number of the last request: look again after the next step, since one waits for its place."""
+"""In the place of the number of the last request: look again after the next step: one waits, or a window is open."""
 GRAD_MODES: dict[str, Callable[[], Any]] = {
     "no_grad": torch.no_grad,
     "inference_mode": torch.inference_mode,
@@ -88,8 +91,12 @@ class Loop(Frame):
         self._agreed: Cancel | None = None
         self._proof: Proof | None = None
         """That the phase trains; None if that is known, or it is none that does."""
+        self.awaited: Awaited | None = None
+        """Watches, in the phase's first epoch, whether the events come that it lists; None if nobody waits for any."""
         self._casting = False
         """Whether a step of this epoch has run under autocast."""
+        self._phase_step: Callable[[Learner, Step], Any] = phase.step
+        """The phase's own step, or with a plugin in its place."""
         self._grad_mode: Callable[[], Any] | None
         if phase.grad_mode not in GRAD_MODES:
             raise PhaseError(f"{phase!r}: grad_mode is {phase.grad_mode!r}; it is one of {', '.join(GRAD_MODES)}")
@@ -148,17 +155,39 @@ class Loop(Frame):
         return world.size > 1 and (self.phase.training or (world.in_step and self.last_index >= 0))
 
     def replan(self) -> None:
-        """Take over the plan of the plugins as they are now."""
+        """Take over the plan of the plugins as they are now, and the size of windows that are closed."""
         requests = self._core.requests
         version = requests.version  # read first: a handler may run between any two lines
         self._seen = LOOK_AGAIN if requests.waits else version
+        for window in self.windows:
+            if window.size != self._core.accumulate:
+                if window.count:
+                    self._seen = LOOK_AGAIN  # until it is closed
+                else:
+                    window.resize(self._core.accumulate)
         plan = self.plan = self._core.registry.plan(self.phase)
         self.fire, self.optimizer_step = plan.fire, plan.optimizer_step
+        if self.awaited is not None:
+            self.fire = self.awaited.watch(plan.fire)
         only = self.windows[0] if len(self.windows) == 1 and self.windows[0].is_plain else None
         heard = plan.heard
         self.plain_backward = None if BackwardBegin in heard or BackwardEnd in heard else only
         quiet = heard.isdisjoint((UpdateBegin, UpdateEnd, UpdateSkipped)) and plan.optimizer_step is None
         self.plain_update = only if quiet else None
+        self._phase_step = self.phase.step if plan.take_step is None else self._take_step
+
+    def await_events(self) -> None:
+        """See whether the events come that the phase lists, unless an epoch of it has told."""
+        if self.phase not in self._core.complete:
+            self.awaited = Awaited(self.phase, self.plan)
+            self.fire = self.awaited.watch(self.plan.fire)
+
+    def say_missed(self, awaited: Awaited) -> None:
+        """At the end of the epoch: warn of the events that did not come."""
+        if self.steps and not self.stopped:
+            self._core.complete.append(self.phase)
+            for text in awaited.missed() if self._core.world.rank == 0 else ():
+                warn(text)
 
     def refresh(self) -> None:
         """Take over the plan if it has changed."""
@@ -197,7 +226,6 @@ class Loop(Frame):
         """The loop itself; what it needs in every step is in local variables, which is what makes it fast."""
         core, phase = self._core, self.phase
         learner, logbook, requests = core.learner, core.logbook, core.requests
-        phase_step: Callable[..., Any] = phase.step
         progress, proof = core.progress if phase.training else None, self._proof
         index = self.steps
         version: int | None = None
@@ -205,7 +233,7 @@ class Loop(Frame):
             if version != self._seen:
                 version, plan = self._seen, self.plan
                 begin, end = plan.fire[StepBegin], plan.fire[StepEnd]
-                contexts, move = plan.step_contexts, plan.move_batch
+                contexts, move, phase_step = plan.step_contexts, plan.move_batch, self._phase_step
             if move is not None and batch is not None:
                 batch = move(batch, index)
             first = batch[0] if batch.__class__ in PAIRS and batch else None
@@ -214,7 +242,7 @@ class Loop(Frame):
             index += 1
             logbook.place = None
             try:
-                if not samples or batch is None:
+                if not samples or (batch is None and not phase.batchless):
                     self._pass_over(step, samples)
                     continue
                 if begin is not None:
@@ -254,6 +282,24 @@ class Loop(Frame):
                 return False
         return True
 
+    def _take_step(self, learner: Learner, step: Step) -> None:
+        """The step as a plugin takes it in the phase's place."""
+        assert self.plan.take_step is not None
+        self.plan.take_step(step, partial(self._own_step, learner, step))
+
+    def _own_step(self, learner: Learner, step: Step) -> None:
+        """The phase's own step, for a plugin in its place; what it raises is the phase's."""
+        phase_step: Callable[..., Any] = self.phase.step
+        try:
+            if (result := phase_step(learner, step)) is not None:
+                raise self._bad_result(result)
+        except Cancel as cancel:
+            cancel.by = cancel.by or f"phase {self.phase.name}"
+            raise
+        except BaseException as error:
+            self._explain(error, step)
+            raise
+
     def _pass_over(self, step: Step, samples: int) -> None:
         """Leave out a batch that is None, or holds no sample, or refuse it."""
         if step.batch is not None or not self.phase.skip_none or self.agrees:
@@ -261,7 +307,7 @@ class Loop(Frame):
         step.ended = True
 
     def _look_again(self) -> None:
-        """The plan has changed, or something was asked for: take it over, and do that."""
+        """The plan or the size of windows has changed, or something was asked for: take it over, and do that."""
         self.replan()
         with self.resting():
             self._core.requests.answer(self._core)
@@ -309,8 +355,7 @@ class Loop(Frame):
                 if first := not self._casting and autocast_is_on():
                     self._watch_casts()
                 try:
-                    phase_step: Callable[..., Any] = self.phase.step
-                    if (result := phase_step(self._core.learner, step)) is not None:
+                    if (result := self._phase_step(self._core.learner, step)) is not None:
                         raise self._bad_result(result)
                 except BaseException as error:
                     raised = error
@@ -328,7 +373,7 @@ class Loop(Frame):
         """Look after what autocast caches of the models, and of the modules that the phase itself holds."""
         self._casting = True
         own = {name: value for name, value in vars(self.phase).items() if isinstance(value, nn.Module)}
-        self.casts.begin({**own, **self._core.models.by_name})
+        self.casts.begin({**own, **self._core.models})
 
     def of_context(self, hook: str, step: Step | None) -> str:
         """Where an error was raised that came from entering or leaving a context."""
@@ -338,6 +383,7 @@ class Loop(Frame):
 
     def _cancel_step(self, step: Step, cancel: Cancel) -> None:
         step.ended = True
+        self.awaited = None  # a later epoch tells
         self.logbook.place = None
         cancel.by = cancel.by or f"phase {self.phase.name}"
         for window in self.windows:

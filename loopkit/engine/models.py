@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from loopkit.batches import describe
 from loopkit.engine.casts import Casts
@@ -25,7 +26,7 @@ Factory = Callable[[Any], torch.optim.Optimizer]
 Optimizers = torch.optim.Optimizer | Factory
 
 
-class Models:
+class Models(dict[str, nn.Module]):
     """The modules by name, routed through what plugins wrap around them, and their optimizers.
 
     Args:
@@ -33,14 +34,13 @@ class Models:
     """
 
     def __init__(self, given: nn.Module | Mapping[str, nn.Module]) -> None:
-        self.given = given
-        self.by_name: dict[str, nn.Module] = dict(given) if isinstance(given, Mapping) else {"model": given}
-        for name, module in self.by_name.items():
+        super().__init__(given if isinstance(given, Mapping) else {"model": given})
+        for name, module in self.items():
             if not isinstance(module, nn.Module):
                 raise PhaseError(f"model {name!r} is {module!r}: it must be an instance of torch.nn.Module")
         self._evals = {
-            each: f"{name}.{path}" if len(self.by_name) > 1 else path
-            for name, model in self.by_name.items()
+            each: f"{name}.{path}" if len(self) > 1 else path
+            for name, model in self.items()
             for path, each in model.named_modules()
             if model.training and not each.training
         }
@@ -63,17 +63,29 @@ class Models:
         In train mode, those that the user had put into eval mode before stay there.
         """
         modes, as_wanted = [], True
-        evals = self._evals if training else {}
-        for model in self.by_name.values():
-            for module in model.modules():
-                modes.append((module, module.training))
-                wanted = training and module not in evals
-                as_wanted &= module.training is wanted and type(module).train is nn.Module.train
+        evals, modules = self._evals if training else {}, self._modules()
+        if training:
+            self._check_replaced(modules)
+        for module in modules:
+            modes.append((module, module.training))
+            wanted = training and module not in evals
+            as_wanted &= module.training is wanted and type(module).train is nn.Module.train
         if not as_wanted:
-            for model in self.by_name.values():
+            for model in self.values():
                 model.train(training)
             self.restore([(each, False) for each in evals])
         return modes
+
+    def _modules(self) -> list[nn.Module]:
+        """Every module of every model; ``modules()`` of torch takes several times as long, at each epoch."""
+        found = list(dict.fromkeys(self.values()))
+        seen = set(found)
+        for module in found:
+            for child in module._modules.values():
+                if child is not None and child not in seen:
+                    seen.add(child)
+                    found.append(child)
+        return found
 
     @staticmethod
     def restore(modes: Iterable[tuple[nn.Module, bool]]) -> None:
@@ -88,8 +100,21 @@ class Models:
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Every parameter of every model."""
-        for model in self.by_name.values():
+        for model in self.values():
             yield from model.parameters()
+
+    def described(self) -> list[str]:
+        """The models, their parameters and the optimizers, in words for people."""
+        made = [each for each in dict.fromkeys(self.parameters()) if not is_lazy(each)]
+        parts = [
+            type(model).__name__ if len(self) == 1 else f"{name} {type(model).__name__}" for name, model in self.items()
+        ]
+        parts.append(f"{sum(each.numel() for each in made):,} parameters")
+        for optimizer in self.optimizers.values():
+            rates = sorted({float(group["lr"]) for group in optimizer.param_groups if "lr" in group})
+            ends = dict.fromkeys(f"{rate:.3g}" for rate in rates[:1] + rates[-1:])
+            parts.append(" lr ".join(filter(None, [type(optimizer).__name__, " to ".join(ends)])))
+        return parts
 
     # Plugins around the modules
 
@@ -106,7 +131,7 @@ class Models:
         """Inside, calls reach the modules directly."""
         wrappers = self.wrappers()
         for name, route in self._routes.items():
-            route.wrapper = self.by_name[name]
+            route.wrapper = self[name]
         try:
             yield
         finally:
@@ -124,11 +149,11 @@ class Models:
 
     def set_up(self, registry: Registry, plugins: Iterable[str]) -> None:
         """Run the ``setup_model`` of these plugins on every module, and route calls through what wraps it."""
-        check_trainable(registry.plugins, self.by_name)
+        check_trainable(registry.plugins, self)
         for impl in registry.ordered("setup_model"):
             if impl.entry.plugin not in plugins:
                 continue
-            for name, module in self.by_name.items():
+            for name, module in self.items():
                 top = self._routes[name].wrapper if name in self._routes else module
                 wrapper = registry.call(impl, name=name, model=top)
                 if not isinstance(wrapper, nn.Module):
@@ -155,18 +180,21 @@ class Models:
         else:
             self.optimizer = self._make_optimizer("optimizer", given, False)
             self.optimizers = {"optimizer": self.optimizer}
-        self.check_replaced()
+        self._check_replaced(self._modules())
 
-    def check_replaced(self) -> None:
+    def _check_replaced(self, modules: Iterable[nn.Module]) -> None:
         """Refuse that an optimizer trains parameters which the models have had and have no more.
 
         Raises:
             PhaseError: It does.
         """
-        known, here = self._known, {}
-        for name, model in self.by_name.items():
+        known = self._known
+        if {p for module in modules for p in module._parameters.values()} - {None} == known.keys():
+            return
+        here: dict[nn.Parameter, str] = {}
+        for name, model in self.items():
             for path, p in model.named_parameters():
-                here[p] = f"{name}.{path}" if len(self.by_name) > 1 else path
+                here[p] = f"{name}.{path}" if len(self) > 1 else path
         self._known = here
         if not (gone := known.keys() - here.keys()):
             return
@@ -191,12 +219,12 @@ class Models:
             )
         if not callable(given):
             raise PhaseError(f"optimizer {name!r} is {given!r}: give an optimizer, or a function params -> optimizer")
-        if named and name not in self.by_name:
+        if named and name not in self:
             raise PhaseError(
-                f"optimizer {name!r} is a factory, but no model has that name{nearest(name, self.by_name)}; "
-                f"the models are {', '.join(self.by_name)}"
+                f"optimizer {name!r} is a factory, but no model has that name{nearest(name, self)}; "
+                f"the models are {', '.join(self)}"
             )
-        models = [self.by_name[name]] if named else self.by_name.values()
+        models = [self[name]] if named else self.values()
         try:
             made = given([p for model in models for p in model.parameters()])
         except Exception as error:
@@ -229,6 +257,8 @@ class Weights:
 
     def __init__(self) -> None:
         self._stack: list[StandIn] = []
+        self._away: list[list[StandIn]] = []
+        """What `own` has put away, to be put back."""
 
     @property
     def by(self) -> str:
@@ -253,14 +283,20 @@ class Weights:
         try:
             yield
         finally:
-            at = next(i for i, each in enumerate(self._stack) if each is entry)
-            above = self._stack[at + 1 :]  # of contexts that are left out of turn, such as those of a generator
-            for each in reversed(above):
-                each.away()
-            away()
-            del self._stack[at]
-            for each in above:
-                each.put()
+            for held in self._away:  # it is left inside of `own`, and has been put away
+                held[:] = [each for each in held if each is not entry]
+            if any(each is entry for each in self._stack):
+                self._take_out(entry)
+
+    def _take_out(self, entry: StandIn) -> None:
+        at = next(i for i, each in enumerate(self._stack) if each is entry)
+        above = self._stack[at + 1 :]  # of contexts that are left out of turn, such as those of a generator
+        for each in reversed(above):
+            each.away()
+        entry.away()
+        del self._stack[at]
+        for each in above:
+            each.put()
 
     @contextmanager
     def own(self) -> Iterator[None]:
@@ -268,9 +304,11 @@ class Weights:
         away, self._stack = self._stack, []
         for each in reversed(away):
             each.away()
+        self._away.append(away)
         try:
             yield
         finally:
+            self._away = [held for held in self._away if held is not away]
             for each in away:
                 each.put()
             self._stack = away

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sized
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from loopkit.errors import PhaseError
-from loopkit.notes import locate
+from loopkit.notes import locate, warn
 from loopkit.phases import Phase
 
 
@@ -90,7 +89,7 @@ class PhaseStates:
         for name, message in self.missing().items():
             if name not in self._warned:
                 self._warned.add(name)
-                warnings.warn(message, stacklevel=3)
+                warn(message)
 
     def missing(self) -> dict[str, str]:
         """Of phases without a state: which of their attributes have changed since the fit began, in words."""

@@ -16,8 +16,9 @@ from loopkit.batches import describe
 from loopkit.engine.order import Entry, Placed
 from loopkit.errors import Cancel, CancelStep, PluginError, rank, strongest
 from loopkit.events import Event
-from loopkit.hooks import Hook, Target
+from loopkit.hooks import Hook, PhaseChoice, Target
 from loopkit.notes import add_note, locate, shown
+from loopkit.phases import BRACKETS, TRAINING_EVENTS
 
 if TYPE_CHECKING:
     from loopkit.engine.epoch import Epoch
@@ -39,7 +40,7 @@ class Implementation:
     hook: Hook
     function: Callable[..., Any]
     arguments: tuple[str, ...]
-    phase: type[Phase] | tuple[type[Phase], ...] | None
+    phase: PhaseChoice
     entry: Entry
 
 
@@ -50,11 +51,14 @@ class Plan:
     fire: dict[type[Event], Fire | None]
     heard: frozenset[type[Event]]
     """The events that have listeners."""
+    awaited: frozenset[type[Event]]
+    """Those of them that the phase is to emit by itself, and a plugin cannot do without."""
     epoch_contexts: tuple[Callable[[Epoch], Any], ...]
     step_contexts: tuple[Callable[[Step], Any], ...]
     setup_data: tuple[Implementation, ...]
     move_batch: Callable[[Any, int], Any] | None
     optimizer_step: Callable[..., Any] | None
+    take_step: Callable[[Step, Callable[[], None]], Any] | None
     order: dict[str, list[Placed]]
 
 
@@ -72,17 +76,19 @@ class Compiler:
 
     def plan(self, phase: Phase, impls: dict[str, list[Implementation]], order: dict[str, list[Placed]]) -> Plan:
         """The plan of a phase, from its implementations by hook, in order."""
-        steps = impls["optimizer_step"]
+        steps, wholes = impls["optimizer_step"], impls["take_step"]
         replaced = ("step", "optimizer", "closure", "default")
         fire = {event: self._event(event, impls[event.hook], phase) for event in phase.events()}
         return Plan(
             fire=fire,
             heard=frozenset(event for event, call in fire.items() if call is not None),
+            awaited=frozenset(event for event in phase.emits if _waits(event, impls[event.hook])),
             epoch_contexts=tuple(self._context(impl, "epoch", phase) for impl in impls["epoch_context"]),
             step_contexts=tuple(self._context(impl, "step", phase) for impl in impls["step_context"]),
             setup_data=tuple(impls["setup_data"]),
             move_batch=_chain([self._mover(impl, phase) for impl in impls["move_batch"]]),
             optimizer_step=self._located(steps[0], replaced, phase) if steps else None,
+            take_step=self._located(wholes[0], ("step", "default"), phase) if wholes else None,
             order=order,
         )
 
@@ -273,6 +279,12 @@ class _Context:
         else:
             locate(error, f"in {self._hook} of plugin {self._plugin!r}, {self._where()}")
         return error
+
+
+def _waits(event: type[Event], impls: Sequence[Implementation]) -> bool:
+    """Whether an event is a phase's own, and one of these plugins cannot do without it."""
+    own = event not in BRACKETS and event not in TRAINING_EVENTS
+    return own and any(event.hook not in getattr(impl.plugin, "optional", ()) for impl in impls)
 
 
 def _chain(calls: list[Callable[[Any, int], Any]]) -> Callable[[Any, int], Any] | None:

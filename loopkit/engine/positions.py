@@ -19,7 +19,6 @@ What cannot be saved: the generators inside of a ``DataLoader``'s workers. `loop
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -34,6 +33,7 @@ from loopkit.engine.sources import length_of
 from loopkit.errors import StateError
 from loopkit.facts import fact
 from loopkit.kinds import ANY, COUNT, FLAG, MAPPING, Kind, is_plain, wrong
+from loopkit.notes import warn
 
 # Kinds of data, by where their position is
 LOADER = "loader"  # a loopkit.data.Loader has it
@@ -137,7 +137,7 @@ def save_position(
         steps: Batches that were consumed in this epoch.
         running: An epoch is open. Without one, or before its first batch, the next one is new.
         begun: What `begin` returned when the epoch began; needed if one is open.
-        earlier_epochs: Passes that came before over this very object; only for iterators does it make a difference.
+        earlier_epochs: Epochs that came before over this very object; only for iterators does it make a difference.
 
     Raises:
         StateError: The data's own state holds what cannot be saved, or another epoch has moved its position.
@@ -218,10 +218,9 @@ def load_position(data: Any, saved: Mapping[str, Any], *, replay: bool) -> int:
     if changed or safe:
         listed = [f"{WORDS[name]}: {then.get(name)} before, {here.get(name)} now" for name in changed]
         place = "in mid-epoch" if middle else "between epochs"
-        warnings.warn(
+        warn(
             f"the data of {_name(data)} changed since its position was saved, {place}: {'; '.join(listed + safe)}. "
-            f"The run goes on, but it is not the one that would have been",
-            stacklevel=3,
+            f"The run goes on, but it is not the one that would have been"
         )
     if not middle or kind in (LOADER, SAMPLER, STATEFUL):
         return 0
@@ -350,6 +349,18 @@ def _samples_used(data: DataLoader[Any], sampler: ResumableSampler, steps: int) 
     return sampler.start + (steps - before) * (_batch_size(data) or 1)
 
 
+def indices_of(data: Any, step: int) -> Tensor | None:
+    """Which samples the batch of the running epoch's step holds; None if the data does not know."""
+    if isinstance(data, Loader):
+        return data.indices
+    sampler = _sampler(data)
+    size = None if sampler is None else _batch_size(data)
+    if sampler is None or size is None:
+        return None
+    epoch, start, before = _resumed.get(sampler, (-1, -1, 0))
+    return sampler.indices(step - (before if (epoch, start) == (sampler.epoch, sampler.start) else 0), size)
+
+
 def _shares(data: Any) -> Shares | None:
     """How processes share the samples of data that keeps its position in an epoch; None if that is not known."""
     if isinstance(data, Loader):
@@ -369,10 +380,9 @@ def _tell_filled_up(data: Any) -> None:
     if shares is not None:
         left = shares.short(sampler.start if sampler is not None else data.consumed)
         if left:
-            warnings.warn(
+            warn(
                 f"the rest of the epoch of {_name(data)} is {left} of {shares.samples} samples, fewer than the "
-                f"{shares.size} processes: samples from the epoch's begin fill up its step",
-                stacklevel=4,
+                f"{shares.size} processes: samples from the epoch's begin fill up its step"
             )
 
 
@@ -481,10 +491,9 @@ def _load(data: Any, kind: str, saved: Mapping[str, Any], here: Mapping[str, Any
     if kind == STATEFUL and state is not None:
         data.load_state_dict(state)
     elif kind == STATEFUL and (names := _parts_with_state(data)):
-        warnings.warn(
+        warn(
             f"the state of {' and '.join(names)} in {_name(data)} is not restored between epochs: what depends on the "
-            f"epoch there has to be set at epoch_begin, by set_epoch or the like",
-            stacklevel=4,
+            f"epoch there has to be set at epoch_begin, by set_epoch or the like"
         )
     elif target is not None and state is not None:
         try:

@@ -13,7 +13,7 @@ from loopkit.engine.order import EVERYTHING, overlaps
 from loopkit.errors import OrderError, PluginConflict, PluginError
 from loopkit.events import FitBegin, FitEnd, SignalBegin
 from loopkit.groups import covers, named_parameters
-from loopkit.hooks import PROJECT, PROVIDES, STATES, Hook, HookOptions, hooks
+from loopkit.hooks import PROJECT, PROVIDES, STATES, Hook, HookOptions, concerns, hooks
 from loopkit.installed import plugin_names
 from loopkit.phases import is_standard
 from loopkit.plugin import declared, provided
@@ -163,7 +163,7 @@ def never_called(implementations: Sequence[Implementation], phases: Sequence[Pha
 
 
 def _can_fire(impl: Implementation, phase: Phase) -> bool:
-    if impl.phase is not None and not isinstance(phase, impl.phase):
+    if not concerns(impl.phase, phase):
         return False
     if impl.hook.kind == "event":
         return any(event.hook == impl.hook.name for event in phase.events())
@@ -174,7 +174,7 @@ def _in_words(impl: Implementation) -> str:
     if impl.phase is None:
         return impl.hook.name
     kinds = impl.phase if isinstance(impl.phase, tuple) else (impl.phase,)
-    return f"{impl.hook.name} of {' or '.join(kind.__name__ for kind in kinds)}"
+    return f"{impl.hook.name} of {' or '.join(kind if isinstance(kind, str) else kind.__name__ for kind in kinds)}"
 
 
 def idle(name: str, hooks: Sequence[str], phases: Sequence[Phase]) -> str:
@@ -200,6 +200,17 @@ def check_monitors(
                 f"{'give fit(train, val) data, or ' if phase == 'val' else ''}let it read a metric of a phase that is "
                 f"run. If a hook runs it, give it a phase of its own: Learner(phases=[ValidationPhase(name='probe')])"
             )
+
+
+def wrong_modes(plugins: Mapping[str, Any]) -> list[str]:
+    """What to say of plugins that take the lowest value of a metric whose object says that higher ones are better."""
+    makers = [each for each in plugins.values() if callable(getattr(each, "higher_is_better", None))]
+    return [
+        f'{type(plugin).__name__}: {metric} is better where it is higher, and mode is "min": say mode="max"'
+        for plugin in plugins.values()
+        if isinstance(metric := getattr(plugin, "monitor", None), str) and getattr(plugin, "mode", None) == "min"
+        if any(maker.higher_is_better(metric) for maker in makers)
+    ]
 
 
 def never_made(implementations: Sequence[Implementation], made: Iterable[str]) -> list[str]:

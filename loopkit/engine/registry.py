@@ -18,8 +18,9 @@ from loopkit.engine.plan import INSTRUMENT, Compiler, Implementation, Plan
 from loopkit.engine.refusals import LOG_VALUE
 from loopkit.errors import PluginError
 from loopkit.events import FitBegin, FitEnd
-from loopkit.hooks import PROJECT, Hook, HookOptions, hooks, specification
+from loopkit.hooks import PROJECT, Hook, HookOptions, concerns, hooks, specification
 from loopkit.logs.record import Packed
+from loopkit.notes import warn
 from loopkit.plugin import declared, plugin_name, provided, unwrapped
 from loopkit.words import nearest
 
@@ -160,7 +161,7 @@ class Registry:
         return [
             impl
             for impl in self._implementations
-            if impl.hook.name == hook and (phase is None or impl.phase is None or isinstance(phase, impl.phase))
+            if impl.hook.name == hook and (phase is None or concerns(impl.phase, phase))
         ]
 
     def ordered(self, hook: str) -> list[Implementation]:
@@ -219,6 +220,8 @@ class Registry:
         if idle := self.idle([*runs, *self._phases.own]):
             raise PluginError("; ".join(idle))
         refusals.check_monitors(self._implementations, self._phases, {phase.name for phase in runs})
+        for wrong in refusals.wrong_modes(self.plugins):
+            warn(wrong)
 
     def never_made(self, metrics: Iterable[str]) -> list[str]:
         """What to say of metrics that were read, if these are all that there are."""

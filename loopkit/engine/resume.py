@@ -25,6 +25,7 @@ from loopkit.progress import Progress
 if TYPE_CHECKING:
     from loopkit.engine.core import Core
     from loopkit.engine.epoch import Epoch
+    from loopkit.engine.sources import Source
     from loopkit.phases import Phase
 
 
@@ -176,7 +177,7 @@ class Resume:
     def forget(self) -> None:
         """Forget what was left open."""
         self._epochs, self._data, self._nested, self._generators, self.position = [], {}, {}, None, None
-        self._held = None
+        self._held, self.unfinished = None, ""
 
     def begin(self, start: Progress) -> tuple[Position, bool]:
         """Where the fit that begins now is, and whether it goes on with one that was interrupted in this process.
@@ -188,10 +189,11 @@ class Resume:
         held, self._held = self._held, None
         if held is not None and self.position is None:
             self.load(held, Position.of(held["fit"]), True)
-        position = self.take_position()
-        if position is None:
+        if self.position is None:
             self.fits += 1
             return Position(start, self.fits), False
+        position, self.position = self.position, None
+        self.fits = position.number
         return position, held is not None
 
     def take_position(self) -> Position | None:
@@ -227,8 +229,11 @@ class Resume:
 
     # Loaders
 
-    def expect(self, phase: str, data: Any) -> None:
+    def expect(self, source: Source) -> None:
         """Put the loader of a phase where it was; it may be saved before its first epoch."""
+        if source.made:
+            return
+        phase, (data, _) = source.phase.name, source.epoch()
         if hasattr(data, "__iter__"):
             self._loaders[phase] = data
             if phase in self._data and phase not in self.waiting:

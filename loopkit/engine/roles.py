@@ -63,7 +63,12 @@ class Roles(dict[str, Phase]):
             return self[phase]
         names = ", ".join(self)
         hint = nearest(phase, self) if isinstance(phase, str) else ""
-        raise PhaseError(f"no phase is called {phase!r}{hint}; there are: {names}. Give Learner(phases=[...]) more")
+        more = "Give Learner(phases=[...]) more"
+        if isinstance(phase, str) and not hint:
+            more += (
+                f": ValidationPhase({phase!r}) for another validation set, as fit(train, {{{phase!r}: ...}}) makes it"
+            )
+        raise PhaseError(f"no phase is called {phase!r}{hint}; there are: {names}. {more}")
 
     def of(self, role: str, given: str | Phase | None, argument: str = "phase=...") -> Phase:
         """The phase that was asked for, else the only one of the user's for this role, else the standard one."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from loopkit.batches import describe
+from loopkit.data import Loader
 from loopkit.errors import EmptyDataError, ExhaustedIteratorError, PhaseInputError, PluginError
+from loopkit.notes import warn
 
 if TYPE_CHECKING:
     from loopkit.engine.registry import Registry
@@ -38,18 +39,10 @@ class Source:
         self.made = not hasattr(given, "__iter__") and callable(given)
         """Whether a function makes the data of each epoch."""
         self._registry = registry
-        self._ready: Any = given
+        self._data: Any = given
+        """As the plugins have set it up."""
         self._seen = -1
         self._length: int | None = None
-
-    @property
-    def ready(self) -> Any:
-        """The data as the plugins have set it up; a function that makes data as it is."""
-        if not self.made and self._seen != self._registry.version:  # the first time, or a plugin came or went
-            self._ready = self._set_up(self.given)
-            self._length = length_of(self._ready)
-            self._seen = self._registry.version
-        return self._ready
 
     @property
     def length(self) -> int | None:
@@ -58,7 +51,7 @@ class Source:
         Raises:
             EmptyDataError: None.
         """
-        return self.epoch()[1] if not self.made else None
+        return None if self.made else self.epoch()[1]
 
     def epoch(self) -> tuple[Any, int | None]:
         """The data of the epoch that begins, and how many batches they are.
@@ -66,10 +59,14 @@ class Source:
         Raises:
             EmptyDataError: None.
         """
-        data, length = self.ready, self._length
         if self.made:
             data = self._set_up(self.given())
             length = length_of(data)
+        else:
+            if self._seen != self._registry.version:  # the first time, or a plugin came or went
+                self._data = self._set_up(self.given)
+                self._length, self._seen = length_of(self._data), self._registry.version
+            data, length = self._data, self._length
         if length == 0:
             raise EmptyDataError(
                 f"the data of phase {self.phase.name!r} holds no batch: len() is 0 ({type(data).__name__})"
@@ -93,10 +90,9 @@ class Source:
                 )
             raise EmptyDataError(f"the data of phase {self.phase.name!r} gave no batch ({type(data).__name__})")
         if length is not None and steps != length:
-            warnings.warn(
+            warn(
                 f"len() of the data of phase {self.phase.name!r} is {length}, but it gave {steps} batches; {steps} "
-                f"counts",
-                stacklevel=2,
+                f"counts"
             )
 
     def _set_up(self, data: Any) -> Any:
@@ -130,6 +126,8 @@ def check_given(train: Any, val: Any) -> None:
         raise PhaseInputError(
             f"fit(train, {val!r}): the second argument is the data of the validation; did you mean epochs={val!r}?"
         )
+    if isinstance(val, (list, tuple)) and any(isinstance(each, (DataLoader, Loader)) for each in val):
+        raise PhaseInputError('val is a list of loaders: give several sets by name, {"val": a, "ood": b}')
     if val is not None and _is_array(train) and _is_array(val):
         raise PhaseInputError(
             f"fit(X, y) with {describe(train)} and {describe(val)}: fit takes batches, and the second argument is the "

@@ -27,8 +27,37 @@ PHASE = ".phase"
 """The owner of what a phase keeps for an epoch; no plugin can be called so."""
 
 
-def collect(core: Core, mark: Mark | None = None, positions: bool = True) -> dict[str, Any]:
-    """What ``Learner.state_dict`` returns; without positions there is nothing in it of open epochs and their data."""
+def saved(core: Core, at: Mark | None = None, positions: bool = True) -> dict[str, Any]:
+    """What ``Learner.state_dict`` returns, if it can be made now."""
+    if not positions:
+        return collect(core, None, positions=False)
+    if at is not None:
+        epochs = core.open_epochs
+        runs = epochs[-1:] == [at.epoch] and all(epoch.between for epoch in epochs[:-1])
+        if not runs or core.progress != at.progress:
+            raise StateError(
+                "state_dict(at=mark): there is no way back to the mark, since its epoch is not the one that is "
+                "running, or steps were trained in it. Mark the epoch that is running, in its epoch_context"
+            )
+    elif not core.can_save:
+        raise StateError(
+            "state_dict in the middle of a step, or of an epoch that a hook runs: there is no way to go on from "
+            "there. Call it at step_end or phase_end, when learner.current.can_save says so"
+        )
+    windows = [window for epoch in core.open_epochs for window in epoch.windows if window.count]
+    if core.world.size > 1 and any(not sharded.is_sharded(p) for window in windows for p in window.params):
+        raise StateError(
+            "state_dict of several processes inside an accumulation window, which holds gradients of this process "
+            "alone: call it after the window's update"
+        )
+    state = collect(core, at)
+    if core.world.size > 1:
+        state["ranks"] = core.world.gather(_own_parts(state, core.registry.plugins))
+    return state
+
+
+def collect(core: Core, mark: Mark | None, positions: bool = True) -> dict[str, Any]:
+    """The state; without positions there is nothing in it of open epochs and their data."""
     plugins, models = core.registry.plugins, core.models
     kept = {} if mark is None else mark.plugins
     state: dict[str, Any] = {
@@ -47,7 +76,7 @@ def collect(core: Core, mark: Mark | None = None, positions: bool = True) -> dic
     if mark is not None:
         state["phases"].update(mark.phases)
     with models.weights.own():
-        for name, model in models.by_name.items():
+        for name, model in models.items():
             state["models"][name] = sharded.weights(model)
             state["buffers"][name] = {key: tensor.detach() for key, tensor in unsaved_buffers(model).items()}
         if positions:
@@ -109,11 +138,6 @@ def _own_parts(state: Mapping[str, Any], plugins: Mapping[str, Any]) -> dict[str
             for epoch in state["epochs"]
         ],
     }
-
-
-def shares(core: Core, state: dict[str, Any]) -> list[dict[str, Any]]:
-    """What differs from process to process, of all of them."""
-    return core.world.gather(_own_parts(state, core.registry.plugins))
 
 
 def _localized(core: Core, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,7 +225,7 @@ def _load(core: Core, state: Mapping[str, Any], undo: list[tuple[str, Callable[[
     undo.append(("the random generators", lambda: generators.restore(before)))
     generators.restore(state["generators"])
     with torch.no_grad():
-        for name, model in core.models.by_name.items():
+        for name, model in core.models.items():
             if any(not isinstance(value, Tensor) for value in model.state_dict().values()):
                 undo.append((f"model {name!r}", partial(model.load_state_dict, copy.deepcopy(model.state_dict()))))
             try:

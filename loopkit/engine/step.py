@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from loopkit import devices
 from loopkit.batches import describe
 from loopkit.engine.casts import Casts, autocast_is_on
 from loopkit.errors import EventError, LossError, PhaseError, StepStateError
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from loopkit.engine.epoch import Epoch
     from loopkit.engine.logbook import Logbook
     from loopkit.engine.plan import Fire
-    from loopkit.engine.window import Window
+    from loopkit.engine.window import Window, WindowState
     from loopkit.phases import Phase
     from loopkit.progress import Progress
 
@@ -28,7 +29,7 @@ ones_like = torch.ones_like
 run_backward = torch.autograd.Variable._execution_engine.run_backward
 """What ``Tensor.backward`` comes to: ``(tensors, gradients, keep_graph, create_graph, inputs, allow_unreachable,
 accumulate_grad)``. Its checks, made here once and more cheaply, are a tenth of a small step's time."""
-SET_BEFORE = {"inputs": "LossBegin", "targets": "LossBegin", "outputs": "LossBegin", "loss": "BackwardBegin"}
+SET_BEFORE = {"inputs": "ForwardBegin", "targets": "ForwardBegin", "outputs": "LossBegin", "loss": "BackwardBegin"}
 
 
 class Frame:
@@ -78,9 +79,15 @@ class Step:
     targets: Any
     outputs: Any
     loss: Tensor
+    total_loss: Tensor
+    """What the last backward started from: the phase's loss, or what a plugin put in its place."""
+    backward_name: str | None = None
+    """The optimizer whose backward it is, as the phase named it; None: all of them."""
     index: int
     """Position in the epoch, from 0."""
     samples: int
+    indices: Tensor
+    """Which samples the batch holds, on the CPU, if the data is a `TensorLoader`, or has a `ResumableSampler`."""
     weight: float | Tensor
     """The step's share in its window: its number of samples unless the phase sets it before ``backward``."""
     seed: float | Tensor
@@ -91,6 +98,8 @@ class Step:
     closure: Callable[[], Any] | None = None
     """What the optimizer evaluates the loss with, during an update that was given one."""
 
+    _given: Tensor | None = None
+    """The phase's loss in whose place a plugin put another one."""
     ended: bool = False
     """Whether the phase's part is over, be it cancelled; plugins may still be at ``step_end``."""
     had_backward: bool = False
@@ -110,10 +119,17 @@ class Step:
             if name.startswith("__"):
                 raise AttributeError(name)
             phase = self._frame.phase
+            if name == "indices" and (indices := self._frame.epoch.indices(self.index)) is not None:
+                self.indices = indices
+                return indices
             if name in SET_BEFORE:
                 when = f"the phase sets it in its step, before {SET_BEFORE[name]}; listen to that event or a later one"
             elif name == "seed":
                 when = "it exists from backward_begin on"
+            elif name == "indices":
+                when = "the data does not know its samples; a TensorLoader, or a ResumableSampler, does"
+            elif name == "total_loss":
+                when = "it exists from backward_end on"
             elif name in ("optimizer_name", "optimizer", "params"):
                 when = "it exists from the step's first update_begin on"
             else:
@@ -145,6 +161,12 @@ class Step:
         late = any(window.count > window.size * len(windows) for window in windows)
         return late or (bool(windows) and all(window.count >= window.size for window in windows))
 
+    @property
+    def window_state(self) -> tuple[WindowState, ...]:
+        """Each optimizer's window as this step finds it, before its backward."""
+        last = self.index == self._frame.last_index
+        return tuple([window.state(self.weight, last) for window in self._frame.windows])
+
     def emit(self, event: type[Event]) -> None:
         """Fire an event: call the plugins that listen to it.
 
@@ -171,7 +193,8 @@ class Step:
     ) -> None:
         """Fire ``BackwardBegin``, run backward from ``loss``, fire ``BackwardEnd``.
 
-        During the two events ``step.loss`` is this loss, whatever the phase keeps there.
+        During the two events ``step.loss`` is this loss, whatever the phase keeps there. A plugin may put another one
+        there at ``backward_begin``, from which backward then starts; it is ``step.total_loss`` from then on.
 
         Args:
             loss: A scalar that requires grad.
@@ -192,6 +215,7 @@ class Step:
         except RuntimeError:
             self._check_loss(loss)
             raise
+        self.total_loss = loss
         self.had_backward = True
 
     def _backward(self, loss: Tensor, name: str | None, retain: bool, create: bool) -> None:
@@ -206,51 +230,58 @@ class Step:
         if len(windows) > 1 and windows[0].size > 1:
             self._check_shared_seed(windows)
         own = vars(self).get("loss")
-        self.loss = loss
-        if begin is not None:
-            begin(self)
-            seed = self.seed
-        for window in windows:
-            if window.size > 1 and window.has_lost(self):
-                raise _lost_gradients(frame.phase, self, window)
-            window.enter(self, self.weight)
-        inputs = None if name is None else tuple(p for p in windows[0].params if p.requires_grad)
-        if autocast_is_on():
-            with autocast_off():
-                _differentiate(loss, seed, inputs, retain, create)
-            frame.casts.clear()
-        else:
-            _differentiate(loss, seed, inputs, retain, create)
-        self.had_backward = True
-        if end is not None:
-            end(self)
+        self.loss, self.backward_name = loss, name
+        try:
+            if begin is not None:
+                begin(self)
+                seed = self.seed
+            if (total := self.loss) is not loss:
+                self._check_loss(total, " that a plugin put on the step at backward_begin")
+                self._given = loss
+            for window in windows:
+                if window.size > 1 and window.has_lost(self):
+                    raise _lost_gradients(frame.phase, self, window)
+                window.enter(self, self.weight)
+            inputs = None if name is None else tuple(p for p in windows[0].params if p.requires_grad)
+            if autocast_is_on():
+                with autocast_off():
+                    _differentiate(total, seed, inputs, retain, create)
+                frame.casts.clear()
+            else:
+                _differentiate(total, seed, inputs, retain, create)
+            self.had_backward, self.total_loss = True, total
+            if end is not None:
+                end(self)
+        finally:
+            if own is None:
+                vars(self).pop("loss", None)
+            else:
+                self.loss = own
         for window in windows:
             if window.size > 1:
                 window.leave()
-        if own is None:
-            del self.loss
-        elif own is not loss:
-            self.loss = own
 
     def _check_shared_seed(self, windows: Sequence[Window]) -> None:
         """One backward has one seed; windows that began at different steps would need several."""
         if any(window.count != windows[0].count or window.first is not windows[0].first for window in windows):
             raise PhaseError("step.backward(loss) would add to windows that are out of step: give it a name")
 
-    def _check_loss(self, loss: Any) -> None:
+    def _check_loss(self, loss: Any, whose: str = "") -> None:
+        """Refuse a loss that no backward can start from."""
         phase = self._frame.phase
         where = f"phase {phase.name!r}, step {self.index}"
         if not phase.training:
             raise PhaseError(f"step.backward in {where}: only a phase with training = True has it")
         if not self._frame.windows:
             raise PhaseError(f"step.backward in {where}: the learner has no optimizer; give Learner(optimizer=...)")
+        what = f"the loss{whose}"
         if not isinstance(loss, Tensor):
-            raise LossError(f"the loss is {describe(loss)} {str(loss)[:40]} ({where}); it must be a scalar tensor")
+            raise LossError(f"{what} is {describe(loss)} {str(loss)[:40]} ({where}); it must be a scalar tensor")
         if loss.numel() != 1:  # torch takes shape (1,) too
-            raise LossError(f"the loss has shape {tuple(loss.shape)} ({where}): reduce it, with .mean() or .sum()")
+            raise LossError(f"{what} has shape {tuple(loss.shape)} ({where}): reduce it, with .mean() or .sum()")
         if not loss.requires_grad:
             raise LossError(
-                f"the loss does not require grad ({where}): was it made under no_grad, or detached, or by .item(); or "
+                f"{what} does not require grad ({where}): was it made under no_grad, or detached, or by .item(); or "
                 f"are all parameters frozen (requires_grad=False)?"
             )
 
@@ -306,7 +337,7 @@ class Step:
     def apply(self, window: Window, closure: Callable[[], Any] | None = None) -> None:
         """Update the parameters of a window now (the engine's part of `update`)."""
         frame, optimizer = self._frame, window.optimizer
-        begin, end, skipped = frame.fire[UpdateBegin], frame.fire[UpdateEnd], frame.fire[UpdateSkipped]
+        begin = frame.fire[UpdateBegin]
         self.optimizer_name, self.optimizer, self.params = window.name, optimizer, window.params
         self.skip_reason = None
         if closure is not None:
@@ -321,15 +352,61 @@ class Step:
                 default()
             else:
                 frame.optimizer_step(self, optimizer, closure, default)
-        if self.skip_reason is None:
-            frame.count_update()
-            if end is not None:
-                end(self)
-        elif skipped is not None:
-            skipped(self)
-        window.drop()
+        self._end_update(window)
         if closure is not None:
             self.closure = None
+
+    def _end_update(self, window: Window) -> None:
+        """The parameters have moved, or the update was skipped."""
+        frame = self._frame
+        if self.skip_reason is None:
+            frame.count_update()
+            if (end := frame.fire[UpdateEnd]) is not None:
+                end(self)
+        elif (skipped := frame.fire[UpdateSkipped]) is not None:
+            skipped(self)
+        window.drop()
+
+    def applied(
+        self, values: Mapping[str, Any], grads: Mapping[str, Sequence[Tensor | None]], updated: bool = True
+    ) -> None:
+        """Take over what a plugin has done in the place of the phase's step, in ``take_step``.
+
+        That is one backward, and the update where one was due. Windows and counts are then as after `backward` and
+        `update`, and ``UpdateEnd`` fires, or ``UpdateSkipped``; the events before them do not.
+
+        Args:
+            values: The attributes that the phase would have put on the step.
+            grads: By optimizer, the gradients of its window so far, in the order of its parameters. Without them,
+                parameters have none.
+            updated: False: an update was due, and the parameters were left as they are; `skip_update` says why.
+        """
+        vars(self).update(values)
+        if autocast_is_on():
+            with autocast_off():
+                self._applied(grads, updated)
+            self._frame.casts.clear()
+        else:
+            self._applied(grads, updated)
+
+    def _applied(self, grads: Mapping[str, Sequence[Tensor | None]], updated: bool) -> None:
+        windows = self._frame.windows
+        for window in windows:
+            window.enter(self, self.weight)
+            if window.name in grads:
+                for p, grad in zip(window.params, grads[window.name], strict=True):
+                    p.grad = grad
+            if window.size > 1:
+                window.leave()
+        self.had_backward = True
+        for window in windows:
+            if window.count >= window.size or self.index == self._frame.last_index:
+                self.optimizer_name, self.optimizer, self.params = window.name, window.optimizer, window.params
+                if updated:
+                    self.skip_reason = None
+                else:
+                    self.skip_update("the parameters were left as they are")
+                self._end_update(window)
 
     def _update_with(
         self, name: str | None, closure: Callable[[], Any], ambient: Sequence[tuple[str, torch.dtype]]
@@ -343,6 +420,7 @@ class Step:
 
         def evaluate() -> Any:
             window.drop()
+            self._given = None
             frame.casts.clear()  # the optimizer has moved the weights since the last evaluation
             with ExitStack() as stack:
                 for device, dtype in ambient:
@@ -353,6 +431,13 @@ class Step:
                 raise PhaseError("the closure given to step.update did not call step.backward")
             if fire is not None:
                 fire(self)
+            if self._given is not None:
+                if loss is not self._given:
+                    raise PhaseError(
+                        "the closure given to step.update returned another loss than it gave to step.backward, which a "
+                        "plugin has replaced: return the same tensor, so that the optimizer gets what backward used"
+                    )
+                loss = self.total_loss
             if self.skip_reason is not None:
                 raise PhaseError(f"an update with a closure cannot be skipped ({self.skip_reason})")
             return loss
@@ -378,7 +463,10 @@ def _differentiate(
     loss: Tensor, seed: float | Tensor, inputs: tuple[Tensor, ...] | None, retain: bool, create: bool
 ) -> None:
     """Backward from a loss, which starts from ``seed``, to these parameters, or to all."""
-    gradient = seed.to(loss).reshape(loss.shape) if isinstance(seed, Tensor) else torch.full_like(loss, seed)
+    if isinstance(seed, Tensor):
+        gradient = devices.to_device(seed, loss.device).to(loss.dtype).reshape(loss.shape)
+    else:
+        gradient = torch.full_like(loss, seed)
     if is_plain_scalar(loss) and (inputs or inputs is None):
         run_backward((loss,), (gradient,), retain, create, inputs or (), True, True)
     else:
@@ -393,9 +481,8 @@ def is_plain_scalar(loss: Any) -> bool:
 @contextmanager
 def autocast_off() -> Iterator[list[tuple[str, torch.dtype]]]:
     """Switch autocast off; yields the device types and dtypes that it was on for."""
-    accelerator = torch.accelerator.current_accelerator()
-    devices = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
-    ambient = [(device, torch.get_autocast_dtype(device)) for device in devices if torch.is_autocast_enabled(device)]
+    on = [device for device in devices.types() if torch.is_autocast_enabled(device)]
+    ambient = [(device, torch.get_autocast_dtype(device)) for device in on]
     with ExitStack() as stack:
         for device, _ in ambient:
             stack.enter_context(torch.autocast(device, enabled=False))

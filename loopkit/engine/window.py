@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from loopkit import devices
 from loopkit.errors import PhaseError, StateError
+
+
+class WindowState(NamedTuple):
+    """An optimizer's window, as a step finds it."""
+
+    name: str
+    """The optimizer's."""
+    steps: int
+    """Steps in it so far."""
+    size: int
+    """Steps of a full one."""
+    due: bool
+    """Whether the update comes with this step."""
+    seed: float | None
+    """What the step's backward starts from; None if the weights of the window's steps differ, or it stays short: then
+    gradients are rescaled."""
 
 
 class Window:
@@ -26,8 +43,7 @@ class Window:
     def __init__(self, name: str, optimizer: torch.optim.Optimizer, size: int, mean: bool) -> None:
         self.name = name
         self.optimizer = optimizer
-        self.size = size
-        self.weighted = mean and size > 1
+        self._mean = mean
         self.count = 0
         """Steps in the window so far; 0 is closed."""
         self.last: Any = None
@@ -44,11 +60,17 @@ class Window:
         self._left: tuple[Tensor, Tensor, int] | None = None
         """How the last backward left them: a parameter with a gradient, that, and its version."""
         self._clears_itself = type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
-        self.is_plain = size == 1 and not self._clears_itself
-        """Whether each step is an update of its own, and clearing a gradient is setting it to None."""
+        self.resize(size)
         self._sizes: list[int] = []
         self.params: Sequence[Tensor] = ()
         self.refresh()
+
+    def resize(self, size: int) -> None:
+        """Let the windows from now on be of this many steps."""
+        self.size = size
+        self.weighted = self._mean and size > 1
+        self.is_plain = size == 1 and not self._clears_itself
+        """Whether each step is an update of its own, and clearing a gradient is setting it to None."""
 
     def refresh(self) -> None:
         """Take the parameters from the optimizer's groups."""
@@ -68,12 +90,25 @@ class Window:
             weight = self._weight
         return weight / _divisor(self.first) / self.size
 
+    def state(self, weight: float | Tensor, last: bool) -> WindowState:
+        """What a step of this weight finds, which may be the epoch's last one."""
+        due = last or self.count + 1 >= self.size
+        seed: float | None = 1.0
+        if self.weighted:
+            even = not isinstance(weight, Tensor) and (not self.count or (self._even and weight == self.first))
+            seed = 1.0 / self.size if even and (not due or self.count + 1 == self.size) else None
+        return WindowState(self.name, self.count, self.size, due, seed)
+
     def enter(self, step: object, weight: float | Tensor) -> None:
         """Count a step, once however often it calls backward; the first one clears the gradients."""
         if self.count == 0:
             if [len(group["params"]) for group in self.optimizer.param_groups] != self._sizes:
                 self.refresh()
-            self.clear()
+            if self._clears_itself:
+                self.optimizer.zero_grad()
+            else:  # `clear`, without the call: it is in each step
+                for p in self.params:
+                    p.grad = None
             self.first, self.total, self._even = weight, 0.0, True
         elif self.last is step:
             return
@@ -141,7 +176,7 @@ class Window:
     def _multiply(self, factor: float | Tensor) -> None:
         grads = [p.grad for p in self.params if p.grad is not None]
         if grads:
-            torch._foreach_mul_(grads, factor.to(grads[0].device) if isinstance(factor, Tensor) else factor)
+            devices.scale(grads, factor)
 
     def clear(self) -> None:
         """Clear the gradients."""

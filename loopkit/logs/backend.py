@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from loopkit.logs.kinds import Value
+from loopkit.options import Shown
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner
@@ -27,7 +28,7 @@ class Run:
     """The text of the file that the run was made from, if there is one, without passwords and tokens."""
 
 
-class Backend:
+class Backend(Shown):
     """Where a log goes. It is no plugin: ``LogTo`` calls it, in the first process alone, and never in a step.
 
     A subclass has at least ``write``. Whatever it raises disables it with one warning, and the fit goes on; but a

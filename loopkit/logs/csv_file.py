@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from loopkit.logs.backend import Backend, Run
 from loopkit.logs.kinds import Value
 from loopkit.logs.log_file import LogFile
+from loopkit.notes import warn
 
 if TYPE_CHECKING:
     from loopkit.logs.record import Record
@@ -103,10 +103,9 @@ class Csv(Backend):
         if len(columns) > MOST_COLUMNS:
             if not self._full:
                 self._full = True
-                warnings.warn(
+                warn(
                     f"log {str(self.path)!r} has {MOST_COLUMNS:,} columns and leaves out what has another name, such "
-                    f"as {columns[MOST_COLUMNS]!r:.100}: log it as JSON lines",
-                    stacklevel=2,
+                    f"as {columns[MOST_COLUMNS]!r:.100}: log it as JSON lines"
                 )
             del columns[MOST_COLUMNS:]
         if columns != self._columns:

@@ -10,7 +10,6 @@ import socket
 import sys
 import time
 import traceback
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -39,6 +38,7 @@ from loopkit.logs.kinds import (
 from loopkit.logs.log_file import LogFile
 from loopkit.logs.masking import masked_arguments, masked_text
 from loopkit.logs.record import Group, Records
+from loopkit.notes import warn
 from loopkit.version import __version__
 
 if TYPE_CHECKING:
@@ -92,15 +92,15 @@ class JsonLines(Backend):
         if self._begun or self._run is None:
             return
         run, self._begun = self._run, True
-        learner, result = run.learner, run.learner.result
+        learner, fit = run.learner, run.learner.current
         about: dict[str, Any] = {
             "kind": "run",
             "resumed": run.resumed or renewed,
-            "fit": 1 if learner.position is None else learner.position.number,
+            "fit": 1 if fit is None else fit.position.number,
             "epoch": learner.progress.epochs,
             "step": learner.progress.steps,
-            "seed": None if result is None else result.seed,
-            "planned": None if result is None else asdict(result.planned),
+            "seed": None if fit is None else fit.result.seed,
+            "planned": None if fit is None else asdict(fit.result.planned),
             "loopkit": __version__,
             "torch": torch.__version__,
             "python": platform.python_version(),
@@ -140,10 +140,9 @@ class JsonLines(Backend):
             try:
                 lines.append(_line({**self._content(record), **_place(group)}))
             except Exception as error:  # the other lines are worth more than this one
-                warnings.warn(
+                warn(
                     f"log {str(self.path)!r} leaves out {record.name!r:.100}, which cannot be written, "
-                    f"{type(error).__name__}: {error}",
-                    stacklevel=2,
+                    f"{type(error).__name__}: {error}"
                 )
         end_line()
         return b"".join(lines)
@@ -214,7 +213,8 @@ class JsonLines(Backend):
         """Say how the fit ended, if it has logged anything, and let the file go."""
         try:
             if self._begun and result is not None and self._run is not None:
-                failure, progress = self._run.learner.failure, self._run.learner.progress
+                fit, progress = self._run.learner.current, self._run.learner.progress
+                failure = None if fit is None else fit.failure
                 ended = {
                     "kind": "end",
                     "epoch": progress.epochs,

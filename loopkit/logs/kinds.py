@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from loopkit import devices
 from loopkit.batches import describe
 from loopkit.errors import LogError
 from loopkit.logs.masking import masked_values
@@ -256,8 +257,8 @@ def _apart(low: float, high: float) -> tuple[float, float]:
 
 def _in_precision(values: Tensor) -> Tensor:
     """Values in a floating type that their bins can be computed in."""
-    exact = torch.float32 if values.dtype in (torch.float16, torch.bfloat16, torch.float32) else torch.float64
-    return values.to(torch.float32 if values.device.type == "mps" else exact)
+    enough = values.dtype in (torch.float16, torch.bfloat16, torch.float32)
+    return values.to(torch.float32 if enough else devices.exact(values.device))
 
 
 PIECE = 1 << 22
@@ -266,7 +267,7 @@ PIECE = 1 << 22
 
 def _count(values: Tensor, bins: int) -> Tensor:
     """The least and the largest finite number of a flat tensor, and the counts of the bins between, on its device."""
-    packed = torch.float32 if values.device.type == "mps" else torch.float64
+    packed = devices.exact(values.device)
     pieces = values.split(PIECE) if values.numel() else ()  # type: ignore[no-untyped-call]
     lows, highs = [], []
     for piece in map(_in_precision, pieces):

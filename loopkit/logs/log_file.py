@@ -6,13 +6,13 @@ import errno
 import fcntl
 import os
 import stat
-import warnings
 import weakref
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
 from loopkit.errors import LogError
+from loopkit.notes import warn
 
 FIXES = {
     errno.EACCES: "give this user the permission, or choose another path",
@@ -88,10 +88,9 @@ class LogFile:
                     self.position = 0  # it is to go on elsewhere
                 if self.position and not self._is_known(file):
                     other, self.position = set_aside(self.path), None
-                    warnings.warn(
+                    warn(
                         f"the log {self.path} is not what it was when the checkpoint was saved: it is {other.name} "
-                        f"now, and another one begins",
-                        stacklevel=2,
+                        f"now, and another one begins"
                     )
                     return False
             self.position = self.position or 0
@@ -141,7 +140,7 @@ class LogFile:
         self.close()
         self.position = self._check = None  # what is there is not this run's, and is set aside
         self.open()
-        warnings.warn(f"the log {self.path} was {what} while the run wrote it: another one begins", stacklevel=2)
+        warn(f"the log {self.path} was {what} while the run wrote it: another one begins")
         return True
 
     def write(self, data: bytes) -> None:

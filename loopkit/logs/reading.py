@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from loopkit.errors import LogError
 from loopkit.logs.record import Record
+from loopkit.tabular import aligned, html, paragraph
 from loopkit.words import nearest
 
 
-@dataclass
+@dataclass(repr=False)
 class Log:
     """What a log holds."""
 
@@ -24,6 +28,26 @@ class Log:
     """The lines of each fit that began or went on: versions, host, seed."""
     ends: list[dict[str, Any]] = field(default_factory=list)
     """The lines of each that ended."""
+
+    def __repr__(self) -> str:
+        fits = f"{len(self.runs)} begun, {len(self.ends)} ended"
+        return f"Log({str(self.path)!r}, {len(self.records):,} records of {len(self.names())} names, {fits})"
+
+    def __str__(self) -> str:
+        return f"{self!r}\n\n{aligned(*self._table())}"
+
+    def _repr_html_(self) -> str:
+        return paragraph(repr(self)) + html(*self._table())
+
+    def _table(self) -> tuple[Sequence[str], list[tuple[Any, ...]]]:
+        """How many records each name has, and the last: a number, or its kind."""
+        counts = Counter(record.name for record in self.records)
+        last = {record.name: record for record in self.records}
+        rows = [
+            (name, count, value["kind"] if isinstance(value := last[name].value, dict) else value, last[name].step)
+            for name, count in counts.items()
+        ]
+        return ("name", "records", "last", "step"), rows
 
     def names(self) -> list[str]:
         """The names in the order in which they first came."""
@@ -55,6 +79,28 @@ class Log:
     def values(self, name: str, phase: str | None = None) -> list[Any]:
         """The values of one name, in order; with a phase, only those that were logged in it."""
         return [record.value for record in self.of(name, phase)]
+
+    def frame(self) -> Any:
+        """The numbers as a table of pandas, if that is installed: a row a value, under ``"name"``, where and when.
+
+        Raises:
+            ImportError: There is no pandas.
+        """
+        numbers = [record for record in self.records if isinstance(record.value, (int, float))]
+        return frame([record._asdict() for record in numbers])
+
+
+def frame(rows: list[dict[str, Any]]) -> Any:
+    """A table of pandas.
+
+    Raises:
+        ImportError: There is no pandas.
+    """
+    try:
+        pandas = import_module("pandas")
+    except ImportError as error:
+        raise ImportError("frame() needs pandas: pip install pandas") from error
+    return pandas.DataFrame(rows)
 
 
 def read_log(path: str | Path) -> Log:

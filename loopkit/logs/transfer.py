@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from loopkit import devices
 from loopkit.logs.record import Group, Records
 
 
@@ -18,7 +19,6 @@ class Transfer:
     def __init__(self, records: Records) -> None:
         self._records = records
         self._sent: list[tuple[list[tuple[Group, str]], Tensor]] = []
-        self._events: list[torch.cuda.Event] = []
         found: dict[tuple[torch.device, torch.dtype], list[tuple[Group, str]]] = {}
         for group in records.groups:
             if any(issubclass(kind, Tensor) for kind in group.kinds):
@@ -27,25 +27,17 @@ class Transfer:
                         found.setdefault((value.device, value.dtype), []).append((group, name))
         for (device, _), places in found.items():
             values = torch.stack([group.values[name].reshape(()) for group, name in places])
-            values = values.to(torch.float32 if device.type == "mps" else torch.float64)
-            if device.type == "cuda":
-                host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-                host.copy_(values, non_blocking=True)
-                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                event.record(torch.cuda.current_stream(device))
-                self._events.append(event)
-                values = host
-            self._sent.append((places, values))
+            self._sent.append((places, devices.to_host(values.to(devices.exact(device)))))
+        self._arrival = devices.Arrival(device for device, _ in found)
 
     @property
     def arrived(self) -> bool:
         """Whether `records` would not wait."""
-        return all(event.query() for event in self._events)  # type: ignore[no-untyped-call]
+        return self._arrival.here
 
     def records(self) -> Records:
         """The records, with floats; waits for them."""
-        for event in self._events:
-            event.synchronize()  # host sync: the values are wanted now
+        self._arrival.wait()  # host sync: the values are wanted now
         for places, values in self._sent:
             for (group, name), value in zip(places, values.tolist(), strict=True):
                 group.values[name] = value

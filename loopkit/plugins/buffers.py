@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from loopkit.errors import NonFiniteError
+from loopkit.options import Shown
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner
@@ -25,7 +26,7 @@ def cells(learner: Learner) -> list[tuple[dict[str, Tensor | None], str]]:
     ]
 
 
-class Buffers:
+class Buffers(Shown):
     """A copy of all buffers.
 
     Args:

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from loopkit.batches import map_tensors
 from loopkit.hooks import hookimpl
+from loopkit.options import Shown
 
 
-class ChannelsLast:
+class ChannelsLast(Shown):
     """Keep the models and the images of every batch in ``torch.channels_last``.
 
     Values and shapes are the same, ``(batch, channels, height, width)``; only the order in memory is another. It is

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from loopkit import sharded
+from loopkit import devices, sharded
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import Contents, describe, monitored, number, read_state, restore
 from loopkit.checkpoint.lock import Lock
@@ -35,7 +35,8 @@ from loopkit.errors import (
 from loopkit.every import Every, every
 from loopkit.hooks import hookimpl
 from loopkit.logs.kinds import Text
-from loopkit.notes import say
+from loopkit.notes import say, warn
+from loopkit.options import Shown
 from loopkit.words import nearest
 
 if TYPE_CHECKING:
@@ -45,11 +46,13 @@ if TYPE_CHECKING:
     from loopkit.phases import Phase
     from loopkit.result import FitResult
 
+LOGGED = re.compile(r"\.lock|media|log(-\d+)?\.(jsonl|csv)|events\.out\.tfevents\..*")
+"""What a run has beside its checkpoints: the lock, and logs."""
 EVERY_EPOCH, SAVE_OPTIONS = every(epochs=1), SaveOptions()
 """The defaults."""
 
 
-class Checkpoint:
+class Checkpoint(Shown):
     """Save everything that decides how training goes on, so that a run can be killed at any time and go on exactly.
 
     Each checkpoint is a directory of its own below ``directory``, written whole or not at all: weights as
@@ -70,6 +73,9 @@ class Checkpoint:
         mode: ``"min"`` or ``"max"``.
         resume: ``"auto"``: go on from the newest valid checkpoint, or begin if there is none; True: there must be one;
             a path: from that checkpoint. By default the directory must not hold any.
+        overwrite: Remove the checkpoints that are in the directory when the fit begins, and say which: for a cell or a
+            script that is run again. Refused if anything but checkpoints and logs is there, and with ``resume``. Logs
+            stay: `LogTo` renames an earlier one.
         options: What is rarely needed.
         name: The plugin's name; a second one, with a directory of its own, needs another.
 
@@ -99,6 +105,7 @@ class Checkpoint:
         best: str | None = None,
         mode: Mode = "min",
         resume: str | Path | bool | None = None,
+        overwrite: bool = False,
         options: SaveOptions = SAVE_OPTIONS,
         name: str = "checkpoint",
     ) -> None:
@@ -110,6 +117,8 @@ class Checkpoint:
             raise PluginError(f"Checkpoint: mode is {mode!r}: it is 'min' (lower is better) or 'max'")
         if isinstance(resume, str) and resume.lower() == "auto" and resume != "auto":
             raise PluginError(f"Checkpoint: resume is {resume!r}: did you mean 'auto'?")
+        if overwrite and resume is not None:
+            raise PluginError(f"Checkpoint: overwrite=True removes what resume={resume!r} needs: give one of them")
         if not isinstance(options, SaveOptions):
             raise PluginError(f"Checkpoint: options is {options!r}: give options=SaveOptions(background=True)")
         self.name = name
@@ -118,7 +127,8 @@ class Checkpoint:
         if isinstance(resume, (str, Path)) and resume != "auto":
             path = Path(resume).absolute()
             self.resume = storage.resolved(path.parent) / path.name  # a link to a checkpoint is not followed
-        self.save, self._keep, self._mode, self._options = save, keep, mode, options
+        self.save, self._keep, self.mode, self._options = save, keep, mode, options
+        self._overwrite = overwrite
         self.monitor = best
         self._snapshot = _Snapshot() if options.background else None
         self._writer = _Writer()
@@ -152,8 +162,9 @@ class Checkpoint:
 
     def options(self) -> dict[str, Any]:
         """What it was made with."""
-        kept = {"directory": self.directory, "resume": self.resume, "name": self.name, "mode": self._mode}
-        return {**kept, "save": self.save, "keep": self._keep, "best": self.monitor, "options": self._options}
+        kept = {"directory": self.directory, "resume": self.resume, "name": self.name, "mode": self.mode}
+        rules = {"save": self.save, "keep": self._keep, "best": self.monitor, "options": self._options}
+        return {**kept, **rules, "overwrite": self._overwrite}
 
     @property
     def memory(self) -> int:
@@ -178,31 +189,33 @@ class Checkpoint:
         return self._guard(learner, epoch)
 
     @hookimpl(reads=("*",))
-    def epoch_begin(self, learner: Learner, phase: Phase) -> None:
+    def epoch_begin(self, learner: Learner, epoch: Epoch) -> None:
         """Before the first step, see that everything can be saved; in a loop of the user's own, save the last epoch."""
-        at, now = learner.position, learner.running
-        if at is None or now is None or not learner.at_edge:
+        fit = learner.current
+        if fit is None or not fit.can_save:
             return
-        if now.resumed:
+        at = fit.position
+        if epoch.resumed:
             self._tried = self._tried or 1  # its loader is not where it was yet
         elif not self._tried:
             self._try(learner)
-        elif not at.by_fit and at.epochs and not at.done and len(learner.open_passes) == 1:
+        elif not at.by_fit and at.epochs and not at.done and len(fit.open_epochs) == 1:
             if learner.world.share(self._is_epoch_due(learner)):
                 self._save(learner, "epoch")  # only now is it known that the round of an own loop is complete
 
     @hookimpl(reads=("*",))
-    def step_end(self, learner: Learner, phase: Phase) -> None:
+    def step_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Save if it is due."""
-        together, now = learner.world.size > 1, learner.running
-        waits = together and now is not None and now.window_open  # a window is not saved where others train, too
+        fit, together = learner.current, learner.world.size > 1
+        can_save = phase.training and fit is not None and fit.can_save
+        waits = together and epoch.window_open  # a window is not saved where others train, too
         if self._changed:  # in fit_begin the logs take it for what they hold already
             learner.log("changed", Text(self._changed))
             self._changed = ""
-        if self._tried == 1 and phase.training and learner.at_edge and not waits:
+        if self._tried == 1 and can_save and not waits:
             self._try(learner)  # what optimizers hold is made in the first update
         self._writer.check()
-        if not phase.training or not learner.at_edge:
+        if fit is None or not can_save:
             return
         due = learner.progress.updates >= self._next_updates
         late = time.monotonic() >= self._next_time
@@ -212,23 +225,22 @@ class Checkpoint:
                 self._save(learner, "interval")
             elif (late or (due and not in_step)) and learner.world.rank == 0:  # all save when they next agree
                 self._next_time = math.inf
-                learner.request_save()
+                fit.request_save()
         elif (due or late) and not self._writer.busy:
             self._save(learner, "interval")
 
     @hookimpl(reads=lambda plugin: ("*",) if plugin.monitor is None else ("*", f"metrics.{plugin.monitor}"))
     def phase_end(self, learner: Learner, phase: Phase) -> None:
         """Save if an epoch is complete, or the metric is among the best."""
-        if learner.current is None:
+        if (fit := learner.current) is None:
             return
         if self.monitor is not None and phase.name == self.monitor.partition("/")[0]:
             self._measured = True
-        if not learner.at_edge:  # the epoch of a hook: what it measured counts when that hook is over
+        if not fit.can_save:  # the epoch of a hook: what it measured counts when that hook is over
             return
         self._writer.check()
         value, self._measured = self._value(learner) if self._measured else None, False
-        at = learner.position
-        complete = not learner.open_passes and at is not None and at.by_fit and not at.validate
+        complete = not fit.open_epochs and fit.position.by_fit and not fit.position.validate
         due = complete and self._is_epoch_due(learner)
         due, best = learner.world.share((due, not due and self._is_best(value)))
         if due or best:
@@ -237,7 +249,8 @@ class Checkpoint:
     @hookimpl(reads=("*",))
     def signal_begin(self, learner: Learner) -> None:
         """Save where the signal came."""
-        self._save(learner, "asked for" if learner.signal is None else learner.signal.name, now=True)
+        caught = None if learner.current is None else learner.current.signal
+        self._save(learner, "asked for" if caught is None else caught.name, now=True)
 
     @hookimpl(writes=("*",))
     def fit_end(self, learner: Learner, result: FitResult) -> None:
@@ -282,10 +295,9 @@ class Checkpoint:
             self._lock = lock
             raise
         where = "" if self.directory == was else f" to {self.directory}"
-        warnings.warn(
+        warn(
             f"{was}, or the lock in it, was removed or moved{where} while the run saved there: it is locked again, and "
-            f"checkpoints go on in {self.directory}",
-            stacklevel=2,
+            f"checkpoints go on in {self.directory}"
         )
 
     def _release(self) -> None:
@@ -298,14 +310,14 @@ class Checkpoint:
 
     @contextmanager
     def _guard(self, learner: Learner, epoch: Epoch) -> Iterator[None]:
-        alone = learner.world.size == 1  # else the others had to take part
-        saves = self._options.on_error and learner.current is not None and alone
+        fit, alone = learner.current, learner.world.size == 1  # else the others had to take part
+        saves = self._options.on_error and fit is not None and alone
         mark = epoch.mark() if saves and self._tried else None
         try:
             yield
         except Exception as error:
             new, self._failure = error is not self._failure, error
-            here = new and learner.at_edge and (epoch.steps > 0 or mark is None)
+            here = new and fit is not None and fit.can_save and (epoch.steps > 0 or mark is None)
             if saves and self._tried and (here or mark is not None) and self._saved_at != self._here(learner):
                 try:
                     self._save(learner, "error", now=True, at=None if here else mark)
@@ -338,7 +350,10 @@ class Checkpoint:
     def _choose(self, learner: Learner) -> tuple[Manifest, dict[str, Any]] | None:
         found = storage.listing(self.directory)
         if self.resume is None:
-            self._refuse_others(found)
+            if self._overwrite and (found or found.problems):
+                self._make_room(found)
+            else:
+                self._refuse_others(found)
             return None
         if isinstance(self.resume, Path):
             if self.resume.parent != self.directory:
@@ -349,7 +364,7 @@ class Checkpoint:
         newest = self._newest(found)
         if newest is not None:
             manifest, state = newest
-            fit, number = state.get("fit"), 1 if learner.position is None else learner.position.number
+            fit, number = state.get("fit"), 1 if learner.current is None else learner.current.position.number
             if isinstance(fit, dict) and fit.get("number", number) != number:
                 raise StateError(
                     f"{manifest.path} was saved in fit {fit['number']!r:.20} of its learner, and this is fit {number}: "
@@ -372,21 +387,34 @@ class Checkpoint:
         if paths:
             raise CheckpointError(
                 f"{self.directory} holds checkpoints of another run, the newest {paths[0].name}: give resume='auto' to "
-                f"go on with that run, or another directory"
+                f"go on with that run, overwrite=True to remove them, or another directory"
             )
+
+    def _make_room(self, found: Listing) -> None:
+        """Remove the checkpoints of an earlier run, if nothing else is there."""
+        known = {manifest.path.name for manifest in found}
+        names = sorted(set(storage.names(self.directory)) - known)
+        if others := [name for name in names if not LOGGED.fullmatch(name)]:
+            raise CheckpointError(
+                f"Checkpoint: overwrite=True, and {self.directory} holds more than checkpoints and logs: "
+                f"{', '.join(map(repr, others))[:300]}. Nothing was removed: remove it, or give another directory"
+            )
+        storage.remove(manifest.path for manifest in found)
+        count = "a checkpoint" if len(known) == 1 else f"{len(known)} checkpoints"
+        say(f"removed {count} of an earlier run in {self.directory}: {', '.join(sorted(known))}")
 
     def _newest(self, found: Listing) -> tuple[Manifest, dict[str, Any]] | None:
         """The newest checkpoint that can be read, with what is wrong with newer ones said aloud."""
         for path, error in found.problems.items():
             if isinstance(error, FormatVersionError):
                 raise error
-            warnings.warn(f"{error} ({path} is passed over)", stacklevel=2)
+            warn(f"{error} ({path} is passed over)")
         for manifest in found:
             try:
                 return manifest, read_state(manifest)
             except CorruptCheckpointError as error:
                 self._damaged.add(manifest.path)
-                warnings.warn(f"{error} ({manifest.path} is passed over)", stacklevel=2)
+                warn(f"{error} ({manifest.path} is passed over)")
         if found or found.problems:
             raise CorruptCheckpointError(f"{self.directory} holds no checkpoint that can be read: see the warnings")
         return None
@@ -422,8 +450,8 @@ class Checkpoint:
 
     @staticmethod
     def _here(learner: Learner) -> tuple[Any, ...]:
-        at, counts = learner.position, learner.progress
-        return counts.epochs, counts.steps, counts.updates, at is not None and at.validate
+        fit, counts = learner.current, learner.progress
+        return counts.epochs, counts.steps, counts.updates, fit is not None and fit.position.validate
 
     def _try(self, learner: Learner) -> None:
         Contents.of(learner, learner.state_dict()).files()
@@ -450,7 +478,7 @@ class Checkpoint:
         if self._snapshot is None or now:
             write()
             if (earlier := self._writer.forgive()) is not None:
-                warnings.warn(f"an earlier write failed, and this one did not: {earlier}", stacklevel=2)
+                warn(f"an earlier write failed, and this one did not: {earlier}")
         else:
             self._snapshot.take(contents)
             self._writer.start(write)
@@ -484,12 +512,12 @@ class Checkpoint:
         try:
             act()
         except CheckpointError as error:
-            warnings.warn(str(error), stacklevel=2)
+            warn(str(error))
 
     def _monitored(self, value: float | None) -> dict[str, float | str] | None:
         if self.monitor is None or value is None:
             return None
-        return {"metric": self.monitor, "mode": self._mode, "value": number(value)}
+        return {"metric": self.monitor, "mode": self.mode, "value": number(value)}
 
     def _value(self, learner: Learner) -> float:
         assert self.monitor is not None
@@ -515,7 +543,7 @@ class Checkpoint:
         return sorted((item for item in ranked if not math.isnan(item[0])), key=lambda item: item[0])
 
     def _key(self, value: float) -> float:
-        return value if self._mode == "min" else -value
+        return value if self.mode == "min" else -value
 
 
 def _intervals(save: Any) -> tuple[Every, ...]:
@@ -535,14 +563,14 @@ class _Snapshot:
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, str], Tensor] = {}
-        self._copied: torch.cuda.Event | None = None
+        self._arrival = devices.Arrival(())
 
     @property
     def nbytes(self) -> int:
         return sum({id(buffer): buffer.nbytes for buffer in self._buffers.values()}.values())
 
     def take(self, contents: Contents) -> None:
-        """Replace the contents' tensors by copies; on CUDA without waiting for them."""
+        """Replace the contents' tensors by copies, without waiting for them where that can be."""
         made: dict[tuple[str, str], Tensor] = {}
         used: set[int] = set()
         shared: dict[tuple[Any, ...], Tensor] = {}
@@ -552,26 +580,16 @@ class _Snapshot:
                 buffer = shared.get(same) if tensor.numel() else None
                 if buffer is None:
                     old = self._buffers.get((file, name))  # two names may have shared it in the save before
-                    buffer = self._copy(None if id(old) in used else old, tensor.detach())
+                    buffer = devices.to_host(tensor.detach(), None if id(old) in used else old)
                     shared[same] = buffer
                     used.add(id(buffer))
                 made[file, name] = tensors[name] = buffer
         self._buffers = made
-        if any(device.type == "cuda" for device, *_ in shared):
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._copied.record()
-
-    @staticmethod
-    def _copy(buffer: Tensor | None, tensor: Tensor) -> Tensor:
-        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-            pinned = tensor.is_cuda
-            buffer = torch.empty_like(tensor.resolve_conj().resolve_neg(), device="cpu", pin_memory=pinned)
-        return buffer.copy_(tensor, non_blocking=True)
+        self._arrival = devices.Arrival(device for device, *_ in shared)
 
     def wait(self) -> None:
         """Wait until the copies are there."""
-        if self._copied is not None:
-            self._copied.synchronize()
+        self._arrival.wait()
 
     def clear(self) -> None:
         """Free the memory."""
@@ -642,7 +660,9 @@ def _not_finite(learner: Learner) -> str:
         named = [(name, p) for name, p in held if p.is_floating_point() and p.numel()]
         for device in {p.device for _, p in named}:
             here = [(name, p) for name, p in named if p.device == device]
-            norms = torch.stack([n.double() for n in torch._foreach_norm([p.detach() for _, p in here], math.inf)])
+            norms = torch.stack(
+                [n.to(devices.exact(device)) for n in torch._foreach_norm([p.detach() for _, p in here], math.inf)]
+            )
             finite = torch.isfinite(norms).tolist()  # host sync: a save is one anyway
             if not all(finite):
                 return f"{here[finite.index(False)][0]!r} of model {model!r}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -11,10 +10,12 @@ import torch
 from torch import nn
 
 from loopkit.hooks import hookimpl
+from loopkit.notes import warn
+from loopkit.options import Shown
 from loopkit.words import nearest
 
 
-class Compile:
+class Compile(Shown):
     """Compile the models, in place: their class, names of parameters and saved state stay as they are.
 
     Where the backend is missing or fails, there is one warning, and the models run as they are. Compilation happens at
@@ -63,10 +64,9 @@ class Compile:
         if self.failed:
             return model
         if self.backend != "eager" and (lost := _lost_buffers(model)):
-            warnings.warn(
+            warn(
                 f"plugin {self.name!r}: model {name!r} is not compiled, since torch loses what is written to a float64 "
-                f"buffer without dimensions on the CPU, as {lost[0]!r} is: make it float32, or of shape (1,)",
-                stacklevel=2,
+                f"buffer without dimensions on the CPU, as {lost[0]!r} is: make it float32, or of shape (1,)"
             )
             return model
         own_code = run.__code__.replace()  # what is compiled is kept by code object, up to a limit
@@ -96,10 +96,9 @@ class Compile:
         if isinstance(self.backend, str):
             hint = nearest(self.backend, [*torch.compiler.list_backends(), "eager", "aot_eager"])
         what = str(error).strip().splitlines()
-        warnings.warn(
+        warn(
             f"plugin {self.name!r}: backend {self.backend!r} could not compile model {model!r}{hint}, so the models "
-            f"run as they are: {' '.join(what[:2])}",
-            stacklevel=2,
+            f"run as they are: {' '.join(what[:2])}"
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,17 +12,18 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
+from loopkit.notes import warn
+from loopkit.options import Shown
+from loopkit.words import is_count
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 
-Capture = Callable[[nn.Module, tuple[Tensor, ...]], Callable[..., Any]]
-"""``fn(module, args) -> graphed``, which is called as the module is, and works in memory of its own."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-class CudaGraph:
+class CudaGraph(Shown):
     """Record forward and backward of the models as CUDA graphs, one for each shape of the inputs, and replay them.
 
     It pays where steps are short and the time goes into launching kernels. Replayed are calls of a model in train mode
@@ -57,7 +57,7 @@ class CudaGraph:
 
     def __init__(self, warmup: int = 3, max_graphs: int = 8) -> None:
         for label, value in (("warmup", warmup), ("max_graphs", max_graphs)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if not is_count(value):
                 raise PluginError(f"CudaGraph: {label} is {value!r}: it is a whole number, from 1")
         self.warmup = warmup
         self.max_graphs = max_graphs
@@ -98,7 +98,7 @@ class CudaGraph:
         """Say, once, that something runs as it is."""
         if not self._warned:
             self._warned = True
-            warnings.warn(f"plugin {self.name!r}: {reason}, so it runs without graphs", stacklevel=2)
+            warn(f"plugin {self.name!r}: {reason}, so it runs without graphs")
 
 
 class GraphedModule(nn.Module):

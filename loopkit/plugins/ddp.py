@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from loopkit import devices
 from loopkit.distributed.buckets import BUCKET_BYTES, average, copy_buffers, copy_state
 from loopkit.distributed.member import Member
 from loopkit.errors import PhaseError, PluginError, WorldError
@@ -114,8 +115,6 @@ class DDP(Member):
         """How many of them had a gradient when the reducers were made."""
         self._phases: dict[int, tuple[Phase, bool]] = {}
         """Whether the reducer serves a phase."""
-        self._parts: dict[str, Parts | None] = {}
-        """The samples of each step of the epoch that runs, by phase."""
         self._sets_weight: dict[str, bool] = {}
         """Whether a phase sets ``step.weight``, in any process."""
         self.reducing = False
@@ -125,6 +124,8 @@ class DDP(Member):
         self._without: dict[tuple[str, str], set[int]] = {}
         """Which parameters of an optimizer get no gradient in any process, by phase and optimizer."""
         self._optimizers = 1
+        self._in_parts = False
+        """Whether a plugin takes steps in several backwards."""
 
     def wrap(self, learner: Learner, name: str, model: nn.Module) -> nn.Module:
         """Start from the state of rank 0, and let calls of the model go through PyTorch's reducer where that syncs."""
@@ -185,31 +186,33 @@ class DDP(Member):
             return False, f"{type(phase).__name__} has a step of its own, which may use the models in any way"
         if len(self._synced) != 1 or self._optimizers != 1:
             return False, "there are several models or optimizers"
+        if self._in_parts:
+            return False, "a plugin takes each step in parts, with a backward for each"
         return True, "the step calls the model once"
 
     @hookimpl
-    def epoch_begin(self, learner: Learner, phase: Phase) -> None:
+    def epoch_begin(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Choose how gradients are synced."""
         if self.world.size > 1 and phase.training:
             self._optimizers = len(learner.optimizers)
+            self._in_parts = any(provided(plugin) == "micro_batch" for plugin in learner.plugins.values())
             if self.overlap is True and self._optimizers > 1:
                 raise PhaseError(
                     f"DDP(overlap=True): phase {phase.name!r} has {self._optimizers} optimizers, whose updates "
                     f"PyTorch's reducer cannot tell apart. Give DDP(overlap=False), which averages at update_begin"
                 )
             self._phases[id(phase)] = phase, self._choose(phase)[0]
-            whole = learner.running is not None and not learner.running.resumed
-            self._parts[phase.name] = parts_of(learner.running.data) if whole and learner.running else None
+            epoch.keep(self)["parts"] = None if epoch.resumed else parts_of(epoch.data)
 
     @hookimpl
     def step_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Tell the reducer whether this step's backward is the last one of an update."""
-        if self.world.size == 1 or not phase.training or learner.running is None:
+        if self.world.size == 1 or not phase.training:
             return
         self.reducing = self._reduced = False
         for synced in self._synced.values():
             synced.calls = 0
-        windows = learner.running.windows
+        windows = step.epoch.windows
         if not windows or not (step.last or any(window.count + 1 >= window.size for window in windows)):
             return
         self.reducing = self._phases[id(phase)][1]
@@ -253,6 +256,15 @@ class DDP(Member):
                 for synced, count in zip(self._synced.values(), calls, strict=True):
                     synced.calls = count
 
+    @contextmanager
+    def unsynced(self) -> Iterator[None]:
+        """For a forward of a plugin's own beside that of the step: its gradients stay those of this process."""
+        reducing, self.reducing = self.reducing, False
+        try:
+            yield
+        finally:
+            self.reducing = reducing
+
     @hookimpl
     def backward_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Where the reducer syncs in this backward: give it the gradients of the whole window."""
@@ -268,8 +280,7 @@ class DDP(Member):
                 f"{', and this is a second backward' * self._reduced} (step {step.index}). Give DDP(overlap=False), "
                 f"which averages at update_begin"
             )
-        assert learner.running is not None
-        for window in learner.running.windows:
+        for window in step.epoch.windows:
             weight = window.total + step.weight if window.weighted and window.count else step.weight
             count = window.count + 1 if window.weighted else 1
             weighs = self._weighs(learner, phase, step, weight, count)
@@ -333,18 +344,17 @@ class DDP(Member):
                 if p.grad is None:
                     p.grad = torch.zeros_like(p)
                 grads.append(p.grad)
-        assert learner.running is not None
-        window = learner.running.window(step.optimizer_name)
+        window = step.epoch.window(step.optimizer_name)
         weight, count = (window.total, window.count) if window.weighted else (window.last.weight, 1)
         if grads and self._weighs(learner, phase, step, weight, count):
-            torch._foreach_mul_(grads, self._share(weight, grads[0].device).to(grads[0].dtype))
+            devices.scale(grads, self._share(weight, grads[0].device).to(grads[0].dtype))
         average(grads[::-1], self.world.size, bucket_bytes=self._bucket_bytes, dtype=COMPRESSION[self._compression])
 
     def _weighs(self, learner: Learner, phase: Phase, step: Step, weight: float | Tensor, steps: int) -> bool:
         """Whether the average of an update goes by weights; all processes decide alike."""
         if self.weighted != "auto" or is_sum(learner.loss_fn):
             return self.weighted is True
-        parts = self._parts[phase.name]
+        parts: Parts | None = step.epoch.keep(self)["parts"]
         if parts is None:
             return True
         known = parts.each * (steps - 1) + (parts.last if step.last else parts.each)
@@ -363,7 +373,7 @@ class DDP(Member):
 
     def _share(self, weight: float | Tensor, device: torch.device) -> Tensor:
         """What makes a mean over processes one by weights: ``size * w / sum(w)``; one reduction of one number."""
-        mine = torch.as_tensor(weight, dtype=torch.float32, device=device).reshape(1)
+        mine = devices.scalar(weight, device, torch.float32).reshape(1)
         total = mine.clone()
         dist.all_reduce(total)
         total += total.eq(0)  # where no process has anything that counts, the gradients are 0

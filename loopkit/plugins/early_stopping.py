@@ -12,6 +12,7 @@ from loopkit import sharded
 from loopkit.criteria import Criterion, Mode, NumberSinceBest, is_better
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
+from loopkit.options import Shown
 from loopkit.words import nearest
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 PATIENCE = 5
 
 
-class EarlyStopping:
+class EarlyStopping(Shown):
     """End the fit by a criterion on one metric; ``FitResult.message`` says which criterion and with what values.
 
     The metric is looked at in the ``phase_end`` of its phase, whoever runs the epoch. An epoch that ``learner.stop``
@@ -121,9 +122,9 @@ class EarlyStopping:
     @hookimpl(before=("average",), after=("checkpoint",))  # and so, turned round, in fit_end
     def fit_begin(self, learner: Learner) -> None:
         """Start the clock; start from nothing if it ended a fit, and this one is another."""
-        if self.reason and not learner.stop_requested:
-            goes_on = learner.current is not None and learner.current.resumed  # because a limit was raised
-            if self._ended or goes_on:
+        fit = learner.current
+        if self.reason and fit is not None and not fit.stopped:
+            if self._ended or fit.resumed:  # because a limit was raised
                 self._start()
             else:
                 learner.stop(self.reason, by=self.name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,14 +12,14 @@ from torch.nn.modules.batchnorm import _NormBase
 from loopkit.errors import PluginError
 from loopkit.groups import covers, named_modules, named_parameters, nothing_matches
 from loopkit.hooks import hookimpl
+from loopkit.options import Shown
 
 if TYPE_CHECKING:
-    from loopkit.engine.epoch import Epoch
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 
 
-class Freeze:
+class Freeze(Shown):
     """Train a part of the parameters only: the others get ``requires_grad = False``.
 
     Batch norm whose own parameters are all frozen (or which has none and is covered by a pattern) is kept in eval mode
@@ -35,6 +34,7 @@ class Freeze:
         patterns: Patterns of parameter or module names, as in `loopkit.groups`: ``"encoder"``, ``"*.bias"``; with
             several models ``"generator.encoder"``. Or mappings of patterns to the epoch in which they are thawed:
             ``{"encoder.layer3": 2}`` is frozen in the first two training epochs that ``learner.progress`` counts.
+        thaw_at: The epoch in which patterns without one are thawed; None for never.
         norms: Keep frozen batch norm in eval mode.
         name: The plugin's name.
 
@@ -51,13 +51,18 @@ class Freeze:
 
     provides = "freeze"
 
-    def __init__(self, *patterns: str | Mapping[str, int], norms: bool = True, name: str = "freeze") -> None:
+    def __init__(
+        self, *patterns: str | Mapping[str, int], thaw_at: int | None = None, norms: bool = True, name: str = "freeze"
+    ) -> None:
         self.name = name
+        self.thaw_at = thaw_at
         self.patterns = patterns
         self._norms = norms
         self._patterns: list[str] = []
         self._thaws: dict[str, int] = {}
         for given in patterns:
+            if isinstance(given, str) and thaw_at is not None:
+                given = {given: thaw_at}
             if isinstance(given, Mapping):
                 for pattern, epoch in given.items():
                     if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
@@ -70,13 +75,14 @@ class Freeze:
         self._own: dict[nn.Parameter, list[str]] = {}
         """What it froze, thawed by now or not, with all names."""
         self._thawed: list[str] = []
-        self._learner: weakref.ref[Learner] | None = None
+        self._evals: list[nn.Module] = []
+        """What it has put into eval mode for the epoch that is running."""
         self._state: dict[str, Any] | None = None
 
     @hookimpl(updates=("params",), before=("compile", "sync"))
     def setup_model(self, learner: Learner, name: str, model: nn.Module) -> nn.Module:
         """Freeze."""
-        self._models, self._learner = learner.models, weakref.ref(learner)
+        self._models = learner.models
         names = [path for path, _ in named_parameters(self._models)]
         for pattern in self._patterns:
             self._check(pattern, names)
@@ -102,26 +108,31 @@ class Freeze:
 
     @hookimpl(updates=("model",))
     @contextmanager
-    def epoch_context(self, learner: Learner, phase: Phase, epoch: Epoch) -> Iterator[None]:
+    def epoch_context(self, learner: Learner, phase: Phase) -> Iterator[None]:
         """Thaw what is due, and keep frozen batch norm in eval mode; the engine restores the modes."""
-        if not phase.training:
+        outer, self._evals = self._evals, []
+        try:
+            if phase.training:
+                self._begin_training(learner)
             yield
-            return
+            if phase.training:
+                self._check_frozen()
+        finally:
+            self._evals = outer
+
+    def _begin_training(self, learner: Learner) -> None:
         for pattern, due in self._thaws.items():
             if learner.progress.epochs >= due and pattern not in self._thawed:
                 self.thaw(pattern)
-        modes = epoch.keep(self)["modes"] = [module for module in self._frozen_norms() if module.training]
-        for module in modes:
+        self._evals = [module for module in self._frozen_norms() if module.training]
+        for module in self._evals:
             module.train(False)
-        self._check_frozen()
-        yield
         self._check_frozen()
 
     def _check_frozen(self) -> None:
         """Refuse to go on if something else has thawed what it keeps frozen."""
         for parameter, paths in self._own.items():
-            thawed = any(covers(pattern, path) for pattern in self._thawed for path in paths)
-            if parameter.requires_grad and not thawed:
+            if parameter.requires_grad and not self._is_thawed(paths):
                 raise PluginError(
                     f"plugin {self.name!r} keeps parameter {paths[0]!r} frozen, and something else has set its "
                     f"requires_grad = True: take it out of the patterns, or call thaw({paths[0]!r}) of the plugin"
@@ -139,11 +150,31 @@ class Freeze:
         own = list(module.parameters(recurse=False))
         if own:
             return all(p in self._own and not p.requires_grad for p in own)
+        covered = any(covers(pattern, path) for pattern in self._patterns for path in paths)
+        return covered and not self._is_thawed(paths)
 
-        def covered(patterns: list[str]) -> bool:
-            return any(covers(pattern, path) for pattern in patterns for path in paths)
+    def freeze(self, pattern: str) -> None:
+        """Train no longer what a pattern covers of the parameters that were thawed; batch norm from the next epoch on.
 
-        return covered(self._patterns) and not covered(self._thawed)
+        Raises:
+            PluginError: The pattern covers none of those that the plugin's patterns cover.
+        """
+        found = [p for p, paths in self._own.items() if any(covers(pattern, path) for path in paths)]
+        if not found:
+            raise PluginError(
+                f"plugin {self.name!r}: {pattern!r} covers nothing of {', '.join(self._patterns)}, which it freezes; "
+                f"Freeze({{{pattern!r}: 0}}) trains it at first"
+            )
+        self._thawed.append(f"!{pattern}")
+        for parameter in found:
+            _freeze(parameter)
+
+    def _is_thawed(self, paths: list[str]) -> bool:
+        """Whether what has these names was thawed, and not frozen again since."""
+        for pattern in reversed(self._thawed):
+            if any(covers(pattern.removeprefix("!"), path) for path in paths):
+                return not pattern.startswith("!")
+        return False
 
     def thaw(self, pattern: str) -> None:
         """Train again what a pattern covers, from now on.
@@ -156,12 +187,10 @@ class Freeze:
         for parameter, paths in self._own.items():
             if any(covers(pattern, path) for path in paths):
                 parameter.requires_grad_(True)
-        learner = None if self._learner is None else self._learner()
-        if learner is not None and learner.running is not None:
-            modes, frozen = learner.running.keep(self).get("modes", []), self._frozen_norms()
-            for module in [module for module in modes if module not in frozen]:  # eval mode was for this epoch
-                module.train()
-                modes.remove(module)
+        frozen = self._frozen_norms() if self._evals else []
+        for module in [module for module in self._evals if module not in frozen]:  # eval mode was for this epoch
+            module.train()
+            self._evals.remove(module)
 
     def is_frozen(self, path: str) -> bool:
         """Whether none of the parameters that a path (or a pattern) covers is trained.
@@ -206,10 +235,10 @@ def _freeze(parameter: nn.Parameter) -> None:
     parameter.grad = None  # else an optimizer would go on with it
 
 
-class EvalMode:
+class EvalMode(Shown):
     """Keep modules in eval mode during training phases, with everything below them: dropout, batch norm and others.
 
-    Their parameters are trained all the same, unless `Freeze` freezes them. Around the pass the engine keeps and
+    Their parameters are trained all the same, unless `Freeze` freezes them. Around the epoch the engine keeps and
     restores the modes.
 
     Args:

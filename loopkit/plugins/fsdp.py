@@ -56,7 +56,8 @@ class FSDP(Member):
         shard, tail, backend, timeout: As in `Member`.
         name: The plugin's name.
 
-    Buffers are each process's own while training. Passes that do not train begin with those of rank 0. Optimizers that
+    Each process counts the same in the mean, also in a last batch whose parts differ by one sample (``tail="uneven"``).
+    Buffers are each process's own while training. Epochs that do not train begin with those of rank 0. Optimizers that
     work number by number (SGD, Adam, AdamW, RMSprop) take sharded parameters; torch 2.13's Adafactor and Muon do not.
 
     Raises:
@@ -217,7 +218,7 @@ class FSDP(Member):
     def epoch_context(self, learner: Learner, phase: Phase, epoch: Epoch) -> Iterator[None]:
         """Begin with sharded parameters, whatever was run in between."""
         self._reshard()
-        with super().epoch_context(learner, phase, epoch), learner.weights.replaced(self._hide, self._show):
+        with super().epoch_context(learner, phase, epoch), learner.models.weights.replaced(self._hide, self._show):
             yield
 
     @hookimpl
@@ -227,8 +228,8 @@ class FSDP(Member):
 
     @contextmanager
     def _around(self, learner: Learner, phase: Phase, step: Step) -> Iterator[None]:
-        epoch = learner.running
-        if phase.training and epoch is not None:
+        epoch = step.epoch
+        if phase.training:
             if self._unsummed and not epoch.window_open:  # the window was dropped
                 self._take_unsummed()
             due = step.last or all(window.count + 1 >= window.size for window in epoch.windows)
@@ -247,13 +248,13 @@ class FSDP(Member):
         """Sum what is not summed yet, as when an epoch ends in the middle of a window."""
         if not self._roots:
             return
-        if self._unsummed and learner.running is not None:
+        if self._unsummed:
             before = [(p, p.grad) for p in step.params]
             for p in step.params:
                 p.grad = None
             for p, grad in self._sum(self._take_unsummed()):
                 p.grad = grad if p.grad is None else p.grad + grad
-            learner.running.window(step.optimizer_name).rescale()  # which has found no gradients so far
+            step.epoch.window(step.optimizer_name).rescale()  # which has found no gradients so far
             for p, earlier in before:
                 if earlier is not None:
                     p.grad = earlier if p.grad is None else p.grad + earlier

@@ -12,6 +12,7 @@ from torch import Tensor
 from loopkit import sharded
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
+from loopkit.options import Shown
 from loopkit.plugins.late import read
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def check_positive(where: str, **options: Any) -> None:
             raise PluginError(f"{where}({name}={value!r}): it must be a number above 0")
 
 
-class ClipGradNorm:
+class ClipGradNorm(Shown):
     """Scale the gradients of each update so that their norm is at most ``max_norm``.
 
     Equal, bitwise, to ``torch.nn.utils.clip_grad_norm_(params, max_norm, norm_type)``, and never waits for the device.
@@ -83,7 +84,7 @@ class ClipGradNorm:
         self._params: Sequence[Tensor] = ()
         self._alike = False
 
-    @hookimpl(updates=("grads",))
+    @hookimpl(updates=("grads",), traced=("norm",))
     def update_begin(self, step: Step) -> None:
         """Clip."""
         grads = gradients(step.params)
@@ -104,7 +105,7 @@ class ClipGradNorm:
         return self._alike
 
 
-class ClipGradValue:
+class ClipGradValue(Shown):
     """Limit every element of the gradients to ``[-max_value, max_value]``, as ``torch.nn.utils.clip_grad_value_`` does.
 
     Args:
@@ -122,14 +123,14 @@ class ClipGradValue:
         self.max_value = max_value
         self.name = name
 
-    @hookimpl(updates=("grads",))
+    @hookimpl(updates=("grads",), traced=())
     def update_begin(self, step: Step) -> None:
         """Clip."""
         if any(p.grad is not None for p in step.params):  # torch's function fails without any
             torch.nn.utils.clip_grad_value_(step.params, self.max_value)
 
 
-class GradNorm:
+class GradNorm(Shown):
     """Record the norm of the gradients, of each optimizer and of each of its parameter groups.
 
     The mean over the updates of an epoch is put into ``learner.metrics`` at its end, as ``"train/grad_norm"``, with
@@ -157,7 +158,7 @@ class GradNorm:
         """The norms of each optimizer's last update, on the device, under the names of the metrics."""
         self._measured: dict[str, Tensor] = {}
 
-    @hookimpl(reads=("grads",))
+    @hookimpl(reads=("grads",), traced=("last", "_measured"))
     def update_begin(self, learner: Learner, step: Step) -> None:
         """Measure."""
         name = self.name if len(learner.optimizers) == 1 else f"{self.name}_{step.optimizer_name}"
@@ -183,7 +184,7 @@ class GradNorm:
         learner.metrics.update({f"{phase.name}/{key}": value for key, value in values.items()})
 
 
-class GradNoise:
+class GradNoise(Shown):
     """Add Gaussian noise to the gradients, with a standard deviation that falls as ``(1 + updates) ** -decay``.
 
     ``updates`` is ``learner.progress.updates``, so it counts those of all optimizers. The noise changes gradients as

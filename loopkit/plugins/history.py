@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
+from loopkit.checkpoint.encoding import decode, dumps, encode, loads
 from loopkit.hooks import hookimpl
+from loopkit.logs.reading import frame
+from loopkit.options import Shown
 from loopkit.plugins.late import read
 from loopkit.words import nearest
 
@@ -18,6 +23,10 @@ if TYPE_CHECKING:
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
+
+
+PACK = 1000
+"""Rows that are packed together for a state, once: a save costs the rows since, not all."""
 
 
 @dataclass
@@ -36,7 +45,7 @@ class _Running:
         return {"seconds": time.monotonic() - self.started, "steps": list(self.steps), "losses": self.read()}
 
 
-class History:
+class History(Shown):
     """Keep every metric of every epoch; ``FitResult.history`` holds the rows of its fit.
 
     Args:
@@ -46,8 +55,8 @@ class History:
 
     A row of an epoch is ``{"phase", "epoch", "steps", "updates", "samples", "seconds", "<phase>/<metric>", ...}``: the
     learner's counters after it, its duration and its metrics. ``"epoch"`` is the number of training epochs that were
-    complete by then. A row of a step is ``{"phase", "epoch", "step", "<phase>/loss"}``, with the same
-    ``"epoch"`` and the step's position, from 0.
+    complete by then. A row may be taken out, but not changed: a state may hold it already. A row of a step is
+    ``{"phase", "epoch", "step", "<phase>/loss"}``, with the same ``"epoch"`` and the step's position, from 0.
 
     Example::
 
@@ -65,6 +74,7 @@ class History:
         self.rows: list[dict[str, Any]] = []
         self.step_rows: list[dict[str, Any]] = []
         self._steps = steps
+        self._packs: dict[str, list[_Pack]] = {"rows": [], "step_rows": []}
         self._first = 0
         """The rows that were there when the fit began."""
         if steps:  # the rest is the same in every process, and need not be collected
@@ -132,6 +142,16 @@ class History:
         """All values of one metric, such as ``"val/loss"``, in the order in which they were made."""
         return [row[name] for row in self.rows if name in row]
 
+    def frame(self) -> Any:
+        """The rows as a table of pandas, if that is installed: a row an epoch and phase, metrics without the phase.
+
+        Columns that no row of a phase has, such as a metric of the validation alone, are nan there.
+
+        Raises:
+            ImportError: There is no pandas.
+        """
+        return frame([{key.removeprefix(f"{row['phase']}/"): row[key] for key in row} for row in self.rows])
+
     def plot(self, *names: str) -> Any:
         """Draw metrics over epochs with matplotlib (``pip install loopkit[plot]``); all of them by default.
 
@@ -168,16 +188,19 @@ class History:
         return figure
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows, and how many were there when the fit began."""
+        """The rows, most of them packed, and how many were there when the fit began."""
+        packed = {name: _packed(getattr(self, name), packs) for name, packs in self._packs.items()}
         return {
-            "rows": [dict(row) for row in self.rows],
-            "step_rows": [dict(row) for row in self.step_rows],
+            "rows": [dict(row) for row in self.rows[PACK * len(packed["rows"]) :]],
+            "step_rows": [dict(row) for row in self.step_rows[PACK * len(packed["step_rows"]) :]],
             "first": self._first,
+            **({"packed": packed} if any(packed.values()) else {}),
         }
 
     def _reshard(self, states: Sequence[dict[str, Any]], rank: int, size: int) -> dict[str, Any]:
         """The state of one of ``size`` processes: its own steps, and those of processes that are no more."""
-        return {**states[0], "step_rows": [row for state in states[rank::size] for row in state["step_rows"]]}
+        own = {**states[0], "step_rows": [row for s in states[rank::size] for row in _rows(s, "step_rows", [])]}
+        return {**own, "packed": {**own["packed"], "step_rows": []}} if "packed" in own else own
 
     def _reshard_store(self, stores: Sequence[dict[str, Any]], rank: int, size: int) -> dict[str, Any]:
         """What one of ``size`` processes kept for an epoch, as `_reshard`."""
@@ -189,6 +212,54 @@ class History:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from these rows."""
-        self.rows = [dict(row) for row in state["rows"]]
-        self.step_rows = [dict(row) for row in state["step_rows"]]
+        packs: dict[str, list[_Pack]] = {name: [] for name in self._packs}
+        self.rows, self.step_rows = (_rows(state, name, packs[name]) for name in ("rows", "step_rows"))
+        self._packs = packs
         self._first = state.get("first", len(self.rows))
+
+
+@dataclass
+class _Pack:
+    """Rows, and what a state holds of them."""
+
+    rows: list[dict[str, Any]]
+    held: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, rows: list[dict[str, Any]]) -> _Pack:
+        """The rows as text, but for the seconds, which no other run repeats; what they are called is there once."""
+        layouts = {names: number for number, names in enumerate(dict.fromkeys(map(tuple, rows)))}
+        plain = [
+            [layouts[tuple(row)], *({**row, "seconds": 0.0} if "seconds" in row else row).values()] for row in rows
+        ]
+        value, _ = encode([list(map(list, layouts)), plain], "history")
+        text = torch.frombuffer(bytearray(dumps(value)), dtype=torch.uint8)
+        seconds = torch.tensor([row.get("seconds", 0.0) for row in rows], dtype=torch.float64)
+        return cls(rows, {"text": text, "seconds": seconds})
+
+    @classmethod
+    def from_state(cls, held: Mapping[str, Tensor]) -> _Pack:
+        """The rows again."""
+        layouts, plain = decode(loads(held["text"].numpy().tobytes()), {})
+        rows = [dict(zip(layouts[number], values, strict=True)) for number, *values in plain]
+        for row, seconds in zip(rows, held["seconds"].tolist(), strict=True):
+            if "seconds" in row:
+                row["seconds"] = seconds
+        return cls(rows, dict(held))
+
+
+def _packed(rows: list[dict[str, Any]], packs: list[_Pack]) -> list[dict[str, Tensor]]:
+    """What a state holds of the first rows, by the thousand; those that are as they were are not packed again."""
+    whole = len(rows) // PACK
+    for number in range(whole):
+        part = rows[number * PACK : (number + 1) * PACK]
+        if number >= len(packs) or not all(map(is_, part, packs[number].rows)):
+            packs[number:] = [_Pack.of(part)]
+    del packs[whole:]
+    return [pack.held for pack in packs]
+
+
+def _rows(state: Mapping[str, Any], name: str, packs: list[_Pack]) -> list[dict[str, Any]]:
+    """The rows in a state; their packs are added to a list."""
+    packs += map(_Pack.from_state, state.get("packed", {}).get(name, ()))
+    return [row for pack in packs for row in pack.rows] + [dict(row) for row in state[name]]

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
+from loopkit import devices
+
+EVERY = 1.0
+"""Seconds, at least, before values are read from a device that does not tell when they have arrived."""
+
 
 def _stack(values: Iterable[Tensor | float]) -> Tensor:
     """Scalars in one tensor, on the device of the first that is not on the CPU."""
     values = list(values)
-    devices = [value.device for value in values if isinstance(value, Tensor)]
-    device = next((each for each in devices if each.type != "cpu"), torch.device("cpu"))
-    dtype = torch.float32 if device.type == "mps" else torch.float64
+    used = [value.device for value in values if isinstance(value, Tensor)]
+    device = next((each for each in used if each.type != "cpu"), devices.HOST)
+    dtype = devices.exact(device)
     return torch.stack(
         [
-            value.detach().to(device, dtype, non_blocking=True).reshape(())
+            devices.to_device(value.detach().to(dtype), device).reshape(())
             if isinstance(value, Tensor)
             else torch.full((), value, dtype=dtype, device=device)
             for value in values
@@ -33,37 +39,40 @@ def read(values: Mapping[str, Tensor | float]) -> dict[str, float]:
 
 
 class LateValues:
-    """One transfer of scalars at a time, which on CUDA no step waits for."""
+    """One transfer of scalars at a time, which on CUDA no step waits for.
+
+    Another accelerator does not tell when they have arrived. There the host waits for them, at most once a second.
+    """
 
     def __init__(self) -> None:
         self._names: list[str] = []
-        self._host: Tensor | None = None
-        self._event: torch.cuda.Event | None = None
+        self._sent: Tensor | None = None
+        self._arrival = devices.Arrival(())
+        self._since = 0.0
 
     def send(self, values: Mapping[str, Tensor | float]) -> None:
         """Start the transfer of scalars; one that is under way is forgotten."""
-        self._names, self._host, self._event = list(values), None, None
+        self._names, self._sent = list(values), None
         if not values:
             return
         stacked = _stack(values.values())
-        if stacked.device.type == "cuda":
-            self._host = torch.empty(stacked.shape, dtype=stacked.dtype, pin_memory=True)
-            self._host.copy_(stacked, non_blocking=True)
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
-        else:
-            self._host = stacked.cpu()
+        self._sent = devices.to_host(stacked) if devices.reads_late(stacked.device) else stacked
+        self._arrival = devices.Arrival([stacked.device])
+        self._since = time.monotonic()
 
     def arrived(self) -> dict[str, float]:
-        """The values if they are there, once; else nothing. Does not wait."""
-        if self._host is None or (self._event is not None and not self._event.query()):  # type: ignore[no-untyped-call]
+        """The values if they are there, once; else nothing. Does not wait, but as said above."""
+        if self._sent is None or not self._arrival.here:
             return {}
-        values = dict(zip(self._names, self._host.tolist(), strict=True))
-        self._host = None
-        return values
+        if self._sent.device.type != "cpu" and time.monotonic() < self._since + EVERY:
+            return {}
+        return self._read()
 
     def wait(self) -> dict[str, float]:
         """The values, waiting for them."""
-        if self._event is not None:
-            self._event.synchronize()  # host sync: the values are wanted now
-        return self.arrived()
+        self._arrival.wait()  # host sync: the values are wanted now
+        return self._read()
+
+    def _read(self) -> dict[str, float]:
+        sent, self._sent = self._sent, None
+        return {} if sent is None else dict(zip(self._names, sent.tolist(), strict=True))  # host sync: at most as said

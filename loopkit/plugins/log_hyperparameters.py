@@ -15,7 +15,7 @@ from loopkit.hooks import hookimpl
 from loopkit.logs.kinds import Hyperparameters
 from loopkit.logs.masking import SECRET
 from loopkit.losses import is_sum
-from loopkit.plugin import options_of
+from loopkit.options import Shown, options_of
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner
@@ -26,7 +26,7 @@ Simple = bool | int | float | str | None
 SIMPLE = (bool, int, float, str, type(None))
 
 
-class LogHyperparameters:
+class LogHyperparameters(Shown):
     """Log what a fit is made with when it begins, as ``"hyperparameters"``, and its last metrics when it ends.
 
     Logged are the values that are given, and what the learner knows: the seed, accumulation, the number of processes,
@@ -83,7 +83,8 @@ class LogHyperparameters:
         """Log the hyperparameters, unless the fit goes on."""
         self._learner = weakref.ref(learner)
         loaded, self._loaded = self._loaded, None
-        again = loaded is not None and learner.position is not None and loaded["fit"] == learner.position.number
+        fit = learner.current
+        again = loaded is not None and fit is not None and loaded["fit"] == fit.position.number
         self._ended = loaded["ended"] if loaded is not None and again else None
         if not again:
             learner.log("hyperparameters", Hyperparameters({**self._known(learner), **self.values}))
@@ -113,7 +114,7 @@ class LogHyperparameters:
         if self._loaded is not None:
             return dict(self._loaded)
         learner = None if self._learner is None else self._learner()
-        at = None if learner is None or learner.current is None else learner.position
+        at = None if learner is None or learner.current is None else learner.current.position
         return {"fit": None if at is None else at.number, "ended": None if at is None else self._ended}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

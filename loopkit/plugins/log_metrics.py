@@ -8,6 +8,8 @@ from torch import Tensor
 
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
+from loopkit.options import Shown
+from loopkit.words import is_count
 
 if TYPE_CHECKING:
     from loopkit import Step
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from loopkit.phases import Phase
 
 
-class LogMetrics:
+class LogMetrics(Shown):
     """Log ``learner.metrics`` at the end of each epoch of a fit, under their names (``"val/loss"``).
 
     Args:
@@ -38,7 +40,7 @@ class LogMetrics:
     optional = ("update_begin", "step_end")
 
     def __init__(self, every: int | None = None, name: str = "log_metrics") -> None:
-        if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+        if every is not None and not is_count(every):
             raise PluginError(f"LogMetrics: every is {every!r}: it counts training steps, from 1")
         self.name = name
         self.every = every

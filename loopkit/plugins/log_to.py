@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -23,8 +22,10 @@ from loopkit.logs.kinds import Value
 from loopkit.logs.masking import masked_config, masked_values
 from loopkit.logs.record import Records
 from loopkit.logs.transfer import Transfer
+from loopkit.notes import warn
+from loopkit.options import Shown
 from loopkit.plugins.log_hyperparameters import made_with
-from loopkit.words import nearest
+from loopkit.words import is_count, nearest
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner
@@ -37,11 +38,11 @@ MOST = 100
 ENDINGS: dict[str, Callable[[Path], Backend]] = {".jsonl": JsonLines, ".csv": Csv}
 
 
-class LogTo:
+class LogTo(Shown):
     """Write everything that is logged during a fit with ``learner.log``.
 
     What is logged is kept as it comes, read from the device late and in one transfer, and written between two steps: at
-    the end of each pass, every few seconds or 100 calls, and before each checkpoint. Training is bitwise the same as
+    the end of each epoch, every few seconds or 100 calls, and before each checkpoint. Training is bitwise the same as
     without it. A backend that fails is disabled with one warning, and the fit goes on; what one cannot write is left
     out with one warning. A run that goes on from a checkpoint goes on with its logs, from where they were then.
 
@@ -49,7 +50,7 @@ class LogTo:
         backends: What writes: a `loopkit.logs.Backend`, or a path, of which the ending tells (``.jsonl``, ``.csv``; one
             without is a directory, for a ``log.jsonl``). By default the directory ``runs/run``.
         every: Also write after every so many training steps.
-        seconds: How often it is written in a long pass, about.
+        seconds: How often it is written in a long epoch, about.
         name: The plugin's name; a second one needs another.
 
     Of several processes the first one writes, and what the others log is left out.
@@ -79,7 +80,7 @@ class LogTo:
         seconds: float = 5.0,
         name: str = "log_to",
     ) -> None:
-        if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+        if every is not None and not is_count(every):
             raise PluginError(f"LogTo: every is {every!r}: it counts training steps, from 1")
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
             raise PluginError(f"LogTo: seconds is {seconds!r}: it must be a number above 0")
@@ -128,8 +129,9 @@ class LogTo:
             return
         self._learner = weakref.ref(learner)
         (number, self._ended), self._loaded = self._loaded, (None, False)
-        self._again = number is not None and learner.position is not None and number == learner.position.number
-        if self._again or self._result is not learner.result:
+        fit = learner.current
+        self._again = number is not None and fit is not None and number == fit.position.number
+        if fit is None or self._again or self._result is not fit.result:
             self._packed.clear()  # in the log already, or of an earlier fit that could not begin
         known = made_with(learner)
         try:
@@ -140,31 +142,30 @@ class LogTo:
                 sink.close(None)
             raise
         self._open, self._late = True, False
-        if not self._again:
-            learner.pack_log(self, self._packed)
+        if fit is not None and not self._again:
+            fit.pack_log(self, self._packed)
         self._next_time = time.monotonic() + self._seconds
 
     @hookimpl
     def log_value(self, learner: Learner, record: Record) -> None:
         """Keep it, unless it was logged before, or comes too late. Most do not come here (``pack_log``)."""
-        if learner.world.rank > 0 or learner.current is None:
+        if learner.world.rank > 0 or (fit := learner.current) is None:
             return
-        now, over = learner.running, learner.result is not None and learner.result.reason != "running"
+        now, over = fit.epoch, fit.result.reason != "running"
         if not self._open and over:
             if not self._late:
                 self._late = True
-                warnings.warn(
+                warn(
                     f"plugin {self.name!r}: {record.name!r:.100} came after the logs were closed, and is in none; "
-                    f"log it in phase_end, or give the plugin's fit_begin after=('log',)",
-                    stacklevel=2,
+                    f"log it in phase_end, or give the plugin's fit_begin after=('log',)"
                 )
             return
         if now is None:
-            logged = learner.beginning or (over and self._ended)
+            logged = fit.beginning or (over and self._ended)
         else:
             logged = now.resumed and now.current is None and now.at_edge and not now.goes_on
-        if not self._open and self._result is not learner.result:
-            self._result = learner.result
+        if not self._open and self._result is not fit.result:
+            self._result = fit.result
             self._packed.clear()
         if not (self._again and logged):
             self._packed.append(record.packed())
@@ -190,7 +191,7 @@ class LogTo:
 
     @hookimpl(reads=("*",))
     def phase_end(self, learner: Learner) -> None:
-        """Write what the pass has logged."""
+        """Write what the epoch has logged."""
         if self._open:
             if self._again:
                 self._go_on(learner)
@@ -204,15 +205,16 @@ class LogTo:
                 self._write()
             finally:
                 self._open = self._again = False
-                learner.pack_log(self, None)
+                if learner.current is not None:
+                    learner.current.pack_log(self, None)
                 for sink in self._sinks.values():
                     sink.close(result)
 
     def _go_on(self, learner: Learner) -> None:
         """From here on everything is new."""
-        if not learner.resuming:
+        if (fit := learner.current) is not None and not fit.resuming:
             self._again = False
-            learner.pack_log(self, self._packed)
+            fit.pack_log(self, self._packed)
 
     def _send(self) -> None:
         self._next_time = time.monotonic() + self._seconds
@@ -241,7 +243,7 @@ class LogTo:
                 sink.save()
         self.unsaved = False
         learner = None if self._learner is None else self._learner()
-        at = None if learner is None or learner.current is None else learner.position
+        at = None if learner is None or learner.current is None else learner.current.position
         return {
             "backends": {name: dict(sink.state) for name, sink in self._sinks.items()},
             "fit": None if at is None else at.number,
@@ -271,7 +273,7 @@ class _Sink:
         """The kinds that it cannot write, of which there was a warning."""
 
     def open(self, learner: Learner, hyperparameters: Mapping[str, Any]) -> None:
-        config = getattr(learner, "config", None)
+        config = learner.options.config
         known = masked_values(hyperparameters)
         run = Run(learner, self.loaded, known, None if config is None else masked_config(config))
         self.loaded, self._open = False, True
@@ -292,10 +294,7 @@ class _Sink:
                 self._refused.add(kind)
                 name = next(record.name for record in records if record.value.__class__ is kind)
                 shown = "a number" if kind is float else kind.__name__
-                warnings.warn(
-                    f"log {self.name!r} cannot write {shown} ({name!r:.100}), and leaves out all of this kind",
-                    stacklevel=2,
-                )
+                warn(f"log {self.name!r} cannot write {shown} ({name!r:.100}), and leaves out all of this kind")
             chosen = [record for record in records if record.value.__class__ not in others]
         if chosen:
             self._call("write", self.backend.write, chosen)
@@ -336,10 +335,9 @@ class _Sink:
                 with suppress(Exception):
                     self.backend.flush()
                     self._remember()
-            warnings.warn(
+            warn(
                 f"log {self.name!r} is disabled for the rest of the fit: its {what} failed, "
-                f"{type(error).__name__}: {error}",
-                stacklevel=2,
+                f"{type(error).__name__}: {error}"
             )
             if what != "close":
                 with suppress(Exception):  # it was said that it fails

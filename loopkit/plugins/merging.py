@@ -45,6 +45,7 @@ def merge(metric: Any, states: Sequence[dict[str, Any]], *, goes_on: bool = Fals
         metric.merge(states)
         return
     metric.to(torch.device("cpu"))
+    apart(metric)
     for path, each in _foreign(metric):
         for key, reduction in each._reductions.items():
             values = [state[f"{path}{key}"] for state in states]
@@ -57,6 +58,11 @@ def merge(metric: Any, states: Sequence[dict[str, Any]], *, goes_on: bool = Fals
             setattr(each, key, _reduced(values, reduction))
         each._update_count = max(each._update_count, 1)  # or it warns that there was no update
         each._computed = None
+
+
+def apart(metric: Any) -> None:
+    """Let a torchmetrics object compute the value of what it holds, without asking other processes."""
+    for _, each in _foreign(metric):
         each.distributed_available_fn = _nobody
 
 

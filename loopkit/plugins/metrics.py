@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,10 +16,12 @@ from torch import Tensor
 from loopkit.batches import describe
 from loopkit.errors import PluginError, WorldError
 from loopkit.hooks import hookimpl
+from loopkit.logs.kinds import Table
 from loopkit.losses import is_sum
 from loopkit.metrics import FunctionMetric, Loss, Mean, Metric, MetricLike
+from loopkit.options import Shown
 from loopkit.plugins.late import read
-from loopkit.plugins.merging import accumulated, can_merge, merge, packed, to_host, unpacked
+from loopkit.plugins.merging import accumulated, apart, can_merge, merge, packed, to_host, unpacked
 
 if TYPE_CHECKING:
     from loopkit import Epoch, Step
@@ -67,14 +70,20 @@ class _Running:
         return {"fed": self.fed, "metrics": states}
 
 
-class Metrics:
+class Metrics(Shown):
     """Accumulate metrics over each epoch of each phase; at its end put them into ``learner.metrics``.
 
     Args:
         metrics: Functions ``(outputs, targets) -> scalar or (batch, ...)``, or objects with
             ``update(outputs, targets)``, ``compute()`` and ``reset()``, torchmetrics objects included. Each phase
             has its own copy. The mean loss is always there as ``"loss"``.
+        phase: The name of the one phase whose metrics these are. The plugin is then called ``"metrics_<phase>"`` and
+            stands beside the ``Metrics`` of all phases, which has the loss.
         named: The same, under a name of your own.
+
+    A metric is a number, ``"val/f1"``; or several: a vector is ``"val/f1/0"``, ``"val/f1/1"``, ... or has the names
+    that the metric's ``labels`` list, a mapping has its own; or a matrix, which is logged as a `loopkit.logs.Table`, is
+    in `tables`, and in no row. What is none of these is refused after the first step.
 
     A phase that does not put ``outputs`` and ``targets`` (or ``loss``) on its steps is left without the metrics that
     need them. An average counts each step with ``step.weight``, which is its number of samples unless the phase sets
@@ -85,8 +94,8 @@ class Metrics:
     up to the order of the sums for means. A metric of your own then needs ``merge``, as in `loopkit.metrics.Metric`.
 
     Raises:
-        PluginError: Two metrics have one name, or something is no metric; when an epoch begins, there are several
-            processes and no way to merge a metric.
+        PluginError: Two metrics have one name, or something is no metric; when an epoch begins, no phase is called
+            ``phase``, or there are several processes and no way to merge a metric.
 
     Example::
 
@@ -96,11 +105,18 @@ class Metrics:
     name = "metrics"
     provides = "metrics"
 
-    def __init__(self, *metrics: Any, **named: Any) -> None:
+    def __init__(self, *metrics: Any, phase: str | None = None, **named: Any) -> None:
         given = [self._checked(metric, None) for metric in metrics]
         given += [self._checked(metric, name) for name, metric in named.items()]
         self._metrics, self._named = metrics, named
-        self._prototypes: dict[str, Any] = {"loss": Loss()}
+        self.phase = phase
+        self.tables: dict[str, Table] = {}
+        """The last matrix of each metric that is one, as ``"val/confusion_matrix"``."""
+        self._prototypes: dict[str, Any] = {"loss": Loss()} if phase is None else {}
+        if phase is not None:
+            self.name, self.provides = f"metrics_{phase}", ""
+        self._tried: set[str] = set()
+        """The phases whose metrics have shown that they can be logged."""
         for i, (name, metric) in enumerate(given):
             if name in (other for other, _ in given[:i]):
                 raise PluginError(f"Metrics: two metrics are called {name!r}; name one: Metrics(other_{name}=...)")
@@ -126,12 +142,26 @@ class Metrics:
         """The names that it puts into ``learner.metrics``, with ``*`` for the phase."""
         found: list[str] = []
         for name, metric in self._prototypes.items():
-            found += metric.keys() if hasattr(metric, "keys") else [name]
-        return tuple(f"metrics.*/{name}" for name in found)
+            several = not isinstance(metric, Metric) or metric.several
+            found += metric.keys() if hasattr(metric, "keys") else [name, f"{name}/*"] if several else [name]
+        return tuple(f"metrics.{self.phase or '*'}/{name}" for name in found)
+
+    def higher_is_better(self, metric: str) -> bool:
+        """Whether the object that makes a metric, such as ``"val/f1"``, says that higher values are better."""
+        phase, _, key = metric.partition("/")
+        parts: dict[str, Any] = {}
+        if self.phase in (None, phase):
+            for name, each in self._prototypes.items():
+                parts.update(each.items() if hasattr(each, "items") else {name: each})
+        maker = parts.get(key, parts.get(key.partition("/")[0]))
+        return getattr(maker, "higher_is_better", None) is True
 
     @hookimpl
     def epoch_begin(self, learner: Learner, epoch: Epoch) -> None:
         """Start from nothing, or go on from what was saved."""
+        if self.phase not in (None, *learner.phases):
+            known = ", ".join(learner.phases)
+            raise PluginError(f"Metrics: no phase is called {self.phase!r}; they are {known}")
         now = self._begin(learner, epoch)
         if learner.world.size > 1:
             for name, metric in now.metrics.items():
@@ -141,13 +171,21 @@ class Metrics:
     def _begin(self, learner: Learner, epoch: Epoch) -> _Running:
         now = self._idle.pop(epoch.name, None)
         if now is None:
-            now = _Running({name: _copied(metric) for name, metric in self._prototypes.items()})
+            given = self._prototypes if self.phase in (None, epoch.name) else {}
+            now = _Running({name: _copied(metric) for name, metric in given.items()})
         store = epoch.store(self)
         now.begin(store.get("so_far"), is_sum(learner.loss_fn))
         store["so_far"] = epoch.keep(self)["now"] = now
         return now
 
-    @hookimpl(reads=("loss", "outputs", "targets", "step"))
+    def traced_metrics(self, learner: Learner, epoch: Epoch) -> list[Metric] | None:
+        """The metrics of an epoch, which a recorded ``step_end`` feeds; None if one of them has to be called."""
+        now = epoch.keep(self).get("now") or self._begin(learner, epoch)
+        metrics = list(now.metrics.values())
+        own = all(isinstance(metric, Metric) and type(metric).tensors is not Metric.tensors for metric in metrics)
+        return metrics if own else None
+
+    @hookimpl(reads=("loss", "outputs", "targets", "step"), traced=())
     def step_end(self, learner: Learner, step: Step) -> None:
         """Take in one step."""
         now = step.epoch.keep(self).get("now") or self._begin(learner, step.epoch)
@@ -169,11 +207,14 @@ class Metrics:
                     if now.others:
                         outputs, targets = _detached(outputs), _detached(targets)
                         with torch.no_grad():
-                            for name, metric in now.others:  # noqa: B007 - the error names it
+                            for name, metric in now.others:
                                 if isinstance(metric, FunctionMetric):
                                     metric.update(outputs, targets, step.weight)
                                 else:
                                     metric.update(outputs, targets)
+                                    if step.epoch.name not in self._tried:
+                                        _try(name, metric)
+                    self._tried.add(step.epoch.name)
         except Exception as error:
             seen = ", ".join(f"{word}: {describe(getattr(step, word, None))}" for word in ("outputs", "targets"))
             error.add_note(f"metric {name!r} raised this; {seen}")
@@ -183,7 +224,7 @@ class Metrics:
     def epoch_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Read the values of this epoch."""
         now = epoch.keep(self).get("now") or self._begin(learner, epoch)
-        if learner.world.size > 1:
+        if learner.world.size > 1 and now.metrics:
             self._merge(learner, phase, now)
         values: dict[str, Any] = {}
         for name, metric in now.metrics.items():
@@ -191,10 +232,10 @@ class Metrics:
                 continue
             with _named(name):
                 value = metric.compute()
-            values.update(value if isinstance(value, Mapping) else {name: value})
-        for name, value in values.items():
-            if not _is_number(value):
-                raise PluginError(f"metric {name!r} is {describe(value)}: a metric is one number")
+            values.update(_parted(name, value, getattr(metric, "labels", None)))
+        for name in [name for name, value in values.items() if isinstance(value, Table)]:
+            table = self.tables[f"{phase.name}/{name}"] = values.pop(name)
+            learner.log(f"{phase.name}/{name}", table)
         learner.metrics.update({f"{phase.name}/{name}": value for name, value in read(values).items()})
         self._idle[phase.name] = now
 
@@ -281,6 +322,38 @@ def _named(metric: str) -> Iterator[None]:
     except Exception as error:
         error.add_note(f"metric {metric!r} raised this")
         raise
+
+
+def _parted(name: str, value: Any, labels: Sequence[str] | None = None) -> dict[str, Any]:
+    """The numbers of a metric, by name, and its matrices as tables."""
+    if isinstance(value, Mapping):
+        return {key: part for each, inner in value.items() for key, part in _parted(each, inner, labels).items()}
+    if _is_number(value):
+        return {name: value}
+    if not isinstance(value, Tensor) or value.ndim not in (1, 2) or not value.numel() or value.is_complex():
+        raise PluginError(
+            f"metric {name!r} is {describe(value)}: a metric is a number, a vector or mapping of numbers, or a matrix"
+        )
+    names = [str(i) for i in range(value.shape[-1])] if labels is None else [*labels]
+    if len(names) != value.shape[-1]:
+        raise PluginError(f"metric {name!r} has {value.shape[-1]} values, and {len(names)} labels: give one for each")
+    if value.ndim == 1:
+        return {f"{name}/{label}": part for label, part in zip(names, value.unbind(), strict=True)}
+    rows = value.tolist()  # host sync: a table is read at the epoch's end
+    sides = names if len(rows) == len(names) else map(str, range(len(rows)))
+    return {name: Table(["", *names], [[side, *row] for side, row in zip(sides, rows, strict=True)])}
+
+
+def _try(name: str, metric: Any) -> None:
+    """Refuse a value that cannot be logged now that one step was taken in, not after an epoch."""
+    tried = copy.deepcopy(metric)
+    apart(tried)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            value = tried.compute()
+    except Exception:
+        return  # it needs more than a step
+    _parted(name, value, getattr(metric, "labels", None))
 
 
 def _copied(metric: Any) -> Any:

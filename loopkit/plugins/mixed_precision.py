@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-import warnings
 from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from loopkit import devices
 from loopkit.errors import PhaseError, PluginError
 from loopkit.hooks import hookimpl
+from loopkit.notes import warn
+from loopkit.options import Shown
 from loopkit.words import nearest
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 SHORT = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
 
 
-class MixedPrecision:
+class MixedPrecision(Shown):
     """Run every phase's step under autocast; with float16, scale the loss with torch's ``GradScaler``.
 
     Parameters stay float32. The scale goes into ``step.seed``, so ``step.loss`` is never scaled; gradients are unscaled
@@ -126,15 +128,13 @@ class MixedPrecision:
                 )
         kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
         if kinds == {torch.float64} and self._dtype != torch.float32:
-            warnings.warn(
+            warn(
                 f"MixedPrecision: the parameters of model {name!r} are float64, which autocast leaves as they are, so "
-                f"nothing of it runs in {self.dtype}: keep the model in float32, model.float(), or drop the plugin",
-                stacklevel=2,
+                f"nothing of it runs in {self.dtype}: keep the model in float32, model.float(), or drop the plugin"
             )
         self._device = next((p.device.type for m in learner.models.values() for p in m.parameters()), "cpu")
         if self._dtype == "auto":
-            without = self._device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
-            self._dtype = torch.float16 if without else torch.bfloat16
+            self._dtype = torch.bfloat16 if devices.computes_bfloat16(self._device) else torch.float16
         if self._scaler is None and (self._scaling if self._scaling is not None else self.dtype == torch.float16):
             self._scaler = torch.amp.GradScaler(self._device, **self._options)
             if self._state:
@@ -161,7 +161,7 @@ class MixedPrecision:
             keep["autocast"] = torch.autocast(self._device, self.dtype, cache_enabled=cached)
         return keep["autocast"]  # type: ignore[no-any-return]
 
-    @hookimpl(reads=("loss",))
+    @hookimpl(reads=("loss",), traced=())  # with scaling there is the scale, a tensor that no recording knows
     def backward_begin(self, step: Step) -> None:
         """Scale what backward starts from."""
         if self._scaler is not None:
@@ -171,7 +171,7 @@ class MixedPrecision:
                 seed = torch.full((), seed, dtype=dtype, device=step.loss.device)
             step.seed = self._scaler.scale(seed)
 
-    @hookimpl(writes=("grads",), after=("sync",))
+    @hookimpl(writes=("grads",), after=("sync",), traced=())
     def update_begin(self, phase: Phase, step: Step) -> None:
         """Unscale the gradients, and vote to skip the update if they overflowed."""
         scaler, optimizer = self._scaler, step.optimizer
@@ -182,7 +182,7 @@ class MixedPrecision:
                 f"phase {phase.name!r}: an update with a closure cannot be used with loss scaling, since the optimizer "
                 f"evaluates the loss itself; use MixedPrecision('bfloat16')"
             )
-        if scaler._scale is None:  # a resumed pass ends without another backward
+        if scaler._scale is None:  # a resumed epoch ends without another backward
             scaler.scale(torch.zeros((), device=step.params[0].device))
         scaler.unscale_(optimizer)
         # taken away at once: the scaler refuses to unscale twice, and the scale may only be adapted some steps later

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import os
 import select
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 from loopkit.hooks import hookimpl
+from loopkit.options import Shown
 from loopkit.plugins.late import LateValues
 
 if TYPE_CHECKING:
@@ -21,8 +24,10 @@ if TYPE_CHECKING:
 REDRAW_SECONDS = 0.1
 
 
-class Progress:
+class Progress(Shown):
     """A tqdm bar for each epoch, and a row of metrics with time and time left for each training epoch of a fit.
+
+    A terminal that is too narrow for all columns shows the losses first, and a line says which others are left out.
 
     Args:
         bar: Draw bars; by default if the output is a terminal or a notebook. Without bars there is one plain line
@@ -69,7 +74,8 @@ class Progress:
         self._row, self._columns, self._epoch = {}, [], 0
         self._started = self._lap = time.monotonic()
         self._done_before = learner.progress.epochs
-        if (at := learner.position) is not None:  # a fit that was saved goes on
+        if learner.current is not None:
+            at = learner.current.position  # of a fit that was saved, and goes on
             self._started -= at.seconds
             self._done_before = at.start.epochs
             if at.validate:  # between training and validation, whose metrics go into one row
@@ -101,15 +107,16 @@ class Progress:
         """Keep the metrics for the epoch's row."""
         if learner.current is not None:
             prefix = f"{phase.name}/"
-            self._row.update({n: v for n, v in learner.metrics.items() if n.startswith(prefix)})
+            own = {n: v for n, v in learner.metrics.items() if n.startswith(prefix)}
+            self._row = {**own, **self._row, **own} if phase.training else {**self._row, **own}
             if phase.training:
                 self._epoch = learner.progress.epochs - self._done_before
 
     def _title(self, learner: Learner, epoch: Epoch) -> str:
-        planned = learner.result.planned.epochs if learner.result is not None and learner.current is not None else None
-        if not planned:
+        planned = None if (fit := learner.current) is None else fit.result.planned.epochs
+        if fit is None or not planned:
             return epoch.name
-        number = learner.progress.epochs - self._done_before + any(each.trains for each in learner.open_passes)
+        number = learner.progress.epochs - self._done_before + any(each.trains for each in fit.open_epochs)
         return f"epoch {number}/{planned} {epoch.name}"
 
     def _bar(self, learner: Learner, epoch: Epoch) -> _Bar:
@@ -150,13 +157,16 @@ class Progress:
         epoch = f"{self._epoch}/{planned}" if planned else str(self._epoch)
         if self._draws:
             cells = {"epoch": epoch, **values, **times}
-            if list(cells) != self._columns:
-                self._columns = list(cells)
-                self._out.line("  ".join(f"{name:>{max(len(name), 8)}}" for name in cells))
-            self._out.line("  ".join(f"{cell:>{max(len(name), 8)}}" for name, cell in cells.items()))
+            shown = fitting(cells, self._out.columns())
+            if [*cells, *shown] != self._columns:
+                self._columns = [*cells, *shown]
+                if left_out := [name for name in cells if name not in shown]:
+                    self._out.line(f"too narrow for {', '.join(left_out)}")
+                self._out.line("  ".join(f"{name:>{wide(name)}}" for name in shown))
+            self._out.line("  ".join(f"{cells[name]:>{wide(name)}}" for name in shown))
         else:
-            shown = {**values, **times}
-            self._out.line("  ".join([f"epoch {epoch}", *(f"{name} {value}" for name, value in shown.items())]))
+            parts = (f"{name} {value}" for name, value in {**values, **times}.items())
+            self._out.line("  ".join([f"epoch {epoch}", *parts]))
         self._lap, self._row, self._epoch = now, {}, 0
 
 
@@ -208,6 +218,13 @@ class _Output:
         except (AttributeError, OSError, ValueError):  # no such method, or closed
             return False
 
+    def columns(self) -> int | None:
+        """The characters in a line of the terminal; None if that is not known."""
+        try:
+            return os.get_terminal_size(self.stream.fileno()).columns or None
+        except (AttributeError, OSError, ValueError):  # no terminal
+            return None
+
     def write(self, text: str) -> None:
         if not self.broken:
             try:
@@ -242,6 +259,25 @@ def _reader_is_gone(stream: Any) -> bool:
     except (AttributeError, TypeError, OSError, ValueError):  # no pipe, or no poll on this system
         return False
     return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def wide(name: str) -> int:
+    """The characters of a column."""
+    return max(len(name), 8)
+
+
+def fitting(names: Iterable[str], columns: int | None) -> list[str]:
+    """The columns that fit beside each other, in their order: the first one and losses come before the others.
+
+    >>> fitting(["epoch", "train/loss", "train/accuracy", "val/loss", "time"], 40)
+    ['epoch', 'train/loss', 'val/loss', 'time']
+    """
+    names, kept, used = list(names), set[str](), 0
+    for name in sorted(names, key=lambda name: name != names[0] and not name.endswith("/loss")):
+        if columns is None or not kept or used + 2 + wide(name) <= columns:
+            used += wide(name) + 2 * bool(kept)
+            kept.add(name)
+    return [name for name in names if name in kept]
 
 
 def number(value: float) -> str:

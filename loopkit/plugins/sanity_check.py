@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
-from loopkit.errors import PhaseError, PhaseInputError
+from loopkit.errors import PhaseError, PhaseInputError, PluginError
 from loopkit.hooks import hookimpl
+from loopkit.notes import warn
+from loopkit.options import Shown
 from loopkit.phases import PredictionPhase, TrainingPhase, ValidationPhase
 
 if TYPE_CHECKING:
@@ -23,7 +26,7 @@ ROUNDING = 1e-2
 """Of a sum of probabilities in bfloat16."""
 
 
-class SanityCheck:
+class SanityCheck(Shown):
     """Refuse, before the first update, what trains nothing or the wrong thing.
 
     Before the first step of a training phase: a model without trainable parameters, optimizers that cover none of
@@ -36,13 +39,22 @@ class SanityCheck:
     The engine itself checks the loss (a scalar that requires grad), the loader (not empty), that a training phase calls
     ``step.backward`` and ``step.update``, and that each metric which a plugin reads is made by another one. There is
     never an extra forward or batch.
+
+    Args:
+        checks: Functions of your own, called with the learner before the first step of each training phase. What one
+            returns, a sentence, or raises is refused.
     """
 
     name = "sanity_check"
     syncs = ("loss_begin",)
+    optional = ("loss_begin",)  # the standard set brings it to phases that have no such place
     provides = "sanity_check"
 
-    def __init__(self) -> None:
+    def __init__(self, checks: Iterable[Callable[[Learner], str | None]] = ()) -> None:
+        self.checks = tuple(checks)
+        for check in self.checks:
+            if not callable(check):
+                raise PluginError(f"SanityCheck: {check!r} is no function: give checks=[check], check(learner)")
         self._checked: set[str] = set()
 
     @hookimpl(reads=("optimizer", "params"))
@@ -52,6 +64,9 @@ class SanityCheck:
             epoch.compare_casts()
             if learner.optimizers:
                 _check_coverage(learner)
+            for check in self.checks:
+                if refused := check(learner):
+                    raise PhaseError(f"{getattr(check, '__name__', 'a check')}: {refused}")
 
     @hookimpl(reads=("outputs", "targets"))
     def loss_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
@@ -70,6 +85,10 @@ class SanityCheck:
             if outputs.is_floating_point() and outputs.ndim > 1 and outputs.numel():
                 _check_classes(learner, phase, outputs, targets, loss)
 
+    def vote(self, hook: str) -> Callable[[Step], Tensor] | None:
+        """In a recorded step there is nothing to check: it is never the first."""
+        return (lambda step: torch.ones((), dtype=torch.bool)) if hook == "loss_begin" else None
+
     @hookimpl
     def epoch_end(self, phase: Phase) -> None:
         """The phase is checked."""
@@ -81,7 +100,7 @@ def _refuse(learner: Learner, phase: Phase, message: str, certain: bool) -> None
     if type(phase) in STANDARD and certain:
         raise PhaseInputError(message)
     if learner.world.rank == 0:
-        warnings.warn(message, stacklevel=3)
+        warn(message)
 
 
 def _classifies(loss_fn: object) -> str:
@@ -114,10 +133,9 @@ def _check_classes(learner: Learner, phase: Phase, outputs: Tensor, targets: Ten
         sums = (values.sum(1) - 1).abs().max() < ROUNDING
         if bool(sums & (values.min() >= 0)):  # host sync: the same
             if learner.world.rank == 0:
-                warnings.warn(
+                warn(
                     f"phase {phase.name!r}: the outputs of all {len(outputs)} samples sum to 1, as after a Softmax, "
-                    f"and the cross-entropy takes one itself: leave it out of the model, which else learns slowly",
-                    stacklevel=3,
+                    f"and the cross-entropy takes one itself: leave it out of the model, which else learns slowly"
                 )
 
 
@@ -151,10 +169,9 @@ def _check_coverage(learner: Learner) -> None:
             f"another model, or before the parameters were replaced; give a factory, optimizer=lambda params: ..."
         )
     if missing and learner.world.rank == 0:
-        warnings.warn(
+        warn(
             f"the optimizer covers {len(trainable) - len(missing)} of {len(trainable)} trainable parameters; "
-            f"not covered: {_some(missing)}. Freeze them (requires_grad=False) if that is meant",
-            stacklevel=2,
+            f"not covered: {_some(missing)}. Freeze them (requires_grad=False) if that is meant"
         )
 
 

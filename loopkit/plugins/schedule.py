@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
@@ -20,6 +19,8 @@ from loopkit import schedules
 from loopkit.errors import PluginError
 from loopkit.groups import matches, named_modules, nothing_matches
 from loopkit.hooks import hookimpl
+from loopkit.notes import warn
+from loopkit.options import Shown
 from loopkit.schedules import OfLength, resolve
 from loopkit.words import nearest
 
@@ -33,7 +34,7 @@ Setter = Callable[[float], Any]
 KEY = re.compile(r"\w+(\[\d+\])?")
 
 
-class Schedule:
+class Schedule(Shown):
     """Multiply a hyperparameter of each parameter group's own value by a schedule.
 
     Update k (from 0) runs with ``base * schedule(k)``, where ``base`` is what the group held when the plugin first saw
@@ -135,7 +136,7 @@ class Schedule:
             self._resolve()
 
     def _planned(self, learner: Learner) -> int:
-        planned = learner.result.planned if learner.result is not None and learner.current is not None else None
+        planned = None if learner.current is None else learner.current.result.planned
         total = None if planned is None else planned.updates if self._every == "update" else planned.epochs
         if total is None:
             give = "epochs= and data with len(), or max_updates=" if self._every == "update" else "epochs="
@@ -279,7 +280,7 @@ def _item_setter(group: dict[str, Any], key: str, index: int) -> Setter:
     return write
 
 
-class TorchSchedule:
+class TorchSchedule(Shown):
     """Step a scheduler of ``torch.optim.lr_scheduler`` after every update or epoch, bitwise as by hand.
 
     Args:
@@ -364,7 +365,8 @@ class TorchSchedule:
 
     def _make(self, optimizer: Optimizer) -> LRScheduler:
         """Call the function; it must not reset what the optimizer holds where a state is restored."""
-        kept = [{key: deepcopy(group[key]) for key in group if key != "params"} for group in optimizer.param_groups]
+        groups = optimizer.param_groups
+        kept = [{key: deepcopy(value) for key, value in group.items() if key != "params"} for group in groups]
         made = self._given(optimizer)  # type: ignore[operator]
         self._check(made)
         if not isinstance(made, LRScheduler):
@@ -386,10 +388,9 @@ class TorchSchedule:
         def watched(*args: Any, **options: Any) -> None:
             if not self._stepping:
                 caller = sys._getframe(1)
-                warnings.warn(
+                warn(
                     f"{type(scheduler).__name__} is stepped twice: by plugin {self.name!r} after every {self._every}, "
-                    f"and in {caller.f_code.co_filename}, line {caller.f_lineno}: remove one",
-                    stacklevel=2,
+                    f"and in {caller.f_code.co_filename}, line {caller.f_lineno}: remove one"
                 )
                 scheduler.step = step  # type: ignore[method-assign]
             step(*args, **options)
@@ -460,7 +461,7 @@ class TorchSchedule:
                 each.milestones = Counter(each.milestones)  # the state holds it as a dict
 
 
-class Plateau:
+class Plateau(Shown):
     """Lower the learning rate when a metric no longer improves: torch's ``ReduceLROnPlateau``.
 
     It looks at the metric whenever its phase has ended and something was trained since it last did, so that an
@@ -492,6 +493,7 @@ class Plateau:
             raise PluginError(f"Plateau(monitor={monitor!r}): write phase and metric, as in 'val/loss'")
         self.name = name
         self.monitor = monitor
+        self.mode = options.get("mode", "min")
         self._optimizer = optimizer
         self._options = options
         self._schedulers: dict[str, ReduceLROnPlateau] = {}

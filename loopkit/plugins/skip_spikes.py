@@ -10,6 +10,7 @@ from torch import Tensor
 from loopkit.distributed.votes import must_agree
 from loopkit.errors import CancelStep, PluginError
 from loopkit.hooks import hookimpl
+from loopkit.options import Shown
 
 if TYPE_CHECKING:
     from loopkit import Step
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from loopkit.phases import Phase
 
 
-class SkipSpikes:
+class SkipSpikes(Shown):
     """Cancel a step, before its backward, whose loss is above ``mean + threshold * std`` of the last good ones.
 
     That is the z-score rule of ZClip (arXiv:2504.02507, which applies it to gradient norms), on the loss and over a

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,8 @@ from loopkit.batches import describe
 from loopkit.distributed.votes import must_agree
 from loopkit.errors import CancelStep, NonFiniteError, PluginError
 from loopkit.hooks import hookimpl
+from loopkit.notes import warn
+from loopkit.options import Shown
 from loopkit.plugins.buffers import Buffers, cells
 from loopkit.plugins.late import LateValues
 from loopkit.words import nearest
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 POLICIES = ("raise", "skip", "rollback")
 
 
-class StopOnNonFinite:
+class StopOnNonFinite(Shown):
     """Raise `NonFiniteError` when a loss is infinite or not a number as its backward begins, or a gradient is.
 
     On the CPU the error comes before the optimizer moves, so the parameters are those of the last good update. On an
@@ -155,7 +156,7 @@ class StopOnNonFinite:
                     self._snapshot = _take_snapshot(learner)
                 else:
                     name, value = _first_bad(learner, gradients=False)
-                    what = f"parameter {name!r} holds {value} ({learner.where(phase, None)})"
+                    what = f"parameter {name!r} holds {value} ({step.epoch.where()})"
                     self._roll_back(learner, what, self._warns(learner), step.epoch)
         now.before.take(learner)
 
@@ -179,7 +180,7 @@ class StopOnNonFinite:
         if bad or first != learner.world.rank:
             name, held = _first_bad(learner, gradients=False)
             already = f". Parameter {name!r} holds {held} already" if name else ""
-            where = learner.where(phase, step)
+            where = step.epoch.where(step)
             what = f"the loss is {value} ({where}; batch: {describe(step.batch)}){already}"
             if not bad:
                 what = f"the loss of rank {first} is infinite or not a number ({where}){already}"
@@ -211,7 +212,7 @@ class StopOnNonFinite:
         elif not math.isfinite(largest.item()):  # host sync: on an accelerator, where late=False asks for it
             name, value = _first_bad(learner)
             name = name or "(of none of the models, or of a part that another process holds)"
-            where = f"({learner.where(phase, step)}; batch: {describe(step.batch)})"
+            where = f"({step.epoch.where(step)}; batch: {describe(step.batch)})"
             what = f"the gradient of parameter {name!r} holds {value} {where} although the loss is finite"
             if self._goes_on and step.closure is None:
                 if self.policy == "skip":
@@ -226,6 +227,14 @@ class StopOnNonFinite:
             )
         else:
             self.skips = 0
+
+    def vote(self, hook: str) -> Callable[[Step], Tensor] | None:
+        """What finds, in a recorded step, that a hook has nothing to do: the loss or the gradients are finite."""
+        if self._goes_on or hook not in ("backward_begin", "update_begin"):
+            return None
+        if hook == "backward_begin":
+            return lambda step: torch.isfinite(step.loss)
+        return lambda step: torch.isfinite(_largest([p.grad for p in step.params if p.grad is not None]))
 
     @hookimpl
     def update_end(self) -> None:
@@ -244,7 +253,7 @@ class StopOnNonFinite:
 
     def suspect(self, learner: Learner) -> bool:
         """Whether there are losses or gradients that have not been read yet."""
-        watched = (epoch.keep(self).get("now") for epoch in learner.open_passes)
+        watched = (epoch.keep(self).get("now") for epoch in _open(learner))
         return any(now is not None and now.pending.is_unread for now in watched)
 
     def settle(self, learner: Learner) -> None:
@@ -253,7 +262,7 @@ class StopOnNonFinite:
         Raises:
             NonFiniteError: One of them is infinite or not a number.
         """
-        for epoch in learner.open_passes:
+        for epoch in _open(learner):
             self._read_all(learner, epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -296,7 +305,7 @@ class StopOnNonFinite:
                 if pending.guarded
                 else "updates since then have used it; StopOnNonFinite(late=False) stops before them, and is slower"
             )
-            where = learner.where(epoch.phase, None)
+            where = epoch.where()
             raise NonFiniteError(
                 f"the loss or a gradient was infinite or not a number in one of the steps {pending.good} to "
                 f"{pending.sent} ({where}). {now}On an accelerator it is read late, so {since}"
@@ -328,15 +337,15 @@ class StopOnNonFinite:
         """Whether this process warns of what all see."""
         return learner.world.rank == 0 or not must_agree(learner)
 
-    def _skip(self, learner: Learner, what: str, warn: bool, before: Buffers) -> None:
+    def _skip(self, learner: Learner, what: str, warns: bool, before: Buffers) -> None:
         if self.skips >= self.max_skips:
             raise NonFiniteError(f"{what}. {self.skips} in a row were skipped (max_skips={self.max_skips}): lower lr")
         self.skips += 1
         before.restore(learner)
-        if warn:
-            warnings.warn(f"{what}: skipped ({self.skips} in a row)", stacklevel=2)
+        if warns:
+            warn(f"{what}: skipped ({self.skips} in a row)")
 
-    def _roll_back(self, learner: Learner, what: str, warn: bool, epoch: Epoch) -> None:
+    def _roll_back(self, learner: Learner, what: str, warns: bool, epoch: Epoch) -> None:
         if self.rollbacks >= self.max_rollbacks:
             raise NonFiniteError(
                 f"{what}, after {self.rollbacks} rollbacks (max_rollbacks={self.max_rollbacks}): lower lr"
@@ -347,8 +356,8 @@ class StopOnNonFinite:
         for window in epoch.windows:
             window.drop()
         _put_back(learner, self._snapshot)
-        if warn:
-            warnings.warn(f"{what}: back to the state after {self._snapshot['at']} updates", stacklevel=2)
+        if warns:
+            warn(f"{what}: back to the state after {self._snapshot['at']} updates")
         self._snapshot["at"] = learner.progress.updates  # the next copy is due so many updates from here
 
 
@@ -386,7 +395,7 @@ def _first_bad(learner: Learner, gradients: bool = True) -> tuple[str, float]:
 
 
 def _take_snapshot(learner: Learner) -> dict[str, Any]:
-    with learner.weights.own():  # and sharded, where they are whole for the time of a step
+    with learner.models.weights.own():  # and sharded, where they are whole for the time of a step
         return {
             "at": learner.progress.updates,
             "params": [p.detach().clone() for model in learner.models.values() for p in model.parameters()],
@@ -399,7 +408,7 @@ def _take_snapshot(learner: Learner) -> dict[str, Any]:
 
 
 def _put_back(learner: Learner, snapshot: dict[str, Any]) -> None:
-    with learner.weights.own():
+    with learner.models.weights.own():
         params = [p for model in learner.models.values() for p in model.parameters()]
         for p, saved in zip(params, snapshot["params"], strict=True):
             p.detach().copy_(sharded.like(saved, p))
@@ -465,3 +474,8 @@ class _Pending:
         assert self.sum is not None
         self.values.send({"sum": self.sum})
         self.sent, self.under_way = self.index, True
+
+
+def _open(learner: Learner) -> list[Epoch]:
+    """The epochs of the fit that are running."""
+    return [] if learner.current is None else learner.current.open_epochs

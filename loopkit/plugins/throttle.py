@@ -6,20 +6,25 @@ import inspect
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from loopkit.errors import PluginError
 from loopkit.hooks import PROJECT, hooks
 from loopkit.plugin import plugin_name, unwrapped
+from loopkit.words import is_count
 
 
-def throttle(plugin: Any, *, every: int | None = None, seconds: float | None = None) -> Any:
+def throttle(
+    plugin: Any, *, every: int | None = None, seconds: float | None = None, when: Callable[..., bool] | None = None
+) -> Any:
     """The plugin, called on some steps only; its name, order, access and state are those of the plugin.
 
     What belongs to a step (its events and ``step_context``) is called on the first step and then on every ``every``-th,
     or once at least ``seconds`` have passed; all hooks of one step go together, and each phase has its own count. Steps
     in which the plugin has nothing to do, such as those without an update for a plugin of ``update_begin``, do not
-    count. What belongs to an epoch or a fit, the replacement ``optimizer_step``, and transforms, are always called.
+    count. Or a function says in which steps. What belongs to an epoch or a fit, replacements and transforms are always
+    called.
 
     Several processes must all call a plugin in the same steps, which their clocks do not tell: give them ``every``.
 
@@ -27,30 +32,35 @@ def throttle(plugin: Any, *, every: int | None = None, seconds: float | None = N
         plugin: Any plugin.
         every: Steps, from 1.
         seconds: Seconds, from 0.
+        when: Asked once a step, with those of ``learner``, ``phase``, ``epoch`` and ``step`` that it takes by name. It
+            has no state, and must answer the same in all processes.
 
     Raises:
-        PluginError: Not exactly one of ``every`` and ``seconds`` is given, or it is out of range; in the first step,
-            there are several processes and ``seconds``.
+        PluginError: Not exactly one of ``every``, ``seconds`` and ``when`` is given, or it is out of
+            range; in the first step, there are several processes and ``seconds``.
 
     Example::
 
         throttle(call_on(StepEnd, lambda step: print(step.index), name="show"), every=100)
     """
-    if (every is None) == (seconds is None):
-        raise PluginError("throttle: give either every=... (steps) or seconds=...")
-    if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
+    if [every, seconds, when].count(None) != 2:
+        raise PluginError("throttle: give one of every=... (steps), seconds=... and when=... (a function)")
+    if when is not None and not callable(when):
+        raise PluginError(f"throttle: when={when!r}: it is a function, such as lambda step: step.index < 10")
+    if every is not None and not is_count(every):
         raise PluginError(f"throttle: every={every!r}: it is a whole number of steps, from 1")
     if seconds is not None and not seconds >= 0:
         raise PluginError(f"throttle: seconds={seconds!r}: it is a number of seconds, from 0")
-    return _Throttled(plugin, every, seconds)
+    return _Throttled(plugin, every, seconds, when)
 
 
 class _Throttled:
-    def __init__(self, plugin: Any, every: int | None, seconds: float | None) -> None:
+    def __init__(self, plugin: Any, every: int | None, seconds: float | None, when: Callable[..., bool] | None) -> None:
         self.plugin = plugin
         self.__wrapped__ = unwrapped(plugin)
         self.name = plugin_name(plugin)
-        self._every, self._seconds = every, seconds
+        self._every, self._seconds, self._when = every, seconds, when
+        self._asked = [] if when is None else list(inspect.signature(when).parameters)
         self._decided: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         """By step, since a step of another phase can run inside one."""
         self._counts: dict[str, int] = {}
@@ -76,8 +86,9 @@ class _Throttled:
                 return method(*(given[name] for name in wanted))
             return None
 
-        for attribute in (f"{PROJECT}_impl", "loopkit_options"):
-            setattr(implementation, attribute, getattr(method, attribute))
+        setattr(implementation, f"{PROJECT}_impl", getattr(method, f"{PROJECT}_impl"))
+        options = replace(method.loopkit_options, traced=None)  # type: ignore[attr-defined]  # it counts its calls
+        implementation.loopkit_options = options  # type: ignore[attr-defined]
         return implementation
 
     def _decide(self, learner: Any, phase: Any, step: Any) -> bool:
@@ -89,7 +100,10 @@ class _Throttled:
                     f"processes has a clock of its own, and they would call it in different steps: give a number of "
                     f"steps, every=..."
                 )
-            if self._every is not None:
+            if self._when is not None:
+                given = {"learner": learner, "phase": phase, "epoch": step.epoch, "step": step}
+                active = bool(self._when(**{name: given[name] for name in self._asked}))
+            elif self._every is not None:
                 count = self._counts.get(phase.name, 0)
                 self._counts[phase.name] = count + 1
                 active = count % self._every == 0

@@ -7,20 +7,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from loopkit import devices
 from loopkit.batches import move
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
+from loopkit.options import Shown
 from loopkit.words import nearest
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner
 
 
-class ToDevice:
+class ToDevice(Shown):
     """Move the models once and every batch to a device.
 
     Args:
-        device: A torch device, such as ``"cuda:0"``; ``"auto"`` is the accelerator if there is one, else the CPU.
+        device: A torch device, such as ``"cuda:0"``; ``"auto"`` is the accelerator if there is one, else the CPU. Where
+            no index is given, each process of a machine takes the one of its ``LOCAL_RANK``, which launchers set.
 
     Batches can be nested tuples, lists, mappings and dataclasses; anything with a ``to(device)`` is moved. Pinned
     memory is copied without waiting. The state of an optimizer that was used before moves when an epoch begins.
@@ -35,11 +38,8 @@ class ToDevice:
     before = ("memory_format", "freeze", "compile", "sync")
 
     def __init__(self, device: str | torch.device = "auto") -> None:
-        if device == "auto":
-            found = torch.accelerator.current_accelerator(check_available=True)
-            device = "cpu" if found is None else found
         try:
-            self.device = torch.device(device)
+            self.device = devices.local_device() if device == "auto" else torch.device(device)
         except (RuntimeError, TypeError) as error:
             raise PluginError(
                 f"ToDevice: device is {device!r:.80}: it is a torch device, such as 'cuda:0', or 'auto'{_near(device)}"
@@ -48,6 +48,7 @@ class ToDevice:
     @hookimpl(updates=("model",))
     def setup_model(self, learner: Learner, model: nn.Module) -> nn.Module:
         """Move the module."""
+        self.device = devices.indexed(self.device)
         model.to(self.device)
         return model
 
@@ -66,7 +67,7 @@ class ToDevice:
 
 def _near(device: Any) -> str:
     word = str(device).lower().partition(":")[0]
-    return nearest("cuda" if word == "gpu" else word, ("auto", "cpu", "cuda", "mps", "xpu"))
+    return nearest(devices.ALIASES.get(word, word), ("auto", *devices.NAMES))
 
 
 def _has_state_elsewhere(optimizer: torch.optim.Optimizer) -> bool:

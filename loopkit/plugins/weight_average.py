@@ -17,17 +17,18 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 from loopkit import sharded
 from loopkit.errors import EmptyDataError, PluginError
 from loopkit.hooks import hookimpl
+from loopkit.options import Shown
 from loopkit.phases import PredictionPhase
 from loopkit.words import nearest
 
 if TYPE_CHECKING:
-    from loopkit import Step
+    from loopkit import Epoch, Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
 
 
-class WeightAverage:
+class WeightAverage(Shown):
     """Average the parameters over the updates, and validate and predict with the average.
 
     After an applied update of an optimizer that owns a parameter of a model, the whole model is averaged, by one
@@ -157,7 +158,6 @@ class WeightAverage:
         """Look up anew which parameters there are, and whose; drop an average that no longer belongs to them."""
         self._check(learner)
         self._owners = {}
-        self._move_batch = None if learner.running is None else learner.running.plan.move_batch
         for average in self._models.values():
             average.forget()
 
@@ -187,9 +187,10 @@ class WeightAverage:
         self._versions = _versions(learner)
 
     @hookimpl(updates=changed)
-    def epoch_context(self, learner: Learner, phase: Phase) -> AbstractContextManager[None] | None:
+    def epoch_context(self, learner: Learner, phase: Phase, epoch: Epoch) -> AbstractContextManager[None] | None:
         """The average, in an epoch that does not train."""
-        if phase.training or learner.weights.by or not self._serves(phase):
+        self._move_batch = epoch.plan.move_batch
+        if phase.training or learner.models.weights.by or not self._serves(phase):
             return None  # what stands in the weights' place was put there on purpose
         return self.averaged(learner)
 
@@ -215,7 +216,7 @@ class WeightAverage:
         """
         if self.in_place:
             return nullcontext()
-        return learner.weights.replaced(partial(self._place, learner), self._put_away, by=self.name)
+        return learner.models.weights.replaced(partial(self._place, learner), self._put_away, by=self.name)
 
     def model_state(self, learner: Learner, name: str | None = None) -> dict[str, Tensor]:
         """A copy of a model's ``state_dict`` with the average in it, for ``load_state_dict``.
@@ -332,8 +333,7 @@ class WeightAverage:
 
     def _forward(self, learner: Learner, name: str, data: Any) -> None:
         """Send the data through a model."""
-        epoch = learner.running
-        move = self._move_batch if epoch is None else epoch.plan.move_batch
+        move = self._move_batch
         phase: Any = learner.phases.get("predict")
         if not isinstance(phase, PredictionPhase):
             phase = PredictionPhase()
@@ -489,7 +489,7 @@ def _versions(learner: Learner) -> dict[str, list[int]]:
 
 
 def _device_type(model: nn.Module) -> str:
-    return next((p.device.type for p in model.parameters() if p.device.type != "cpu"), "cuda")
+    return next((p.device.type for p in model.parameters() if p.device.type != "cpu"), "cpu")
 
 
 def _devices(model: nn.Module) -> list[int]:

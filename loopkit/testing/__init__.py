@@ -15,6 +15,7 @@ or all in one call, without pytest::
 It may import everything but the commands.
 """
 
+from loopkit.testing.backends import BACKEND_CHECKS, backend_contract, check_backend
 from loopkit.testing.case import Case
 from loopkit.testing.checks import CHECKS
 from loopkit.testing.contract import PROMISES, ContractError, check_plugin, plugin_contract
@@ -23,12 +24,15 @@ from loopkit.testing.overhead import overhead
 from loopkit.testing.problems import Problem, tiny_problem
 
 __all__ = [
+    "BACKEND_CHECKS",
     "CHECKS",
     "PROMISES",
     "Case",
     "ContractError",
     "EventLog",
     "Problem",
+    "backend_contract",
+    "check_backend",
     "check_plugin",
     "overhead",
     "plugin_contract",

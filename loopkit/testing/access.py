@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import copy
+import os
 import random
 import sys
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import astuple
 from fnmatch import fnmatchcase
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from loopkit.engine.order import EVERYTHING, Entry
 from loopkit.engine.step import Step
 from loopkit.hooks import Target, hookimpl
 from loopkit.learner import Learner
+from loopkit.syncs import OPTIMIZERS, is_torch, tensors
 from loopkit.testing.bits import Bits, tensors_in
 
 
@@ -70,6 +74,12 @@ class AccessWatch:
         with self.during(hook, step):
             context.__exit__(None, None, None)
 
+    def watch_groups(self) -> None:
+        """Have reads of the optimizers' hyperparameters told."""
+        for name, optimizer in self.learner.optimizers.items():
+            for number, group in enumerate(optimizer.param_groups):
+                optimizer.param_groups[number] = _Group(group, self, name, number)
+
     @contextmanager
     def entered(self, hook: str) -> Iterator[None]:
         """Charge to this hook what happens inside."""
@@ -89,7 +99,8 @@ class AccessWatch:
         tensors: list[_Seen] = [(tensor, _print(tensor), ("batch",)) for tensor in tensors_in(batch)]
         tensors += [] if step is None else _step_tensors(step)
         with self.entered(hook):
-            yield
+            with nullcontext() if hook in UNREAD or hook.endswith("_context") else _ValueReads(self):
+                yield
             after = _snapshot(self.learner)
             for key in (before.keys() | after.keys()) - {
                 k for k in before.keys() & after.keys() if before[k] == after[k]
@@ -108,12 +119,21 @@ class AccessWatch:
             return vars(value).setdefault("_view", _StepView(value, self))
         return value
 
-    def read(self, state: str) -> None:
-        """The plugin reads this state now."""
+    def read(self, state: str, *more: str) -> None:
+        """The plugin reads state that has these names now; one of them must be declared."""
         if self._calls:
             entry = self._calls[-1]
-            if not _covered(state, (*entry.reads, *entry.updates, *entry.writes)):
+            declared = (*entry.reads, *entry.updates, *entry.writes)
+            if not any(_covered(each, declared) for each in (state, *more)):
                 self._break("reads", state, f'reads=("{state}",)')
+
+    def read_metrics(self) -> None:
+        """The plugin goes over all metrics."""
+        entry = self._calls[-1] if self._calls else None
+        if entry and not any(
+            s.split(".")[0] in ("metrics", "*") for s in (*entry.reads, *entry.updates, *entry.writes)
+        ):
+            self.read("metrics")
 
     def change(self, *states: str) -> None:
         """The plugin changes state that has these names now; one of them must be declared."""
@@ -123,6 +143,8 @@ class AccessWatch:
         declared = (*entry.updates, *entry.writes)
         if hook == "optimizer_step":
             declared += ("params", "optimizer.state")
+        elif hook == "take_step":
+            declared += ("params", "optimizer.state", "buffers", "grads", "rng", "progress", "step")
         elif hook == "setup_model" and "model" in declared:
             declared += ("params", "buffers", "optimizer.state")
         if not any(_covered(state, declared) for state in states):
@@ -243,8 +265,94 @@ class _Entries(UserDict[str, Any]):
         self._watch.change(self._state(key))
         del self.data[key]
 
+    def __iter__(self) -> Iterator[str]:
+        if self.data is self._watch.learner.metrics:
+            self._watch.read_metrics()
+        return iter(self.data)
+
     def copy(self) -> dict[str, Any]:  # type: ignore[override]
         return dict(self.items())
+
+
+class _Group(dict[str, Any]):
+    """Hyperparameters that tell the watch which of them are read."""
+
+    def __init__(self, group: dict[str, Any], watch: AccessWatch, optimizer: str, number: int) -> None:
+        super().__init__(group)
+        self._seen = (watch, optimizer, str(group.get("name", number)).replace(".", "_"))
+
+    def __getitem__(self, key: str) -> Any:
+        self._read(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._read(key)
+        return super().get(key, default)
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
+    def _read(self, key: str) -> None:
+        watch, optimizer, label = self._seen
+        if key not in ("params", "name") and not _by_another(sys._getframe(2)):
+            watch.read(f"optimizer.{key}", f"optimizer.{key}.{optimizer}.{label}")
+
+
+UNREAD = ("setup_model", "optimizer_step")
+"""Hooks in which values may be read: the model that was given, or what the update needs. A context may enter a mode
+of torch, which would have to be left before the one that watches; there they are not observed."""
+MODULE = ("_call_impl", "_wrapped_call_impl")
+ENGINE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "engine", "")
+LOOKS = (
+    *("size", "dim", "ndimension", "numel", "nelement", "stride", "element_size", "data_ptr", "storage_offset"),
+    *("type", "get_device", "is_floating_point", "is_complex", "is_contiguous", "untyped_storage", "is_inference"),
+    *("zeros_like", "ones_like", "empty_like", "full_like", "randn_like", "rand_like", "new_zeros", "new_empty"),
+    *("new_full", "new_ones", "new_tensor", "requires_grad_", "register_hook", "zero_", "grad", "backward"),
+    *("register_post_accumulate_grad_hook", "__len__", "__hash__", "__format__", "__repr__", "broadcast_tensors"),
+)
+"""What tells nothing of a tensor's values."""
+VALUES = ("data", "T", "mT", "H", "mH", "real", "imag")
+"""The attributes of a tensor that are its values."""
+
+
+class _ValueReads(TorchFunctionMode):
+    """Tells the watch of the parameters, buffers and gradients that a plugin computes with."""
+
+    def __init__(self, watch: AccessWatch) -> None:
+        super().__init__()
+        self._watch = watch
+        self._states: dict[int, tuple[Tensor, str]] = {}
+        for model in watch.learner.models.values():
+            for buffer in model.buffers():
+                self._states[id(buffer)] = buffer, "buffers"
+            for p in model.parameters():
+                self._states[id(p)] = p, "params"
+                if p.grad is not None:
+                    self._states[id(p.grad)] = p.grad, "grads"
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if name in ("__get__", "__set__", "__delete__"):
+            looks = name != "__get__" or getattr(func.__self__, "__name__", "") not in VALUES
+        else:
+            looks = name in LOOKS
+        if not looks:
+            found = (self._states.get(id(tensor)) for tensor in tensors((*args, *kwargs.values())))
+            states = {state for _, state in filter(None, found)}
+            if states and not _by_another(sys._getframe(1)):
+                for state in states:
+                    self._watch.read(state, *(("model",) if state != "grads" else ()))
+        return func(*args, **kwargs)
+
+
+def _by_another(frame: FrameType | None) -> bool:
+    """Whether it is a module's forward that computes, an optimizer, or the engine: not the plugin itself."""
+    while frame is not None and frame.f_code.co_filename != __file__:
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        if (name in MODULE and is_torch(file)) or file.startswith((OPTIMIZERS, ENGINE)):
+            return True
+        frame = frame.f_back
+    return False
 
 
 Key = tuple[tuple[str, ...], str]
@@ -288,7 +396,7 @@ def _snapshot(learner: Learner) -> dict[Key, Any]:
         if id(p) not in seen:
             seen.add(id(p))
             found[("params",), name] = _print(p)
-            found[("params", "model"), name] = p.requires_grad
+            found[("trainable", "params", "model"), name] = p.requires_grad
             found[("grads",), name] = None if p.grad is None else _print(p.grad)
     found[("progress",), ""] = astuple(learner.progress)
     found[("rng",), "torch"] = Bits(torch.get_rng_state())

@@ -33,6 +33,8 @@ class Case:
 
     def plugins(self) -> list[Any]:
         """A fresh plugin, followed by its companions."""
+        if not callable(self.factory):
+            raise PluginError(f"{self.factory!r} is no factory: give the class or a function that makes the plugin")
         made = self.factory()
         return list(made) if isinstance(made, (tuple, list)) else [made]
 
@@ -87,6 +89,8 @@ class Bench(Learner):
         batches = copy.deepcopy(data)
         train, val = (None if each is None else load(each) for each in batches)
         valid = None if val is None else {self.case.val_phase: val}
+        if self.result is not None and self.result.reason == "error":
+            self.forget()  # checks let fits fail on purpose, and need not be told
         self.fit({self.case.train_phase: train}, valid, epochs=epochs, max_steps=max_steps)
 
     def events(self) -> list[type[Event]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import gc
 import locale
@@ -28,6 +29,9 @@ from loopkit.hooks import Target, hookimpl
 from loopkit.learner import Learner
 from loopkit.plugin import plugin_name
 
+BLOCKS = 1.0
+"""How many seconds a ``fit_end`` may take for a problem as small as the one here."""
+
 
 class Calls:
     """Counts the fits that one plugin has begun and ended."""
@@ -37,6 +41,8 @@ class Calls:
     def __init__(self, plugin: Any) -> None:
         self.plugin = plugin
         self.begun = self.ended = 0
+        self.seconds = 0.0
+        """How long the last ``fit_end`` took."""
 
     @hookimpl
     def instrument_call(self, target: Target, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,8 +52,11 @@ class Calls:
 
         def counted(*values: Any) -> Any:
             self.ended += target.hook == "fit_end"
+            begun = time.monotonic()
             result = call(*values)
             self.begun += target.hook == "fit_begin"
+            if target.hook == "fit_end":
+                self.seconds = time.monotonic() - begun
             return result
 
         return counted
@@ -59,6 +68,15 @@ class Calls:
         if ended != due and hasattr(self.plugin, "fit_end"):
             return [f"its fit_end was called {ended} times, not {due}"]
         return []
+
+    def blocking(self) -> list[str]:
+        """A message if the last ``fit_end`` kept everybody waiting."""
+        if self.seconds <= BLOCKS:
+            return []
+        return [
+            f"its fit_end took {self.seconds:.1f} seconds, which Ctrl-C and a time limit wait for: give threads and "
+            f"connections at most a second to end"
+        ]
 
 
 # Settings of the process
@@ -109,8 +127,16 @@ def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any]
     return partial(getattr, owner, name), partial(setattr, owner, name)
 
 
-def _set_handlers(handlers: list[logging.Handler]) -> None:
-    logging.getLogger().handlers[:] = handlers
+def _handlers() -> dict[str, list[logging.Handler]]:
+    """The handlers of each logger that has some, by its name; that of the root is ``root``. torch makes some late."""
+    known = {"root": logging.getLogger(), **logging.root.manager.loggerDict}
+    found = ((name, logger) for name, logger in known.items() if isinstance(logger, logging.Logger))
+    return {name: list(logger.handlers) for name, logger in found if logger.handlers and not name.startswith("torch.")}
+
+
+def _set_handlers(handlers: dict[str, list[logging.Handler]]) -> None:
+    for name in {**_handlers(), **handlers}:
+        logging.getLogger(None if name == "root" else name).handlers[:] = handlers.get(name, [])
 
 
 def _set_collector(enabled: bool) -> None:
@@ -154,7 +180,8 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "sys.stderr": _attribute(sys, "stderr"),
     "sys.excepthook": _attribute(sys, "excepthook"),
     "threading.excepthook": _attribute(threading, "excepthook"),
-    "the root logger's handlers": (lambda: list(logging.getLogger().handlers), _set_handlers),
+    "the handlers of loggers": (_handlers, _set_handlers),
+    "the number of atexit functions": (atexit._ncallbacks, lambda count: None),
     "the root logger's level": (lambda: logging.getLogger().level, lambda level: logging.getLogger().setLevel(level)),
     "the garbage collector": (gc.isenabled, _set_collector),
     "the working directory": (os.getcwd, os.chdir),
@@ -189,7 +216,7 @@ FUNCTIONS = {
 }
 """What a plugin might put a function of its own in place of."""
 
-SIGNALS = {f"the handler of {number!s}": number for number in signal.valid_signals()}
+SIGNALS = {f"the handler of {getattr(number, 'name', number)}": number for number in signal.valid_signals()}
 
 
 def settings() -> dict[str, Any]:

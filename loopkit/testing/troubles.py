@@ -45,6 +45,11 @@ class Trouble:
         before = {"fit_begin": 0, "fit_end": 0, "setup_data": 2}  # data is set up before the fit begins, and in it
         self._quiet = before.get(hook, 1) if quiet is None else quiet
 
+    @property
+    def armed(self) -> bool:
+        """Whether it has not raised yet."""
+        return bool(self._armed)
+
     def disarm(self) -> None:
         """Raise nothing more."""
         self._armed = ""

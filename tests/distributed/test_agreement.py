@@ -70,7 +70,7 @@ def act(learner, what):
     elif what == "cancel_fit":
         raise CancelFit("no more of all this")
     elif what == "save":
-        learner.request_save()
+        learner.current.request_save()
     else:
         os.kill(os.getpid(), getattr(signal, what))
 
@@ -118,7 +118,7 @@ class Signalled:
 
     @hookimpl
     def signal_begin(self, learner):
-        self.at.append((learner.progress.steps, learner.signal and learner.signal.name))
+        self.at.append((learner.progress.steps, learner.current.signal and learner.current.signal.name))
 
 
 def asked(rank, who, what, hook="step_end", accumulate=1, steps=40, val=False):
@@ -422,9 +422,9 @@ class Counting(DDP):
         super().__init__(**options)
         self.agreed = []
 
-    def agree(self, learner, *numbers):
-        self.agreed.append(learner.running.steps)
-        return super().agree(learner, *numbers)
+    def agree(self, epoch, *numbers):
+        self.agreed.append(epoch.steps)
+        return super().agree(epoch, *numbers)
 
 
 def exchanges(rank, steps):

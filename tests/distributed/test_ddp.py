@@ -540,7 +540,7 @@ class At:
         self.index, self.act = index, act
 
         def call(learner, step):
-            if step.index == index and learner.running.phase.training:
+            if step.index == index and learner.current.epoch.phase.training:
                 act(learner)
 
         setattr(self, hook, hookimpl(call))
@@ -615,7 +615,7 @@ def test_step_that_is_interrupted_in_all_processes_leaves_the_sync_alone(what, h
 def skips_alone(rank):
     def act(learner):
         if rank == 1:
-            learner.running.current.skip_update("mine")
+            learner.current.epoch.current.skip_update("mine")
 
     learner = make_learner(DDP(), At("update_begin", 1, act), model=make_model(norm=False))
     with pytest.raises(WorldError, match="updates") as caught:

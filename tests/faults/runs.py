@@ -85,7 +85,7 @@ class Journal:
     @hookimpl(reads=("*",))
     def epoch_begin(self, learner: Learner, phase: Any) -> None:
         """A pass, and whether it had begun before."""
-        self.write(f"epoch_begin {phase.name} {'again' if learner.running.resumed else 'new'}")
+        self.write(f"epoch_begin {phase.name} {'again' if learner.current.epoch.resumed else 'new'}")
 
     @hookimpl(reads=("*",))
     def step_end(self, learner: Learner, phase: Any, step: Any) -> None:
@@ -101,7 +101,7 @@ class Journal:
     @hookimpl(reads=("*",))
     def signal_begin(self, learner: Learner) -> None:
         """A signal that was answered."""
-        self.write(f"signal_begin {learner.signal.name} {learner.progress.steps}")
+        self.write(f"signal_begin {learner.current.signal.name} {learner.progress.steps}")
 
     @hookimpl(reads=("*",))
     def fit_end(self, learner: Learner, result: Any) -> None:

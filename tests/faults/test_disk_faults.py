@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import errno
+import io
 import os
 import resource
 import shutil
@@ -140,15 +142,17 @@ def count_calls(directory, **options):
 
 
 def refuse_call(reference, directory, n, number, **options):
-    """The n-th call is refused; returns the error or the warnings, or nothing if the run could do without."""
+    """The n-th call is refused; returns the error or what was said, or nothing if the run could do without."""
 
     def child():
         storage.system = failing(n, number)
-        with warnings.catch_warnings(record=True) as warned:
+        lines = io.StringIO()
+        with warnings.catch_warnings(record=True) as warned, contextlib.redirect_stderr(lines):
             warnings.simplefilter("always")
             error, learner = train(directory, **options)
         storage.system = storage.System()
         said = [str(each.message) for each in warned] if error is None else [str(error)]
+        said += [line for line in lines.getvalue().splitlines() if line.startswith("loopkit: cannot ")]
         if error is None:
             assert learner.progress.steps == STEPS
         else:

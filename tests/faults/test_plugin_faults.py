@@ -46,7 +46,7 @@ class Site(NamedTuple):
         return "-".join(word for word in self if word != "call")
 
 
-OF_EPOCH, OF_STEP = ("epoch_begin", "epoch_end", "phase_end"), ("step_begin", "loss_begin", "step_end")
+OF_EPOCH, OF_STEP = ("epoch_begin", "epoch_end", "phase_end"), ("step_begin", "forward_begin", "loss_begin", "step_end")
 VERBS = ("backward_begin", "backward_end", "update_begin", "update_end", "update_skipped")
 SITES = [
     *(Site(hook, phase="") for hook in ("setup_model", "fit_begin", "fit_end")),
@@ -59,7 +59,16 @@ SITES = [
         for phase in ("train", "val")
     ),
 ]
-UNCHANGED = {"fit_begin", "epoch_context", "epoch_begin", "move_batch", "step_begin", "step_context", "loss_begin"}
+UNCHANGED = {
+    "fit_begin",
+    "epoch_context",
+    "epoch_begin",
+    "move_batch",
+    "step_begin",
+    "step_context",
+    "forward_begin",
+    "loss_begin",
+}
 UNCHANGED |= {"backward_begin", "backward_end", "update_begin", "update_skipped", "optimizer_step", "step_cancelled"}
 """Hooks of training in whose first call, and before, no parameter moves."""
 
@@ -230,7 +239,7 @@ def surroundings(learner):
         "modes": [module.training for module in model.modules()],
         "gradients": [p.grad for p in model.parameters()],
         "needs gradient": [p.requires_grad for p in model.parameters()],
-        "learner": (learner.running, learner.current is not None),
+        "learner": (list(learner._core.epochs), learner.current is not None),
     }
 
 
@@ -395,7 +404,7 @@ def test_fault_of_setup_data_passes_through(kind, call, made):
     assert caught.value is error
     assert ends == (["error"] if made else [])  # the lengths of lists are asked for before the fit begins
     assert any("setup_data of plugin 'faulty'" in note for note in error.__notes__)
-    assert learner.running is None
+    assert not learner._core.epochs
     assert learner.current is None
     learner.fit(data, data, epochs=1)
 

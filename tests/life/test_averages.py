@@ -108,7 +108,7 @@ def test_run_that_sigterm_ends_in_a_validation_goes_on(averages, tmp_path):
 
 @pytest.mark.parametrize("averages", AVERAGES)
 def test_run_that_is_saved_in_a_validation_goes_on(averages, tmp_path):
-    ask = at(lambda learner: learner.request_save(), phase="val", epochs=2, index=1)
+    ask = at(lambda learner: learner.current.request_save(), phase="val", epochs=2, index=1)
     learner = make(Checkpoint(tmp_path, save=every(epochs=100), options=SaveOptions(at_end=False)), *averages(), ask)
     learner.fit(train(), val(), epochs=3)
     same(uninterrupted(averages), end(learner))

@@ -124,7 +124,7 @@ def test_state_as_of_the_begin_of_a_validation_holds_nothing_of_it(act, place, t
 
 
 def test_state_as_of_the_begin_of_a_validation_is_saved_once(tmp_path):
-    asking = at(lambda learner: learner.request_save(), "epoch_end", name="asking")
+    asking = at(lambda learner: learner.current.request_save(), "epoch_end", name="asking")
     with pytest.raises(RuntimeError, match="disk"):
         script(tmp_path, asking, at(fail, phase="val", epochs=1, index=1), save=every(epochs=9)).fit(
             train(), val(), epochs=2

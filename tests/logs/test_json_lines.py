@@ -127,7 +127,7 @@ def test_line_of_the_run_has_no_passwords(tmp_path: Path, monkeypatch: pytest.Mo
     }
     monkeypatch.setattr("sys.argv", list(given))
     learner = make_learner(LogTo(tmp_path))
-    learner.config = (
+    learner.options.config = (
         'key = "lr"\n[[loggers]]\nurl = "ftp://me:hidden12@here"\n'
         'auth = {hf_token = "hidden5"}\n[secrets]\na = ["hidden6"]\nb = 7\n'
     )
@@ -165,9 +165,9 @@ def test_long_texts_are_searched_for_passwords_in_linear_time() -> None:
 
 def test_config_without_passwords_is_logged_as_it_is(tmp_path: Path) -> None:
     learner = make_learner(LogTo(tmp_path))
-    learner.config = "# mine\nlr = 0.10\nbound = nan\n"
+    learner.options.config = "# mine\nlr = 0.10\nbound = nan\n"
     learner.fit(batches(1), epochs=1)
-    assert json.loads((tmp_path / "log.jsonl").read_text().splitlines()[0])["config"] == learner.config
+    assert json.loads((tmp_path / "log.jsonl").read_text().splitlines()[0])["config"] == learner.options.config
 
 
 def test_lines_of_other_kinds(tmp_path: Path) -> None:

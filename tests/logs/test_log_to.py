@@ -127,7 +127,7 @@ def test_log_to_keeps_no_more_than_so_many(monkeypatch: pytest.MonkeyPatch) -> N
 def test_log_to_never_writes_in_a_step() -> None:
     memory, busy = Memory(), []
     learner = make_learner(LogTo(memory, every=1), log_index(), log_index("first", "step_begin"))
-    memory._call = lambda what: busy.append(learner.running is not None and not learner.running.at_edge)  # type: ignore[method-assign]
+    memory._call = lambda what: busy.append(learner.current.epoch is not None and not learner.current.epoch.at_edge)  # type: ignore[method-assign]
     learner.fit(batches(3), epochs=1)
     assert len(busy) == 8
     assert not any(busy)

@@ -70,3 +70,11 @@ def test_phase_that_has_not_logged_a_name_is_said_with_what_is_near(tmp_path: Pa
         LogError, match=r"no 'a' of the phase 'trian' \(did you mean 'train'\?\); it has that of 'train'$"
     ):
         read_log(tmp_path).values("a", "trian")
+
+
+def test_log_as_a_frame_has_a_row_a_number(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    (tmp_path / "log.jsonl").write_text(LINE + LINE.replace("0.5", '0.5, "b": 2'))
+    frame = read_log(tmp_path).frame()
+    assert list(frame.columns) == ["name", "value", "phase", "epoch", "step", "update", "time"]
+    assert frame[["name", "value", "step"]].to_numpy().tolist() == [["a", 0.5, 1], ["a", 0.5, 1], ["b", 2.0, 1]]

@@ -75,7 +75,7 @@ def fit_in_two(directory: Path, logging: Logging, failure: tuple[str, int, int],
             if step.index == index:
                 raise RuntimeError("test")
             if saves and step.index == index - 1:
-                learner.request_save()
+                learner.current.request_save()
 
     with pytest.raises(RuntimeError, match="test"):
         fit(directory, logging, on("step_begin", fail, "~fails"))

@@ -218,7 +218,7 @@ class OutputNorm:
 
     @hookimpl
     def epoch_begin(self, learner: Learner, phase: Phase) -> None:
-        if not learner.running.resumed:
+        if not learner.current.epoch.resumed:
             self.sums[phase.name] = [0.0, 0]
 
     @hookimpl(reads=("outputs",))
@@ -337,7 +337,7 @@ class Edges:
         self.keep(learner, f"{phase.name} {learner.progress.steps} end")
 
     def keep(self, learner, edge):
-        if learner.at_edge and (learner.position.start.steps > 0) == self.again:
+        if learner.current.can_save and (learner.current.position.start.steps > 0) == self.again:
             for plugin in learner.plugins.values():
                 if hasattr(plugin, "settle"):
                     plugin.settle(learner)

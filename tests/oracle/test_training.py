@@ -158,7 +158,7 @@ class Tokens(TrainingPhase):
         self.count = count
 
     def loss(self, learner, outputs, targets):
-        learner.running.current.weight = self.count(targets)
+        learner.current.epoch.current.weight = self.count(targets)
         return super().loss(learner, outputs, targets)
 
 

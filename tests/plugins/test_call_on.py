@@ -5,7 +5,7 @@ import functools
 import pytest
 from helpers import batches, make_learner, on
 
-from loopkit import Event, Phase, TrainingPhase
+from loopkit import Event, Phase, TrainingPhase, ValidationPhase
 from loopkit.errors import OrderError, PluginError
 from loopkit.events import EpochEnd, FitEnd, StepEnd, UpdateBegin
 from loopkit.plugins import call_on
@@ -130,7 +130,7 @@ def test_call_on_needs_a_name_for_a_lambda():
         call_on(StepEnd, lambda: None)
 
 
-@pytest.mark.parametrize("event", ["step_end", StepEnd.hook, int, None])
+@pytest.mark.parametrize("event", ["step_context", 5, int, None])
 def test_call_on_refuses_what_is_no_event(event):
     with pytest.raises(PluginError, match=r"is no event; give a class of loopkit.events"):
         call_on(event, print)
@@ -149,3 +149,54 @@ def test_call_on_passes_errors_through_with_its_name():
     with pytest.raises(ZeroDivisionError) as caught:
         make_learner(call_on(StepEnd, broken), on("step_begin", lambda **_: None)).evaluate(batches(1))
     assert caught.value.__notes__ == ["loopkit: in step_end of plugin 'broken', phase 'val', epoch 0, step 0"]
+
+
+WHEN = {
+    "every": ({"every": 3}, [3, 6, 9]),
+    "at": ({"at": 2}, [2]),
+    "several": ({"at": [1, 4, 20]}, [1, 4]),
+    "since": ({"since": 8}, [8, 9, 10]),
+    "until": ({"until": 2}, [1, 2]),
+    "all": ({"every": 2, "since": 3, "until": 8}, [4, 6, 8]),
+}
+
+
+@pytest.mark.parametrize("when", WHEN)
+def test_call_on_counts_calls_in_each_phase_over_epochs_and_states(when):
+    def stack():
+        return [
+            call_on("step_end", note, phase=TrainingPhase, **options),
+            call_on(StepEnd, lambda: vals.append(1), name="b", phase=ValidationPhase, **options),
+        ]
+
+    def note(learner):
+        seen.append(learner.progress.steps)
+
+    (options, expected), seen, vals = WHEN[when], [], []
+    first = make_learner(*stack())
+    first.fit(batches(5), batches(5), epochs=1)
+    again = make_learner(*stack())
+    again.load_state_dict(first.state_dict())
+    again.fit(batches(5), batches(5), epochs=1)
+    assert (seen, len(vals)) == (expected, len(expected))
+
+
+@pytest.mark.parametrize("options", [{"every": 0}, {"at": []}, {"at": [0]}, {"since": True}, {"until": 1.5}])
+def test_call_on_refuses_what_is_no_count(options):
+    with pytest.raises(
+        PluginError, match=f"call_on: {next(iter(options))} is .*: it counts calls of the event, from 1"
+    ):
+        call_on(StepEnd, print, name="p", **options)
+
+
+def test_call_on_refuses_a_hook_that_is_no_event():
+    with pytest.raises(PluginError, match=r"'step_ends' is no event \(did you mean 'step_end'"):
+        call_on("step_ends", print, name="p")
+
+
+def test_call_on_counts_events_of_fits():
+    seen = []
+    learner = make_learner(call_on("fit_end", lambda result: seen.append(result.reason), name="n", every=2))
+    for _ in range(4):
+        learner.fit(batches(1), epochs=1)
+    assert len(seen) == 2

@@ -138,7 +138,7 @@ def test_step_that_is_the_only_one_keeps_one_to_fall_back_to(tmp_path):
 
 
 def test_saves_within_an_update_all_count(tmp_path):
-    ask = on("step_end", lambda learner, step, **given: step.index < 2 and learner.request_save(), "ask")
+    ask = on("step_end", lambda learner, step, **given: step.index < 2 and learner.current.request_save(), "ask")
     make_learner(Checkpoint(tmp_path, keep=3), ask, accumulate=4).fit(batches(3), epochs=1)
     counts = [manifest.about["progress"] for manifest in storage.listing(tmp_path)]
     assert [(each["steps"], each["updates"]) for each in counts] == [(3, 1), (2, 0), (1, 0)]
@@ -397,6 +397,36 @@ def test_load_best_refuses_other_models_and_changes_nothing(tmp_path):
     with pytest.raises(StateError, match="nothing was loaded"):
         loopkit.checkpoint.load_best(other, tmp_path)
     assert torch.equal(other.model.weight, before)
+
+
+class Refusing(WeightAverage):
+    """Keeps the state that it is given, and refuses it."""
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        if self.refuses:
+            self.refuses = False
+            raise StateError("no")
+
+
+def test_load_best_whose_second_average_is_refused_changes_nothing(tmp_path):
+    def make():
+        averages = WeightAverage(0.5, name="a", phases=()), Refusing(0.5, name="b", phases=())
+        averages[1].refuses = False
+        return averages, make_learner(
+            *averages, Checkpoint(tmp_path, best="val/score", resume="auto"), scores(1.0, 2.0)
+        )
+
+    averages, learner = make()
+    learner.fit(batches(2), batches(1), epochs=2)
+    before = copy.deepcopy([learner.model.state_dict(), *(each.state_dict() for each in averages)])
+    averages[1].refuses = True
+    with pytest.raises(StateError, match=r"^no$"):
+        loopkit.checkpoint.load_best(learner, tmp_path)
+    assert list(differences([learner.model.state_dict(), *(each.state_dict() for each in averages)], before)) == []
+    manifest = loopkit.checkpoint.load_best(learner, tmp_path)
+    assert list(differences(averages[0].state_dict(), before[1])) != []
+    assert manifest.metrics == {"val/score": 1.0}
 
 
 def test_load_best_is_refused_in_an_epoch(tmp_path):
@@ -1310,7 +1340,7 @@ def test_resume_with_another_version_warns_and_goes_on(name, distribution, tmp_p
 
 @pytest.mark.parametrize("saved", [None, 3, [], {"history": 3}, {"other": {"distribution": "x", "version": "1"}}])
 def test_manifest_without_versions_that_can_be_compared_says_nothing(saved, tmp_path, monkeypatch):
-    monkeypatch.setattr(Learner, "plugin_versions", lambda self: saved)
+    monkeypatch.setattr("loopkit.checkpoint.bundle.plugin_versions", lambda plugins: saved)
     make_learner(History(), Checkpoint(tmp_path)).fit(batches(2), epochs=1)
     monkeypatch.undo()
     make_learner(History(), Checkpoint(tmp_path, resume="auto")).fit(batches(2), epochs=2)
@@ -1318,7 +1348,7 @@ def test_manifest_without_versions_that_can_be_compared_says_nothing(saved, tmp_
 
 def test_manifest_with_versions_of_other_types_shows_them(tmp_path, monkeypatch):
     saved = {"history": {"distribution": "\x1b[2J" * 99, "version": 3}, "checkpoint": {}}
-    monkeypatch.setattr(Learner, "plugin_versions", lambda self: saved)
+    monkeypatch.setattr("loopkit.checkpoint.bundle.plugin_versions", lambda plugins: saved)
     make_learner(History(), Checkpoint(tmp_path)).fit(batches(2), epochs=1)
     monkeypatch.undo()
     with pytest.warns(UserWarning, match=r"'checkpoint': None None then, .*; 'history': \\x1b\[2J.* then") as caught:

@@ -20,7 +20,8 @@ from loopkit.criteria import (
     warmup,
 )
 from loopkit.errors import PluginError
-from loopkit.plugins import Metrics
+from loopkit.metrics import F1, Accuracy
+from loopkit.plugins import Checkpoint, Metrics, Plateau
 from loopkit.plugins.early_stopping import EarlyStopping
 from loopkit.testing import check_plugin, tiny_problem
 
@@ -127,7 +128,31 @@ def test_fit_ends_in_the_epoch_in_which_the_criterion_fires(options, values, epo
 
 def test_result_says_which_criterion_fired_with_what_values():
     _, result = run(EarlyStopping("val/score", patience=2), Script(0.5, 0.25, 0.75, 1.0))
-    assert result.message == "val/score: 0.25 was not improved in 2 values, the last is 1"
+    assert result.message == 'val/score: 0.25 was not improved in 2 values (mode "min"), the last is 1'
+
+
+@pytest.mark.parametrize(
+    "plugin",
+    [
+        lambda path: EarlyStopping("val/acc"),
+        lambda path: Checkpoint(path, best="val/acc"),
+        lambda path: Plateau("val/acc"),
+        lambda path: EarlyStopping("val/f1/0"),
+    ],
+    ids=["stopping", "checkpoint", "plateau", "one of several"],
+)
+def test_lowest_of_a_metric_that_is_better_where_it_is_higher_is_warned_about_once(plugin, tmp_path):
+    made = plugin(tmp_path / "run")
+    makers = Metrics(F1(average=None), acc=Accuracy())
+    with pytest.warns(UserWarning, match="mode") as caught:
+        run(made, makers, epochs=2)
+    text = f'{type(made).__name__}: {made.monitor} is better where it is higher, and mode is "min": say mode="max"'
+    assert [str(each.message) for each in caught] == [text]
+
+
+def test_nothing_is_warned_about_where_the_mode_is_right_or_the_metric_does_not_say():
+    function = Metrics(Accuracy(), own=lambda outputs, targets: outputs.mean())
+    run(EarlyStopping("val/accuracy", mode="max"), EarlyStopping("val/own", name="second"), function, epochs=1)
 
 
 def test_result_is_by_the_plugin_of_its_name():
@@ -168,11 +193,9 @@ def test_validation_in_mid_epoch_stops_before_the_next_step():
 def test_loop_of_ones_own_is_told_to_stop():
     problem = tiny_problem()
     learner = problem.learner(plugins=[EarlyStopping("val/score", patience=2), Script(3, 2, 2)], standard=False)
-    for _ in range(20):
+    for _ in learner.rounds(epochs=20):
         learner.run("train", problem.train)
         learner.evaluate(problem.val)
-        if learner.stop_requested:
-            break
     assert learner.progress.epochs == 4
 
 
@@ -475,7 +498,7 @@ def test_state_holds_plain_values_and_tensors():
         "criterion": {"best": 0.5, "count": 2},
         "best": 0.5,
         "best_epoch": 1,
-        "reason": "val/score: 0.5 was not improved in 2 values, the last is 2",
+        "reason": 'val/score: 0.5 was not improved in 2 values (mode "min"), the last is 2',
         "ended": True,
     }
 

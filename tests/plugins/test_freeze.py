@@ -246,6 +246,42 @@ def test_thaw_ends_what_is_frozen():
     assert (freeze.is_frozen("encoder.layer1"), freeze.is_frozen("encoder.layer2")) == (False, True)
 
 
+def test_freeze_with_an_epoch_for_all_thaws_at_its_begin():
+    one, other = learner_of(Freeze("encoder", thaw_at=1)), learner_of(Freeze({"encoder": 1}))
+    for learner in (one, other):
+        torch.manual_seed(1)
+        learner.fit(make_batches(), epochs=2)
+    assert all(map(torch.equal, one.model.parameters(), other.model.parameters()))
+    assert not one.plugins["freeze"].is_frozen("encoder.layer1")
+
+
+def test_what_was_thawed_is_frozen_again_and_stays_so_over_a_state():
+    def learner():
+        return learner_of(Freeze("encoder", {"encoder.layer1": 1}))
+
+    first = learner()
+    freeze = first.plugins["freeze"]
+    first.fit(make_batches(), epochs=2)
+    freeze.freeze("encoder.layer1.bias")
+    assert [freeze.is_frozen(f"encoder.layer1.{name}") for name in ("bias", "weight")] == [True, False]
+    before = first.model.encoder.layer1.bias.clone()
+    again = learner()
+    again.load_state_dict(first.state_dict())
+    for each in (first, again):
+        each.fit(make_batches(), epochs=1)
+        assert torch.equal(each.model.encoder.layer1.bias, before)
+    assert torch.equal(first.model.encoder.layer1.weight, again.model.encoder.layer1.weight)
+    freeze.thaw("encoder")
+    assert not freeze.is_frozen("encoder.layer1.bias")
+
+
+def test_freeze_of_what_its_patterns_do_not_cover_is_refused():
+    freeze = Freeze("encoder")
+    learner_of(freeze)
+    with pytest.raises(PluginError, match="'head' covers nothing of encoder"):
+        freeze.freeze("head")
+
+
 def test_freeze_leaves_the_modes_as_they_were_after_a_fit():
     learner = learner_of(Freeze("encoder"))
     learner.model.train()

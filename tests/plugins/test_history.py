@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from helpers import batches, make_learner, on
+from helpers import batches, differences, make_learner, on
 from test_metrics import Reads
 
 from loopkit import CancelFit, every
@@ -209,6 +209,64 @@ def test_history_state_is_a_copy():
     assert state["rows"][0]["phase"] == "train"
 
 
+def long_history(rows):
+    history = History(steps=True)
+    for i in range(rows):
+        history.rows.append(
+            {"phase": "train", "epoch": i, "seconds": i / 3, "train/loss": float("nan") if i % 7 else 0.1}
+        )
+        history.rows.append({"phase": "val", "epoch": i, "val/accuracy": i / 7, "seconds": 0.5})
+    history.step_rows += [{"phase": "train", "step": i} for i in range(rows)]
+    return history
+
+
+def test_history_of_many_rows_is_packed_once_and_comes_back_as_it_was():
+    history, resumed = long_history(1200), History(steps=True)
+    state = history.state_dict()
+    assert [len(state[name]) for name in ("rows", "step_rows")] == [400, 200]
+    history.rows.append({"phase": "train", "epoch": 1200})
+    again = history.state_dict()
+    assert len(again["rows"]) == 401
+    for name, count in (("rows", 2), ("step_rows", 1)):
+        assert len(again["packed"][name]) == count
+        for one, other in zip(state["packed"][name], again["packed"][name], strict=True):
+            assert one["text"] is other["text"]  # it is not made again
+    resumed.load_state_dict(again)
+    assert list(differences(resumed.rows, history.rows, leave_out=())) == []
+    assert [list(row) for row in resumed.rows] == [list(row) for row in history.rows]
+    assert resumed.step_rows == history.step_rows
+    later = resumed.state_dict()
+    assert list(differences(later, again, leave_out=())) == []
+    assert later["packed"]["rows"][1]["text"] is again["packed"]["rows"][1]["text"]
+
+
+def test_history_whose_rows_are_taken_out_is_packed_anew():
+    history, resumed = long_history(1200), History()
+    history.state_dict()
+    del history.rows[100:200]
+    resumed.load_state_dict(history.state_dict())
+    assert list(differences(resumed.rows, history.rows, leave_out=())) == []
+    history.rows.clear()
+    resumed.load_state_dict(history.state_dict())
+    assert resumed.rows == []
+    assert len(resumed.step_rows) == 1200
+
+
+def test_history_of_many_steps_is_shared_out_by_rows():
+    states = [long_history(1200).state_dict() for _ in range(3)]
+    resumed = History(steps=True)
+    resumed.load_state_dict(resumed.reshard(states, 0, 2))
+    assert len(resumed.step_rows) == 2400
+    assert len(resumed.rows) == 2400
+
+
+def test_history_of_many_rows_that_were_saved_without_packs():
+    history, resumed = long_history(1200), History(steps=True)
+    resumed.load_state_dict({"rows": history.rows, "step_rows": history.step_rows, "first": 3})
+    assert list(differences(resumed.rows, history.rows, leave_out=())) == []
+    assert resumed.step_rows == history.step_rows
+
+
 @pytest.mark.parametrize("order", [{"before": ("history",)}, {"after": ("history",)}])
 def test_history_loaded_at_the_begin_of_a_fit_hands_over_the_rows_of_that_fit(order):
     def save(learner):
@@ -350,3 +408,20 @@ def test_history_of_fewer_processes_has_the_steps_of_all():
     assert history.reshard_store([{}, {}], 0, 1) == {}
     assert not hasattr(History(), "reshard")  # nothing is collected from all
     assert not hasattr(History(), "reshard_store")
+
+
+def test_history_as_a_frame_has_a_row_an_epoch_and_phase():
+    pandas = pytest.importorskip("pandas")
+    history = History()
+    make_learner(Metrics(), history).fit(batches(3), batches(2), epochs=2)
+    frame = history.frame()
+    assert isinstance(frame, pandas.DataFrame)
+    assert list(frame.columns) == ["phase", "epoch", "steps", "updates", "samples", "seconds", "loss"]
+    assert frame[frame.phase == "val"].loss.tolist() == history.values("val/loss")
+    assert not frame.isna().any().any()
+
+
+def test_history_without_pandas_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match="pip install pandas"):
+        History().frame()

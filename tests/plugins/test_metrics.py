@@ -16,7 +16,7 @@ from loopkit import CancelEpoch, Learner, Phase, TrainingPhase, ValidationPhase,
 from loopkit.errors import PluginError
 from loopkit.events import LossBegin
 from loopkit.metrics import F1, Accuracy, BinaryAccuracy, Mean, Metric
-from loopkit.plugins import Metrics
+from loopkit.plugins import EarlyStopping, Metrics
 
 torchmetrics = Late("torchmetrics")
 sklearn = Late("sklearn.metrics")
@@ -637,30 +637,90 @@ def test_metrics_refuse_what_is_no_metric():
         Metrics("accuracy")
 
 
-@pytest.mark.parametrize("value", [torch.zeros(3), None, "high"])
-def test_metrics_refuse_a_value_that_is_not_one_number(value):
-    class Odd(Metric):
-        name = "odd"
-        is_empty = False
+class Given(Metric):
+    """Has a value whatever it sees."""
 
-        def reset(self):
-            pass
+    name = "given"
+    is_empty = False
 
-        def update(self, outputs, targets):
-            pass
+    def __init__(self, value, labels=None):
+        self.value, self.labels = value, labels
+        super().__init__()
 
-        def compute(self):
-            return value
+    def reset(self):
+        pass
 
-    with pytest.raises(PluginError, match=r"metric 'odd' is .*: a metric is one number") as caught:
-        evaluate(Metrics(Odd()), classified())
-    assert any("plugin 'metrics'" in note for note in caught.value.__notes__)
+    def update(self, outputs, targets):
+        pass
+
+    def compute(self):
+        return self.value
 
 
-def test_metrics_refuse_a_torchmetrics_object_with_a_value_per_class():
+@pytest.mark.parametrize(
+    "value", [torch.zeros(2, 2, 2), torch.zeros(0), torch.ones(2, dtype=torch.cfloat), None, "high"]
+)
+def test_metrics_refuse_after_a_step_what_cannot_be_logged(value):
+    with pytest.raises(PluginError, match=r"metric 'given' is .*: a metric is a number, a vector or mapping") as caught:
+        evaluate(Metrics(Given(value)), classified())
+    assert any("plugin 'metrics', phase 'val', epoch 0, step 0" in note for note in caught.value.__notes__)
+
+
+def test_metrics_refuse_labels_of_another_number():
+    with pytest.raises(PluginError, match="metric 'given' has 3 values, and 2 labels: give one for each"):
+        evaluate(Metrics(Given(torch.zeros(3), ["a", "b"])), classified())
+
+
+# Several numbers, matrices
+
+
+def test_metrics_of_several_numbers_have_a_name_each():
+    data = classified()
+    outputs, targets = whole(data)
+    expected = sklearn.f1_score(targets, outputs.argmax(1), average=None)
+    for labels, names in ((None, "0123"), (["a", "b", "c", "d"], "abcd")):
+        learner = classifier(Metrics(F1(average=None, labels=labels)))
+        assert learner.evaluate(data) == {
+            f"val/f1/{name}": pytest.approx(value, rel=1e-14)  # another order of operations
+            for name, value in zip(names, expected, strict=True)
+        }
+
+
+def test_metrics_of_torchmetrics_per_class_have_a_name_each():
     per_class = torchmetrics.Accuracy(task="multiclass", num_classes=4, average="none")
-    with pytest.raises(PluginError, match=r"metric 'each' is Tensor\[4\] float32 cpu: a metric is one number"):
-        evaluate(Metrics(each=per_class), classified())
+    values = evaluate(Metrics(each=per_class), classified())
+    assert list(values) == [f"val/each/{i}" for i in range(4)]
+
+
+def test_metrics_of_several_numbers_can_be_monitored():
+    stack = [Metrics(F1(average=None)), EarlyStopping("val/f1/3", mode="max")]
+    data = classified()
+    learner = Learner(nn.Linear(4, 4), nn.functional.cross_entropy, torch.optim.SGD, plugins=stack, standard=False)
+    learner.fit(data, data, epochs=1)
+    learner.replace("early_stopping", EarlyStopping("val/f2/3"))
+    with pytest.raises(PluginError, match="which no plugin makes"):
+        learner.fit(data, data, epochs=1)
+
+
+def test_metrics_log_a_matrix_as_a_table_and_keep_it_out_of_the_values():
+    logged, metrics = {}, Metrics(Given(torch.eye(2), ["cat", "dog"]))
+    log = on("log_value", lambda record: logged.update({record.name: record.value}), "log")
+    assert classifier(metrics, log).evaluate(classified()) == {}
+    table = logged["val/given"]
+    assert table is metrics.tables["val/given"]
+    assert (table.columns, table.rows) == (("", "cat", "dog"), (("cat", 1.0, 0.0), ("dog", 0.0, 1.0)))
+
+
+def test_metrics_of_one_phase_stand_beside_those_of_all():
+    data = uneven()
+    learner = regression(Metrics(), Metrics(mae, phase="val"), Metrics(error=mae, phase="train"))
+    learner.fit(data, data, epochs=1)
+    assert sorted(learner.metrics) == ["train/error", "train/loss", "val/loss", "val/mae"]
+
+
+def test_metrics_of_a_phase_that_there_is_not_are_refused():
+    with pytest.raises(PluginError, match="no phase is called 'vla'; they are train, val, predict"):
+        regression(Metrics(mae, phase="vla")).evaluate(uneven())
 
 
 def test_metrics_name_plugin_and_metric_in_the_error_of_a_metric():

@@ -57,7 +57,7 @@ class Spiked(TrainingPhase):
         self.spikes = spikes
 
     def loss(self, learner, outputs, targets):
-        return super().loss(learner, outputs, targets) * self.spikes.get(learner.running.current.index, 1.0)
+        return super().loss(learner, outputs, targets) * self.spikes.get(learner.current.epoch.current.index, 1.0)
 
 
 def by_hand(model, optimizer, data, dtype, *, epochs=2, k=1, spikes=None, clip=None, scaler=None):
@@ -558,7 +558,9 @@ def test_fused_optimizer_is_not_waited_for():
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("hook", ["step_begin", "loss_begin", "backward_begin", "backward_end", "update_begin"])
+@pytest.mark.parametrize(
+    "hook", ["step_begin", "forward_begin", "loss_begin", "backward_begin", "backward_end", "update_begin"]
+)
 def test_cancelled_step_equals_the_loop_that_leaves_it_out(hook, dtype):
     """Without dropout and batch norm, for which the forward of a cancelled step counts."""
     torch.manual_seed(1)
@@ -769,13 +771,23 @@ def test_validation_and_prediction_run_in_the_dtype(dtype):
 
 def test_hooks_of_an_update_run_without_autocast():
     states = {}
-    hooks = ("step_begin", "loss_begin", "backward_begin", "backward_end", "update_begin", "update_end", "step_end")
+    hooks = (
+        "step_begin",
+        "forward_begin",
+        "loss_begin",
+        "backward_begin",
+        "backward_end",
+        "update_begin",
+        "update_end",
+        "step_end",
+    )
     watchers = [
         on(hook, lambda hook=hook, **_: states.update({hook: torch.is_autocast_enabled("cpu")}), f"watch_{hook}")
         for hook in hooks
     ]
     make_learner(MixedPrecision("bfloat16"), *watchers).fit(make_batches([4]), epochs=1)
-    assert states == {hook: hook in ("loss_begin", "backward_begin", "backward_end") for hook in hooks}
+    inside = ("forward_begin", "loss_begin", "backward_begin", "backward_end")
+    assert states == {hook: hook in inside for hook in hooks}
 
 
 def test_autocast_is_off_after_a_fit_and_after_an_error():

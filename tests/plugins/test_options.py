@@ -16,7 +16,8 @@ from loopkit.criteria import Patience
 from loopkit.hooks import implemented
 from loopkit.logs import Csv, JsonLines
 from loopkit.metrics import Accuracy
-from loopkit.plugin import options_of, unwrapped
+from loopkit.options import options_of
+from loopkit.plugin import unwrapped
 from loopkit.plugins import SaveOptions, throttle
 
 
@@ -51,7 +52,7 @@ GIVEN = {
             "options": SaveOptions(background=True),
             "name": "saver",
         },
-        {"directory": Path("/tmp/runs/a")},
+        {"directory": Path("/tmp/runs/a"), "overwrite": True},
     ],
     "ClipGradNorm": [{"max_norm": 0.5, "norm_type": 1.0, "name": "clip"}],
     "ClipGradValue": [{"max_value": 0.5, "name": "clip"}],
@@ -95,14 +96,14 @@ GIVEN = {
             "name": "shards",
         }
     ],
-    "Freeze": [{"patterns": ("0", {"1": 3}), "norms": False, "name": "frozen"}],
+    "Freeze": [{"patterns": ("0", {"1": 3}), "thaw_at": 2, "norms": False, "name": "frozen"}],
     "GradNoise": [{"std": 0.2, "decay": 0.5, "seed": 3}],
     "GradNorm": [{"norm_type": 1.0, "clipped": True, "name": "norms"}],
     "History": [{"steps": True}],
     "LogHyperparameters": [{"values": {"a": 1, "width": 3}}],
     "LogMetrics": [{"every": 5, "name": "values"}],
     "LogTo": [{"backends": (JsonLines("a"), Csv("b")), "every": 7, "seconds": 3.0, "name": "logs"}],
-    "Metrics": [{"metrics": (ACCURACY,), "hits": HITS}],
+    "Metrics": [{"metrics": (ACCURACY,), "hits": HITS}, {"metrics": (ACCURACY,), "phase": "val"}],
     "MixedPrecision": [
         {
             "dtype": torch.float16,
@@ -117,7 +118,7 @@ GIVEN = {
     ],
     "Plateau": [{"monitor": "val/accuracy", "optimizer": "a", "name": "flat", "factor": 0.5, "patience": 2}],
     "Progress": [{"bar": False, "file": sys.stderr}],
-    "SanityCheck": [{}],
+    "SanityCheck": [{"checks": (print,)}],
     "Schedule": [
         {
             "schedule": LINEAR,

@@ -1,11 +1,15 @@
 """Progress: bars on a terminal, lines elsewhere, and silence where nothing can be written."""
 
+import fcntl
 import io
 import os
 import re
+import struct
 import subprocess
 import sys
+import termios
 import time
+from contextlib import suppress
 
 import pytest
 import torch
@@ -93,8 +97,8 @@ def test_lines_with_validations_inside_the_epoch(clock):
     learner = make_learner(Progress(file=file), Metrics(loss=ones), clock.plugin)
     learner.fit(batches(2), batches(1), epochs=2, validate=every(updates=1))
     assert file.getvalue() == (
-        "epoch 1/2  val/loss 1.0000  train/loss 1.0000  time 4.0 s  left 4.0 s\n"
-        "epoch 2/2  val/loss 1.0000  train/loss 1.0000  time 4.0 s  left 0.0 s\n"
+        "epoch 1/2  train/loss 1.0000  val/loss 1.0000  time 4.0 s  left 4.0 s\n"
+        "epoch 2/2  train/loss 1.0000  val/loss 1.0000  time 4.0 s  left 0.0 s\n"
     )
 
 
@@ -115,7 +119,7 @@ def test_lines_of_a_fit_that_fails_are_those_of_its_complete_epochs(clock):
     learner = make_learner(Progress(file=file), Metrics(loss=ones), clock.plugin, failing(epoch=1))
     with pytest.raises(RuntimeError, match="deliberate"):
         learner.fit(batches(2), batches(1), epochs=3, validate=every(updates=1))
-    assert file.getvalue() == "epoch 1/3  val/loss 1.0000  train/loss 1.0000  time 4.0 s  left 8.0 s\n"
+    assert file.getvalue() == "epoch 1/3  train/loss 1.0000  val/loss 1.0000  time 4.0 s  left 8.0 s\n"
 
 
 def test_lines_are_not_written_for_passes_outside_a_fit():
@@ -262,6 +266,41 @@ def test_rows_on_a_terminal_have_one_header(clock):
         "1/2      1.0000    1.0000     2.0 s     2.0 s",
         "2/2      1.0000    1.0000     2.0 s     0.0 s",
     ]
+
+
+def on_terminal(columns, *plugins):
+    """What a fit shows on a terminal of so many columns, line by line."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 20, columns, 0, 0))
+    with open(theirs, "w") as stream:
+        learner = make_learner(Progress(file=stream), Metrics(ones=ones, loss=ones), *plugins)
+        learner.fit(batches(1), batches(1), epochs=2)
+    text = b""
+    with open(ours, "rb", buffering=0) as shown, suppress(OSError):  # at the end, as the other side is closed
+        while part := shown.read(4096):
+            text += part
+    return [part.rstrip() for part in re.split(r"[\r\n]|\x1b\[A", text.decode()) if part.strip()]
+
+
+def test_rows_on_a_narrow_terminal_fit_and_say_what_is_left_out(clock):
+    shown = on_terminal(40, clock.plugin)
+    assert max(map(len, shown)) <= 40
+    assert [text for text in shown if "%" not in text and "0/1" not in text] == [
+        "too narrow for train/ones, time, left",
+        "   epoch  train/loss  val/loss  val/ones",
+        "     1/2      1.0000    1.0000    1.0000",
+        "     2/2      1.0000    1.0000    1.0000",
+    ]
+
+
+def test_rows_on_a_wide_terminal_show_all(clock):
+    rows = [text for text in on_terminal(120, clock.plugin) if "%" not in text]
+    assert rows[0].split() == ["epoch", "train/loss", "train/ones", "val/loss", "val/ones", "time", "left"]
+    assert len(rows) == 3
+
+
+def test_rows_on_a_terminal_without_a_size_show_all(clock):
+    assert not any("too narrow" in text for text in on_terminal(0, clock.plugin))
 
 
 def test_rows_on_a_terminal_have_a_new_header_for_other_columns(clock):

@@ -9,7 +9,7 @@ from helpers import batches, make_learner
 from torch import nn
 
 from loopkit import Learner, TrainingPhase
-from loopkit.errors import PhaseError, PhaseInputError
+from loopkit.errors import PhaseError, PhaseInputError, PluginError
 from loopkit.plugins import SanityCheck
 
 
@@ -255,3 +255,28 @@ def test_softmax_before_the_cross_entropy_is_warned_of_once(dtype):
 )
 def test_outputs_that_are_no_probabilities_are_right(loss_fn, layers):
     classifier(loss_fn, *layers).fit(labelled(0, 1, 2), epochs=1)
+
+
+# Checks of one's own
+
+
+def test_checks_of_ones_own_are_called_once_a_phase_before_its_first_step():
+    seen = []
+    learner = make_learner(SanityCheck(checks=[lambda learner: seen.append(learner.progress.steps)]))
+    learner.fit(batches(2), batches(1), epochs=2)
+    assert seen == [0]
+
+
+def test_what_a_check_says_or_raises_is_refused():
+    def too_small(learner):
+        return "the model has 4 parameters"
+
+    def broken(learner):
+        raise ZeroDivisionError
+
+    with pytest.raises(PhaseError, match="too_small: the model has 4 parameters"):
+        make_learner(SanityCheck(checks=[too_small])).fit(batches(2), epochs=1)
+    with pytest.raises(ZeroDivisionError):
+        make_learner(SanityCheck(checks=[broken])).fit(batches(2), epochs=1)
+    with pytest.raises(PluginError, match="SanityCheck: 5 is no function"):
+        SanityCheck(checks=[5])

@@ -330,7 +330,7 @@ class InfiniteGradient(TrainingPhase):
 
     def forward(self, learner, inputs):
         outputs = learner.model(inputs)
-        return RootOfZero.apply(outputs) if learner.running.steps - 1 in self.steps else outputs
+        return RootOfZero.apply(outputs) if learner.current.epoch.steps - 1 in self.steps else outputs
 
 
 @pytest.mark.parametrize("optimizer", [adam, momentum])
@@ -592,9 +592,9 @@ def test_skip_in_a_pass_inside_a_step_leaves_the_outer_copies_alone():
 
     def inside(learner, phase, step):
         if phase.name == "train" and step.index == 2:
-            seen.append(copy.deepcopy(learner.running.saved_stores()["stop_on_non_finite"]["buffers"]))
+            seen.append(copy.deepcopy(learner.current.epoch.saved_stores()["stop_on_non_finite"]["buffers"]))
             learner.run(TrainingPhase("inner"), poisoned(2, 0))
-            seen.append(copy.deepcopy(learner.running.saved_stores()["stop_on_non_finite"]["buffers"]))
+            seen.append(copy.deepcopy(learner.current.epoch.saved_stores()["stop_on_non_finite"]["buffers"]))
 
     seen = []
     guard = StopOnNonFinite("skip")

@@ -12,7 +12,16 @@ from loopkit.errors import OrderError, PluginError
 from loopkit.events import StepEnd, UpdateBegin
 from loopkit.plugins import History, Metrics, call_on, throttle
 
-STEP_EVENTS = {"step_begin", "loss_begin", "backward_begin", "backward_end", "update_begin", "update_end", "step_end"}
+STEP_EVENTS = {
+    "step_begin",
+    "forward_begin",
+    "loss_begin",
+    "backward_begin",
+    "backward_end",
+    "update_begin",
+    "update_end",
+    "step_end",
+}
 
 
 def log_of(every=None, seconds=None, fit=None, **options):
@@ -82,7 +91,7 @@ def test_throttle_calls_a_cancelled_step_to_its_end():
 
     log = EventLog()
     make_learner(throttle(log, every=2), on("loss_begin", cancel)).fit(batches(4), epochs=1)
-    assert steps(log)[2] == ["step_begin", "loss_begin", "step_cancelled"]
+    assert steps(log)[2] == ["step_begin", "forward_begin", "loss_begin", "step_cancelled"]
     assert 1 not in steps(log)
 
 
@@ -273,7 +282,7 @@ def test_throttle_of_a_plugin_without_state_keeps_its_counts():
 
 @pytest.mark.parametrize("given", [{}, {"every": 2, "seconds": 1.0}])
 def test_throttle_takes_one_of_steps_and_seconds(given):
-    with pytest.raises(PluginError, match=r"give either every=\.\.\. \(steps\) or seconds=\.\.\."):
+    with pytest.raises(PluginError, match=r"give one of every=\.\.\. \(steps\), seconds=\.\.\. and when="):
         throttle(History(), **given)
 
 
@@ -303,3 +312,21 @@ def test_throttle_leaves_training_bitwise_alone():
 
 def test_event_log_of_these_tests_hears_every_event():
     assert set(EVENTS) >= STEP_EVENTS
+
+
+def test_throttle_asks_a_function_once_a_step():
+    log, asked = EventLog(), []
+
+    def when(step, phase):
+        asked.append((phase.name, step.index))
+        return step.index % 3 == 1
+
+    make_learner(throttle(log, when=when)).fit(batches(5), batches(2), epochs=1)
+    assert asked == [*(("train", i) for i in range(5)), *(("val", i) for i in range(2))]
+    assert (list(steps(log)), list(steps(log, "val"))) == ([1, 4], [1])
+    assert set(steps(log)[1]) == STEP_EVENTS
+
+
+def test_throttle_refuses_what_is_no_function():
+    with pytest.raises(PluginError, match="it is a function"):
+        throttle(EventLog(), when=True)

@@ -651,12 +651,26 @@ def test_parameters_can_be_read_in_a_validation_pass():
     expected = copy.deepcopy(learner.model.state_dict())
 
     def read(learner, **given):
-        with learner.weights.own():
+        with learner.models.weights.own():
             states.append(copy.deepcopy(learner.model.state_dict()))
 
     learner.add(on("step_end", read))
     learner.evaluate(make_batches((4,)))
     assert_same(states[0], expected)
+
+
+def test_average_that_is_left_while_the_own_weights_are_asked_for():
+    plugin = WeightAverage(0.9)
+    learner = learner_of(plugin)
+    fit(learner)
+    expected = copy.deepcopy(learner.model.state_dict())
+    average = plugin.averaged(learner)
+    average.__enter__()
+    with learner.models.weights.own():
+        average.__exit__(None, None, None)
+        assert_same(learner.model.state_dict(), expected)
+    assert_same(learner.model.state_dict(), expected)
+    assert not learner.models.weights.by
 
 
 def test_loaded_state_goes_on_bitwise():

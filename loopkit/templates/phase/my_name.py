@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loopkit import Event, Learner, TrainingPhase
+from loopkit.events import ForwardBegin, LossBegin
 
 __all__ = ["MyNameBegin", "MyNamePhase"]
 
@@ -32,7 +33,9 @@ class MyNamePhase(TrainingPhase):
     def step(self, learner: Learner, step: Any) -> None:
         """Forward, the two losses, backward, update."""
         step.inputs, step.targets = step.batch
+        step.emit(ForwardBegin)
         step.outputs = learner.model(step.inputs)  # type: ignore[operator]
+        step.emit(LossBegin)
         step.task_loss = learner.loss_fn(step.outputs, step.targets)
         step.penalty = self.weight * step.outputs.square().mean()
         step.emit(MyNameBegin)  # calls my_name_begin of every plugin

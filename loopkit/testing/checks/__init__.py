@@ -4,6 +4,7 @@ They may import everything but the commands.
 """
 
 from loopkit.testing.case import Check
+from loopkit.testing.checks.data import loader_kept, metrics_reset
 from loopkit.testing.checks.memory import bounded_memory, learner_freed, no_graph_kept
 from loopkit.testing.checks.order import any_list_order, declared_access, no_undeclared_effect, options_kept
 from loopkit.testing.checks.phases import unknown_phases
@@ -14,20 +15,22 @@ from loopkit.testing.checks.teardown import cancelled_step, error_elsewhere, fit
 CHECKS: dict[str, Check] = {
     check.__name__: check
     for check in (
-        any_list_order,
         declared_access,
-        fit_twice,
-        cancelled_step,
-        error_elsewhere,
-        state_round_trip,
-        exact_resume,
         options_kept,
-        no_graph_kept,
-        bounded_memory,
+        loader_kept,
+        metrics_reset,
         learner_freed,
+        no_graph_kept,
+        no_undeclared_effect,
+        any_list_order,
+        state_round_trip,
+        fit_twice,
         no_device_sync,
         unknown_phases,
-        no_undeclared_effect,
+        cancelled_step,
+        error_elsewhere,
+        exact_resume,
+        bounded_memory,
     )
 }
-"""Every check by name."""
+"""Every check by name, the cheap ones first."""

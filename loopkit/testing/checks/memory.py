@@ -21,23 +21,20 @@ from loopkit.testing.case import Case, seed_all
 
 
 def no_graph_kept(case: Case) -> list[str]:
-    """A step's graph is freed before the next step's forward pass, without the garbage collector.
+    """A step's graphs are freed before the next step's forward pass, without the garbage collector.
 
-    It is observed on what the models return; a phase that does not call them as a whole is not observed.
+    It is observed on what the models return; a phase that does not call them as a whole is not observed. A step may
+    call them as often as it likes.
     """
     plugins = case.plugins()
     without = _graphs_alive(case, plugins[1:])
-    kept = [
-        step
-        for step, (with_it, base) in enumerate(zip(_graphs_alive(case, plugins), without, strict=False))
-        if with_it > base
-    ]
-    if not kept:
-        return []
-    return [
-        f"it keeps the graph of step {kept[0] - 1} alive while step {kept[0]} runs: it holds step.loss, step.outputs "
-        f"or the step itself. Keep step.loss.detach() or step.outputs.detach()"
-    ]
+    for step, count in _graphs_alive(case, plugins).items():
+        if count > without.get(step, 0):
+            return [
+                f"it keeps the graph of step {step - 1} alive while step {step} runs: it holds step.loss, "
+                f"step.outputs or the step itself. Keep step.loss.detach() or step.outputs.detach()"
+            ]
+    return []
 
 
 class _Token:
@@ -57,20 +54,36 @@ class _Mark(torch.autograd.Function):
         return gradients[0], None
 
 
-def _graphs_alive(case: Case, plugins: Sequence[Any]) -> list[int]:
-    """For each forward pass of a fit, how many graphs of earlier ones are alive when it starts to return."""
-    tokens: list[weakref.ref[_Token]] = []
-    counts: list[int] = []
+class _Steps:
+    """Counts steps."""
+
+    name = "!steps"
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @hookimpl
+    def move_batch(self, batch: Any) -> Any:
+        self.count += 1
+        return batch
+
+
+def _graphs_alive(case: Case, plugins: Sequence[Any]) -> dict[int, int]:
+    """For each step of a fit that makes graphs, how many of earlier ones are alive when the first is made."""
+    tokens: list[tuple[int, weakref.ref[_Token]]] = []
+    counts: dict[int, int] = {}
+    steps = _Steps()
 
     def mark(module: nn.Module, inputs: Any, outputs: Any) -> Any:
         if not isinstance(outputs, Tensor) or not outputs.requires_grad:
             return outputs
-        counts.append(sum(token() is not None for token in tokens))
+        now = steps.count - 1
+        counts.setdefault(now, sum(step < now and token() is not None for step, token in tokens))
         token = _Token()
-        tokens.append(weakref.ref(token))
+        tokens.append((now, weakref.ref(token)))
         return _Mark.apply(outputs, token)  # type: ignore[no-untyped-call]
 
-    learner = case.bench(plugins)
+    learner = case.bench([*plugins, steps])
     for model in learner.models.values():
         model.register_forward_hook(mark)
     collects = gc.isenabled()

@@ -7,7 +7,7 @@ import random
 import reprlib
 from itertools import zip_longest
 
-from torch import nn
+from torch import Tensor, nn
 
 from loopkit.errors import StepStateError
 from loopkit.hooks import STATES, hooks
@@ -21,7 +21,10 @@ from loopkit.testing.troubles import Disturbance
 
 
 def any_list_order(case: Case) -> list[str]:
-    """The order of the plugin list does not matter: with the standard plugins around, each gives the same plan."""
+    """The order of the plugin list does not matter: with the standard plugins around, each gives the same plan.
+
+    And a short fit comes to the same weights, wherever in the list the plugin stands.
+    """
     plans: list[str] = []
     for trial in range(4):
         given = case.plugins()
@@ -32,7 +35,7 @@ def any_list_order(case: Case) -> list[str]:
             given.reverse()
         elif trial > 1:
             random.Random(trial).shuffle(given)
-        plans.append(str(case.bench(given).explain()))
+        plans.append(str(case.bench(given).explain(full=True)))
         if plans[-1] != plans[0]:
             lines = zip_longest(plans[0].splitlines(), plans[-1].splitlines(), fillvalue="nothing")
             one, other = next((a.strip(), b.strip()) for a, b in lines if a != b)
@@ -40,27 +43,43 @@ def any_list_order(case: Case) -> list[str]:
                 f"lists of the same plugins in another order give another plan ({one!r} became {other!r}): names and "
                 f"declarations must follow from the plugin's arguments alone"
             ]
+    if path := difference(_result(case, False), _result(case, True), "weights", ()):
+        return [f"where it stands in the list of plugins changes what a fit comes to: {path} differs"]
     return []
+
+
+def _result(case: Case, last: bool) -> dict[str, Tensor]:
+    """The weights after a short fit, with a bystander behind the plugins or before them."""
+    seed_all()
+    bystander, plugins = EventLog("~bystander"), case.plugins()
+    learner = case.bench([bystander, *reversed(plugins)] if last else [*plugins, bystander])
+    seed_all()
+    learner.train(epochs=1, short=True)
+    return weights(learner)
 
 
 def declared_access(case: Case) -> list[str]:
     """Each hook declares what it reads and changes.
 
-    Reads that are observed: attributes of the step and entries of ``learner.metrics``. Free to read: a step's
-    ``index``, ``samples``, ``weight``, ``seed``, ``last``, ``optimizer_name``, and ``params`` and ``optimizer``,
-    which are the way to the gradients; ``learner.progress``. Reads of parameters, gradients, hyperparameters, and of
-    other plugins, cannot be observed.
+    Reads that are observed: attributes of the step; entries of ``learner.metrics``; parameters, buffers and gradients
+    that a function of torch is given; hyperparameters. Free to read: a step's ``index``, ``samples``, ``weight``,
+    ``seed``, ``last``, ``optimizer_name``, and ``params`` and ``optimizer``, which are the way to the gradients;
+    shapes, dtypes and devices; ``learner.progress``; what a model's forward reads; all tensors in ``setup_model``, in
+    ``optimizer_step`` and at the two ends of a context. Reads of optimizers' states, and of other plugins, cannot be
+    observed.
 
     Changes that are observed: attributes set on the step or on the learner, tensors on the step changed in place,
     entries of ``learner.metrics``; and, by comparing before and after each call: parameters and buffers, gradients,
     hyperparameters (``optimizer.<key>``) and state of optimizers (``optimizer.state``), modes of modules,
     ``learner.progress`` and the generators of random numbers (``rng``). Free: ``step.seed``, votes and stop requests;
     ``learner.world`` for what provides ``"sync"``.
-    In ``optimizer_step``, parameters and ``optimizer.state`` are free; in ``setup_model``, ``"model"`` covers them too.
+    In ``optimizer_step``, parameters and ``optimizer.state`` are free, in ``take_step`` all that a step changes; in
+    ``setup_model``, ``"model"`` covers them too.
     """
     plugins = case.plugins()
     watch = AccessWatch(plugin_name(plugins[0]))
     learner = case.bench([*plugins, Disturbance(), watch])
+    watch.watch_groups()
     try:
         learner.train()
         if isinstance(learner.model, nn.Module) and not case.phases:
@@ -83,7 +102,7 @@ def no_undeclared_effect(case: Case) -> list[str]:
     """A plugin that declares no change leaves the parameters bitwise as they are without it.
 
     Changes are what its hooks update or write of anything but metrics and its own state, what it ``owns``, and
-    ``optimizer_step``. A plugin may end the fit earlier; one that cancels a step or votes to skip an update is not
+    replacements. A plugin may end the fit earlier; one that cancels a step or votes to skip an update is not
     compared.
     """
     plugins = case.plugins()
@@ -93,7 +112,7 @@ def no_undeclared_effect(case: Case) -> list[str]:
     changed = [s for _, e in entries if e.plugin == name for s in (*e.updates, *e.writes)]
     changed += declared(plugins[0], "owns", getattr(plugins[0], "owns", ()))
     if any(state.split(".")[0] in EFFECTS for state in changed) or any(
-        hook == "optimizer_step" and e.plugin == name for hook, e in entries
+        hook in ("optimizer_step", "take_step") and e.plugin == name for hook, e in entries
     ):
         return []
     seed_all()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from typing import Any
 
 from loopkit.errors import StepStateError
 from loopkit.phases import PredictionPhase
@@ -11,8 +13,18 @@ from loopkit.testing.problems import adversarial_problem, tiny_problem
 from loopkit.testing.troubles import Adversarial, Bare, NoBackward, Strange, TwoBackwards
 
 
+class _Stream:
+    """Data that do not know how many they are."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
 def unknown_phases(case: Case) -> list[str]:
-    """It works under phases that its author never saw, and with accumulation.
+    """It works under phases that its author never saw, with accumulation, and with data that have no length.
 
     They are: a phase without backward, one with two models, two optimizers and two backwards, one with two backwards
     for one update, one whose step puts nothing on the step, and prediction; and validation and prediction outside of a
@@ -41,6 +53,11 @@ def unknown_phases(case: Case) -> list[str]:
         case.bench(case.plugins(), accumulate=3).train()
     except Exception as error:
         broken.append(f"with accumulate=3, the fit {described(error)}")
+    learner = case.bench(case.plugins())
+    try:
+        learner.train(load=_Stream)
+    except Exception as error:
+        broken.append(f"with data without a length, where epoch.length is None, the fit {described(error)}")
     learner = case.bench(case.plugins())
     try:
         if learner.problem.val is not None:

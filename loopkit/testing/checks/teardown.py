@@ -9,6 +9,7 @@ from contextlib import suppress
 from loopkit.errors import CancelEpoch, CancelFit, CancelStep
 from loopkit.testing.bits import difference, weights
 from loopkit.testing.case import Case, described
+from loopkit.testing.guard import guarded
 from loopkit.testing.leftovers import Calls, Running, environment, left_behind, open_files
 from loopkit.testing.troubles import Deliberate, DeliberateExit, Trouble
 
@@ -27,7 +28,7 @@ def fit_twice(case: Case) -> list[str]:
             learner.train()
         except Exception as error:
             return [f"the {which} fit {described(error)}"]
-        if broken := [*left_behind(before, learner), *calls.unbalanced()]:
+        if broken := [*left_behind(before, learner), *calls.unbalanced(), *calls.blocking()]:
             return [f"after the {which} fit {message}" for message in broken]
         if count == 1:
             # what serves all fits of the process may stay
@@ -45,24 +46,34 @@ def fit_twice(case: Case) -> list[str]:
 
 
 def cancelled_step(case: Case) -> list[str]:
-    """After another plugin has cancelled a step, an epoch or the fit, everything goes on."""
-    trouble = Trouble(last=False)
-    learner = case.bench([*case.plugins(), trouble])
+    """After another plugin has cancelled a step, an epoch or the fit, everything goes on.
+
+    If no update was made in that step, the parameters are bitwise those before it; and so are the buffers, if the model
+    has not run, unless the plugin declares that it changes them. A plugin that changes them in whole steps without an
+    update, too, is not compared.
+    """
+    trouble, plugins = Trouble(last=False), case.plugins()
+    guard = guarded(case, plugins, trouble)
+    learner = case.bench([*plugins, trouble, *guard.plugins], order=guard.order)
     before, running = environment(learner), Running()
     cancels: list[tuple[str, type[Exception]]] = [
         (e.hook, CancelStep) for e in learner.events() if "step" in e.arguments
     ]
     cancels += [("step_begin", CancelEpoch), ("step_begin", CancelFit)]
+    broken: list[str] = []
     for hook, cancel in cancels:
         where = f"{cancel.__name__} raised in {hook} by another plugin"
         trouble.arm(hook, cancel)
+        guard.arm(hook)
         try:
             learner.train(short=True)
         except Exception as error:
-            return [f"with {where}, the fit {described(error)}"]
-        if broken := left_behind(before, learner, running):
-            return [f"after {where}, {message}" for message in broken]
-    return []
+            instead = "; step_cancelled comes in the place of step_end" if cancel is CancelStep else ""
+            return broken or [f"with {where}, the fit {described(error)}{instead}"]
+        broken = broken or [f"after {where}, {message}" for message in left_behind(before, learner, running)]
+        if moved := guard.told():
+            return [*broken, f"after {where}, {moved}"]
+    return broken
 
 
 def error_elsewhere(case: Case) -> list[str]:
@@ -71,32 +82,39 @@ def error_elsewhere(case: Case) -> list[str]:
     Put back are: grad mode, autocast, global settings of torch, modes and hooks of modules, ``requires_grad``, signal
     handlers, standard output and error, exception hooks, handlers of the root logger, the working directory,
     environment variables, ``sys.path``, filters of warnings, the locale, threads, child processes; functions of torch
-    and Python's own ones; and the parameters and buffers, after an error in a validation.
+    and Python's own ones; and the parameters and buffers, after an error in a validation; and in training, as after a
+    cancelled step.
     """
+    broken: list[str] = []
     for last in (False, True):
         trouble, plugins = Trouble(last), case.plugins()
-        calls = Calls(plugins[0])
-        learner = case.bench([*plugins, trouble, calls])
+        calls, guard = Calls(plugins[0]), guarded(case, plugins, trouble)
+        learner = case.bench([*plugins, trouble, calls, *guard.plugins], order=guard.order)
         before, running = environment(learner), Running()
         hooks = ("fit_begin", *(event.hook for event in learner.events()), *trouble.others)
         for hook, error in (*((hook, Deliberate) for hook in hooks), ("step_end", DeliberateExit)):
             where = f"an error in {hook} of another plugin" if error is Deliberate else f"an exit in {hook}"
             trouble.arm(hook, error)
+            guard.arm(hook)
             try:
                 learner.train(epochs=1, short=True)
             except (Deliberate, DeliberateExit):
-                pass
+                guard.compare(learner)
             except Exception as error:
-                return [f"after {where}, the fit {described(error)}"]
-            if broken := [*left_behind(before, learner, running), *calls.unbalanced()]:
-                return [f"after {where}, {message}" for message in broken]
+                return broken or [f"after {where}, the fit {described(error)}"]
+            if not broken:
+                left = [*left_behind(before, learner, running), *calls.unbalanced()]
+                broken = [f"after {where}, {message}" for message in left]
+            if moved := guard.told():
+                return [*broken, f"after {where}, {moved}"]
             trouble.disarm()
             try:
                 learner.train(epochs=1, short=True)
             except Exception as error:
-                return [f"after {where}, the next fit {described(error)}"]
-            if broken := calls.unbalanced():
-                return [f"in the next fit after {where}, {message}" for message in broken]
+                return broken or [f"after {where}, the next fit {described(error)}"]
+            broken = broken or [f"in the next fit after {where}, {message}" for message in calls.unbalanced()]
+        if broken:
+            return broken
     return _failed_validation(case)
 
 

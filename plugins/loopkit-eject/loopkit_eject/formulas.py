@@ -193,9 +193,10 @@ class _Writer:
 
     # Composition
 
-    def warmup(self, n: int, then: ast.Call | None, total: int | None, wrap: Wrap) -> list[str]:
+    def warmup(self, n: int, then: ast.Call | None, from_zero: bool, total: int | None, wrap: Wrap) -> list[str]:
         first = 1.0 if then is None else _at_zero(then)
-        rise = f"(update + 1) / {n}" if first == 1 else f"{number(first)} * ((update + 1) / {n})"
+        part = f"update / {n}" if from_zero else f"(update + 1) / {n}"
+        rise = part if first == 1 else f"{number(first)} * ({part})"
         if then is None:
             after = self.constant(1.0, total, wrap)
         else:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from loopkit import criteria
+from loopkit import criteria, devices
 from loopkit import metrics as own_metrics
 from loopkit.groups import covers, named_modules
 from loopkit.hooks import implemented
@@ -51,7 +51,7 @@ __all__ = ["write"]
 
 Writer = Callable[[Any, Draft], None]
 WRITERS: dict[type, Writer] = {}
-NO_PART = {"checkpoint", "history", "log", "progress", "sanity_check"}
+NO_PART = {"checkpoint", "end_of_log", "history", "log", "observer", "progress", "sanity_check"}
 """What plugins provide that change nothing of what is trained."""
 NO_PART_CLASSES = (
     Checkpoint,
@@ -72,7 +72,8 @@ REASONS = {
     "SkipSpikes": "which steps it skips depends on the losses of the last ones",
 }
 OWN_CODE = (
-    "what it does is in its own code; if that changes nothing of what is trained, let its class say observes = True"
+    "what it does is in its own code; if that changes nothing of what is trained, let its class say "
+    'provides = "observer"'
 )
 SINGLE = (EarlyStopping, Metrics, Plateau, TorchSchedule, WeightAverage)
 
@@ -110,9 +111,8 @@ def write(name: str, plugin: Any, draft: Draft) -> None:
 
 def _more_than_looks_on(plugin: Any, draft: Draft) -> str:
     """Why a script may not leave a plugin out; empty if its own class, not one above it, says that it only looks on."""
-    said = vars(type(plugin))
     monitored = [f"metrics.{monitor}" for p in draft.learner.plugins.values() if (monitor := getattr(p, "monitor", ""))]
-    if said.get("observes") is not True and said.get("provides") not in NO_PART:
+    if vars(type(plugin)).get("provides") not in NO_PART:
         return REASONS.get(type(plugin).__name__, OWN_CODE)
     for hook in implemented(plugin):
         method = getattr(plugin, hook)
@@ -135,7 +135,7 @@ def _more_than_looks_on(plugin: Any, draft: Draft) -> str:
 def _to_device(plugin: ToDevice, draft: Draft) -> None:
     device = quoted(str(plugin.device))
     draft.places.setdefault("model", []).insert(0, f"model.to({device})")
-    late = "" if plugin.device.type == "cpu" else ", non_blocking=True"
+    late = ", non_blocking=True" if devices.reads_late(plugin.device) else ""
     draft.places.setdefault("batch", [])[:0] = [f"{name} = {name}.to({device}{late})" for name in ("inputs", "targets")]
 
 
@@ -584,7 +584,7 @@ def _accumulator(phase: str, name: str, metric: Any, draft: Draft) -> Accumulato
     key = quoted(f"{phase}/{name}")
     kind = type(metric)
     if kind is own_metrics.Loss:
-        dtype = "float32" if draft.device.type == "mps" else "float64"
+        dtype = str(devices.exact(draft.device)).removeprefix("torch.")
         where = "" if draft.device.type == "cpu" else f", device={quoted(str(draft.device))}"
         weight = "" if is_sum(draft.learner.loss_fn) else ", alpha=inputs.shape[0]"
         return Accumulator(
@@ -597,7 +597,7 @@ def _accumulator(phase: str, name: str, metric: Any, draft: Draft) -> Accumulato
         )
     if kind is own_metrics.Mean:
         return None  # the standard phases put no such number on a step
-    wide = "float" if draft.device.type == "mps" else "double"
+    wide = "double" if devices.exact(draft.device) == torch.float64 else "float"
     values = f"{word} = {word}.{wide}() / {word}_count", f"metrics[{key}] = {word}.item()"
     begin = (f"{word}, {word}_count = 0, 0",)
     counts = f"{word} += correct.sum()", f"{word}_count += targets.numel()"

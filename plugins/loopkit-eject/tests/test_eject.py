@@ -172,7 +172,7 @@ def test_what_changes_nothing_is_left_out_with_a_line(tmp_path: Path) -> None:
 class Looks:
     """A plugin that says that it only looks on."""
 
-    observes = True
+    provides = "observer"
 
     @hookimpl(reads=("loss",))
     def step_end(self, step: Any) -> None: ...
@@ -201,7 +201,7 @@ class Scales(LogMetrics):
 
 
 class ScalesAndDenies(Scales):
-    observes = True
+    provides = "observer"
 
 
 class LooksAndScales(Looks):
@@ -220,7 +220,7 @@ class MakesMetrics:
 class LogsMore(LogTo):
     """Its hooks are those of ``LogTo``, whose ``"*"`` is for the order."""
 
-    observes = True
+    provides = "log"
 
 
 class InheritsLog(LogTo): ...
@@ -358,6 +358,8 @@ SCHEDULES = [
     cosine_warmup(5),
     cosine_warmup(5, start=0.1, end=0.3),
     warmup(3),
+    warmup(3, from_zero=True),
+    warmup(3, then=scale(cosine(), 0.3), from_zero=True),
     warmup(0, then=linear()),
     warmup(3, then=cosine()),
     warmup(3, then=scale(cosine(start=0.7), 0.3)),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 from loopkit import cli
-from loopkit.cli import argument, say, standalone
+from loopkit.cli import JSON, argument, say, standalone
 from loopkit_files.document import load
 from loopkit_files.errors import ConfigError
 
@@ -25,9 +27,14 @@ SET = argument(
 )
 
 
+FULL = argument("--full", action="store_true", help="every hook of every phase, and why")
+
+
 @standalone("run", CONFIG, SET)
 def run(options: argparse.Namespace) -> int:
     """Train what a configuration describes, and print the result.
+
+    A file is a program: what it names in `call` is imported and called. Run files of people you trust alone.
 
     Modules are found in the working directory, as by `python -m`, and among what is installed. The file is checked as
     a whole before anything is made; `loopkit explain` does that, too.
@@ -43,7 +50,9 @@ def run(options: argparse.Namespace) -> int:
     return reporting(train)
 
 
-@standalone("explain", CONFIG, argument("--phase", metavar="NAME", help="of one phase alone, such as train"), SET)
+@standalone(
+    "explain", CONFIG, argument("--phase", metavar="NAME", help="of one phase alone, such as train"), FULL, JSON, SET
+)
 def explain(options: argparse.Namespace) -> int:
     """Print which plugin does what when in the run that a configuration describes, and why in this order.
 
@@ -51,7 +60,12 @@ def explain(options: argparse.Namespace) -> int:
 
     Exit code: 0; 2 after an error.
     """
-    return reporting(lambda: str(load(options.config, options.overrides).learner().explain(options.phase)))
+
+    def told() -> str:
+        plan = load(options.config, options.overrides).learner().explain(options.phase, full=options.full)
+        return json.dumps([asdict(row) for row in plan.rows], indent=2) if options.json else str(plan)
+
+    return reporting(told)
 
 
 def reporting(make: Callable[[], str], put: Callable[[str], object] = say) -> int:

@@ -217,7 +217,7 @@ class Config:
         except Exception as error:
             locate(error, f"{self.where(())}: this came while the learner was made")
             raise
-        learner.config = dump(self)
+        learner.options.config = dump(self)
         return learner
 
     def _checked(self, before: Iterable[str] = ()) -> Caller:

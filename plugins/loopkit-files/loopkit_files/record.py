@@ -39,7 +39,7 @@ class SaveConfig:
     """
 
     name = "save_config"
-    observes = True
+    provides = "observer"
 
     def __init__(self, config: Config, directories: Iterable[str | os.PathLike[str]]) -> None:
         self.config = config

@@ -14,8 +14,8 @@ from loopkit import discovery
 from loopkit.batches import describe
 from loopkit.every import Every
 from loopkit.learner import Learner, no_loss_fn
+from loopkit.options import options_of
 from loopkit.phases import Phase, PredictionPhase, TrainingPhase, ValidationPhase
-from loopkit.plugin import options_of
 from loopkit.words import nearest
 from loopkit_files.calls import dotted, is_changed, parameters_of, public_name, remembered
 from loopkit_files.errors import ConfigError
@@ -26,7 +26,7 @@ from loopkit_files.schema import LIMITS, PARTS, TABLES, check_structure
 __all__ = ["tables_of"]
 
 TELLING = ("loopkit.", "torch.nn.modules.loss")
-"""Modules whose objects keep what they were made with (`loopkit.plugin.options_of`)."""
+"""Modules whose objects keep what they were made with (`loopkit.options.options_of`)."""
 STANDARD = (TrainingPhase, ValidationPhase, PredictionPhase)
 
 
@@ -69,7 +69,7 @@ def tables_of(
     tables["plugins"] = {
         name: writer.plugin(name, plugin)
         for name, plugin in learner.plugins.items()
-        if not isinstance(plugin, SaveConfig) and not any(plugin is each for each in learner.standard)
+        if not isinstance(plugin, SaveConfig) and not any(plugin is each for each in learner.options.standard)
     }
     found = {name: table for name, table in tables.items() if table or name == "fit"}
     if not writer.problems:
@@ -89,14 +89,14 @@ def _is_own(phase: Phase) -> bool:
 
 
 def _settings(learner: Learner, seed: int | None) -> dict[str, Any]:
-    left_out = [plugin.name for plugin in learner.standard if plugin.name not in learner.plugins]
+    left_out = [plugin.name for plugin in learner.options.standard if plugin.name not in learner.plugins]
     settings: dict[str, tuple[Any, Any]] = {
         "seed": (None, seed),
         "deterministic": (False, seed is not None and torch.are_deterministic_algorithms_enabled()),
         "accumulate": (1, learner.accumulate),
-        "standard": (True, bool(learner.standard)),
+        "standard": (True, bool(learner.options.standard)),
         "without": ([], sorted(left_out)),
-        "order": ([], learner.order[0] if len(learner.order) == 1 else learner.order),
+        "order": ([], learner.options.order[0] if len(learner.options.order) == 1 else learner.options.order),
     }
     return {name: value for name, (default, value) in settings.items() if value != default}
 

@@ -646,7 +646,7 @@ def test_things_are_made_in_the_order_that_the_page_says(parts):
 
 def test_learner_alone_makes_no_data(parts):
     learner = load(parts()).learner()
-    assert learner.config == RUN
+    assert learner.options.config == RUN
     assert sys.modules["parts"].CALLS == ["net"]
     assert "update_begin" not in str(learner.explain("train"))
 

@@ -99,9 +99,10 @@ class DatasetLoader(Loader):
         shared = {"processes": self.shares.size, "tail": self.shares.tail} if self.shares.size > 1 else {}
         return {**identity, **shared}
 
-    def _batches(self, epoch: int, start: int) -> Iterator[Any]:
+    def _batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:
         shares, collate = self.shares, self.collate
         sampler = ResumableSampler(self.samples, shuffle=self.shuffle, seed=self.seed)
+        sampler.set_indices(indices)
         sampler.load_state_dict({**sampler.state_dict(), "epoch": epoch, "position": start})
         batches = (
             BatchSampler(sampler, self.batch_size, self.drop_last)
@@ -109,8 +110,8 @@ class DatasetLoader(Loader):
             else sampler.shard(self.rank, shares.size, shares.tail, batch_size=self.batch_size, least=shares.least)
         )
         together = getattr(self.dataset, "__getitems__", None)
-        for indices in batches:
-            yield _labelled(collate(together(indices) if together else [self.dataset[index] for index in indices]))
+        for numbers in batches:
+            yield _labelled(collate(together(numbers) if together else [self.dataset[number] for number in numbers]))
 
 
 class StreamLoader:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from loopkit import phases
 from loopkit.batches import describe
 from loopkit.errors import LossError, PhaseError, PhaseInputError
-from loopkit.events import LossBegin
+from loopkit.events import ForwardBegin, LossBegin
 from loopkit.words import nearest
 
 if TYPE_CHECKING:
@@ -76,8 +76,10 @@ class ModelLoss(phases.Phase):
         return loss  # type: ignore[no-any-return]
 
     def compute(self, learner: Learner, step: Step) -> None:
-        """Set ``inputs``, ``targets``, ``outputs``, ``weight`` and ``loss``, with ``LossBegin`` before the loss."""
-        step.inputs, labels = self.unpack(step.batch)
+        """Set ``inputs``, ``targets``, ``outputs``, ``weight`` and ``loss``, with the events between them."""
+        step.inputs, step.targets = self.unpack(step.batch)
+        step.emit(ForwardBegin)
+        labels = step.targets
         output = self.forward(learner, step.inputs if labels is None else {**step.inputs, self.labels: labels})
         try:
             loss = self.loss(learner, output, labels)
@@ -102,7 +104,7 @@ class ModelLoss(phases.Phase):
         if step.outputs is not outputs or step.targets is not targets:
             raise PhaseError(
                 f"phase {self.name!r}: a plugin put other outputs or targets on the step at loss_begin, and the model "
-                f"has computed its loss from the first ones: change the batch instead, at step_begin or in move_batch"
+                f"has computed its loss from the first ones: change them before the forward, at forward_begin"
             )
         step.loss = loss
 
@@ -131,7 +133,7 @@ class TrainingPhase(ModelLoss, phases.TrainingPhase):
     the last token and targets without the first, so that they stand side by side as metrics need it.
 
     The loss is the model's: a ``loss_fn`` of the learner is not used, and at ``loss_begin``, where it is computed
-    already, outputs and targets can be read but not replaced.
+    already, outputs and targets can be read but not replaced. At ``forward_begin`` inputs and targets can.
 
     Args:
         name: Replaces the phase's name.
@@ -161,7 +163,7 @@ class TrainingPhase(ModelLoss, phases.TrainingPhase):
 class ValidationPhase(ModelLoss, phases.ValidationPhase):
     """Validation with the loss that the model returns, in eval mode and without gradients: see `TrainingPhase`.
 
-    Events of a step: StepBegin, LossBegin, StepEnd.
+    Events of a step: StepBegin, ForwardBegin, LossBegin, StepEnd.
     """
 
     def step(self, learner: Learner, step: Step) -> None:  # noqa: D102 - the class's docstring says it

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from loopkit import FitResult, Learner, Phase, hookimpl, sharded
+from loopkit import Epoch, FitResult, Learner, Phase, hookimpl, sharded
 from loopkit.batches import describe
 from loopkit.criteria import is_better
 from loopkit.errors import PluginError
@@ -59,7 +59,7 @@ class SavePretrained:
         SavePretrained("models/poems", tokenizer, monitor="val/perplexity")
     """
 
-    observes = True
+    provides = "observer"
 
     def __init__(
         self,
@@ -119,9 +119,9 @@ class SavePretrained:
                     shutil.rmtree(left, ignore_errors=True)
 
     @hookimpl
-    def epoch_end(self, learner: Learner) -> None:
+    def epoch_end(self, epoch: Epoch) -> None:
         """Note whether the pass was cut short."""
-        self._cut = learner.running is not None and (learner.running.stopped or not learner.running.steps)
+        self._cut = epoch.stopped or not epoch.steps
 
     @hookimpl(
         reads=lambda plugin: ("params", "buffers", *([] if plugin.monitor is None else [f"metrics.{plugin.monitor}"]))
@@ -143,7 +143,7 @@ class SavePretrained:
             self._save(learner, BEST)
             self.best = value
 
-    @hookimpl
+    @hookimpl(reads=("params",))
     def fit_end(self, learner: Learner, result: FitResult) -> None:
         """Save the last."""
         if self.last and result.reason not in ("error", "signal"):
@@ -180,7 +180,7 @@ class SavePretrained:
         """The weights to save, in the model."""
         for plugin in learner.plugins.values():
             if getattr(plugin, "provides", None) == "average" and hasattr(plugin, "averaged"):
-                return plugin.averaged(learner) if self.averaged else learner.weights.own()
+                return plugin.averaged(learner) if self.averaged else learner.models.weights.own()
         return nullcontext()
 
     def _paths(self, label: str) -> tuple[Path, Path, Path]:

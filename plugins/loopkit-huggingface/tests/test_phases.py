@@ -342,6 +342,23 @@ def test_other_outputs_at_loss_begin_are_refused():
         learner(gpt2(), Smooth()).fit(texts(1), epochs=1)
 
 
+def test_inputs_and_labels_put_there_at_forward_begin_are_what_the_model_takes():
+    class Cut:
+        @hookimpl(updates=("inputs", "targets"))
+        def forward_begin(self, step):
+            step.inputs = {name: value[:, :4] for name, value in step.inputs.items()}
+            step.targets = step.targets[:, :4]
+
+    whole = texts(2)
+    cut = [{name: value[:, :4] for name, value in batch.items()} for batch in whole]
+    one, other = learner(gpt2(), Cut()), learner(gpt2())
+    for each, data in ((one, whole), (other, cut)):
+        torch.manual_seed(0)  # dropout
+        each.fit(data, epochs=1)
+    for ours, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
 def test_the_phases_are_of_the_kinds_that_plugins_ask_for():
     import loopkit
 

@@ -14,6 +14,7 @@ from loopkit_insight.log_histograms import LogHistograms
 from loopkit_insight.log_predictions import LogPredictions
 from loopkit_insight.log_resources import LogResources
 from loopkit_insight.module_profile import ModuleProfile
+from loopkit_insight.peak_memory import PeakMemory
 from loopkit_insight.profile import Profile
 from loopkit_insight.replay_bundle import ReplayBundle, replay
 from loopkit_insight.watch import Watch
@@ -27,6 +28,7 @@ __all__ = [
     "LogPredictions",
     "LogResources",
     "ModuleProfile",
+    "PeakMemory",
     "Profile",
     "ReplayBundle",
     "Sync",

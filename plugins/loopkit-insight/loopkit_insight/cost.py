@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopkit import hookimpl
+from loopkit import devices, hookimpl
 from loopkit.logs import Table
 from loopkit.tabular import aligned
 from loopkit_insight.calls import around, with_default
 
 if TYPE_CHECKING:
+    from loopkit import Epoch
     from loopkit.hooks import Target
     from loopkit.learner import Learner
     from loopkit.phases import Phase
@@ -59,7 +60,7 @@ class Cost:
         print(cost.table())
     """
 
-    observes = True
+    provides = "observer"
     volatile = ("run/cost",)
 
     def __init__(self, *, show: bool = True, name: str = "cost") -> None:
@@ -128,16 +129,18 @@ class Cost:
         self._over = False
 
     @hookimpl
-    def epoch_context(self, learner: Learner, phase: Phase) -> AbstractContextManager[None]:
+    def epoch_context(self, learner: Learner, phase: Phase, epoch: Epoch) -> AbstractContextManager[None]:
         """Count for this epoch."""
-        return self._measured(learner, phase)
+        return self._measured(learner, phase, epoch)
 
     @contextmanager
-    def _measured(self, learner: Learner, phase: Phase) -> Iterator[None]:
-        if self._device is None and any(p.is_cuda for model in learner.models.values() for p in model.parameters()):
-            self._device = _DeviceTimes()
+    def _measured(self, learner: Learner, phase: Phase, epoch: Epoch) -> Iterator[None]:
+        if self._device is None:
+            used = (p.device for model in learner.models.values() for p in model.parameters())
+            late = next(filter(devices.reads_late, used), None)
+            self._device = None if late is None else _DeviceTimes(late)
         data, step, device = (self._cell(phase.name, what) for what in (DATA, STEP, DEVICE))
-        updates = phase.training and learner.accumulate > 1 and learner.open_passes[-1].length is None
+        updates = phase.training and learner.accumulate > 1 and epoch.length is None
         self._epochs.append(_Epoch(clock(), self._all.seconds, data, step, device, step if updates else data))
         try:
             yield
@@ -244,21 +247,20 @@ class _Epoch:
 
 
 class _DeviceTimes:
-    """Times between pairs of CUDA events, read when both have come."""
+    """Times between pairs of events of a device, read when both have come."""
 
-    def __init__(self) -> None:
-        self._pairs: deque[tuple[torch.cuda.Event, torch.cuda.Event, _Cell]] = deque()
-        self._free: list[torch.cuda.Event] = []
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pairs: deque[tuple[devices.Event, devices.Event, _Cell]] = deque()
+        self._free: list[devices.Event] = []
 
-    def mark(self) -> torch.cuda.Event:
-        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
+    def mark(self) -> devices.Event:
+        return devices.mark(self._device, timing=True, event=self._free.pop() if self._free else None)
 
-    def measure(self, begun: torch.cuda.Event, cell: _Cell) -> None:
+    def measure(self, begun: devices.Event, cell: _Cell) -> None:
         """Add the time from an event to now, on the device, to a cell; read what has come."""
         self._pairs.append((begun, self.mark(), cell))
-        while self._pairs and self._pairs[0][1].query():  # type: ignore[no-untyped-call]
+        while self._pairs and self._pairs[0][1].query():
             self._read()
 
     def wait(self) -> None:

@@ -81,7 +81,7 @@ class FindSyncs:
             print(sync.plugin, sync.line)
     """
 
-    observes = True
+    provides = "observer"
     volatile = ("run/syncs",)
 
     def __init__(self, *, show: bool = True, name: str = "find_syncs") -> None:

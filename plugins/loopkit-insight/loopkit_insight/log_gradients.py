@@ -51,7 +51,7 @@ class LogGradients:
         Learner(model, loss_fn, optimizer, plugins=[LogTo("runs/a"), LogGradients(every=10, depth=1, ratio=True)])
     """
 
-    observes = True
+    provides = "observer"
 
     def __init__(
         self,

@@ -46,7 +46,7 @@ class LogHistograms:
         Learner(model, loss_fn, optimizer, plugins=[LogTo("runs/a"), LogHistograms(every=500, gradients=True)])
     """
 
-    observes = True
+    provides = "observer"
 
     def __init__(
         self,

@@ -73,7 +73,7 @@ class LogPredictions:
         Learner(model, loss_fn, optimizer, plugins=[LogTo("runs/a"), LogPredictions(labels=["cat", "dog"])])
     """
 
-    observes = True
+    provides = "observer"
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ class LogResources:
         Learner(model, loss_fn, optimizer, plugins=[LogTo("runs/a"), LogResources(every=30)])
     """
 
-    observes = True
+    provides = "observer"
     volatile = tuple(PREFIX + name for name in ("cpu", "process_cpu", "memory", "process_memory"))
 
     def __init__(self, every: float = 10.0, name: str = "log_resources") -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
-from loopkit import hookimpl
+from loopkit import devices, hookimpl
 from loopkit.errors import PluginError
 from loopkit.logs import Table
 from loopkit.tabular import aligned, count_of_bytes
@@ -75,7 +75,7 @@ class ModuleProfile:
         print(profile)
     """
 
-    observes = True
+    provides = "observer"
     syncs = ("step_end",)
     volatile = ("run/module_profile",)
 
@@ -134,7 +134,7 @@ class ModuleProfile:
             return None
         step, self._taken = self._taken, self._taken + 1
         if phase.training:
-            start = learner.position.start.steps if learner.position is not None else 0
+            start = learner.current.position.start.steps if learner.current is not None else 0
             step = learner.progress.steps - start
         if step not in self.at if self.every is None else step % self.every:
             return None
@@ -202,7 +202,7 @@ class _Span:
     name: str
     what: str
     begun: Any
-    """Nanoseconds, or a CUDA event."""
+    """Nanoseconds, or an event of a device."""
     outer: _Span | None
     ended: Any = None
 
@@ -220,8 +220,8 @@ class _Watch:
                 self._modules[name] = module
                 if made := _opaque(module):
                     self._opaque[name] = made
-        devices = {p.device.type for model in models.values() for p in model.parameters()}
-        self._cuda = "cuda" in devices
+        used = [p.device for model in models.values() for p in model.parameters()]
+        self._device = next(filter(devices.reads_late, used), None)
         self._kept = {_storage(t) for m in models.values() for t in (*m.parameters(), *m.buffers()) if _is_made(t)}
         self._stack = ExitStack()
         self._spans: list[_Span] = []
@@ -249,8 +249,8 @@ class _Watch:
 
     def read(self) -> dict[str, _Row]:
         """The figures, by the modules' names."""
-        if self._cuda:
-            torch.cuda.synchronize()  # host sync: the step is over, and its times are wanted
+        if self._device is not None:
+            devices.synchronize([self._device])  # host sync: the step is over, and its times are wanted
         rows = {name: self._row(name, module) for name, module in self._modules.items()}
         for span in self._spans:
             seconds = _seconds(span)
@@ -372,11 +372,9 @@ class _Watch:
         self._remove(node.register_hook(after))
 
     def _now(self) -> Any:
-        if not self._cuda:
+        if self._device is None:
             return time.perf_counter_ns() - self._paused
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
+        return devices.mark(self._device, timing=True)
 
 
 def _modules(model: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:

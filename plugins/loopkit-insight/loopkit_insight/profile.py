@@ -58,7 +58,7 @@ class Profile:
         learner = Learner(..., plugins=[Profile(range(100, 105), "step.json", hooks=True)])
     """
 
-    observes = True
+    provides = "observer"
     name = "profile"
     syncs = True
     """The profiler waits for the device when it stops."""

@@ -55,7 +55,7 @@ class ReplayBundle:
         CheckpointError: The directory cannot be written; at the first step.
     """
 
-    observes = True
+    provides = "observer"
     name = "replay_bundle"
 
     def __init__(self, directory: str | Path) -> None:
@@ -90,17 +90,16 @@ class ReplayBundle:
     @hookimpl(writes=("*",))  # which makes it the first: what others change comes after it in the replay, too
     def step_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Copy what the step may change."""
-        epoch = learner.running
-        assert epoch is not None
         if not self._seen:
-            self._check(learner, phase, step)
+            self._check(step)
         self._buffers.take(learner)
         self._begin = {
             "index": step.index,
             "batch": step.batch,
             "generators": generators.save(),
             "progress": asdict(learner.progress),
-            "windows": {window.name: _copied(window.state_dict()) for window in epoch.windows if window.count},
+            "length": step.epoch.length,
+            "windows": {window.name: _copied(window.state_dict()) for window in step.epoch.windows if window.count},
         }
 
     @hookimpl(reads=("*",))
@@ -113,13 +112,13 @@ class ReplayBundle:
         """Let go of what was copied."""
         self._begin = None
 
-    def _check(self, learner: Learner, phase: Phase, step: Step) -> None:
+    def _check(self, step: Step) -> None:
         try:
             _, tensors = encode(step.batch, "batch")
             check(tensors, "batch")
         except StateError as error:
             raise StateError(
-                f"ReplayBundle cannot save this batch ({learner.where(phase, step)}): {error}. The batch is "
+                f"ReplayBundle cannot save this batch ({step.epoch.where(step)}): {error}. The batch is "
                 f"{describe(step.batch)}; make batches of tensors, numbers, strings, lists, tuples and dicts"
             ) from error
         if not self._tried:
@@ -128,9 +127,8 @@ class ReplayBundle:
         self._seen = True
 
     def _write(self, learner: Learner, phase: Phase, error: Exception) -> Path:
-        begin, epoch = self._begin, learner.running
+        begin = self._begin
         assert begin is not None
-        assert epoch is not None
         if any(is_sharded(p) for each in learner.optimizers.values() for g in each.param_groups for p in g["params"]):
             raise StateError(
                 f"rank {learner.world.rank} of {learner.world.size} holds a part of the parameters only: to have a "
@@ -149,7 +147,7 @@ class ReplayBundle:
             ]
             state["replay"] = {
                 "batch": begin["batch"],
-                "length": epoch.length,
+                "length": begin["length"],
                 "on_model": _device(begin["batch"]) == _model_device(learner),
                 "error": type(error).__name__,
                 "message": str(error),

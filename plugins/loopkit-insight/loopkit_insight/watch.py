@@ -89,7 +89,7 @@ class Watch:
         Watch({"encoder": "norm", "encoder.hidden": "max"})
     """
 
-    observes = True
+    provides = "observer"
 
     def __init__(self, reductions: Mapping[str, Reduction], name: str = "watch") -> None:
         self.name = name
@@ -108,6 +108,8 @@ class Watch:
                 )
         self.reductions = dict(reductions)
         self._phases: dict[str, dict[str, Mean]] = {}
+        self._epochs: list[Epoch] = []
+        """Those that are running, the outermost first."""
         self._seen: dict[str, list[tuple[str, Tensor]]] = {}
 
     def names(self) -> tuple[str, ...]:
@@ -121,26 +123,26 @@ class Watch:
         return model
 
     @hookimpl(reads=("model",))
-    def epoch_context(self, learner: Learner, phase: Phase) -> AbstractContextManager[None]:
+    def epoch_context(self, learner: Learner, phase: Phase, epoch: Epoch) -> AbstractContextManager[None]:
         """Listen to the modules during the epoch."""
-        return self._listening(learner, phase.name)
+        return self._listening(learner, epoch)
 
     @contextmanager
-    def _listening(self, learner: Learner, phase: str) -> Iterator[None]:
+    def _listening(self, learner: Learner, epoch: Epoch) -> Iterator[None]:
         handles: list[Any] = []
+        self._epochs.append(epoch)
         try:
             for path, module in self._modules(learner).items():
-                hook = partial(self._reduce, learner, learner.running, phase, path)
+                hook = partial(self._reduce, epoch, path)
                 handles.append(module.register_forward_hook(hook))
             yield
         finally:
+            self._epochs.remove(epoch)
             for handle in handles:
                 handle.remove()
 
-    def _reduce(
-        self, learner: Learner, epoch: Epoch | None, phase: str, path: str, module: nn.Module, inputs: Any, outputs: Any
-    ) -> None:
-        if learner.running is not epoch:
+    def _reduce(self, epoch: Epoch, path: str, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        if self._epochs[-1] is not epoch:
             return  # a phase that runs inside this one listens itself, if at all
         output = first_tensor(outputs)
         if output is None:
@@ -152,13 +154,12 @@ class Watch:
             output = output.abs() if output.is_complex() else output
             dtype = torch.promote_types(output.dtype, torch.float32)
             value = REDUCTIONS[self.reductions[path]](output, dtype)
-            self._seen.setdefault(phase, []).append((path, value))
+            self._seen.setdefault(epoch.name, []).append((path, value))
 
     @hookimpl
-    def epoch_begin(self, learner: Learner, phase: Phase) -> None:
+    def epoch_begin(self, phase: Phase, epoch: Epoch) -> None:
         """Start from nothing, unless a saved epoch goes on."""
-        resumed = learner.running is not None and learner.running.resumed
-        if not resumed or phase.name not in self._phases:
+        if not epoch.resumed or phase.name not in self._phases:
             self._phases[phase.name] = {path: Mean(path) for path in self.reductions}
 
     @hookimpl

@@ -13,6 +13,7 @@ from loopkit_insight import (
     LogPredictions,
     LogResources,
     ModuleProfile,
+    PeakMemory,
     Profile,
     Watch,
 )
@@ -24,6 +25,7 @@ PLUGINS = {
     "log_histograms": lambda: LogHistograms(every=2, gradients=True),
     "log_predictions": lambda: LogPredictions(count=3),
     "log_resources": lambda: LogResources(every=0.01),
+    "peak_memory": PeakMemory,
     "module_profile": lambda: ModuleProfile(every=2, show=False),
     "profile": lambda: Profile(range(1, 3), None, show=False),
     "watch": lambda: Watch({"0": "norm", "1": "mean"}),

@@ -140,7 +140,7 @@ def test_log_predictions_of_a_pass_inside_another_are_its_own() -> None:
     inner = split(SCORES[:2], CLASSES[:2], sizes=(2,))
 
     def nest(phase: Any, step: Any, learner: Any) -> None:
-        if phase.name == "val" and step.index == 1 and len(learner.open_passes) == 1:
+        if phase.name == "val" and step.index == 1 and len(learner.current.open_epochs) == 1:
             learner.run("val", inner)
 
     learner.add(on("step_end", nest, "nests"))

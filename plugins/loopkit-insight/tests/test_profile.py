@@ -111,7 +111,7 @@ def test_named_hooks_return_what_they_do_without():
     assert fit(doubled, Profile([1], None, show=False, hooks=True), epochs=1).progress.samples == 2 * 20
 
 
-@pytest.mark.parametrize("hook", ["step_begin", "loss_begin", "update_end", "step_end"])
+@pytest.mark.parametrize("hook", ["step_begin", "forward_begin", "loss_begin", "update_end", "step_end"])
 def test_profiler_is_stopped_after_an_error(path, hook):
     with pytest.raises(RuntimeError, match="deliberate"):
         fit(Profile(range(1, 100), path, show=False), raising(hook, RuntimeError("deliberate"), at=2))

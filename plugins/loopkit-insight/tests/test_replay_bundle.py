@@ -32,7 +32,7 @@ class Fails(TrainingPhase):
             state = [value.double().sum().item() for value in learner.model.state_dict().values()]
             moments = [float(value.sum()) for p in learner.optimizer.state.values() for value in p.values()]
             numbers = random.random(), torch.rand(1).item()
-            raise ArithmeticError(f"{learner.where(self, step)} {step.batch} {grads} {state} {moments} {numbers}")
+            raise ArithmeticError(f"{step.epoch.where(step)} {step.batch} {grads} {state} {moments} {numbers}")
 
     def step(self, learner, step):
         self.fail(learner, step, "before")
@@ -98,7 +98,7 @@ def test_replay_after_the_update_says_that_the_parameters_are_those_after_it(tmp
     assert any("1 updates came before the error" in note for note in error.__notes__)
 
 
-@pytest.mark.parametrize("hook", ["step_begin", "loss_begin", "backward_end", "update_begin"])
+@pytest.mark.parametrize("hook", ["step_begin", "forward_begin", "loss_begin", "backward_end", "update_begin"])
 def test_replay_of_an_error_in_a_hook(hook, tmp_path):
     def act(learner, step, **_):
         if step.index == 4:

@@ -18,7 +18,7 @@ from loopkit_lightning.common import LIMITS, load, made, plain
 from loopkit_lightning.trainer import Module, Now, Trainer
 
 if TYPE_CHECKING:
-    from loopkit import Step
+    from loopkit import Epoch, Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
@@ -235,7 +235,7 @@ class LightningCallback:
     def fit_begin(self, learner: Learner) -> None:
         """Tell the callback that the fit begins."""
         now = self._now
-        at = learner.position
+        at = None if learner.current is None else learner.current.position
         now.asked, self._checks = False, 0
         now.epoch_ends = now.epoch_ends and at is not None and at.validate  # else it is of a fit that failed
         self._enter(learner)
@@ -248,11 +248,10 @@ class LightningCallback:
         self._ask()
 
     @hookimpl
-    def epoch_begin(self, learner: Learner, phase: Phase) -> None:
+    def epoch_begin(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Tell it that a pass begins, unless that goes on with a saved state."""
         self._enter(learner, phase)
-        running = learner.running
-        if running is None or not running.resumed:
+        if not epoch.resumed:
             stage = _stage(phase)
             if stage != "train":
                 self._call(f"on_{stage}_start")
@@ -311,17 +310,17 @@ class LightningCallback:
         monitored = not self._monitor or phase.name == self._monitor.partition("/")[0]
         if phase.training:
             now.epoch_ends = monitored or now.after_validation
-        elif monitored and not (self._monitor and learner.stop_requested):
+        elif monitored and not (self._monitor and now.stops):
             self._checks += 1
             self._call(f"on_{_stage(phase)}_end")
-        at = learner.position
+        at = None if learner.current is None else learner.current.position
         if now.epoch_ends and not (at is not None and at.by_fit and at.validate):  # else its validation comes first
             self._end_train_epoch()
         self._ask()
 
     def _end_train_epoch(self) -> None:
         now = self._now
-        if not self._monitor or not now.learner.stop_requested:
+        if not self._monitor or not now.stops:
             self._checks += not now.after_validation
             self._call("on_train_epoch_end")
         now.epoch_ends = False
@@ -329,10 +328,10 @@ class LightningCallback:
     @hookimpl
     def fit_end(self, learner: Learner, result: FitResult) -> None:
         """Tell it that the fit is over, or what ended it."""
-        now = self._now
+        now, fit = self._now, learner.current
         self._enter(learner)
-        if result.reason in ("error", "signal"):
-            self._call("on_exception", learner.failure or _interrupt(learner.signal))
+        if fit is not None and result.reason in ("error", "signal"):
+            self._call("on_exception", fit.failure or _interrupt(fit.signal))
         else:
             if now.epoch_ends:  # a stop has left out the validation
                 self._end_train_epoch()

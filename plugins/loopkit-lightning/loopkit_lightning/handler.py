@@ -16,7 +16,7 @@ from loopkit.words import nearest
 from loopkit_lightning.common import LIMITS, Metrics, load, made, plain
 
 if TYPE_CHECKING:
-    from loopkit import Step
+    from loopkit import Epoch, Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
@@ -241,9 +241,9 @@ class IgniteHandler:
             self._fire(learner, "STARTED")
 
     @hookimpl
-    def epoch_begin(self, learner: Learner, phase: Phase) -> None:
-        """Fire ``EPOCH_STARTED``, unless the pass goes on with a saved state."""
-        if self._enter(learner, phase) and not (learner.running is not None and learner.running.resumed):
+    def epoch_begin(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
+        """Fire ``EPOCH_STARTED``, unless the epoch goes on with a saved state."""
+        if self._enter(learner, phase, epoch) and not epoch.resumed:
             if not phase.training:
                 self._fire(learner, "STARTED")
             self._fire(learner, "EPOCH_STARTED")
@@ -251,13 +251,13 @@ class IgniteHandler:
     @hookimpl
     def step_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Fire ``ITERATION_STARTED``."""
-        if self._enter(learner, phase, step, begun=True):
+        if self._enter(learner, phase, step.epoch, begun=True):
             self._fire(learner, "ITERATION_STARTED")
 
     @hookimpl
     def step_end(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Fire ``ITERATION_COMPLETED``."""
-        if self._enter(learner, phase, step):
+        if self._enter(learner, phase, step.epoch):
             if self._outputs:
                 self._engine.state.output = _output(phase, step)
             try:
@@ -298,21 +298,21 @@ class IgniteHandler:
         phase = learner.phases.get(self.phase)
         return self.phase == "train" if phase is None else phase.training
 
-    def _enter(self, learner: Learner, phase: Phase | None, step: Step | None = None, begun: bool = False) -> bool:
+    def _enter(self, learner: Learner, phase: Phase | None, running: Epoch | None = None, begun: bool = False) -> bool:
         """Put the engine's state where the learner is; whether the hook is one of the engine's phase."""
         if phase is not None and phase.name != self.phase:
             return False
-        state, running, done = self._engine.state, learner.running, learner.progress
+        state, fit, done = self._engine.state, learner.current, learner.progress
         self._groups.learner = learner
         if phase is not None and not phase.training:
             state.epoch = state.max_epochs = 1
             state.iteration = running.steps if running is not None else state.iteration
         else:
-            start = Progress() if learner.position is None else learner.position.start
+            start = Progress() if fit is None else fit.position.start
             inside = running is not None and phase is not None
             state.epoch = done.epochs - start.epochs + inside
             state.iteration = done.steps - start.steps + begun
-            state.max_epochs = None if learner.result is None else learner.result.planned.epochs
+            state.max_epochs = None if fit is None else fit.result.planned.epochs
         if running is not None and phase is not None:
             state.epoch_length = running.length
         if "metrics" in self.reads:

@@ -45,6 +45,11 @@ class Now:
     asked: bool = False
     """Whether the callback has asked for the end of the fit."""
 
+    @property
+    def stops(self) -> bool:
+        """Whether a stop of the fit is in force."""
+        return self.learner.current is not None and self.learner.current.stopped
+
 
 class Facade:
     """Has what its class defines; any other attribute is an error that names the callback and the attribute."""
@@ -132,7 +137,7 @@ class Trainer(Facade):
     @property
     def should_stop(self) -> bool:
         """Whether the end of the fit was asked for."""
-        return self._now.asked or self._now.learner.stop_requested
+        return self._now.asked or self._now.stops
 
     @should_stop.setter
     def should_stop(self, value: bool) -> None:
@@ -160,14 +165,15 @@ class Trainer(Facade):
     @property
     def max_epochs(self) -> int | None:
         """The epochs that are planned, if that is known."""
-        result = self._now.learner.result
-        return None if result is None else result.planned.epochs
+        fit = self._now.learner.current
+        return None if fit is None else fit.result.planned.epochs
 
     @property
     def num_training_batches(self) -> int | float:
         """The steps of the pass that is running, infinity if that is not known."""
-        running = self._now.learner.running
-        return float("inf") if running is None or running.length is None else running.length
+        fit = self._now.learner.current
+        epoch = None if fit is None else fit.epoch
+        return float("inf") if epoch is None or epoch.length is None else epoch.length
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:

@@ -1,6 +1,7 @@
 """Handlers of Ignite: here, and attached to the real Engine on the same problem."""
 
 import io
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -296,7 +297,7 @@ def test_each_optimizer_can_have_a_scheduler():
     learner = Learner(models, None, dict.fromkeys(models, sgd), plugins=stack, standard=False)
     with learner.rounds():
         pass
-    stack[0].step_begin(learner, learner.phases["train"], None)
+    stack[0].step_begin(learner, learner.phases["train"], SimpleNamespace(epoch=None))
     assert [optimizer.param_groups[0]["lr"] for optimizer in learner.optimizers.values()] == [0.5, 0.1]
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from loopkit import hookimpl
+from loopkit import devices, hookimpl
 from loopkit.data import Loader
 from loopkit.distributed.buckets import copy_state
 from loopkit.distributed.member import Member
@@ -221,7 +221,7 @@ class AverageParameters(Member):
         self._pending, self._steps, self._samples = None, 0, 0
 
     @hookimpl(updates=("params", "buffers"))
-    def epoch_begin(self, learner: Learner, phase: Phase) -> None:
+    def epoch_begin(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Begin with rank 0's parameters."""
         if not phase.training and self._round is not None:
             raise WorldError(
@@ -233,14 +233,13 @@ class AverageParameters(Member):
             return
         self._round = None
         if isinstance(self.when, Cadence):
-            data = None if learner.running is None else learner.running.data
-            if not isinstance(data, Rounds):
+            if not isinstance(epoch.data, Rounds):
                 raise WorldError(
                     f"{type(self.when).__name__}(...) needs to share out the data of phase {phase.name!r}: give fit, "
                     f"run or learner.epoch(data=...) a loader of loopkit.data, not batches of your "
                     f"own; or use EverySteps(...)"
                 )
-            self._round = data
+            self._round = epoch.data
         if not self._equal:
             copy_state(learner.models.values())
             self._equal = True
@@ -256,70 +255,70 @@ class AverageParameters(Member):
         """Count, and average when it is time."""
         if self.world.size > 1 and phase.training:
             self._samples += step.samples
-            self._after_step(learner)
+            self._after_step(learner, step.epoch)
 
     @hookimpl(updates=("params", "buffers", "optimizer.state"))
     def step_cancelled(self, learner: Learner, phase: Phase, epoch: Epoch, step: Step) -> None:
         """A cancelled step counts as a step, with no samples."""
         if self.world.size > 1 and phase.training:
-            self._after_step(learner)
+            self._after_step(learner, step.epoch)
 
     @hookimpl(updates=("params", "buffers", "optimizer.state"))
-    def epoch_end(self, learner: Learner, phase: Phase) -> None:
+    def epoch_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Average at the end of a training epoch, so that all processes go on with the same parameters."""
         if self.world.size == 1 or not phase.training:
             return
         self._take_time(learner)
         self._take_over(learner)
-        self._begin(learner, background=False)
+        self._begin(learner, epoch, background=False)
         self._mark, self._meet = None, False
         if self._round is not None:
             self._round.leave()
             self._round = None
 
     @hookimpl
-    def phase_end(self, learner: Learner, phase: Phase) -> None:
+    def phase_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """What ran between two steps does not count for this process's speed."""
         if self._mark is not None:
             self._mark = time.perf_counter()
 
-    def _after_step(self, learner: Learner) -> None:
+    def _after_step(self, learner: Learner, epoch: Epoch) -> None:
         self._steps += 1
         delay = self.how.delay
         if self._pending is not None and delay is not None and self._steps >= delay * learner.accumulate:
             self._take_time(learner)
             self._take_over(learner)
-            self._agree_if_asked(learner, isinstance(self.when, EverySteps))
+            self._agree_if_asked(epoch, isinstance(self.when, EverySteps))
         if self._round is not None:
             if self._round.ended and not self._round.last:
-                self._end_round(learner)
+                self._end_round(learner, epoch)
         elif isinstance(self.when, EverySteps) and self._steps >= self.when.steps * learner.accumulate:
             self._take_over(learner)
-            self._begin(learner, background=delay != 0)
-            self._agree_if_asked(learner, True)
+            self._begin(learner, epoch, background=delay != 0)
+            self._agree_if_asked(epoch, True)
 
-    def _end_round(self, learner: Learner) -> None:
+    def _end_round(self, learner: Learner, epoch: Epoch) -> None:
         self._take_time(learner)
         self._take_over(learner)
         free = isinstance(self.when, Free)
-        self._agree_if_asked(learner, free)
-        self._begin(learner, background=self.how.delay != 0)
-        self._agree_if_asked(learner, not free)
+        self._agree_if_asked(epoch, free)
+        self._begin(learner, epoch, background=self.how.delay != 0)
+        self._agree_if_asked(epoch, not free)
         self._mark = time.perf_counter()
 
-    def _agree_if_asked(self, learner: Learner, here: bool) -> None:
+    def _agree_if_asked(self, epoch: Epoch, here: bool) -> None:
         """Agree with the others if one of them asked for it, where all of them know that by now."""
         if self._meet and here:
             self._meet = False
-            self.agree(learner)
+            self.agree(epoch)
 
-    def _begin(self, learner: Learner, background: bool) -> None:
+    def _begin(self, learner: Learner, epoch: Epoch, background: bool) -> None:
         """Begin an average with what is there now; without a background, end it too."""
         begin = time.perf_counter()
         parts = self._parts(learner)
         through_host = isinstance(self.how, ThroughHost)
         tensors, numbers = self._both_groups()
-        wanted = learner.asks
+        wanted = epoch.asks
         average = Average(
             parts.snapshot(torch.device("cpu") if through_host else None) if background or through_host else parts,
             [
@@ -414,8 +413,7 @@ class AverageParameters(Member):
 
     def _synchronize(self, parts: Parts) -> None:
         if isinstance(self.when, Cadence):
-            for device in {tensor.device for tensor in parts.params if tensor.device.type != "cpu"}:
-                torch.accelerator.synchronize(device)  # host sync: to measure, once per average
+            devices.synchronize(tensor.device for tensor in parts.params)  # host sync: to measure, once per average
 
     # What is averaged
 

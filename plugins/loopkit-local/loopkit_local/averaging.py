@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from loopkit import devices
 from loopkit.distributed.buckets import bucketed
 
 __all__ = ["Average", "Parts", "distance", "weighted_mean"]
@@ -234,6 +235,4 @@ def _stream(parts: Parts) -> Any:
     device = next((tensor.device for tensor in parts.params if tensor.device.type != "cpu"), None)
     if device is None:
         return None
-    stream = torch.Stream(device)
-    stream.wait_stream(torch.accelerator.current_stream(device))
-    return stream
+    return devices.side_stream(device)

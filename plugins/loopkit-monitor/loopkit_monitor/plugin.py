@@ -82,7 +82,7 @@ class Monitor:
         Learner(model, loss_fn, optimizer, plugins=[Monitor("runs/a", serve=True)])
     """
 
-    observes = True
+    provides = "observer"
     optional = ("update_begin", "step_end", "update_skipped")
     syncs = ("phase_end",)
     """The loss scale is read there."""
@@ -163,7 +163,7 @@ class Monitor:
         self._begin = time.monotonic(), learner.progress.steps
         self._move_mark(learner)
         self._look_around(learner)
-        if loaded is not None and learner.position is not None and loaded["fit"] == learner.position.number:
+        if loaded is not None and learner.current is not None and loaded["fit"] == learner.current.position.number:
             self._plan = _plan(learner) if loaded["plugins"] == self._known else None
             self._told, self._skipped = set(loaded["checkpoints"]), loaded["skipped"]
             self._model_due = loaded["model_due"]
@@ -282,7 +282,7 @@ class Monitor:
         if self._loaded is not None:
             return dict(self._loaded)
         learner = None if self._learner is None else self._learner()
-        at = None if learner is None or learner.current is None else learner.position
+        at = None if learner is None or learner.current is None else learner.current.position
         return {
             "fit": None if at is None else at.number,
             "plugins": list(self._known),
@@ -308,10 +308,9 @@ class Monitor:
         learner.log("run/throughput/steps_per_second", (counts.steps - steps) / spent)
         learner.log("run/throughput/samples_per_second", (counts.samples - samples) / spent)
         self._mark = now, counts.steps, counts.samples
-        at, result = learner.position, learner.result
-        if at is not None and result is not None and result.planned.steps is not None:
+        if (fit := learner.current) is not None and (planned := fit.result.planned.steps) is not None:
             begun, before = self._begin
-            left = at.start.steps + result.planned.steps - counts.steps
+            left = fit.position.start.steps + planned - counts.steps
             learner.log("run/time_left", max(left, 0) * (now - begun) / max(counts.steps - before, 1))
         if self._logs_rates:
             rates, self._rates = self._rates, {}
@@ -428,7 +427,7 @@ class Report:
         Learner(model, loss_fn, optimizer, plugins=[LogTo("runs/a"), LogMetrics(), Report("runs/a/report.html")])
     """
 
-    observes = True
+    provides = "observer"
     volatile = LogTo.volatile  # of the one that it adds
 
     def __init__(self, path: str | Path = "report.html", *, name: str = "report") -> None:
@@ -468,7 +467,6 @@ class Report:
 class _AfterEnd:
     """Lets a monitor log what comes when the log is closed."""
 
-    observes = True
     provides = "end_of_log"
 
     def __init__(self, monitor: Monitor, name: str) -> None:

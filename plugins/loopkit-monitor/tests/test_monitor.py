@@ -228,10 +228,10 @@ def test_throughput_is_steps_and_samples_by_time(tmp_path, clock):
 
 def test_throughput_leaves_out_validation(tmp_path, clock):
     def validate(learner):
-        if learner.running.phase.name == "val":
+        if learner.current.epoch.phase.name == "val":
             clock.sleep(100)
 
-    slow = On("step_begin", lambda learner: learner.running.phase.training and clock.sleep(0.25))
+    slow = On("step_begin", lambda learner: learner.current.epoch.phase.training and clock.sleep(0.25))
     make_learner(Monitor(tmp_path, every=3), On("epoch_begin", validate, "validate"), slow).fit(
         batches(6), batches(1), epochs=2, validate=every(updates=2)
     )
@@ -322,7 +322,7 @@ def test_of_several_optimizers_the_norms_of_those_that_made_an_update_are_logged
 def test_skipped_updates_are_counted(tmp_path):
     def skip(learner):
         if learner.progress.steps in (1, 2):
-            learner.running.current.skip_update("no")
+            learner.current.epoch.current.skip_update("no")
 
     make_learner(Monitor(tmp_path, every=2), On("update_begin", skip)).fit(batches(6), epochs=1)
     assert [(each.step, each.value) for each in read_log(tmp_path).of("run/skipped_updates")] == [(2, 1.0), (4, 2.0)]

@@ -84,7 +84,7 @@ class RayReport:
     @hookimpl(reads=lambda plugin: plugin.states(), after=("checkpoint",))
     def phase_end(self, learner: Learner, phase: Phase) -> None:
         """Report, if this is the pass to do it after."""
-        if not (self._reporting and learner.current is not None and learner.at_edge):
+        if not (self._reporting and learner.current is not None and learner.current.can_save):
             return
         self._due = True
         self._old.discard(phase.name)
@@ -106,13 +106,13 @@ class RayReport:
     def _is_due(self, learner: Learner, phase: Phase) -> bool:
         if self.phase is not None:
             return phase.name == self.phase
-        at = learner.position
-        if at is None or not at.by_fit:
+        fit = learner.current
+        if fit is None or not fit.position.by_fit:
             raise PluginError(
                 f"plugin {self.name!r}: in a loop of your own there is no saying when an epoch is complete: give the "
                 f"phase to report after, such as RayReport({phase.name!r})"
             )
-        return not learner.open_passes and not at.validate
+        return not fit.open_epochs and not fit.position.validate
 
     def _report(self, learner: Learner, newest: Path | None) -> None:
         old = self._old if self._due else ()

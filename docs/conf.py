@@ -1,0 +1,64 @@
+"""The documentation site. `python docs/serve.py` builds it and shows it; links in the pages are those on disk."""
+
+from pathlib import Path
+from types import MemberDescriptorType
+from typing import Any
+
+from sphinx.application import Sphinx
+from sphinx.ext.autodoc import INSTANCEATTR
+
+from loopkit.reference import public_modules
+from loopkit.version import __version__
+
+project = "loopkit"
+author = "the loopkit authors"
+copyright = author
+version = release = __version__
+root_doc = "README"
+include_patterns = ["README.md", "CONTRIBUTING.md", "docs/**.md", "plugins/*/README.md"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_copybutton"]
+templates_path = ["_templates"]
+
+myst_heading_anchors = 4
+"""Headings that a page can link to, down to ``####``."""
+suppress_warnings = ["ref.python"]
+"""A class that two public modules list may be linked in either."""
+autodoc_typehints_format = "short"
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 88
+toc_object_entries_show_parents = "hide"
+
+html_theme = "furo"
+html_title = f"loopkit {version}"
+html_additional_pages = {"index": "to_readme.html"}
+html_copy_source = False
+
+
+def complete(app: Sphinx, page: str, source: list[str]) -> None:
+    """Add to a page what it would show as code if it were read as a file: the list of pages, and the reference."""
+    if page == root_doc:
+        source[0] += Path(__file__).with_name("contents.txt").read_text()
+    if page == "docs/api":
+        source[0] += "".join(
+            f"\n## {name}\n\n```{{eval-rst}}\n.. automodule:: {name}\n   :members:\n```\n" for name in public_modules()
+        )
+
+
+def keep_colons(app: Sphinx, what: str, name: str, of: object, options: object, lines: list[str]) -> None:
+    """Begin an attribute's docstring with an empty line: what stands before a colon in the first one is no type."""
+    if what == "attribute":
+        lines.insert(0, "")
+
+
+def skip_instance_attributes(app: Sphinx, what: str, name: str, of: Any, skip: bool, options: object) -> bool | None:
+    """Show the methods and properties of a class, as ``loopkit api`` does."""
+    return True if of is INSTANCEATTR or isinstance(of, MemberDescriptorType) else None
+
+
+def setup(app: Sphinx) -> None:
+    """Tell Sphinx of them."""
+    app.connect("source-read", complete)
+    app.connect("autodoc-process-docstring", keep_colons, priority=400)
+    app.connect("autodoc-skip-member", skip_instance_attributes)

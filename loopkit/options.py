@@ -1,0 +1,88 @@
+"""What an object was made with, and how it is shown."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import PurePath
+from reprlib import Repr
+from typing import Any
+
+
+def options_of(plugin: Any) -> dict[str, Any]:
+    """What a plugin was made with, by the names of its ``__init__``.
+
+    Its ``options()`` says so, if it has that method. Else an option is the attribute of the same name, or of that name
+    after an underscore. Options that were given as ``**options`` are there by their own names. What the plugin does not
+    tell is left out.
+
+    Example::
+
+        >>> options_of(ClipGradNorm(1.0))
+        {'max_norm': 1.0, 'norm_type': 2.0, 'name': 'clip_grad_norm'}
+    """
+    if inspect.isroutine(inspect.getattr_static(plugin, "options", None)):
+        return dict(plugin.options())
+    try:
+        parameters = inspect.signature(type(plugin)).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    options: dict[str, Any] = {}
+    for parameter in parameters:
+        held = [word for word in (parameter.name, f"_{parameter.name}") if _holds(plugin, word)]
+        if held:
+            value = getattr(plugin, held[0])
+            if parameter.kind is not parameter.VAR_KEYWORD:
+                options[parameter.name] = value
+            elif isinstance(value, Mapping):
+                options.update(value)
+    return options
+
+
+def _holds(plugin: Any, word: str) -> bool:
+    """Whether an attribute is a value of the plugin's own, or a property, and not one of its methods."""
+    missing = object()
+    held = inspect.getattr_static(plugin, word, missing)
+    return held is not missing and (word in getattr(plugin, "__dict__", ()) or not inspect.isroutine(held))
+
+
+class Shown:
+    """Base of what shows, in a REPL, the options that it was made with, but for the defaults."""
+
+    def __repr__(self) -> str:
+        """Such as ``ClipGradNorm(max_norm=1.0)``."""
+        cls = type(self)
+        parameters = inspect.signature(cls).parameters.values()
+        defaults = {each.name: each.default for each in parameters}
+        several = {each.name for each in parameters if each.kind is each.VAR_POSITIONAL}
+        parts: list[str] = []
+        for name, value in options_of(self).items():
+            if name in several:
+                parts += map(SHORT.repr, value)
+            elif not _same(value, defaults.get(name, inspect.Parameter.empty)):
+                parts.append(f"{name}={SHORT.repr(value)}")
+        return f"{cls.__name__}({', '.join(parts)})"
+
+
+class _Short(Repr):
+    """Values in a line: long ones are cut, tensors and modules named."""
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        if isinstance(x, PurePath):
+            return repr(str(x))
+        if inspect.isroutine(x) or isinstance(x, type):
+            return str(x.__qualname__)
+        if (shape := getattr(x, "shape", None)) is not None:
+            return f"{type(x).__name__}{tuple(shape)}"
+        text = repr(x)
+        return f"{type(x).__name__}(...)" if text.startswith("<") or "\n" in text else text
+
+
+SHORT = _Short()
+SHORT.maxstring = SHORT.maxother = 60
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether an option is as its default."""
+    plain = (bool, int, float, str, tuple)
+    return one is other or (type(one) is type(other) and isinstance(one, plain) and one == other)

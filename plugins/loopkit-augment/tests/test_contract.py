@@ -1,0 +1,23 @@
+"""All three keep the contract of plugins, alone and in two processes."""
+
+import pytest
+from distributed.processes import run
+from problems import CLASSES, images
+
+from loopkit.testing import Case, plugin_contract
+from loopkit.testing.processes import compared, train_together
+from loopkit_augment import CutMix, LabelSmoothing, Mixup
+
+FORKED = {"two_processes": "it is test_plugin_keeps_in_two_processes, which starts them faster"}
+
+test_mixup = plugin_contract(lambda: Mixup(CLASSES), name="mixup", problem=images, skip=FORKED)
+test_cut_mix = plugin_contract(lambda: CutMix(CLASSES), name="cut_mix", problem=images, skip=FORKED)
+test_label_smoothing = plugin_contract(
+    lambda: LabelSmoothing(CLASSES), name="label_smoothing", problem=images, skip=FORKED
+)
+
+
+@pytest.mark.parametrize("plugin", [Mixup, CutMix, LabelSmoothing])
+def test_plugin_keeps_in_two_processes(plugin):
+    case = Case(lambda: plugin(CLASSES), problem=images)
+    assert compared(run(lambda rank: train_together(case), 2, timeout=60)) == []

@@ -1,0 +1,234 @@
+"""Epochs that are cut short or counted off a stream: their batches, and that they go on exactly."""
+
+import doctest
+import functools
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import on
+from pages import run_page
+from torch import nn
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+
+from loopkit import Learner, Phase
+from loopkit.data import LoaderError, ResumableSampler, TensorLoader, from_function
+from loopkit.errors import EmptyDataError
+from loopkit.events import BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, UpdateSkipped
+from loopkit.plugins import Schedule
+from loopkit.schedules import cosine
+from loopkit_data import episodes, lengths, limit, per_epoch, split, steps
+
+INPUTS = torch.randn(22, 3, generator=torch.Generator().manual_seed(0))
+TARGETS = INPUTS.sum(1, keepdim=True)
+
+
+class Counter:
+    """Numbers, with a place of its own."""
+
+    def __init__(self):
+        self.at = self.start = 0
+
+    def __iter__(self):
+        self.at, self.start = self.start, 0
+        while self.at < 11:
+            self.at += 1
+            yield INPUTS[2 * self.at - 2 : 2 * self.at], TARGETS[2 * self.at - 2 : 2 * self.at]
+        self.at = 0
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = self.start = state["at"]
+
+
+def shuffled():
+    return TensorLoader(INPUTS, TARGETS, batch_size=2, shuffle=True, seed=3)
+
+
+def sampled():
+    data = TensorDataset(INPUTS, TARGETS)
+    return DataLoader(data, 2, sampler=ResumableSampler(data, seed=3))
+
+
+SOURCES = {
+    "loader": shuffled,
+    "sampler": sampled,
+    "state": Counter,
+    "list": lambda: list(TensorLoader(INPUTS, TARGETS, batch_size=2)),
+}
+KINDS = {"limit": lambda source: limit(source, 4), "per_epoch": lambda source: per_epoch(source, 4)}
+
+
+def bits(learner):
+    """Parameters and momentum."""
+    momentum = [state["momentum_buffer"] for state in learner.optimizer.state.values()]
+    return [tensor.tolist() for tensor in (*learner.model.parameters(), *momentum)]
+
+
+def pause(at, learner):
+    if learner.progress.steps == at:
+        learner.pause("test")
+
+
+def learner():
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    made = Learner(model, nn.functional.mse_loss, optimizer, plugins=[Schedule(cosine())])
+    made.remove("progress")
+    return made
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("source", SOURCES)
+def test_run_goes_on_in_mid_epoch_with_the_same_bits(source, kind):
+    def make():
+        return KINDS[kind](SOURCES[source]())
+
+    whole = learner()
+    whole.fit(make(), epochs=5)
+    for at in (3, 4, 14):
+        first = learner()
+        first.add(on("step_end", functools.partial(pause, at), "pausing"))
+        first.fit(make(), epochs=5, on_interrupt="return")
+        assert first.progress.steps == at
+        first.remove("pausing")
+        again = learner()
+        again.load_state_dict(first.state_dict())
+        again.fit(make(), epochs=5)
+        assert bits(whole) == bits(again)
+        assert again.progress == whole.progress
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_limit_gives_the_first_batches_of_each_epoch(source):
+    whole, few = SOURCES[source](), limit(SOURCES[source](), 4)
+    assert len(few) == 4
+    for _ in range(3):
+        batches = [torch.cat(batch, 1) for batch in whole]
+        assert torch.equal(torch.stack([torch.cat(batch, 1) for batch in few]), torch.stack(batches[:4]))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_epochs_of_a_stream_are_the_stream(source):
+    epochs, stream = per_epoch(SOURCES[source](), 4), SOURCES[source]()
+    found = [torch.cat(batch, 1) for _ in range(6) for batch in epochs]
+    expected = itertools.islice(itertools.chain.from_iterable(itertools.repeat(stream)), 24)
+    assert torch.equal(torch.stack(found), torch.stack([torch.cat(batch, 1) for batch in expected]))
+
+
+def test_limit_leaves_a_shorter_epoch_as_it_is():
+    assert len(limit(shuffled(), 100)) == len(list(limit(shuffled(), 100))) == 11
+    assert len(limit([1, 2], 100)) == len(list(limit([1, 2], 100))) == 2
+
+
+def test_processes_take_the_parts_of_the_loader():
+    for made in KINDS.values():
+        whole = TensorLoader(INPUTS, batch_size=4, shuffle=True, seed=3)
+        parts = [made(TensorLoader(INPUTS, batch_size=2, shuffle=True, seed=3)).shard(rank, 2) for rank in range(2)]
+        one = made(whole)
+        for _ in range(3):
+            joined = [torch.cat(pair) for pair in zip(*parts, strict=True)]
+            assert torch.equal(torch.cat(joined), torch.cat(list(one)))
+
+
+def test_schedules_over_a_whole_fit_know_the_length():
+    made = learner()
+    made.fit(per_epoch(shuffled(), 7), epochs=2)
+    assert made.progress.updates == 14
+    assert made.optimizer.param_groups[0]["lr"] < 0.1 * 0.02  # the last but one of 14 values of a cosine to 0
+
+
+def test_fit_takes_steps_without_data():
+    class Full(Phase):
+        name, training, batchless = "train", True, True
+        emits = (BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, UpdateSkipped)
+
+        def step(self, learner, step):
+            assert step.batch is None
+            step.loss = nn.functional.mse_loss(learner.model(INPUTS), TARGETS)
+            step.backward(step.loss)
+            step.update()
+
+    made = Learner(nn.Linear(3, 1), optimizer=torch.optim.SGD, phases=[Full()])
+    made.remove("progress")
+    made.fit(steps(3), epochs=2)
+    assert (made.progress.steps, made.progress.samples) == (6, 6)
+    assert [len(episodes(4).shard(rank, 2)) for rank in range(2)] == [4, 4]
+
+
+@pytest.mark.parametrize("count", [0, True, 2.5])
+def test_lengths_refuse_what_is_no_count(count):
+    for make in (limit, per_epoch):
+        with pytest.raises(LoaderError, match="it is a whole number, from 1"):
+            make([1], count)
+
+
+def test_stream_that_is_empty_or_shuffled_by_torch_is_refused():
+    with pytest.raises(EmptyDataError, match="is empty, or was used up"):
+        next(iter(per_epoch([], 2)))
+    with pytest.raises(LoaderError, match="ResumableSampler"):
+        limit(DataLoader(INPUTS, sampler=RandomSampler(INPUTS)), 2)
+
+
+def test_chosen_indices_are_refused_and_not_left_out():
+    for make in KINDS.values():
+        source = shuffled()
+        source.set_indices([0] * 22)
+        with pytest.raises(LoaderError, match="of a loader with set_indices"):
+            next(iter(make(source)))
+        assert make(shuffled()).indices is None
+
+
+def test_limit_of_batches_of_a_function_has_a_length():
+    assert list(limit(from_function(5, lambda index: index), 3)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("module", [lengths, split])
+def test_examples_in_docstrings_are_true(module):
+    failed, tried = doctest.testmod(module, extraglobs={"torch": torch})
+    assert tried
+    assert not failed
+
+
+def test_readme_prints_what_it_shows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with torch.random.fork_rng(devices=[]):
+        run_page(Path(__file__).parent.parent / "README.md")
+
+
+@pytest.mark.parametrize("wrap", [lambda loader: loader, lambda loader: loader.map(torch.neg)], ids=["bare", "mapped"])
+@pytest.mark.parametrize("make", [limit, per_epoch])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3)])
+def test_another_number_of_processes_is_refused_in_mid_epoch(make, wrap, before, after):
+    def made(size):
+        loader = wrap(make(TensorLoader(torch.arange(64), batch_size=2), 8))
+        return loader if size == 1 else loader.shard(0, size)
+
+    saved = made(before)
+    list(itertools.islice(saved, 3))
+    with pytest.raises(LoaderError, match=f"{make.__name__}.*{before} process.*{after} here"):
+        made(after).load_state_dict(saved.state_dict())
+    again = made(before)
+    again.load_state_dict(saved.state_dict())
+    assert next(iter(again)).tolist() == next(itertools.islice(made(before), 3, None)).tolist()
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3)])
+def test_between_two_epochs_a_limit_goes_on_in_another_number_of_processes(before, after):
+    def made(make, size):
+        loader = make(TensorLoader(torch.arange(64), batch_size=2, shuffle=True, seed=3), 4)
+        return loader if size == 1 else loader.shard(0, size)
+
+    saved, expected, again = made(limit, before), made(limit, after), made(limit, after)
+    list(saved)
+    again.load_state_dict(saved.state_dict())
+    expected.set_epoch(1)
+    assert [batch.tolist() for batch in again] == [batch.tolist() for batch in expected]
+    stream = made(per_epoch, before)
+    list(stream)
+    with pytest.raises(LoaderError, match="per_epoch"):
+        made(per_epoch, after).load_state_dict(stream.state_dict())

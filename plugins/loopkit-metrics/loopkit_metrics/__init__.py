@@ -1,0 +1,31 @@
+"""Metrics beyond those of `loopkit.metrics`. Each is exact over uneven batches, processes and resumed epochs."""
+
+from loopkit_metrics.classification import AUROC as AUROC
+from loopkit_metrics.classification import AveragePrecision as AveragePrecision
+from loopkit_metrics.classification import ConfusionMatrix as ConfusionMatrix
+from loopkit_metrics.classification import TopK as TopK
+from loopkit_metrics.kept import Quantile as Quantile
+from loopkit_metrics.regression import MAE as MAE
+from loopkit_metrics.regression import MSE as MSE
+from loopkit_metrics.regression import R2 as R2
+from loopkit_metrics.regression import RMSE as RMSE
+from loopkit_metrics.running import ExponentialMean as ExponentialMean
+from loopkit_metrics.running import SamplesPerSecond as SamplesPerSecond
+
+__all__ = [
+    "AUROC",
+    "MAE",
+    "MSE",
+    "R2",
+    "RMSE",
+    "AveragePrecision",
+    "ConfusionMatrix",
+    "ExponentialMean",
+    "Quantile",
+    "SamplesPerSecond",
+    "TopK",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,46 @@
+"""What loopkit learners log, for Weights & Biases: written offline, in its own format. wandb is imported by a fit.
+
+::
+
+    from loopkit.plugins import LogMetrics, LogTo
+    from loopkit_wandb import Wandb
+
+    learner = Learner(model, loss_fn, optimizer, plugins=[LogTo(Wandb("digits")), LogMetrics()])
+"""
+
+import os
+from collections.abc import Sequence
+
+from loopkit.plugins import LogTo
+from loopkit_wandb.backend import Wandb
+
+__all__ = ["Wandb", "wandb"]
+
+
+def wandb(
+    project: str = "loopkit",
+    directory: str | os.PathLike[str] = "runs",
+    *,
+    run_name: str | None = None,
+    group: str | None = None,
+    tags: Sequence[str] = (),
+    every: int | None = None,
+    name: str = "wandb",
+) -> LogTo:
+    """A `LogTo` that writes for Weights & Biases alone, as a plugin that a configuration can name.
+
+    Args:
+        project: As for `Wandb`, with those that follow.
+        directory: Likewise.
+        run_name: Likewise.
+        group: Likewise.
+        tags: Likewise.
+        every: As for ``LogTo``: write after so many training steps, too.
+        name: The plugin's name.
+
+    Example::
+
+        Learner(model, loss_fn, optimizer, plugins=["log_metrics", {"wandb": {"project": "digits"}}])
+    """
+    backend = Wandb(project, directory, run_name=run_name, group=group, tags=tags)
+    return LogTo(backend, every=every, name=name)

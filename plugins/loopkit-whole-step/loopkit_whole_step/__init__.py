@@ -1,0 +1,13 @@
+"""The whole training step as one compiled graph, by adding one plugin.
+
+::
+
+    from loopkit_whole_step import WholeStep
+
+    learner = Learner(model, loss_fn, optimizer, plugins=[WholeStep()])
+"""
+
+from loopkit_whole_step.whole_step import Shape, WholeStep
+
+__version__ = "0.1.0"
+__all__ = ["Shape", "WholeStep"]

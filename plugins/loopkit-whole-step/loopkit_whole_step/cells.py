@@ -1,0 +1,186 @@
+"""Where the tensors are that a step reads and writes, and what of Python it may read."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from loopkit_whole_step import private
+from loopkit_whole_step.sealed import Refused
+
+if TYPE_CHECKING:
+    from loopkit import Learner, Phase
+
+SCALARS = (bool, int, float, complex, str, type(None))
+INPUTS = ("params", "lr")
+"""What of a parameter group is no constant of the graph."""
+Slot = tuple[dict[Any, Any], Any]
+"""A dict and a key of it."""
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The tensors of a learner, a phase and a loss function, as inputs of a graph."""
+
+    slots: list[list[Slot]]
+    """For each tensor where it is, which may be at several places."""
+    scalars: list[Slot]
+    """The attributes of modules, the phase, the loss and recorded plugins, and hyperparameters."""
+    names: list[str]
+    """Of the scalars."""
+    parts: list[tuple[str, Any]]
+    """By name the objects that a graph was recorded with: modules, functions, the phase, the loss, the optimizer."""
+    hooks: list[dict[int, Any]]
+    """Where hooks on modules are kept."""
+    optimizer: torch.optim.Optimizer
+
+    @classmethod
+    def of(cls, learner: Learner, phase: Phase, plugins: Mapping[str, Any]) -> Cells:
+        """Find them.
+
+        Raises:
+            Refused: Something has hooks, is compiled already, or counts where it cannot be seen.
+        """
+        (optimizer,) = learner.optimizers.values()
+        owners = {**{f"model {name!r}": model for name, model in learner.models.items()}, "the phase": phase}
+        owners["the loss function"] = learner.loss_fn
+        modules: dict[nn.Module, str] = {}
+        for name, owner in owners.items():
+            inside = [owner] if isinstance(owner, nn.Module) else [v for v in _vars(owner).values() if _is_module(v)]
+            for top in inside:
+                for path, module in top.named_modules():
+                    modules.setdefault(module, f"{name}, {path}" if path else name)
+        plain = ((name, owner) for name, owner in owners.items() if not isinstance(owner, nn.Module))
+        dicts: list[tuple[str, dict[str, Any]]] = [(name, _vars(owner)) for name, owner in plain]
+        for module, name in modules.items():
+            if isinstance(module, nn.RNNBase):
+                raise Refused(f"{name} is recurrent, and what compiles it gave wrong numbers around such modules")
+            if private.is_compiled(module):
+                raise Refused(f"{name} is compiled by itself already")
+            dicts += [(name, vars(module)), (name, module._parameters), (name, module._buffers)]
+        parts = [*owners.items(), *((name, module) for module, name in modules.items()), ("the optimizer", optimizer)]
+        slots: dict[int, list[Slot]] = defaultdict(list)
+        scalars: dict[tuple[int, Any], tuple[Slot, str]] = {}
+        for name, values in dicts:
+            for key, value in values.items():
+                if isinstance(value, Tensor):
+                    slots[id(value)].append((values, key))
+                elif _is_scalar(value):
+                    scalars[id(values), key] = (values, key), f"{key} of {name}"
+                elif callable(value):
+                    parts.append((f"{key} of {name}", value))
+        for number, group in enumerate(optimizer.param_groups):
+            parts.append((f"parameter group {number}", group))
+            for key in group:
+                if key not in INPUTS:
+                    scalars[id(group), key] = (group, key), f"{key} of parameter group {number}"
+            if any(id(p) not in slots for p in group["params"]):
+                raise Refused("its optimizer has parameters that are in no model")
+        for name, plugin in plugins.items():
+            for key, value in _vars(plugin).items():
+                if _is_scalar(value) and value is not None and not key.startswith("_"):
+                    scalars[id(vars(plugin)), key] = (vars(plugin), key), f"{key} of plugin {name!r}"
+        found = list(scalars.values())
+        hooks = [each for module in modules for each in private.hooks_of(module)]
+        names = [name for _, name in found]
+        cells = cls(list(slots.values()), [slot for slot, _ in found], names, parts, hooks, optimizer)
+        if cells.has_hooks():
+            raise Refused("there are hooks on its modules, its parameters or its optimizer")
+        return cells
+
+    def has_hooks(self) -> bool:
+        """Whether there are hooks on modules, tensors or the optimizer."""
+        return (
+            any(self.hooks)
+            or any(private.has_hooks(tensor) for tensor in self.tensors())
+            or private.step_hooks(self.optimizer) > 0
+        )
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors as they are now."""
+        return [slots[0][0][slots[0][1]] for slots in self.slots]
+
+    def constants(self) -> list[Any]:
+        """What must not change: scalars, and which tensors require grad."""
+        return [holder[key] for holder, key in self.scalars] + [each.requires_grad for each in self.tensors()]
+
+    def changed(self, before: Sequence[Any]) -> str:
+        """What is another than in `constants` that were taken before."""
+        now = self.constants()
+        names = [*self.names, *("requires_grad of a parameter" for _ in self.slots)]
+        return next((name for name, one, other in zip(names, before, now, strict=True) if one != other), "")
+
+    def replaced_by(self, others: Cells) -> str:
+        """What of the parts is another in the cells that were found later; empty if nothing is."""
+        pairs = zip(self.parts, others.parts, strict=False)
+        if name := next((name for (name, one), (_, other) in pairs if one is not other), ""):
+            return name
+        sizes, names = [[len(each) for each in cells.slots] for cells in (self, others)], self.names == others.names
+        return "" if len(self.parts) == len(others.parts) and sizes[0] == sizes[1] and names else "the modules"
+
+    def state(self) -> list[Tensor]:
+        """The tensors of the optimizer's state, in the order of its parameters."""
+        states = self.optimizer.state
+        found = []
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:
+                if p in states:
+                    found += [value for value in states[p].values() if isinstance(value, Tensor)]
+        return found
+
+    @contextmanager
+    def replaced(self, tensors: Sequence[Tensor], state: Sequence[Tensor], rates: Sequence[Tensor]) -> Iterator[Any]:
+        """Inside, other tensors stand in their place; yields the optimizer's parameters and its state by parameter.
+
+        Args:
+            tensors: In the place of `tensors`.
+            state: In the place of `state`.
+            rates: The groups' learning rates.
+        """
+        before, optimizer = self.tensors(), self.optimizer
+        groups = [dict(group) for group in optimizer.param_groups]
+        places = {id(old): new for old, new in zip(before, tensors, strict=True)}
+        states: defaultdict[Tensor, Any] = defaultdict(dict)
+        given, kept, params = iter(state), optimizer.state, []
+        try:
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                own = group["params"]
+                group.update({"params": [places[id(p)] for p in own], "lr": rate, "foreach": False})
+                group.update({key: value for key, value in (("capturable", True), ("fused", None)) if key in group})
+                params += group["params"]
+                for p in own:
+                    if p in kept:
+                        states[places[id(p)]] = {
+                            key: next(given) if isinstance(value, Tensor) else value for key, value in kept[p].items()
+                        }
+            optimizer.state = states
+            for slots, new in zip(self.slots, tensors, strict=True):
+                for holder, key in slots:
+                    holder[key] = new
+            yield params, states
+        finally:
+            optimizer.state = kept
+            for group, values in zip(optimizer.param_groups, groups, strict=True):
+                group.clear()
+                group.update(values)
+            for slots, old in zip(self.slots, before, strict=True):
+                for holder, key in slots:
+                    holder[key] = old
+
+
+def _vars(owner: Any) -> dict[str, Any]:
+    return getattr(owner, "__dict__", {})
+
+
+def _is_module(value: Any) -> bool:
+    return isinstance(value, nn.Module)
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, SCALARS) or (isinstance(value, tuple) and all(map(_is_scalar, value)))

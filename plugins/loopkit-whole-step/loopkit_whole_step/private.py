@@ -1,0 +1,139 @@
+"""What is used of torch that has no public name; tests/test_private.py says in which versions it was seen."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+KNOWN = ("2.13",)
+"""The versions of torch with which the tests were run. Others are used after verification, as these are."""
+HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_forward_hooks_with_kwargs",
+)
+"""Where a module keeps its hooks."""
+RECURRENT = ("rnn", "lstm", "gru")
+"""Words in the names of operations around which inductor gave wrong numbers."""
+aten = torch.ops.aten
+
+
+def trace(function: Callable[..., Any], inputs: Sequence[Tensor]) -> fx.GraphModule:
+    """Record what a function does to tensors, without doing it."""
+    with _environment():
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        return make_fx(function, tracing_mode="fake")(*inputs)
+
+
+@contextmanager
+def _environment() -> Iterator[None]:
+    """Put back the environment variables, among which torch notes where it keeps what it compiles."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+
+
+def depends_on_data(error: Exception) -> bool:
+    """Whether a recording failed since Python asked for the value of a tensor."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    return isinstance(error, (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode))
+
+
+def meets_a_stranger(error: Exception) -> bool:
+    """Whether a recording failed since it met a tensor that is none of its inputs."""
+    return isinstance(error, AssertionError) and "convert all Tensors to FakeTensors first" in str(error)
+
+
+def inductor(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
+    """Compile a graph; its random numbers are those of eager."""
+    with warnings.catch_warnings(), _environment():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of its own functions
+        from torch._inductor import config
+        from torch._inductor.compile_fx import compile_fx
+
+        with config.patch(fallback_random=True):
+            compiled: Any = compile_fx(graph, list(inputs))
+    return compiled  # type: ignore[no-any-return]
+
+
+def step_of(optimizer: torch.optim.Optimizer) -> None:
+    """An optimizer's own step, without the hooks on it, in the form that can be recorded."""
+    step = type(optimizer).step
+    with _compiling():
+        getattr(step, "__wrapped__", step)(optimizer)
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """Inside, optimizers take ``capturable`` on every device."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+def hooks_of(module: torch.nn.Module) -> list[dict[int, Any]]:
+    """The dicts in which a module keeps its hooks."""
+    return [vars(module)[name] for name in HOOKS if name in vars(module)]
+
+
+def has_hooks(tensor: Tensor) -> bool:
+    """Whether somebody has put hooks on a tensor."""
+    return bool(tensor._backward_hooks) or bool(getattr(tensor, "_post_accumulate_grad_hooks", None))
+
+
+def step_hooks(optimizer: torch.optim.Optimizer) -> int:
+    """How many hooks are on an optimizer's step, without the engine's own."""
+    given = [*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values()]
+    return sum(
+        not getattr(getattr(each, "func", each), "__module__", "").startswith("loopkit.engine") for each in given
+    )
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether calls of a module are compiled already."""
+    return module._compiled_call_impl is not None or isinstance(module, torch._dynamo.OptimizedModule)
+
+
+def multiply(graph: fx.Graph) -> list[str]:
+    """Make products of ``add(x, y, alpha=value)`` whose value is a tensor's; returns what else is read of a tensor."""
+    reads = [node for node in graph.nodes if node.target is aten._local_scalar_dense.default]
+    for read in reads:
+        (source,) = read.args
+        for user in list(read.users):
+            if user.target in (aten.add_.Tensor, aten.add.Tensor) and user.kwargs.get("alpha") is read:
+                with graph.inserting_before(user):
+                    product = graph.call_function(aten.mul.Tensor, (user.args[1], source))
+                user.args = (user.args[0], product)
+                user.kwargs = {}
+        if not read.users:
+            graph.erase_node(read)
+    return [node.name for node in graph.nodes if node.target is aten._local_scalar_dense.default]
+
+
+def recurrent(graph: fx.Graph) -> str:
+    """The first recurrent operation of a graph; empty if there is none."""
+    names = (str(node.target) for node in graph.nodes if node.op == "call_function")
+    return next((name for name in names if any(word in name for word in RECURRENT)), "")
+
+
+def draws(graph: fx.Graph) -> bool:
+    """Whether a graph takes random numbers."""
+    tags = (getattr(node.target, "tags", ()) for node in graph.nodes)
+    return any(torch.Tag.nondeterministic_seeded in each for each in tags)

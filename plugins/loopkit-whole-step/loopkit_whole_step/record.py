@@ -1,0 +1,423 @@
+"""Recording a step: the phase's own, the plugins' hooks and the optimizer's, as one graph of tensors."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import InitVar, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from loopkit import devices
+from loopkit_whole_step import private
+from loopkit_whole_step.cells import Cells
+from loopkit_whole_step.python_state import PythonState
+from loopkit_whole_step.sealed import Refused, SealedEpoch, SealedLearner, SealedStep, autocast_off
+
+if TYPE_CHECKING:
+    from loopkit import Epoch, Event, Learner, Phase, Step
+    from loopkit.metrics import Metric
+
+Backend = Callable[[torch.fx.GraphModule, Sequence[Tensor]], Callable[..., Any]]
+REPLAYED = "replayed"
+"""The attribute that a step has which was replayed."""
+ASKS = "it asks for the value of a tensor, by .item() or by a choice that depends on data"
+STRANGER = "it uses a tensor that is in no model, phase, loss or batch, such as the scale of the loss in float16"
+
+
+class Unliftable(Refused):
+    """A hook of step_end that has to be called behind the graph."""
+
+    def __init__(self, plugin: str, reason: str) -> None:
+        super().__init__(reason)
+        self.plugin = plugin
+
+
+@dataclass(frozen=True)
+class Hook:
+    """A plugin's hook that is recorded."""
+
+    plugin: str
+    owner: Any
+    function: Callable[..., Any]
+    arguments: tuple[str, ...]
+    traced: tuple[str, ...]
+    """What it sets of the plugin."""
+    vote: bool = False
+    """It is recorded as a vote, of what it would find."""
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What is recorded of the plugins' hooks."""
+
+    calls: dict[type[Event], list[Hook]]
+    ends: list[Hook]
+
+    @property
+    def owners(self) -> dict[str, Any]:
+        """Their plugins."""
+        every = [*self.ends, *(hook for hooks in self.calls.values() for hook in hooks)]
+        return {hook.plugin: hook.owner for hook in every}
+
+    @property
+    def sets(self) -> dict[tuple[str, str], Any]:
+        """The attributes that they set, with their plugins."""
+        every = [*(hook for hooks in self.calls.values() for hook in hooks), *self.ends]
+        return {(hook.plugin, name): hook.owner for hook in every for name in hook.traced}
+
+
+class Places:
+    """Where the tensors of a structure come from: an output of the graph, or a tensor of the batch."""
+
+    def __init__(self, value: Any, given: dict[int, int], outputs: list[Tensor], what: str) -> None:
+        leaves, self._spec = tree_flatten(value)
+        self._marks: list[tuple[str, Any]] = []
+        self.kind, self.only = "", 0
+        """Where it comes from, if it is no more than one leaf."""
+        for leaf in leaves:
+            if not isinstance(leaf, Tensor):
+                if leaf is not None and not isinstance(leaf, (bool, int, float, str)):
+                    raise Refused(f"{what} is a {type(leaf).__name__}, which holds tensors where they cannot be seen")
+                self._marks.append(("constant", leaf))
+            elif id(leaf) in given:
+                self._marks.append(("batch", given[id(leaf)]))
+            else:
+                at = next((i for i, output in enumerate(outputs) if output is leaf), len(outputs))
+                if at == len(outputs):
+                    outputs.append(leaf)
+                self._marks.append(("output", at))
+        if len(leaves) == 1 and leaves[0] is value:
+            self.kind, self.only = self._marks[0]
+
+    def made(self, outputs: Sequence[Any], batch: Sequence[Any]) -> Any:
+        """The structure, of a graph's outputs and a batch's tensors."""
+        if self.kind:
+            return (
+                outputs[self.only] if self.kind == "output" else batch[self.only] if self.kind == "batch" else self.only
+            )
+        held = {"output": outputs, "batch": batch}
+        return tree_unflatten([at if kind == "constant" else held[kind][at] for kind, at in self._marks], self._spec)
+
+
+@dataclass
+class Recording:
+    """One step of a phase for one shape of its batches, which can be recorded, replayed, and run as it is.
+
+    Args:
+        given: The learner, which it does not keep alive.
+        phase: The phase.
+        hooks: What is recorded of the plugins.
+        cells: The tensors and constants.
+        batch: The leaves of a batch, and how it is made of them.
+        samples: Of a batch.
+        window: The optimizer's window, as the step finds it.
+    """
+
+    given: InitVar[Learner]
+    phase: Phase
+    hooks: Hooks
+    cells: Cells
+    batch: tuple[list[Any], Any]
+    samples: int
+    window: Any
+    call: Callable[..., Any] = field(init=False)
+    """The compiled graph."""
+    constants: list[Any] = field(init=False)
+    values: dict[str, Places] = field(default_factory=dict)
+    sets: dict[tuple[str, str], Places] = field(default_factory=dict)
+    grads: list[int | None] = field(default_factory=list)
+    """The outputs that are the parameters' gradients."""
+    fed: dict[str, list[int]] = field(default_factory=dict)
+    """The metrics of each plugin that a step changes, by their numbers."""
+    nodes: int = 0
+    seconds: float = 0.0
+    draws: bool = False
+    votes: bool = False
+
+    def __post_init__(self, given: Learner) -> None:
+        self._learner = weakref.ref(given)
+        self.where = [i for i, leaf in enumerate(self.batch[0]) if isinstance(leaf, Tensor)]
+        self.rates = [torch.zeros((), dtype=torch.float64) for _ in self.cells.optimizer.param_groups]
+        self.sealed = SealedLearner(given)
+        self._owners = self.hooks.owners
+        self._epoch: Callable[[], Epoch | None] = lambda: None
+        self._metrics: list[Metric] = []
+        self._live: list[Metric] = []
+
+    @property
+    def learner(self) -> Learner:
+        """The learner."""
+        learner = self._learner()
+        assert learner is not None
+        return learner
+
+    # What the graph takes
+
+    def metrics(self, epoch: Epoch) -> dict[str, list[Metric]]:
+        """The metrics of an epoch that recorded hooks feed."""
+        found = {}
+        for hook in self.hooks.ends:
+            plugin = hook.owner
+            if hasattr(plugin, "traced_metrics"):
+                metrics = plugin.traced_metrics(self.learner, epoch)
+                if metrics is None:
+                    raise Unliftable(hook.plugin, "one of its metrics has to be called")
+                found[hook.plugin] = metrics
+        return found
+
+    def inputs(self, epoch: Epoch, leaves: Sequence[Any], tensors: Sequence[Tensor]) -> list[Tensor]:
+        """What the graph takes now: the learner's tensors, the rates, what metrics and windows hold, and the batch."""
+        if epoch is not self._epoch():
+            every = self.metrics(epoch)
+            self._epoch, self._metrics = (
+                weakref.ref(epoch),
+                [every[name][i] for name, at in self.fed.items() for i in at],
+            )
+        for rate, group in zip(self.rates, self.cells.optimizer.param_groups, strict=True):
+            rate.fill_(group["lr"])
+        sums = [value for metric in self._metrics for value in _tensors(metric).values()]
+        grads = [p.grad for p in self.params() if p.grad is not None] if self.window.steps else []
+        return [*tensors, *self.cells.state(), *self.rates, *sums, *grads, *[leaves[i] for i in self.where]]
+
+    def params(self) -> list[Tensor]:
+        """The optimizer's parameters."""
+        return [p for group in self.cells.optimizer.param_groups for p in group["params"]]
+
+    # Recording
+
+    def record(self, epoch: Epoch, backend: Backend, worth: Callable[[int], str]) -> None:
+        """Record the step and compile it.
+
+        Args:
+            epoch: The epoch of the step.
+            backend: Compiles the graph.
+            worth: Why a graph of so many operations is not worth compiling; empty if it is.
+
+        Raises:
+            Refused: It cannot be recorded, or is not worth compiling.
+        """
+        started = time.perf_counter()
+        every = self.metrics(epoch)
+        self.fed = {name: list(range(len(metrics))) for name, metrics in every.items()}
+        tensors = [each.detach() for each in self.cells.tensors()]
+        self.constants = self.cells.constants()
+        changed: list[bool] = []
+        with self.restored(epoch, changes=True):
+            inputs = [each.detach() for each in self.inputs(epoch, self.batch[0], tensors)]
+            try:
+                graph = private.trace(lambda *flat: self.function(flat, changed), inputs)
+            except Refused:
+                raise
+            except Exception as error:
+                if private.depends_on_data(error):
+                    raise Refused(ASKS) from None
+                if private.meets_a_stranger(error):
+                    raise Refused(STRANGER) from None
+                said = (str(error).strip().splitlines() or [""])[0]
+                raise Refused(f"it cannot be recorded ({type(error).__name__}: {said[:200]})") from None
+        if changed and not all(changed):  # metrics that this phase does not feed stay as they are
+            numbers = iter(changed)
+            self.fed = {name: [i for i in at if next(numbers)] for name, at in self.fed.items()}
+            self._epoch = lambda: None
+            with self.restored(epoch):
+                inputs = [each.detach() for each in self.inputs(epoch, self.batch[0], tensors)]
+                graph = private.trace(lambda *flat: self.function(flat, []), inputs)
+        if private.multiply(graph.graph):
+            raise Refused(ASKS)
+        if name := private.recurrent(graph.graph):
+            raise Refused(f"it uses {name}, and what compiles it gave wrong numbers around recurrent operations")
+        self.nodes, self.draws = len(graph.graph.nodes), private.draws(graph.graph)
+        if reason := worth(self.nodes):
+            raise Refused(reason)
+        graph.recompile()
+        with torch.no_grad(), autocast_off(), torch.random.fork_rng(devices=[]):
+            self.call = backend(graph, inputs)
+            self.call(*[each.clone() for each in inputs])  # what is compiled late is compiled now
+        self._epoch = lambda: None
+        self.seconds = time.perf_counter() - started
+
+    @contextmanager
+    def restored(self, epoch: Epoch, changes: bool = False) -> Iterator[None]:
+        """Inside, the phase's step may run: Python's state is put back, and with ``changes`` looked at before."""
+        owners = self.hooks.owners
+        metrics = self.metrics(epoch)
+        free = {f"plugin {name!r}": owner for name, owner in owners.items()}
+        free.update({f"metric {i} of {name!r}": m for name, each in metrics.items() for i, m in enumerate(each)})
+        watched = {"the phase": self.phase, "the loss function": self.learner.loss_fn}
+        watched.update({f"model {name!r}": model for name, model in self.learner.models.items()})
+        own, others = PythonState(watched), PythonState(free)
+        random = torch.get_rng_state()
+        try:
+            yield
+            if changes and (change := next(own.changes(), "")):
+                raise Refused(f"it changes {change}, which a graph would not")
+        finally:
+            own.put_back()
+            others.put_back()
+            torch.set_rng_state(random)
+
+    def function(self, flat: Sequence[Tensor], changed: list[bool]) -> list[Tensor]:
+        """The step, of its inputs: it changes them in place, and returns what else comes of it."""
+        cells, window = self.cells, self.window
+        given = iter(flat)
+        live = cells.tensors()
+        tensors = [next(given).detach().requires_grad_(each.requires_grad) for each in live]
+        state = [next(given) for _ in cells.state()]
+        rates = [next(given) for _ in self.rates]
+        held = [{key: next(given) for key in _tensors(metric)} for metric in self._metrics]
+        grads = [next(given) if window.steps and p.grad is not None else None for p in self.params()]
+        found = list(given)
+        before = [(each, each._version, each.clone()) for each in flat] if self._has_votes() else []
+        leaves = list(self.batch[0])
+        for at, leaf in zip(self.where, found, strict=True):
+            leaves[at] = leaf
+        for metric, values in zip(self._metrics, held, strict=True):
+            metric.load_state_dict(values)
+        loaded = [_tensors(metric) for metric in self._metrics]
+        votes: list[Tensor] = []
+        sets = {key: _leaves(getattr(owner, key[1])) for key, owner in self.hooks.sets.items()}
+        with cells.replaced(tensors, [_wide(each) for each in state], rates) as (params, states):
+            for p, grad in zip(params, grads, strict=True):
+                p.grad = grad
+            step, ends = self._sealed_step(tree_unflatten(leaves, self.batch[1]), params, votes)
+            phase_step: Callable[..., Any] = self.phase.step
+            if phase_step(self.sealed, step) is not None:
+                raise Refused("it returns something")
+            if not step.complete:
+                raise Refused("it does not call step.backward and step.update once each")
+            self._end(step, ends)
+            now = [value for values in states.values() for value in values.values() if isinstance(value, Tensor)]
+            if len(now) != len(state):
+                raise Refused("its optimizer has made new state, which it does in its first updates")
+            with torch.no_grad():
+                for old, new in zip(state, now, strict=True):
+                    if new is not old:
+                        old.copy_(new)
+                self._write_rebound(tensors)
+        left = [p.grad for p in params]
+        changed[:] = self._write_metrics(held, loaded)
+        if votes:
+            kept = torch.stack([vote.reshape(()) for vote in votes]).all()
+            for each, version, old in before:
+                if each._version != version:
+                    each.copy_(torch.where(kept, each, old))
+        return self._outputs(step, left, found, [kept] if votes else [], sets)
+
+    def _has_votes(self) -> bool:
+        return any(hook.vote for hooks in self.hooks.calls.values() for hook in hooks)
+
+    def _sealed_step(self, batch: Any, params: Sequence[Tensor], votes: list[Tensor]) -> tuple[Any, Any]:
+        running = self._epoch()
+        assert running is not None
+        epoch = SealedEpoch(running)
+        given = {"learner": self.sealed, "phase": self.phase, "epoch": epoch}
+
+        def caller(hook: Hook) -> Callable[[SealedStep], Any]:
+            if hook.vote:
+                return lambda step: votes.append(hook.function(step))
+            return lambda step: hook.function(*({**given, "step": step}[name] for name in hook.arguments))
+
+        ends = {hook.plugin: caller(hook) for hook in self.hooks.ends}
+        calls = {event: [caller(hook) for hook in hooks] for event, hooks in self.hooks.calls.items()}
+        (name, optimizer), window = next(iter(self.learner.optimizers.items())), self.window
+        target = (name, optimizer)
+        made = SealedStep(epoch, batch, self.samples, calls, target, params, window.seed, window.size, window.due)
+        return made, ends
+
+    @staticmethod
+    def _end(step: SealedStep, ends: Mapping[str, Callable[[SealedStep], Any]]) -> None:
+        """The recorded hooks of ``step_end``."""
+        for plugin, call in ends.items():
+            try:
+                call(step)
+            except Exception as error:
+                raise Unliftable(plugin, str(error)) from error
+
+    def _write_rebound(self, tensors: Sequence[Tensor]) -> None:
+        """Tensors that the step has put in the place of those that it was given."""
+        for slots, old in zip(self.cells.slots, tensors, strict=True):
+            now = slots[0][0].get(slots[0][1])
+            if now is not old:
+                if not isinstance(now, Tensor) or (now.shape, now.dtype) != (old.shape, old.dtype):
+                    raise Refused(f"it puts something else in the place of {slots[0][1]!r}")
+                old.copy_(now)
+
+    def _write_metrics(self, held: list[dict[str, Tensor]], loaded: list[dict[str, Tensor]]) -> list[bool]:
+        """Write what metrics have come to; returns which have been fed."""
+        changed = []
+        for metric, old, before in zip(self._metrics, held, loaded, strict=True):
+            now = _tensors(metric)
+            changed.append(any(now[key] is not before[key] for key in now))
+            for key, value in now.items():
+                if value is not before[key]:
+                    old[key].copy_(value)
+        return changed
+
+    def _outputs(
+        self,
+        step: SealedStep,
+        grads: Sequence[Tensor | None],
+        found: Sequence[Tensor],
+        first: list[Tensor],
+        before: dict[tuple[str, str], list[Any]],
+    ) -> list[Tensor]:
+        outputs: list[Tensor] = list(first)
+        self.votes = bool(first)
+        given = {id(leaf): at for at, leaf in zip(self.where, found, strict=True)}
+        self.values = {name: Places(value, given, outputs, f"step.{name}") for name, value in step.values.items()}
+        self.sets = {}
+        for (name, attribute), owner in self.hooks.sets.items():
+            value, old = getattr(owner, attribute), before[name, attribute]
+            new = _leaves(value)
+            if len(new) != len(old) or any(one is not other for one, other in zip(new, old, strict=True)):
+                self.sets[name, attribute] = Places(value, given, outputs, f"{attribute} of plugin {name!r}")
+        at = Places(list(grads), given, outputs, "a gradient")
+        self.grads = [mark if kind == "output" else None for kind, mark in at._marks]
+        return [output.detach() for output in outputs]
+
+    # Replaying
+
+    def run(self, inputs: Sequence[Tensor]) -> Sequence[Any]:
+        """Replay the graph."""
+        if any(map(torch.is_autocast_enabled, devices.types())):
+            with torch.no_grad(), autocast_off():
+                return self.call(*inputs)  # type: ignore[no-any-return]
+        with torch.no_grad():
+            return self.call(*inputs)  # type: ignore[no-any-return]
+
+    def run_as_it_is(self, epoch: Epoch, inputs: Sequence[Tensor]) -> Sequence[Any]:
+        """Run the step on other tensors, in the graph's place, without compiling."""
+        kept = dict(vars(self))
+        with self.restored(epoch), torch.enable_grad():
+            outputs = self.function(inputs, [])
+        for name in ("values", "sets", "grads", "votes"):
+            setattr(self, name, kept[name])
+        return outputs
+
+    def hand_over(self, step: Step, outputs: Sequence[Any], leaves: Sequence[Any]) -> None:
+        """Give the step, the plugins and the engine what came of it."""
+        values = {name: places.made(outputs, leaves) for name, places in self.values.items()}
+        values[REPLAYED] = True
+        for (plugin, attribute), places in self.sets.items():
+            setattr(self._owners[plugin], attribute, places.made(outputs, leaves))
+        grads = [None if at is None else outputs[at] for at in self.grads]
+        step.applied(values, {self.window.name: grads})
+
+
+def _leaves(value: Any) -> list[Any]:
+    return tree_flatten(value)[0]
+
+
+def _tensors(metric: Metric) -> dict[str, Tensor]:
+    return metric.tensors() or {}
+
+
+def _wide(value: Tensor) -> Tensor:
+    """A counter in float64: in float32 a correction by a power of it has a thousand times the error."""
+    return value.double() if value.ndim == 0 and value.is_floating_point() else value

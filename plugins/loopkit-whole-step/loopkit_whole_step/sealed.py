@@ -1,0 +1,174 @@
+"""What a phase and recorded hooks are given while a step is recorded: it refuses what changes from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from loopkit import Step, devices
+from loopkit.events import BackwardBegin, BackwardEnd, UpdateBegin
+from loopkit_whole_step import private
+
+if TYPE_CHECKING:
+    from loopkit import Epoch, Event, Learner
+
+LEARNER = ("model", "models", "loss_fn", "optimizer", "optimizers")
+"""What of a learner stays the same from step to step, or is recorded with it."""
+LATER = {"inputs", "targets", "outputs", "loss", "seed", "optimizer_name", "optimizer", "params", "batch", "weight"}
+"""What a step has from some point on, as others may ask."""
+OF_STEP = {name for name in (*dir(Step), *Step.__annotations__) if not name.startswith("_")} - LATER
+
+
+class Refused(Exception):
+    """The step cannot be recorded, and why; it reads "keeps the step eager, because ..."."""
+
+
+class SealedLearner:
+    """The parts of a learner that a recorded step may use."""
+
+    def __init__(self, learner: Learner) -> None:
+        vars(self).update({name: getattr(learner, name) for name in LEARNER})
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise Refused(f"it uses learner.{name}, which is not the same in each step")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise Refused(f"it sets learner.{name}")
+
+
+class SealedEpoch:
+    """What of an epoch recorded hooks may use."""
+
+    def __init__(self, epoch: Epoch) -> None:
+        self.name, self.phase, self.trains = epoch.name, epoch.phase, epoch.trains
+        self.keep = epoch.keep
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise Refused(f"it uses epoch.{name}, which is not the same in each step")
+
+
+class SealedStep:
+    """A step that records one backward, and one update if that is due.
+
+    Args:
+        epoch: The step's.
+        batch: What the loader yielded, made of tensors that are recorded.
+        samples: Its number of samples.
+        calls: By event, the plugins' hooks.
+        optimizer: Its name and itself.
+        params: The parameters that the optimizer has while the step is recorded.
+        seed: What backward starts from.
+        size: Steps of a window.
+        due: Whether an update is due.
+    """
+
+    closure = None
+    skip_reason = None
+    ended = False
+
+    def __init__(
+        self,
+        epoch: SealedEpoch,
+        batch: Any,
+        samples: int,
+        calls: Mapping[type[Event], Sequence[Callable[[SealedStep], Any]]],
+        optimizer: tuple[str, torch.optim.Optimizer],
+        params: Sequence[Tensor],
+        seed: float,
+        size: int,
+        due: bool,
+    ) -> None:
+        own = {"_calls": calls, "_window": (*optimizer, params, seed, size, due), "_updated": False, "epoch": epoch}
+        vars(self).update(own, batch=batch, samples=samples, weight=samples, had_backward=False)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in OF_STEP:
+            raise Refused(f"it uses step.{name}, which is not the same in each step")
+        raise AttributeError(f"step.{name} is not set")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in OF_STEP and name not in ("samples",):
+            raise Refused(f"it sets step.{name}")
+        if name == "weight" and self._window[4] > 1:
+            raise Refused("it weights the steps of an update, and uneven windows are rescaled")
+        object.__setattr__(self, name, value)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What the phase has put on it."""
+        own = ("samples", "batch", "epoch", "had_backward", "optimizer", "optimizer_name", "params", "seed")
+        return {name: value for name, value in vars(self).items() if name[0] != "_" and name not in own}
+
+    def emit(self, event: type[Event]) -> None:
+        """Record the hooks of an event."""
+        if event not in self._calls:
+            raise Refused(f"it emits {event.__name__}, which its emits does not list")
+        for call in self._calls[event]:
+            call(self)
+
+    def backward(
+        self, loss: Tensor, name: str | None = None, *, retain_graph: bool = False, create_graph: bool = False
+    ) -> None:
+        """Record a backward."""
+        own_name, *_, seed, _, _ = self._window
+        if self.had_backward or retain_graph or create_graph:
+            raise Refused("it has several backwards")
+        if name not in (None, own_name):
+            raise Refused(f"it calls backward for {name!r}")
+        if not isinstance(loss, Tensor) or loss.ndim or not loss.requires_grad:
+            raise Refused("its loss is no scalar tensor that requires grad")
+        own = vars(self).get("loss")
+        object.__setattr__(self, "seed", seed)
+        object.__setattr__(self, "loss", loss)
+        self.emit(BackwardBegin)
+        given = self.seed
+        gradient = given.to(loss) if isinstance(given, Tensor) else torch.full_like(loss, given)
+        with autocast_off():
+            torch.autograd.backward(loss, gradient)
+        vars(self)["had_backward"] = True
+        self.emit(BackwardEnd)
+        if own is None:
+            del vars(self)["loss"]
+        else:
+            object.__setattr__(self, "loss", own)
+
+    def update(self, name: str | None = None, closure: Any = None) -> None:
+        """Record the update, if it is due."""
+        own_name, optimizer, params, _, _, due = self._window
+        if closure is not None:
+            raise Refused("its optimizer evaluates the loss itself, by a closure")
+        if name not in (None, own_name) or not self.had_backward or self._updated:
+            raise Refused("it updates in another way than once, after its backward")
+        vars(self)["_updated"] = True
+        if due:
+            vars(self).update(optimizer_name=own_name, optimizer=optimizer, params=params)
+            with autocast_off():
+                self.emit(UpdateBegin)
+                private.step_of(optimizer)
+
+    def skip_update(self, reason: str) -> None:
+        """Votes are Python's."""
+        raise Refused(f"it decides whether to update ({reason})")
+
+    @property
+    def complete(self) -> bool:
+        """Whether the phase has called both."""
+        return bool(self.had_backward and self._updated)
+
+
+@contextmanager
+def autocast_off() -> Iterator[None]:
+    """Inside, autocast is off."""
+    with ExitStack() as stack:
+        for device in devices.types():
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield

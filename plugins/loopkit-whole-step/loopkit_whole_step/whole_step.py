@@ -1,0 +1,573 @@
+"""WholeStep: the whole training step as one compiled graph."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+
+from loopkit import Event, hookimpl
+from loopkit.errors import PluginError
+from loopkit.events import StepEnd, UpdateEnd
+from loopkit.notes import say
+from loopkit_whole_step import private
+from loopkit_whole_step.cells import SCALARS, Cells
+from loopkit_whole_step.record import REPLAYED, Backend, Hook, Hooks, Recording, Unliftable
+from loopkit_whole_step.sealed import Refused
+from loopkit_whole_step.verify import Comparison
+
+if TYPE_CHECKING:
+    from loopkit import Epoch, Learner, Phase, Step
+    from loopkit.hooks import Target
+
+COMES = 3
+"""A shape is compiled when it has come so many times."""
+SHAPES = 4
+"""So many shapes are compiled at most."""
+CHANGES = 4
+"""So many times a shape is compiled anew, since a constant of it has changed."""
+CHECKS = 2
+"""So many steps in a row are compared first."""
+MISSES = 5
+"""So many steps in a row that come out a little different are too many."""
+LOOKS, APART = 3, 500
+"""One more is compared when an epoch begins: the first times in any case, then so many steps after the last."""
+TURNS = 10
+"""So many steps of either kind are timed."""
+KEPT = 0.97
+"""A graph is kept that takes at most so much of the eager step's time."""
+SAVES = 0.3
+"""The share of a step that compiling is taken to save, before it is known."""
+SECONDS, SECONDS_A_NODE = 4.0, 0.02
+"""How long compiling is taken to last, before it is known."""
+AFTER = {"update_end", "update_skipped", "step_end"}
+"""Hooks that come after the phase's own step, or may."""
+BEFORE = {"step_begin", "step_cancelled"}
+"""Hooks that are no part of it."""
+
+
+def _nothing() -> None:
+    """A reference to nothing."""
+
+
+@dataclass
+class Shape:
+    """What is known of the steps of one phase with one shape of their batches."""
+
+    name: str
+    mode: str = "counted"
+    """``"counted"``, ``"compared"``, ``"timed"``, ``"graph"`` or ``"eager"``."""
+    reason: str = ""
+    """Why it is eager."""
+    count: int = 0
+    checks: int = 0
+    changes: int = 0
+    eager: list[float] = field(default_factory=list)
+    """Seconds of steps."""
+    graph: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    """Of compiling."""
+    recording: Recording | None = None
+    plan: Callable[[], Any] = _nothing
+    """The plan that it was recorded with."""
+    epoch: Callable[[], Any] = _nothing
+    """The epoch in which what it holds for constant was last looked at."""
+    looks: int = 0
+    """How often it was compared when an epoch began, in this process."""
+    misses: int = 0
+    """Steps in a row that came out a little different."""
+    since: int = 0
+    """Steps that were replayed since."""
+
+    SAVED = ("mode", "reason", "count", "checks", "changes", "eager", "graph", "seconds")
+
+    @property
+    def ratio(self) -> float | None:
+        """The graph's time to the eager step's; None if they were not timed."""
+        return statistics.median(self.graph) / statistics.median(self.eager) if self.graph and self.eager else None
+
+
+class WholeStep:
+    """Run the whole training step - the phase's own, the plugins' hooks, the optimizer's - as one compiled graph.
+
+    A step is recorded when a shape of batches has come three times, and compiled by inductor. Two steps are then
+    compared with eager ones, on copies; eager and compiled steps take turns until it is known which is faster, and the
+    graph is kept if it takes at most 0.97 of the time. At the begin of each epoch one step is compared again. What
+    cannot be recorded stays eager, with one line that says why; `learner.explain()` has it, too.
+
+    Args:
+        when: ``"auto"``: only where the steps that are left repay the compiling, and if the graph is faster.
+            ``"always"``: wherever it can be done.
+        backend: What compiles: ``"inductor"``; ``"none"`` runs what was recorded as it is, for tests; or a function
+            ``(graph, inputs) -> callable``.
+        show: Print a line for each shape that was compiled, or why it was not.
+
+    Raises:
+        PluginError: An option is none of these.
+
+    What it does not promise: the bits of eager steps. A run that goes on from a checkpoint is bitwise the one that was
+    not interrupted, once it is decided which steps are compiled: the decision is saved. Not compiled are: recurrent
+    modules, ``.item()`` and choices that depend on data, several backwards or optimizers, closures, modules with
+    hooks, windows of uneven weights, several processes, optimizers that count in Python.
+
+    Example::
+
+        Learner(model, loss_fn, optimizer, plugins=[WholeStep()])
+    """
+
+    name = "whole_step"
+    provides = "whole_step"
+    syncs = ("take_step",)
+    """It reads votes, and while it compares, what is compared."""
+    volatile = ("seconds", "eager", "graph")
+
+    def __init__(self, when: str = "auto", *, backend: str | Backend = "inductor", show: bool = True) -> None:
+        if when not in ("auto", "always"):
+            raise PluginError(f"WholeStep(when={when!r}): it is 'auto' or 'always'")
+        if not callable(backend) and backend not in ("inductor", "none"):
+            raise PluginError(f"WholeStep(backend={backend!r}): it is 'inductor', 'none' or a function")
+        self.when, self.backend, self.show = when, backend, show
+        self.shapes: dict[str, Shape] = {}
+        """What is known, by phase and shape."""
+        self._keys: dict[Any, Shape] = {}
+        self._hooks: tuple[Any, Hooks, str] | None = None
+        """The plan that they are of, what is recorded of it, and why nothing can be."""
+        self._after: set[str] = set()
+        """Plugins whose hook of ``step_end`` cannot be recorded."""
+        self._recorded_ones: dict[tuple[str, str, str], bool] = {}
+        """By phase, hook and plugin, whether it may be recorded."""
+        self._comparison: Comparison | None = None
+
+    # The step
+
+    @hookimpl(reads=("*",))
+    def take_step(self, learner: Learner, phase: Phase, epoch: Epoch, step: Step, default: Callable[[], None]) -> None:
+        """Replay the step, or run it."""
+        if not phase.training:
+            default()
+            return
+        batch = step.batch
+        if batch.__class__ is tuple or batch.__class__ is list:
+            leaves = batch
+            if not all(leaf.__class__ is Tensor for leaf in leaves):
+                leaves = tree_flatten(batch)[0]
+        else:
+            leaves = [batch] if batch.__class__ is Tensor else tree_flatten(batch)[0]
+        (window, *others) = step.window_state
+        key = (
+            phase,
+            window.steps > 0,
+            window.due,
+            window.seed,
+            torch.is_autocast_enabled("cpu"),
+            *[(leaf.shape, leaf.dtype, leaf.stride()) if isinstance(leaf, Tensor) else leaf for leaf in leaves],
+        )
+        try:
+            shape = self._keys.get(key)
+        except TypeError:  # a batch of what has no hash
+            default()
+            return
+        if shape is None:
+            shape = self._shape(phase, key, window, others, leaves)
+        recording = shape.recording
+        if shape.mode == "graph" and recording is not None and epoch is shape.epoch() and shape.plan() is epoch.plan:
+            tensors = recording.cells.tensors()
+            if self._stands(recording, learner, tensors):
+                outputs = recording.run(recording.inputs(epoch, leaves, tensors))
+                if not recording.votes or outputs[0].item():  # host sync: whether the update was made
+                    shape.since += 1
+                    recording.hand_over(step, outputs, leaves)
+                else:
+                    default()
+                return
+        self._other(shape, learner, phase, epoch, step, default, leaves)
+
+    @staticmethod
+    def _stands(recording: Recording, learner: Learner, tensors: Sequence[Tensor]) -> bool:
+        """Whether all that the graph holds for constant is so."""
+        if learner.loss_fn is not recording.sealed.loss_fn:
+            return False
+        cells = recording.cells
+        now = [holder[key] for holder, key in cells.scalars]
+        now += [each.requires_grad for each in tensors]
+        return now == recording.constants and not any(cells.hooks)
+
+    def _shape(self, phase: Phase, key: Any, window: Any, others: Any, leaves: Sequence[Any]) -> Shape:
+        """A shape that has not come before in this process."""
+        looks = [(tuple(leaf.shape), str(leaf.dtype)) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        name = f"{phase.name} {looks} {key[1:5]}"
+        shape = self.shapes.setdefault(name, Shape(name))
+        self._keys[key] = shape
+        if others:
+            self._refuse(shape, "there are several optimizers")
+        elif window.seed is None:
+            self._refuse(
+                shape, "the weights of a window's steps differ, so that its gradients are rescaled", quiet=True
+            )
+        elif not all(isinstance(leaf, (Tensor, *SCALARS)) for leaf in leaves):
+            self._refuse(shape, "its batch holds more than tensors and numbers")
+        elif any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
+            self._refuse(shape, "its batch requires grad")
+        return shape
+
+    def _other(
+        self,
+        shape: Shape,
+        learner: Learner,
+        phase: Phase,
+        epoch: Epoch,
+        step: Step,
+        default: Callable[[], None],
+        leaves: Sequence[Any],
+    ) -> None:
+        """A step that is not just replayed."""
+        if shape.mode == "eager":
+            default()
+            return
+        if shape.recording is not None:
+            self._look_again(shape, learner, phase, epoch)
+        if shape.recording is None:
+            resumed = shape.mode != "counted"
+            shape.count += not resumed
+            if shape.count <= COMES and not resumed:
+                started = time.perf_counter()
+                default()
+                shape.eager.append(time.perf_counter() - started)
+                return
+            self._record(shape, learner, phase, epoch, step)
+            if shape.mode == "counted":
+                shape.mode, shape.eager = "compared", []
+        recording = shape.recording
+        if recording is None:
+            default()
+        elif shape.mode == "compared":
+            self._compare(shape, recording, learner, epoch, step, default, leaves)
+        elif shape.mode == "timed" and len(shape.eager) <= len(shape.graph):
+            started = time.perf_counter()
+            default()
+            shape.eager.append(time.perf_counter() - started)
+        elif shape.epoch() is not epoch and (shape.looks < LOOKS or shape.since >= APART):
+            self._check(shape, recording, epoch, step, default, leaves)
+        else:
+            shape.epoch = ref(epoch)
+            started = time.perf_counter()
+            outputs = recording.run(recording.inputs(epoch, leaves, recording.cells.tensors()))
+            self._hand_over(recording, step, outputs, leaves, default)
+            if shape.mode == "timed":
+                shape.graph.append(time.perf_counter() - started)
+                if len(shape.graph) >= TURNS:
+                    self._decide(shape)
+
+    def _hand_over(
+        self,
+        recording: Recording,
+        step: Step,
+        outputs: Sequence[Any],
+        leaves: Sequence[Any],
+        default: Callable[[], None],
+    ) -> None:
+        if recording.votes and not outputs[0].item():  # host sync: whether the update was made
+            default()
+        else:
+            recording.hand_over(step, outputs, leaves)
+
+    def _decide(self, shape: Shape) -> None:
+        """Eager and graph have been timed."""
+        ratio = shape.ratio
+        assert ratio is not None
+        if ratio > KEPT:
+            self._refuse(shape, f"compiled it takes {ratio:.2f} of the time")
+        else:
+            shape.mode = "graph"
+            self._say(f"{_short(shape)}: compiled in {shape.seconds:.1f} s, takes {ratio:.2f} of the time")
+
+    # Recording
+
+    def _look_again(self, shape: Shape, learner: Learner, phase: Phase, epoch: Epoch) -> None:
+        """Drop a recording that no longer holds."""
+        recording = shape.recording
+        assert recording is not None
+        try:
+            changed = "" if shape.plan() is epoch.plan else "the list of plugins"
+            if not changed:
+                cells = Cells.of(learner, phase, recording.hooks.owners)
+                changed = recording.cells.replaced_by(cells) or recording.cells.changed(recording.constants)
+        except Refused as refused:
+            self._refuse(shape, str(refused))
+            return
+        if changed:
+            shape.recording, shape.mode, shape.count, shape.checks = None, "counted", 0, 0
+            shape.changes += 1
+            if shape.changes > CHANGES:
+                self._refuse(shape, f"{changed} changes from time to time")
+
+    def _record(self, shape: Shape, learner: Learner, phase: Phase, epoch: Epoch, step: Step) -> None:
+        """Record and compile a shape, or say why not."""
+        others = sum(each.mode not in ("counted", "eager") for each in self.shapes.values() if each is not shape)
+        if others >= SHAPES:
+            self._refuse(shape, f"{SHAPES} other shapes are compiled already")
+            return
+        try:
+            if learner.world.size > 1:
+                raise Refused("several processes train together")
+            while True:
+                hooks = self._recorded(learner, phase, epoch)
+                self._worth(shape, learner, 0)
+                cells = Cells.of(learner, phase, hooks.owners)
+                (window,) = step.window_state
+                made = Recording(learner, phase, hooks, cells, tree_flatten(step.batch), step.samples, window)
+                try:
+                    made.record(epoch, self._compiler, lambda nodes: self._worth(shape, learner, nodes))
+                    break
+                except Unliftable as hook:
+                    if hook.plugin in self._after:
+                        raise
+                    self._after.add(hook.plugin)
+                    self._hooks = None
+        except Refused as refused:
+            self._refuse(shape, str(refused))
+        else:
+            shape.recording, shape.seconds, shape.plan = made, shape.seconds + made.seconds, ref(epoch.plan)
+
+    def _compiler(self, graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
+        if callable(self.backend):
+            return self.backend(graph, inputs)
+        return graph if self.backend == "none" else private.inductor(graph, inputs)
+
+    def _worth(self, shape: Shape, learner: Learner, nodes: int) -> str:
+        """Why compiling would not be repaid; empty if it may be, or if that was decided before a resume."""
+        fit, result = learner.current, learner.result
+        planned = result.planned.updates if fit is not None and result is not None else None
+        if shape.mode != "counted" or self.when == "always" or planned is None or not shape.eager:
+            return ""
+        seen = sum(each.count for each in self.shapes.values())
+        left = max(planned - learner.progress.updates, 0)
+        mine = left * shape.count / max(seen, 1)
+        seconds = SECONDS + SECONDS_A_NODE * nodes
+        if mine * min(shape.eager) * SAVES >= seconds:
+            return ""
+        reason = f"{mine:.0f} steps are too few to repay {seconds:.0f} s of compiling"
+        if not nodes:
+            raise Refused(reason)
+        return reason
+
+    def _recorded(self, learner: Learner, phase: Phase, epoch: Epoch) -> Hooks:
+        """What is recorded of the plugins' hooks, in the plan's order.
+
+        Raises:
+            Refused: A hook in the step has to be called.
+        """
+        plan = epoch.plan
+        if self._hooks is None or self._hooks[0]() is not plan:
+            hooks, reasons = self._sorted(learner.plugins, phase, plan.order)
+            self._hooks = ref(plan), hooks, "; ".join(reasons)
+        if self._hooks[2]:
+            raise Refused(self._hooks[2])
+        return self._hooks[1]
+
+    def _sorted(self, plugins: Any, phase: Phase, order: Any) -> tuple[Hooks, list[str]]:
+        calls: dict[type[Event], list[Hook]] = {}
+        ends: list[Hook] = []
+        reasons = [
+            f"plugin {placed.entry.plugin!r} takes the optimizer's step" for placed in order.get("optimizer_step", ())
+        ]
+        for event in dict.fromkeys(phase.events()):
+            if "step" not in event.arguments or event.hook in (BEFORE | AFTER) - {"step_end"}:
+                continue
+            if event is not StepEnd:
+                calls[event] = []
+            for placed in order[event.hook]:
+                name = placed.entry.plugin
+                hook = _hook(name, plugins[name], event.hook)
+                if event is StepEnd:
+                    if hook is not None and not hook.vote and name not in self._after:
+                        ends.append(hook)
+                elif hook is None:
+                    reasons.append(f"{event.hook} of plugin {name!r} has to be called in it")
+                else:
+                    calls[event].append(hook)
+        calls.setdefault(UpdateEnd, [])
+        return Hooks(calls, ends), reasons
+
+    # Trust, but verify
+
+    def _compare(
+        self,
+        shape: Shape,
+        recording: Recording,
+        learner: Learner,
+        epoch: Epoch,
+        step: Step,
+        default: Callable[[], None],
+        leaves: Sequence[Any],
+    ) -> None:
+        """An eager step, and the graph on copies."""
+        comparison = Comparison(recording, epoch, leaves, len(recording.where))
+        before = learner.progress.updates
+        with comparison.watching():
+            default()
+        if recording.votes and not comparison.kept:
+            return  # a plugin had something to say: nothing to compare
+        updated = learner.progress.updates != before
+        if difference := comparison.difference(step, updated):
+            if self._misses(shape, comparison):
+                self._refuse(shape, f"compared, it is not the same: {difference}")
+            return
+        shape.misses = 0
+        self._comparison = comparison
+        shape.checks += 1
+        if shape.checks >= CHECKS:
+            shape.mode = "graph" if self.when == "always" else "timed"
+            shape.epoch, shape.eager, shape.graph = ref(epoch), [], []
+            if self.when == "always":
+                self._say(f"{_short(shape)}: compiled in {shape.seconds:.1f} s")
+
+    def _check(
+        self,
+        shape: Shape,
+        recording: Recording,
+        epoch: Epoch,
+        step: Step,
+        default: Callable[[], None],
+        leaves: Sequence[Any],
+    ) -> None:
+        """A compiled step, and the same as it is on copies: an epoch begins, or goes on."""
+        shape.epoch, shape.looks, shape.since = ref(epoch), shape.looks + 1, 0
+        comparison = Comparison(recording, epoch, leaves, len(recording.where), live=True)
+        if recording.votes and not comparison.kept:
+            default()
+            return
+        if difference := comparison.difference_from_plain(epoch):
+            if comparison.gross:
+                comparison.take_plain()
+            if self._misses(shape, comparison):
+                self._refuse(shape, f"compared at the begin of an epoch, it is not the same any more: {difference}")
+            else:
+                shape.epoch = _nothing  # the next step is compared, too
+        else:
+            shape.misses = 0
+        recording.hand_over(step, comparison.outputs, leaves)
+
+    @staticmethod
+    def _misses(shape: Shape, comparison: Comparison) -> bool:
+        """Whether a difference is one that counts: a large one, or many in a row."""
+        shape.misses += 1
+        return comparison.gross or shape.misses >= MISSES
+
+    # Around it
+
+    @hookimpl
+    def instrument_call(self, learner: Learner, target: Target, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Leave out the hooks of a step's end that were replayed; note where each hook is."""
+        options = getattr(target.function, "loopkit_options", None)
+        recorded = options is not None and options.traced is not None
+        self._recorded_ones[target.phase, target.hook, target.plugin] = recorded or _votes(target)
+        if target.hook != "step_end":
+            return call
+        plugin = target.plugin
+        at = target.arguments.index("step") if "step" in target.arguments else -1
+
+        def unless_replayed(*values: Any) -> Any:
+            if REPLAYED in vars(values[at]) and self._replays(plugin):
+                return None
+            result = call(*values)
+            if self._comparison is not None:
+                self._compare_metrics(plugin)
+            return result
+
+        return unless_replayed if at >= 0 and recorded else call
+
+    def _replays(self, plugin: str) -> bool:
+        return self._hooks is not None and any(hook.plugin == plugin for hook in self._hooks[1].ends)
+
+    def _compare_metrics(self, plugin: str) -> None:
+        comparison = self._comparison
+        assert comparison is not None
+        if plugin in comparison.recording.fed:
+            self._comparison = None
+            if difference := comparison.difference_of_metrics():
+                self._after.add(plugin)
+                self._hooks = None
+                for shape in self.shapes.values():
+                    if shape.recording is comparison.recording:
+                        shape.recording, shape.mode, shape.count, shape.checks = None, "counted", COMES, 0
+                self._say(f"{plugin} is updated after the compiled step: {difference}")
+
+    def _refuse(self, shape: Shape, reason: str, quiet: bool = False) -> None:
+        shape.mode, shape.reason, shape.recording = "eager", reason, None
+        if not quiet and sum(each.reason == reason for each in self.shapes.values()) == 1:
+            self._say(f"{_short(shape)} stays eager, because {reason}")
+
+    def _say(self, text: str) -> None:
+        if self.show:
+            say(f"whole_step: {text}")
+
+    def explain(self, phase: Phase, hook: str) -> str:
+        """What was decided, for ``learner.explain()``."""
+        if hook != "take_step" or not phase.training:
+            return ""
+        said = []
+        for shape in self.shapes.values():
+            if shape.name.startswith(f"{phase.name} ") and shape.mode != "counted":
+                ratio = "" if shape.ratio is None else f", {shape.ratio:.2f} of the time"
+                is_graph = f"a graph, compiled in {shape.seconds:.1f} s{ratio}"
+                said.append(
+                    f"{_short(shape)}: {is_graph if shape.mode != 'eager' else f'eager, because {shape.reason}'}"
+                )
+        return "; ".join(said)
+
+    def remark(self, phase: Phase, hook: str, plugin: str) -> str:
+        """Where each plugin's hook is, for ``learner.explain()``."""
+        if not phase.training or plugin == self.name:
+            return ""
+        if hook == "optimizer_step":
+            return "keeps the step eager, because it takes the optimizer's step"
+        recorded = self._recorded_ones.get((phase.name, hook, plugin), False)
+        if hook in AFTER:
+            return "in the graph" if hook == "step_end" and recorded and plugin not in self._after else "after it"
+        if hook not in {event.hook for event in phase.events() if "step" in event.arguments} - BEFORE:
+            return ""
+        return "in the graph" if recorded else "keeps the step eager, because it has to be called in it"
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was decided, so that a run that goes on takes the same steps compiled."""
+        shapes = {
+            name: {key: copy.copy(getattr(shape, key)) for key in Shape.SAVED} for name, shape in self.shapes.items()
+        }
+        return {"torch": str(torch.__version__), "shapes": shapes, "after": sorted(self._after)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        self.shapes = {name: Shape(name, **copy.deepcopy(values)) for name, values in state["shapes"].items()}
+        self._keys, self._hooks = {}, None
+        self._after = set(state["after"])
+
+
+def _hook(name: str, plugin: Any, hook: str) -> Hook | None:
+    """What is recorded of a plugin's hook; None if it has to be called."""
+    function = getattr(plugin, hook)
+    options = function.loopkit_options
+    if options.traced is not None:
+        return Hook(name, plugin, function, tuple(inspect.signature(function).parameters), options.traced)
+    if hasattr(plugin, "vote") and (voting := plugin.vote(hook)) is not None:
+        return Hook(name, plugin, voting, (), (), vote=True)
+    return None
+
+
+def _votes(target: Target) -> bool:
+    """Whether a recorded step can do without a hook, by a vote."""
+    plugin: Any = getattr(target.function, "__self__", None)
+    return hasattr(plugin, "vote") and plugin.vote(target.hook) is not None
+
+
+def _short(shape: Shape) -> str:
+    return f"the step of {shape.name.partition(' ')[0]!r} for {shape.name.partition(' ')[2].rpartition(' (')[0]}"

@@ -1,0 +1,83 @@
+"""What is used of torch that has no public name, and the versions in which that was seen."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from loopkit_whole_step import private
+
+
+def test_version_of_torch_is_one_that_is_known():
+    assert ".".join(torch.__version__.split(".")[:2]) in private.KNOWN
+
+
+def test_modules_keep_their_hooks_where_they_are_looked_for():
+    registers = ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook")
+    for register in (*registers, "register_full_backward_pre_hook"):
+        module = nn.Linear(1, 1)
+        assert not any(private.hooks_of(module))
+        getattr(module, register)(lambda *_: None)
+        assert any(private.hooks_of(module)), register
+
+
+def test_tensors_keep_their_hooks_where_they_are_looked_for():
+    for register in ("register_hook", "register_post_accumulate_grad_hook"):
+        p = nn.Parameter(torch.ones(1))
+        assert not private.has_hooks(p)
+        getattr(p, register)(lambda *_: None)
+        assert private.has_hooks(p), register
+
+
+def test_optimizers_keep_their_hooks_where_they_are_looked_for():
+    for register in ("register_step_pre_hook", "register_step_post_hook"):
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+        assert not private.step_hooks(optimizer)
+        getattr(optimizer, register)(lambda *_: None)
+        assert private.step_hooks(optimizer) == 1
+
+
+def test_step_of_an_optimizer_calls_no_hooks_on_it():
+    p, calls = nn.Parameter(torch.ones(1)), []
+    optimizer = torch.optim.SGD([p], lr=0.5)
+    optimizer.register_step_pre_hook(lambda *_: calls.append(1))
+    p.grad = torch.ones(1)
+    private.step_of(optimizer)
+    assert (p.item(), calls) == (0.5, [])
+    assert not torch.compiler.is_compiling()
+
+
+def test_number_that_is_read_of_a_tensor_becomes_a_product():
+    def function(x, y, rate):
+        x.add_(y, alpha=-rate)
+        return x
+
+    inputs = [torch.ones(3), torch.full((3,), 2.0), torch.tensor(0.25, dtype=torch.float64)]
+    graph = private.trace(function, inputs)
+    assert private.multiply(graph.graph) == []
+    graph.recompile()
+    assert torch.equal(graph(*inputs), torch.full((3,), 0.5))
+
+
+def test_number_that_is_read_for_anything_else_is_told():
+    graph = private.trace(lambda x, rate: x * rate.item(), [torch.ones(3), torch.tensor(0.25)])
+    assert len(private.multiply(graph.graph)) == 1
+
+
+def test_tensor_that_is_no_input_is_told():
+    scale = torch.tensor(2.0)
+    with pytest.raises(AssertionError) as caught:
+        private.trace(lambda x: x * scale, [torch.ones(3)])
+    assert private.meets_a_stranger(caught.value)
+    assert not private.meets_a_stranger(AssertionError("another"))
+
+
+def test_random_numbers_and_recurrent_operations_are_seen():
+    drawing = private.trace(lambda x: nn.functional.dropout(x, 0.5), [torch.ones(3)])
+    assert private.draws(drawing.graph)
+    assert not private.draws(private.trace(lambda x: x + 1, [torch.ones(3)]).graph)
+    cell = nn.GRUCell(2, 2)
+    graph = private.trace(lambda x, w: torch._VF.gru_cell(x, x, w, w, None, None), [torch.ones(1, 2), torch.ones(6, 2)])
+    assert cell.hidden_size == 2
+    assert isinstance(private.recurrent(graph.graph), str)

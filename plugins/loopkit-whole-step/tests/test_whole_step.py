@@ -1,0 +1,805 @@
+"""The whole step as a graph: what it trains, what stays eager and why, and what a comparison finds.
+
+``backend="none"`` runs what was recorded as it is, which takes a hundredth of the time that compiling takes;
+test_inductor.py compiles.
+"""
+
+from __future__ import annotations
+
+import copy
+from itertools import count
+
+import pytest
+import torch
+from helpers import on
+from torch import nn
+
+from loopkit import CancelStep, Learner, TrainingPhase, hookimpl
+from loopkit.errors import NonFiniteError, PluginError
+from loopkit.events import BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, UpdateSkipped
+from loopkit.metrics import F1, Accuracy
+from loopkit.plugins import (
+    ClipGradNorm,
+    ClipGradValue,
+    GradNoise,
+    GradNorm,
+    Metrics,
+    MixedPrecision,
+    Schedule,
+    StopOnNonFinite,
+    WeightAverage,
+)
+from loopkit.schedules import cosine
+from loopkit_whole_step import WholeStep
+
+
+def batches(count=12, size=8, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    return [(torch.randn(size, 6, generator=rng), torch.randint(0, 3, (size,), generator=rng)) for _ in range(count)]
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3))
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def make(*plugins, model=mlp, optimizer=sgd, phase=None, loss=None, **options):
+    torch.manual_seed(0)
+    phases = {} if phase is None else {"phases": [phase() if isinstance(phase, type) else phase]}
+    return Learner(
+        model(), loss or nn.CrossEntropyLoss(), optimizer, standard=False, plugins=plugins, **phases, **options
+    )
+
+
+def whole(when="always", **options):
+    return WholeStep(when, **{"backend": "none", "show": False, **options})
+
+
+def apart(one, other):
+    pairs = zip(one.model.state_dict().values(), other.model.state_dict().values(), strict=True)
+    return max(float((a.double() - b.double()).abs().max()) for a, b in pairs)
+
+
+def pair(plugins=lambda: (), data=None, epochs=2, *, plain_optimizer=None, step=None, **options):
+    """An eager learner and one with the plugin, trained alike; and the plugin."""
+    step = step or whole()
+    eager, learner = make(*plugins(), **options), make(*plugins(), step, **options)
+    for each in (eager, learner):
+        torch.manual_seed(1)
+        each.fit(data or batches(), epochs=epochs)
+    return eager, learner, step
+
+
+def modes(step):
+    return [shape.mode for shape in step.shapes.values()]
+
+
+def reasons(step):
+    return [shape.reason for shape in step.shapes.values()]
+
+
+def stays_eager(reason, *, plugins=lambda: (), **options):
+    """It trains the very bits of an eager learner, and says why."""
+    eager, learner, step = pair(plugins, **options)
+    assert any(reason in said for said in reasons(step)), reasons(step)
+    assert "graph" not in modes(step)
+    assert apart(eager, learner) == 0.0
+
+
+# What is recorded
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05),
+    "momentum": sgd,
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "adamw fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+    "amsgrad": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.001, momentum=0.9),
+    "groups": lambda p: torch.optim.AdamW([{"params": p[:2]}, {"params": p[2:], "lr": 0.002, "weight_decay": 0.1}]),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizer_in_the_graph_trains_as_it_does_by_itself(name):
+    eager, learner, step = pair(lambda: (ClipGradNorm(0.5), Schedule(cosine(50))), optimizer=OPTIMIZERS[name])
+    assert modes(step) == ["graph"]
+    assert apart(eager, learner) < 2e-6  # of numbers below 1, after 24 updates in float32
+    assert eager.progress == learner.progress
+
+
+def test_standard_stack_trains_as_it_does_by_itself():
+    def stack():
+        return Metrics(Accuracy()), ClipGradNorm(0.5), Schedule(cosine(50)), StopOnNonFinite(), GradNorm(clipped=True)
+
+    eager, learner, step = pair(stack)
+    assert modes(step) == ["graph"]
+    assert apart(eager, learner) < 2e-6
+    assert learner.metrics.keys() == eager.metrics.keys()
+    assert learner.metrics == pytest.approx(eager.metrics, rel=1e-6)
+    assert learner.optimizer.param_groups[0]["lr"] == eager.optimizer.param_groups[0]["lr"]
+
+
+def test_state_of_the_optimizer_is_of_the_same_kind():
+    eager, learner, _ = pair(optimizer=OPTIMIZERS["adam"])
+    for one, other in zip(eager.optimizer.state.values(), learner.optimizer.state.values(), strict=True):
+        assert {k: (v.dtype, v.shape) for k, v in one.items()} == {k: (v.dtype, v.shape) for k, v in other.items()}
+        assert one["step"] == other["step"]
+    groups = [{k: v for k, v in each.optimizer.param_groups[0].items() if k != "params"} for each in (eager, learner)]
+    assert groups[0] == groups[1]
+
+
+def test_batch_norm_and_dropout_are_those_of_eager():
+    def model():
+        return nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.3), nn.Linear(12, 3))
+
+    eager, learner, step = pair(model=model)
+    assert modes(step) == ["graph"]
+    assert apart(eager, learner) < 2e-6
+
+
+def test_plugins_that_come_after_need_nothing():
+    average = {}
+
+    def stack():
+        average[len(average)] = WeightAverage()
+        return average[len(average) - 1], ClipGradValue(0.1)
+
+    _eager, _learner, step = pair(stack)
+    assert modes(step) == ["graph"]
+    for one, other in zip(*(each.state_dict().values() for each in average.values()), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)  # float32, 24 updates
+
+
+class Contrast(TrainingPhase):
+    """A phase of one's own, with two losses of a batch of mappings."""
+
+    emits = (BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, UpdateSkipped)
+
+    def step(self, learner, step):
+        step.inputs = step.batch["x"]
+        step.outputs = learner.model(step.inputs)
+        step.near = nn.functional.cross_entropy(step.outputs, step.batch["y"])
+        step.far = step.outputs.square().mean()
+        step.loss = step.near + step.batch["share"] * step.far
+        step.backward(step.loss)
+        step.update()
+
+
+def test_phase_of_ones_own_is_recorded():
+    data = [{"x": x, "y": y, "share": 0.1} for x, y in batches()]
+    seen = []
+
+    def look():
+        return (on("step_end", lambda step, **_: seen.append((step.near.item(), step.far.item()))),)
+
+    eager, learner, step = pair(look, phase=Contrast(), data=data)
+    assert modes(step) == ["graph"]
+    assert apart(eager, learner) < 2e-6
+    assert seen[24:] == [pytest.approx(each, rel=1e-5) for each in seen[:24]]
+    assert len(seen) == 48
+
+
+def test_gradients_and_outputs_are_there_for_those_who_come_after():
+    seen = []
+    look = on("update_end", lambda step, **_: seen.append([p.grad is not None for p in step.params]))
+    outputs = on("step_end", lambda step, **_: seen.append(tuple(step.outputs.shape)), "outputs")
+    make(look, outputs, whole()).fit(batches(8), epochs=1)
+    assert seen == [[True] * 4, (8, 3)] * 8
+
+
+def test_norm_that_a_plugin_keeps_is_the_graphs():
+    norms = []
+
+    def stack():
+        clip = ClipGradNorm(0.5)
+        return clip, on("step_end", lambda **_: norms.append(float(clip.norm)))
+
+    pair(stack, epochs=1)
+    assert norms[12:] == pytest.approx(norms[:12], rel=1e-5)
+
+
+@pytest.mark.parametrize("accumulate", [2, 3])
+def test_window_of_equal_steps_is_recorded(accumulate):
+    eager, learner, step = pair(lambda: (ClipGradNorm(0.5),), batches(24), accumulate=accumulate)
+    assert set(modes(step)) == {"graph"}
+    assert len(step.shapes) == min(accumulate, 3)
+    assert eager.progress == learner.progress
+    assert apart(eager, learner) < 2e-6
+
+
+def test_bfloat16_is_recorded():
+    eager, learner, step = pair(lambda: (MixedPrecision("bfloat16"), ClipGradNorm(0.5)))
+    assert modes(step) == ["graph"]
+    assert apart(eager, learner) < 2e-3  # in bfloat16 a number has three digits
+
+
+def test_last_short_batch_is_a_shape_of_its_own():
+    data = [*batches(5), *batches(1, size=3)]
+    eager, learner, step = pair(data=data, epochs=6)
+    assert modes(step) == ["graph", "graph"]
+    assert apart(eager, learner) < 2e-6
+
+
+def test_frozen_parameters_stay():
+    def model():
+        made = mlp()
+        made[0].weight.requires_grad_(False)
+        return made
+
+    eager, learner, step = pair(model=model)
+    assert modes(step) == ["graph"]
+    assert torch.equal(eager.model[0].weight, learner.model[0].weight)
+    assert apart(eager, learner) < 2e-6
+
+
+def test_tied_weights_stay_tied():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+            self.two.weight = self.one.weight
+
+        def forward(self, x):
+            return self.last(self.two(self.one(x).tanh()))
+
+    eager, learner, step = pair(model=Tied)
+    assert modes(step) == ["graph"]
+    assert learner.model.one.weight is learner.model.two.weight
+    assert apart(eager, learner) < 2e-6
+
+
+# Votes
+
+
+def test_bad_loss_is_raised_as_without_the_plugin():
+    data = batches(10)
+    data[7] = (data[7][0] * float("inf"), data[7][1])
+    errors, left = [], []
+    for step in ((), (whole(),)):
+        learner = make(StopOnNonFinite(), Metrics(), *step)
+        with pytest.raises(NonFiniteError) as caught:
+            learner.fit(data, epochs=1)
+        errors.append(str(caught.value))
+        left.append(learner)
+    assert errors[0] == errors[1]
+    assert left[0].progress == left[1].progress
+    assert apart(*left) < 2e-6
+
+
+# What changes between steps
+
+REGRESSION = [(x, x.sum(1, keepdim=True)) for x, _ in batches()]
+
+
+class Parts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.act, self.outer, self.last = nn.Linear(6, 4), nn.Sigmoid(), nn.Linear(4, 1), torch.sin
+
+    def forward(self, x):
+        return self.last(self.outer(self.act(self.inner(x))))
+
+
+def faster(optimizer):
+    """Its state, with another momentum."""
+    state = optimizer.state_dict()
+    state["param_groups"][0]["momentum"] = 0.5
+    return state
+
+
+def test_hyperparameter_that_changes_is_recorded_anew():
+    def more_decay(learner, epoch, **_):
+        learner.optimizer.param_groups[0]["weight_decay"] = 0.1 if learner.progress.epochs >= 1 else 0.0
+
+    eager, learner, step = pair(lambda: (on("epoch_begin", more_decay),), epochs=3)
+    assert modes(step) == ["graph"]
+    assert [shape.changes for shape in step.shapes.values()] == [1]
+    assert apart(eager, learner) < 2e-6
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda learner: setattr(learner, "loss_fn", nn.L1Loss()),
+        lambda learner: setattr(learner.model, "act", nn.Tanh()),
+        lambda learner: setattr(learner.model, "last", torch.exp),
+        lambda learner: learner.optimizer.load_state_dict(faster(learner.optimizer)),
+    ],
+    ids=["loss", "module", "function", "optimizer"],
+)
+def test_part_that_is_replaced_between_epochs_is_recorded_anew(change):
+    def replace(learner, **_):
+        if learner.progress.epochs == 1:
+            change(learner)
+
+    eager, learner, step = pair(lambda: (on("epoch_begin", replace),), REGRESSION, model=Parts, loss=nn.MSELoss())
+    assert modes(step) == ["graph"]
+    assert [shape.changes for shape in step.shapes.values()] == [1]
+    assert apart(eager, learner) < 2e-6
+
+
+def test_loss_that_is_replaced_within_an_epoch_is_seen_in_the_next_step():
+    def replace(learner, **_):
+        if learner.progress.updates == 6:
+            learner.loss_fn = nn.L1Loss()
+
+    seen = []
+    look = on("step_end", lambda step, **_: seen.append(step.loss.item()), "look")
+    eager, learner, step = pair(
+        lambda: (on("step_begin", replace), look), REGRESSION, 1, model=Parts, loss=nn.MSELoss()
+    )
+    assert modes(step) == ["graph"]
+    assert seen[12:] == pytest.approx(seen[:12], rel=1e-5)
+    assert apart(eager, learner) < 2e-6
+
+
+def test_loss_that_is_replaced_in_each_step_makes_it_eager():
+    def replace(learner, **_):
+        learner.loss_fn = nn.MSELoss() if learner.progress.updates % 2 else nn.L1Loss()
+
+    data = REGRESSION * 3
+    eager, learner, step = pair(lambda: (on("step_begin", replace),), data, 1, model=Parts, loss=nn.MSELoss())
+    assert reasons(step) == ["the loss function changes from time to time"]
+    assert apart(eager, learner) < 2e-6
+
+
+def test_attribute_that_changes_in_each_step_makes_it_eager():
+    class Cool(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.heat = mlp(), 1.0
+
+        def forward(self, x):
+            return self.inner(x) / self.heat
+
+    def cool(learner, **_):
+        learner.model.heat *= 1.01
+
+    eager, learner, step = pair(lambda: (on("step_begin", cool),), batches(40), model=Cool)
+    assert reasons(step) == ["heat of model 'model' changes from time to time"]
+    assert apart(eager, learner) < 2e-6
+
+
+def test_hook_on_a_module_that_comes_later_is_called():
+    calls = []
+    step = whole()
+    learner = make(step)
+    learner.fit(batches(8), epochs=1)
+    assert modes(step) == ["graph"]
+    learner.model[0].register_forward_hook(lambda *_: calls.append(1))
+    learner.run("train", batches(3))
+    assert len(calls) == 3
+    assert reasons(step) == ["there are hooks on its modules, its parameters or its optimizer"]
+
+
+def test_plugin_that_comes_later_is_called():
+    seen = []
+    step = whole()
+    learner = make(step)
+    learner.fit(batches(8), epochs=1)
+    learner.add(on("loss_begin", lambda **_: seen.append(1)))
+    learner.run("train", batches(3))
+    assert len(seen) == 3
+
+
+# What stays eager, and why
+
+
+class Counts(TrainingPhase):
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def loss(self, learner, outputs, targets):
+        self.count += 1
+        return super().loss(learner, outputs, targets) * (1 + 0.1 * self.count)
+
+
+class Reads(TrainingPhase):
+    def loss(self, learner, outputs, targets):
+        return super().loss(learner, outputs, targets) / (1 + learner.progress.updates)
+
+
+class Index(TrainingPhase):
+    def step(self, learner, step):
+        self.scale = 1.0
+        if step.index % 2:
+            super().step(learner, step)
+        else:
+            super().step(learner, step)
+
+
+class Asks(TrainingPhase):
+    def loss(self, learner, outputs, targets):
+        loss = super().loss(learner, outputs, targets)
+        return loss * 2 if loss.item() > 1 else loss
+
+
+class Chooses(TrainingPhase):
+    def loss(self, learner, outputs, targets):
+        loss = super().loss(learner, outputs, targets)
+        return loss * 2 if loss > 1 else loss
+
+
+class Twice(TrainingPhase):
+    def step(self, learner, step):
+        step.inputs, step.targets = self.unpack(step.batch)
+        step.outputs = learner.model(step.inputs)
+        step.loss = self.loss(learner, step.outputs, step.targets)
+        step.backward(step.loss, retain_graph=True)
+        step.backward(step.loss * 0.5)
+        step.update()
+
+
+class Closes(TrainingPhase):
+    def step(self, learner, step):
+        def closure():
+            step.loss = self.loss(learner, learner.model(step.batch[0]), step.batch[1])
+            step.backward(step.loss)
+            return step.loss
+
+        step.update(closure=closure)
+
+
+class Logs(TrainingPhase):
+    def step(self, learner, step):
+        super().step(learner, step)
+        learner.log("loss", step.loss)
+
+
+@pytest.mark.parametrize(
+    ("phase", "reason"),
+    [
+        (Counts, "it changes the phase.count, which a graph would not"),
+        (Reads, "it uses learner.progress, which is not the same in each step"),
+        (Index, "it uses step.index, which is not the same in each step"),
+        (Asks, "it asks for the value of a tensor, by .item() or by a choice that depends on data"),
+        (Chooses, "it asks for the value of a tensor, by .item() or by a choice that depends on data"),
+        (Twice, "it has several backwards"),
+        (Closes, "its optimizer evaluates the loss itself, by a closure"),
+        (Logs, "it uses learner.log, which is not the same in each step"),
+    ],
+)
+def test_phase_that_cannot_be_recorded_stays_eager(phase, reason):
+    stays_eager(reason, phase=phase)
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.last = nn.LSTM(2, 8, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(self.inner(x.view(-1, 3, 2))[0][:, -1])
+
+
+def hooked():
+    model = mlp()
+    model[0].register_forward_hook(lambda *_: None)
+    return model
+
+
+def test_recurrent_module_stays_eager():
+    stays_eager("model 'model', inner is recurrent", model=Recurrent)
+
+
+def test_module_with_hooks_stays_eager():
+    stays_eager("there are hooks on its modules", model=hooked)
+
+
+def test_optimizer_that_counts_in_python_stays_eager():
+    stays_eager("it asks for the value of a tensor", optimizer=lambda p: torch.optim.Adafactor(p, lr=0.01))
+
+
+def test_uneven_windows_stay_eager():
+    data = [each for pair in zip(batches(9), batches(9, size=5), strict=True) for each in pair]
+    eager, learner, step = pair(data=data, accumulate=2)
+    assert any("the weights of a window's steps differ" in reason for reason in reasons(step))
+    assert apart(eager, learner) < 2e-6
+
+
+def test_hook_in_the_step_that_has_to_be_called_keeps_it_eager():
+    stays_eager(
+        "loss_begin of plugin 'acting' has to be called in it", plugins=lambda: (on("loss_begin", lambda **_: None),)
+    )
+    stays_eager("update_begin of plugin 'grad_noise' has to be called in it", plugins=lambda: (GradNoise(),))
+    stays_eager(
+        "plugin 'acting' takes the optimizer's step",
+        plugins=lambda: (on("optimizer_step", lambda default, **_: default()),),
+    )
+
+
+def test_float16_stays_eager():
+    stays_eager(
+        "it uses a tensor that is in no model, phase, loss or batch, such as the scale of the loss in float16",
+        plugins=lambda: (MixedPrecision("float16"),),
+    )
+
+
+def test_several_optimizers_stay_eager():
+    torch.manual_seed(0)
+    models = {"a": nn.Linear(6, 3), "b": nn.Linear(6, 3)}
+
+    class Both(TrainingPhase):
+        def step(self, learner, step):
+            x, y = step.batch
+            step.loss = learner.loss_fn(learner.models["a"](x) + learner.models["b"](x), y)
+            step.backward(step.loss)
+            step.update()
+
+    step = whole()
+    learner = Learner(
+        models, nn.CrossEntropyLoss(), {"a": sgd, "b": sgd}, phases=[Both()], plugins=[step], standard=False
+    )
+    learner.fit(batches(6), epochs=1)
+    assert reasons(step) == ["there are several optimizers"]
+
+
+# Metrics
+
+
+def test_metric_that_has_to_be_called_is_updated_behind_the_graph():
+    for more in (F1(), lambda outputs, targets: (outputs.argmax(1) == targets).float().sum().item()):
+        eager, learner, step = pair(lambda more=more: (Metrics(Accuracy(), more=copy.deepcopy(more)),))
+        assert modes(step) == ["graph"]
+        assert learner.metrics == pytest.approx(eager.metrics, rel=1e-6)
+
+
+def test_function_metric_that_counts_in_python_is_never_wrong():
+    calls = []
+
+    def odd(outputs, targets):
+        calls.append(1)
+        return outputs.mean() * len(calls)
+
+    def fresh():
+        calls.clear()
+        return (Metrics(odd),)
+
+    results = []
+    for more in ((), (whole(),)):
+        learner = make(*fresh(), *more)
+        learner.fit(batches(), epochs=1)
+        results.append(learner.metrics["train/odd"])
+    assert results[1] == pytest.approx(results[0], rel=1e-5)
+
+
+def test_metrics_that_a_phase_does_not_feed_stay_out():
+    data = [{"x": x, "y": y, "share": 0.1} for x, y in batches()]
+    eager, learner, step = pair(lambda: (Metrics(Accuracy()),), phase=Contrast(), data=data)
+    assert modes(step) == ["graph"]
+    assert learner.metrics.keys() == eager.metrics.keys() == {"train/loss"}
+
+
+# Trust, but verify
+
+
+class Hidden(TrainingPhase):
+    """Counts where nobody can look."""
+
+    def loss(self, learner, outputs, targets):
+        return super().loss(learner, outputs, targets) * (1 + 0.1 * next(HIDDEN))
+
+
+class Global(TrainingPhase):
+    def loss(self, learner, outputs, targets):
+        global COUNT
+        COUNT += 1
+        return super().loss(learner, outputs, targets) * (1 + 0.1 * COUNT)
+
+
+class Scaled(TrainingPhase):
+    def loss(self, learner, outputs, targets):
+        return super().loss(learner, outputs, targets) * SCALE
+
+
+HIDDEN = count()
+COUNT = 0
+SCALE = 1.0
+
+
+def test_counter_that_is_baked_in_is_found(monkeypatch):
+    monkeypatch.setitem(globals(), "HIDDEN", count())
+    step = whole()
+    make(step, phase=Hidden()).fit(batches(), epochs=1)
+    (reason,) = reasons(step)
+    assert reason.startswith("compared, it is not the same: step.loss (")
+
+
+def test_global_that_counts_is_seen_and_put_back(monkeypatch):
+    monkeypatch.setitem(globals(), "COUNT", 0)
+    step = whole()
+    make(step, phase=Global()).fit(batches(), epochs=1)
+    assert reasons(step) == ["it changes the global COUNT, which a graph would not"]
+    assert COUNT == 12
+
+
+def test_global_that_is_baked_in_is_found_when_an_epoch_begins(monkeypatch):
+    monkeypatch.setitem(globals(), "SCALE", 1.0)
+
+    def change(learner, **_):
+        globals()["SCALE"] = 3.0 if learner.progress.epochs >= 1 else 1.0
+
+    eager, learner, step = pair(lambda: (on("epoch_begin", change),), phase=Scaled())
+    (reason,) = reasons(step)
+    assert reason.startswith("compared at the begin of an epoch, it is not the same any more: what it returns (")
+    assert apart(eager, learner) < 2e-6
+
+
+def test_compiler_that_computes_something_else_is_found():
+    def wrong(graph, inputs):
+        def run(*given):
+            outputs = graph(*given)
+            given[0].add_(1e-3 * given[0])  # a parameter
+            return outputs
+
+        return run
+
+    eager, learner, step = pair(step=whole(backend=wrong))
+    assert reasons(step)[0].startswith("compared, it is not the same: a parameter (")
+    assert apart(eager, learner) == 0.0
+
+
+def test_python_state_is_as_it_was_after_a_recording_that_is_refused():
+    class Keeps(TrainingPhase):
+        def __init__(self):
+            super().__init__()
+            self.seen, self.table = [], {"a": 1}
+
+        def loss(self, learner, outputs, targets):
+            self.seen.append(1)
+            self.table["b"] = len(self.seen)
+            return super().loss(learner, outputs, targets)
+
+    phase = Keeps()
+    step = whole()
+    make(step, phase=phase).fit(batches(5), epochs=1)
+    assert (len(phase.seen), phase.table) == (5, {"a": 1, "b": 5})
+    assert "it changes the phase.seen" in reasons(step)[0]
+
+
+# Never slower
+
+
+def test_fit_too_short_to_repay_stays_eager():
+    step = whole("auto")
+    make(step).fit(batches(10), epochs=2)
+    (reason,) = reasons(step)
+    assert reason.endswith("steps are too few to repay 4 s of compiling")
+    assert modes(step) == ["eager"]
+
+
+@pytest.mark.parametrize(("ratio", "mode"), [(0.5, "graph"), (2.0, "eager")])
+def test_graph_is_kept_if_it_is_faster(ratio, mode, monkeypatch):
+    now = [0.0]
+    step = whole("auto")
+
+    def clock():
+        shape = next(iter(step.shapes.values()))
+        now[0] += 1.0 if len(shape.eager) <= len(shape.graph) else ratio
+        return now[0]
+
+    monkeypatch.setattr("loopkit_whole_step.whole_step.time.perf_counter", clock)
+    learner = make(step)
+    learner.run("train", batches(40))
+    assert modes(step) == [mode]
+    assert reasons(step) == ["" if mode == "graph" else "compiled it takes 2.00 of the time"]
+
+
+def test_no_more_than_four_shapes_are_compiled():
+    step = whole()
+    data = [batch for size in range(3, 9) for batch in batches(4, size=size)]
+    make(step).fit(data, epochs=2)
+    assert sorted(modes(step)) == ["eager", "eager", "graph", "graph", "graph", "graph"]
+    assert reasons(step)[-1] == "4 other shapes are compiled already"
+
+
+# Checkpoints
+
+
+@pytest.mark.parametrize("at", [2, 5, 9, 14])
+def test_run_that_goes_on_is_bitwise_the_one_in_one_piece(at):
+    def learner():
+        return make(Metrics(Accuracy()), ClipGradNorm(0.5), Schedule(cosine(50)), whole(), optimizer=OPTIMIZERS["adam"])
+
+    whole_run, first, second = learner(), learner(), learner()
+    whole_run.fit(batches(), epochs=2)
+    states = []
+    stop = on("step_end", lambda learner, **_: learner.progress.updates == at and learner.pause("test"), "stop")
+    save = on("signal_begin", lambda learner: states.append(copy.deepcopy(learner.state_dict())), "save")
+    first.add(stop, save)
+    first.fit(batches(), epochs=2, on_interrupt="return")
+    first.remove("stop")
+    first.remove("save")
+    state = {**states[0], "plugins": {k: v for k, v in states[0]["plugins"].items() if k not in ("stop", "save")}}
+    second.load_state_dict(state)
+    second.fit(batches(), epochs=2)
+    assert second.progress == whole_run.progress
+    assert apart(second, whole_run) == 0.0
+    assert second.metrics == whole_run.metrics
+
+
+@pytest.mark.parametrize("seconds", [0.01, 1.8], ids=["by the steps that are left", "by its operations"])
+def test_resumed_run_keeps_the_graph_however_few_steps_are_left(seconds):
+    first, step = make(whole()), whole("auto")
+    first.fit(batches(8), epochs=1)
+    state = first.state_dict()
+    (shape,) = state["plugins"]["whole_step"]["shapes"].values()
+    assert shape["mode"] == "graph"
+    shape.update(eager=[seconds] * 10, graph=[seconds / 2] * 10)
+    second = make(step)
+    second.load_state_dict(state)
+    second.fit(batches(8), epochs=2)
+    assert (modes(step), reasons(step)) == (["graph"], [""])
+
+
+def test_resumed_run_leaves_room_for_the_graphs_that_are_to_come():
+    sizes = range(3, 7)
+    first, step = make(whole()), whole()
+    first.fit([batch for size in sizes for batch in batches(6, size=size)], epochs=1)
+    second = make(step)
+    second.load_state_dict(first.state_dict())
+    second.run("train", [*batches(8, size=7), *(batch for size in sizes for batch in batches(4, size=size))])
+    assert modes(step) == ["graph"] * 4 + ["eager"]
+
+
+def test_eager_learner_goes_on_with_the_state():
+    learner, eager = make(Metrics(), whole()), make(Metrics())
+    learner.fit(batches(), epochs=1)
+    state = learner.state_dict()
+    del state["plugins"]["whole_step"]
+    eager.load_state_dict(state)
+    eager.run("train", batches())
+    assert eager.progress.updates == 24
+
+
+# What it says
+
+
+def test_explain_says_where_everything_is():
+    step = whole()
+    learner = make(Metrics(), ClipGradNorm(0.5), Schedule(cosine(50)), on("loss_begin", lambda **_: None), step)
+    notes = {(row.hook, row.plugin): row.note for row in learner.explain("train").rows}
+    assert notes["update_begin", "clip_grad_norm"] == "in the graph"
+    assert notes["step_end", "metrics"] == "in the graph"
+    assert notes["update_end", "schedule"] == "after it"
+    assert notes["loss_begin", "acting"] == "keeps the step eager, because it has to be called in it"
+
+
+def test_options_are_checked():
+    with pytest.raises(PluginError, match=r"WholeStep\(when='never'\): it is 'auto' or 'always'"):
+        WholeStep("never")
+    with pytest.raises(PluginError, match=r"WholeStep\(backend='fast'\): it is 'inductor', 'none' or a function"):
+        WholeStep(backend="fast")
+
+
+def test_cancelled_step_is_left_out():
+    def cancel(step, **_):
+        if step.index == 6:
+            raise CancelStep("no")
+
+    eager, learner, step = pair(lambda: (on("step_begin", cancel), Metrics()))
+    assert modes(step) == ["graph"]
+    assert eager.progress == learner.progress
+    assert apart(eager, learner) < 2e-6
+
+
+def test_validation_runs_as_it_is():
+    step = whole()
+    eager, learner = make(Metrics()), make(Metrics(), step)
+    for each in (eager, learner):
+        each.fit(batches(), batches(3), epochs=2)
+    assert learner.metrics == pytest.approx(eager.metrics, rel=1e-5)
+
+
+def test_hookimpl_without_traced_is_the_default():
+    class Plain:
+        @hookimpl
+        def step_end(self):
+            pass
+
+    assert Plain.step_end.loopkit_options.traced is None

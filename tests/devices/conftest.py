@@ -1,0 +1,3 @@
+"""What every forked process would otherwise import anew."""
+
+import torch._dynamo  # noqa: F401

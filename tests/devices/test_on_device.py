@@ -1,0 +1,230 @@
+"""What loopkit does on devices: nothing is read too early, nobody waits in a step, and the numbers are the CPU's."""
+
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from devices import simulated as sim
+from devices.simulated import simulated
+from loopkit import Learner, TrainingPhase, checkpoint, devices, every, generators
+from loopkit.engine.window import Window
+from loopkit.errors import NonFiniteError
+from loopkit.logs.record import Records
+from loopkit.logs.transfer import Transfer
+from loopkit.losses import focal_loss
+from loopkit.plugins import DDP, Checkpoint, ClipGradNorm, Metrics, StopOnNonFinite, ToDevice, WeightAverage
+from loopkit.plugins.checkpoint import _Snapshot
+from loopkit.plugins.late import LateValues, read
+
+SECOND = "sim:1"
+
+
+def batches(count, size=4):
+    torch.manual_seed(2)
+    return [(torch.randn(size, 3), torch.randn(size, 1)) for _ in range(count)]
+
+
+def learner(*plugins, device=SECOND, lr=0.1):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 1))
+    return Learner(
+        model, nn.MSELoss(), lambda p: torch.optim.SGD(p, lr), plugins=[ToDevice(device), *plugins], standard=False
+    )
+
+
+def weights(trained):
+    return [value.cpu() for value in trained.model.state_dict().values()]
+
+
+def same(one, other):
+    return all(torch.equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
+
+
+@simulated()
+def test_background_checkpoint_of_a_model_on_another_device_is_whole(tmp_path):
+    trained = learner(Checkpoint(tmp_path, save=every(updates=2)))
+    trained.fit(batches(5), epochs=2)
+    loaded = learner(device="cpu")
+    checkpoint.load(loaded, tmp_path)
+    assert same(weights(loaded), weights(trained))
+
+
+@simulated()
+def test_copies_for_a_background_save_are_waited_for_on_each_device():
+    snapshot, before = _Snapshot(), sim.waits()
+    for value in (1.0, 2.0):  # the second time in the same memory
+        tensors = {str(n): torch.full((2,), value, device=f"sim:{n}") for n in (0, 1)}
+        snapshot.take(SimpleNamespace(tensors={"model": tensors}))
+        assert all(copy.isnan().all() for copy in tensors.values())
+        snapshot.wait()
+        assert [copy.tolist() for copy in tensors.values()] == [[value, value]] * 2
+    assert sim.waits() == before
+
+
+@simulated()
+def test_cost_measures_on_the_device_of_the_model():
+    cost = pytest.importorskip("loopkit_insight").Cost(show=False)
+    trained, before = learner(cost), sim.waits()
+    trained.fit(batches(4), epochs=1)
+    assert sim.waits() == before
+    assert [row[3] for row in cost.table().rows if row[1] == "device"] == [4]
+
+
+@simulated()
+def test_late_values_of_two_devices_are_not_read_too_early():
+    late = LateValues()
+    values = {"a": torch.full((), 0.5, device=SECOND), "b": torch.tensor(2), "c": 3.0}
+    before = sim.waits()
+    late.send(values)
+    assert late.arrived() == {}
+    assert late.arrived() == {"a": 0.5, "b": 2.0, "c": 3.0}
+    late.send(values)
+    assert late.wait() == {"a": 0.5, "b": 2.0, "c": 3.0}
+    assert sim.waits() == before
+    assert read({"a": torch.ones((), device="sim:0"), "b": torch.ones((), device=SECOND)}) == {"a": 1.0, "b": 1.0}
+
+
+@simulated()
+def test_logged_scalars_of_two_devices_are_not_read_too_early():
+    values = {name: torch.full((), 1.5, device=device) for name, device in (("first", "sim:0"), ("second", SECOND))}
+    transfer = Transfer(Records([(None, values, ("", 0, 0, 0), 0.0)]))
+    assert not transfer.arrived
+    assert transfer.records().groups[0].values == {"first": 1.5, "second": 1.5}
+
+
+@simulated()
+def test_guard_reads_losses_late_and_finds_the_bad_one():
+    data = batches(6)
+    trained = learner(StopOnNonFinite(gradients=True))
+    before = sim.waits()
+    trained.fit(data, epochs=2)
+    assert sim.waits() == before
+    data[3] = (data[3][0] * float("nan"), data[3][1])
+    with pytest.raises(NonFiniteError):
+        learner(StopOnNonFinite()).fit(data, epochs=1)
+
+
+@simulated(late=False)
+def test_guard_of_a_device_that_is_waited_for_waits_seldom():
+    data = batches(20)
+    trained = learner(StopOnNonFinite())
+    moved = sim.waits()
+    for inputs, targets in data:
+        _ = [devices.to_device(part, torch.device(SECOND)) for part in (inputs, targets)]
+    moved = sim.waits() - moved  # there each batch is waited for
+    before = sim.waits()
+    trained.fit(data, epochs=1)
+    assert sim.waits() - before - moved <= 2
+
+
+@simulated()
+def test_standard_stack_does_not_wait_in_a_step_and_is_bitwise_the_cpu_s():
+    def stack(device):
+        plugins = [Metrics(), StopOnNonFinite(gradients=True), ClipGradNorm(1.0), WeightAverage(0.9)]
+        return learner(*plugins, device=device)
+
+    mine, cpu = stack(SECOND), stack("cpu")
+    for trained in (mine, cpu):
+        trained.fit(batches(6), epochs=1)
+    assert same(weights(mine), weights(cpu))
+    assert mine.metrics == cpu.metrics
+    waits = []
+    for count in (2, 8):
+        before = sim.waits()
+        mine.fit(batches(count), epochs=1)
+        waits.append(sim.waits() - before)
+    assert waits[0] == waits[1]  # of the epoch, none of its steps
+
+
+@simulated()
+def test_numbers_and_lists_get_to_a_device_without_a_wait():
+    outputs, targets = torch.randn(4, 3, device=SECOND), torch.tensor([0, 1, 2, 1]).to(SECOND)
+    before = sim.waits()
+    loss = focal_loss(outputs, targets, alpha=[0.2, 0.3, 0.5])
+    part = devices.scalar(3.0, torch.device(SECOND), torch.float32)
+    ToDevice(SECOND).move_batch(batches(1)[0])
+    assert sim.waits() == before
+    assert loss.item() == focal_loss(outputs.cpu(), targets.cpu(), alpha=[0.2, 0.3, 0.5]).item()
+    assert part.item() == 3.0
+
+
+@simulated()
+def test_share_of_a_weighted_average_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda total: total.mul_(2))
+    plugin, before = DDP(weighted=True), sim.waits()
+    plugin.world.size = 2
+    shares = [plugin._share(weight, torch.device(SECOND)) for weight in (4.0, torch.tensor(4.0))]
+    assert sim.waits() == before
+    assert [share.item() for share in shares] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("on", ["cpu", "sim:0", "sim:1"])
+@simulated()
+def test_window_with_tensor_weights_scales_gradients_on_two_devices(on):
+    params = [nn.Parameter(torch.ones(2, device=device)) for device in ("sim:0", "sim:1")]
+    window = Window("optimizer", torch.optim.SGD(params, 0.1), 2, True)
+    before = sim.waits()
+    for weight in (1.0, 3.0):
+        step, tensor = object(), torch.full((), weight, device=on)
+        window.enter(step, tensor)
+        for p in params:
+            p.grad = torch.ones_like(p) if p.grad is None else p.grad
+    window.rescale()
+    assert sim.waits() == before
+    assert [p.grad.tolist() for p in params] == [[0.5, 0.5]] * 2
+
+
+class Halves(nn.Module):
+    """A model over two devices."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(3, 4).to(first), nn.Linear(4, 1).to(second)
+
+    def forward(self, x):
+        return self.second(self.first(x).to(self.second.weight.device))
+
+
+class OnTwo(TrainingPhase):
+    def unpack(self, batch):
+        inputs, targets = batch
+        model = self.model
+        return inputs.to(model.first.weight.device), targets.to(model.second.weight.device)
+
+
+def over(first, second, *plugins):
+    model = Halves(first, second)
+    phase = OnTwo()
+    phase.model = model
+    return Learner(
+        model, nn.MSELoss(), lambda p: torch.optim.SGD(p, 0.1), plugins=plugins, phases=[phase], standard=False
+    )
+
+
+@simulated()
+def test_model_over_two_devices_is_averaged_guarded_and_saved_as_on_the_cpu(tmp_path):
+    states = []
+    for number, places in enumerate([("sim:0", "sim:1"), ("cpu", "cpu")]):
+        average = WeightAverage(0.9)
+        plugins = [average, StopOnNonFinite(gradients=True), Checkpoint(tmp_path / str(number))]
+        trained = over(*places, *plugins)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trained.fit(batches(6), epochs=2)
+        averaged = [value.cpu() for value in average.model_state(trained).values()]
+        loaded = over("cpu", "cpu", WeightAverage(0.9), StopOnNonFinite(gradients=True))
+        checkpoint.load(loaded, tmp_path / str(number))
+        assert same(weights(loaded), weights(trained))
+        states.append([*weights(trained), *averaged])
+    assert same(*states)
+
+
+@simulated()
+def test_generators_of_the_devices_are_in_the_state():
+    state = generators.save()
+    assert [values.dtype for values in state["sim"]] == [torch.uint8] * 2
+    generators.restore(state)

@@ -1,0 +1,126 @@
+"""Where streams, events and types of devices may be named, and which device a process takes."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from fake_accelerator import Fake
+from torch import nn
+
+import loopkit
+from loopkit import Learner, devices, generators
+from loopkit.plugins import ToDevice
+
+HOME = Path(loopkit.__file__).parent
+ONLY_CUDA = {
+    "cuda_graph.py": "graphs of CUDA",
+    "find_syncs.py": "CUDA's own mode that tells of syncs",
+    "log_resources.py": "what NVML tells of GPUs",
+    "trainer.py": "Lightning's names of its accelerators",
+}
+"""Files that name a type of device, and what for."""
+TYPE = re.compile(r"(cuda|mps|xpu)(:\d+)?")
+OF_TORCH = {"cuda", "mps", "xpu", "accelerator", "Event", "Stream"}
+OF_TENSORS = {"is_cuda", "is_mps", "is_xpu", "is_pinned", "pin_memory"}
+
+
+def named(path):
+    """The lines in which a file names a type of device, or takes from torch what belongs to one."""
+    text = path.read_text()
+    for node in ast.walk(ast.parse(text)) if re.search("|".join((TYPE.pattern, *OF_TORCH, *OF_TENSORS)), text) else ():
+        if isinstance(node, ast.Attribute):
+            of_torch = isinstance(node.value, ast.Name) and node.value.id == "torch" and node.attr in OF_TORCH
+            found = of_torch or node.attr in OF_TENSORS
+        elif isinstance(node, ast.keyword):
+            found = node.arg == "pin_memory"
+        else:
+            found = isinstance(node, ast.Constant) and isinstance(node.value, str) and TYPE.fullmatch(node.value)
+        if found:
+            yield f"{path.name}:{node.lineno if hasattr(node, 'lineno') else node.value.lineno}"
+
+
+def test_devices_are_named_in_one_file():
+    sources = [*HOME.rglob("*.py"), *HOME.parent.glob("plugins/*/loopkit_*/**/*.py")]
+    assert len(sources) > 150
+    found = {path: list(named(path)) for path in sources if path != HOME / "devices.py"}
+    assert [line for path, lines in found.items() if path.name not in ONLY_CUDA for line in lines] == []
+    assert {path.name for path, lines in found.items() if lines} == set(ONLY_CUDA)
+
+
+@pytest.mark.parametrize(
+    ("rank", "count", "expected"),
+    [(None, 2, "cuda"), ("0", 2, "cuda:0"), ("1", 2, "cuda:1"), ("3", 1, "cuda:0"), ("3", 2, "cuda:1")],
+)
+def test_each_process_has_a_device_of_its_own(monkeypatch, rank, count, expected):
+    Fake(monkeypatch, count=count)
+    if rank is None:
+        monkeypatch.delenv("LOCAL_RANK", raising=False)
+    else:
+        monkeypatch.setenv("LOCAL_RANK", rank)
+    assert devices.local_device() == ToDevice().device == torch.device(expected)
+
+
+def test_local_device_without_an_accelerator_is_the_host(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert devices.local_device() == torch.device("cpu") or devices.accelerator() is not None
+
+
+@pytest.mark.parametrize(("given", "expected"), [("auto", "cuda:1"), ("cuda", "cuda:1"), ("cuda:0", "cuda:0")])
+def test_to_device_moves_models_to_the_process_s_own_device(monkeypatch, given, expected):
+    moved = []
+    plugin = ToDevice(given)  # before a launcher says which process it is
+    Fake(monkeypatch)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(nn.Module, "to", lambda self, device: moved.append(str(device)))
+    if given == "auto":
+        plugin = ToDevice(given)
+    Learner(nn.Linear(1, 1), plugins=[plugin], standard=False)
+    assert moved == [str(plugin.device)] == [expected]
+
+
+@pytest.mark.parametrize(("local", "expected"), [("1", "cpu:gloo,cuda:nccl"), ("2", "gloo")])
+def test_backend_of_the_device_needs_one_for_each_process(monkeypatch, local, expected):
+    Fake(monkeypatch, count=1)
+    monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: True)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+    assert devices.backends() == expected
+
+
+def test_arrival_marks_each_device_on_its_own_stream(monkeypatch):
+    fake = Fake(monkeypatch)
+    first, second, host = torch.device("cuda:0"), torch.device("cuda:1"), torch.device("cpu")
+    arrival = devices.Arrival([second, host, first, second])
+    assert fake.calls == [f"event of {device} on stream of {device}" for device in (second, first)]
+    assert arrival.here
+    fake.calls.clear()
+    arrival.wait()
+    assert fake.calls == [f"wait for {device}" for device in (second, first)]
+
+
+@pytest.mark.parametrize("kind", ["mps", "xpu"])
+def test_other_accelerators_are_waited_for(monkeypatch, kind):
+    fake = Fake(monkeypatch, kind)
+    assert devices.Arrival([torch.device(kind, 0)]).here
+    assert fake.calls == []
+
+
+def test_exact_is_float64_where_there_is_one():
+    assert devices.exact(torch.device("mps")) == torch.float32
+    assert devices.exact(torch.device("cuda")) == devices.exact(torch.device("cpu")) == torch.float64
+
+
+@pytest.mark.parametrize("kind", ["mps", "xpu"])
+def test_generators_of_every_accelerator_are_saved_and_restored(monkeypatch, kind):
+    Fake(monkeypatch, kind, count=1)
+    module, own = torch.get_device_module(kind), torch.arange(8, dtype=torch.uint8)
+    put = []
+    for name, made in (("is_initialized", True), ("is_available", True), ("get_rng_state_all", [own])):
+        monkeypatch.setattr(module, name, lambda made=made: made, raising=False)
+    monkeypatch.setattr(module, "set_rng_state", lambda state, device: put.append((state, str(device))))
+    state = generators.save()
+    assert torch.equal(state[kind][0], own)
+    generators.restore(state)
+    assert [device for _, device in put] == [f"{kind}:0"]
+    assert torch.equal(put[0][0], own)

@@ -1,0 +1,56 @@
+"""The tutorials: their scripts and notebooks are their pages, and run."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat", reason="the extra `docs` has it")
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted((ROOT / "docs").glob("tutorial*.md"))
+
+
+@pytest.fixture(scope="module")
+def maker() -> ModuleType:
+    """docs/make_tutorials.py."""
+    spec = importlib.util.spec_from_file_location("make_tutorials", ROOT / "docs" / "make_tutorials.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def written(page: Path, suffix: str) -> Path:
+    return ROOT / "examples" / f"{page.stem.replace('-', '_')}{suffix}"
+
+
+def test_there_are_three_tutorials() -> None:
+    assert len(PAGES) == 3
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_script_is_the_code_of_its_page(page: Path, maker: ModuleType) -> None:
+    assert written(page, ".py").read_text() == maker.script(page)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_notebook_has_the_cells_of_its_page_and_what_they_print(page: Path, maker: ModuleType) -> None:
+    shown = nbformat.read(written(page, ".ipynb"), as_version=4)
+    assert [cell.source for cell in shown.cells] == [cell.source for cell in maker.notebook(page).cells]
+    assert all(cell.execution_count for cell in shown.cells if cell.cell_type == "code")
+    assert any(cell.outputs for cell in shown.cells if cell.cell_type == "code")
+
+
+@pytest.mark.slow  # a kernel each
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_notebook_runs(page: Path, maker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUPYTER_PATH", str(Path(sys.prefix, "share", "jupyter")))
+    made = maker.notebook(page)
+    maker.execute(made, tmp_path)
+    assert any(cell.outputs for cell in made.cells if cell.cell_type == "code")

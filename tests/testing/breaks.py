@@ -1,0 +1,1056 @@
+"""Plugins that each break one promise, with the words that the kit must say of them.
+
+They were written from the documentation alone, as an author's mistakes are made, before the kit was asked. A break
+stays here when it is found: it is what the kit promises to find.
+"""
+
+import atexit
+import contextlib
+import gc
+import io
+import locale
+import logging
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from loopkit import TrainingPhase, hookimpl
+
+
+@dataclass
+class Break:
+    """A plugin that breaks `check`, and what must be said of it."""
+
+    name: str
+    make: Callable[[], Any]
+    check: str
+    words: tuple[str, ...]
+    tidy: Callable[[], None] = field(default=lambda: None)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+BREAKS: list[Break] = []
+
+
+def breaks(check: str, *words: str, tidy: Callable[[], None] = lambda: None) -> Callable[[type], type]:
+    def add(cls: type) -> type:
+        BREAKS.append(Break(cls.__name__, cls, check, words, tidy))
+        return cls
+
+    return add
+
+
+# -- what is read and not declared -------------------------------------------------------------------------------------
+
+
+@breaks("declared_access", "reads 'batch'", 'reads=("batch",)')
+class ReadsBatch:
+    @hookimpl
+    def step_begin(self, step):
+        self.size = len(step.batch)
+
+
+@breaks("declared_access", "reads 'inputs'", 'reads=("inputs",)')
+class ReadsInputs:
+    @hookimpl(phase=TrainingPhase)
+    def loss_begin(self, step):
+        self.kind = type(step.inputs)
+
+
+@breaks("declared_access", "reads 'targets'", 'reads=("targets",)')
+class ReadsTargets:
+    @hookimpl(phase=TrainingPhase)
+    def loss_begin(self, step):
+        self.kind = type(step.targets)
+
+
+@breaks("declared_access", "reads 'outputs'", 'reads=("outputs",)')
+class ReadsOutputs:
+    @hookimpl(phase=TrainingPhase)
+    def loss_begin(self, step):
+        self.kind = type(step.outputs)
+
+
+@breaks("declared_access", "reads 'loss'", 'reads=("loss",)')
+class ReadsLoss:
+    @hookimpl(phase=TrainingPhase)
+    def step_end(self, step):
+        if hasattr(step, "loss"):
+            self.loss = step.loss.detach()
+
+
+@breaks("declared_access", "reads 'grads'", 'reads=("grads",)')
+class ReadsGrads:
+    @hookimpl
+    def update_begin(self, step):
+        self.norm = nn.utils.get_total_norm([p.grad for p in step.params if p.grad is not None])
+
+
+@breaks("declared_access", "reads 'params'", 'reads=("params",)')
+class ReadsParams:
+    @hookimpl
+    def update_end(self, step):
+        self.norm = nn.utils.get_total_norm([p.detach() for p in step.params])
+
+
+@breaks("declared_access", "reads 'params'", 'reads=("params",)')
+class ReadsParamsOfTheModel:
+    @hookimpl
+    def phase_end(self, learner):
+        self.norm = sum(p.detach().square().sum() for m in learner.models.values() for p in m.parameters())
+
+
+@breaks("declared_access", "reads 'buffers'", 'reads=("buffers",)')
+class ReadsBuffers:
+    @hookimpl
+    def phase_end(self, learner):
+        self.sums = [b.sum() for m in learner.models.values() for b in m.buffers()]
+
+
+@breaks("declared_access", "reads 'optimizer", 'reads=("optimizer')
+class ReadsLr:
+    @hookimpl
+    def update_end(self, step):
+        self.lr = step.optimizer.param_groups[0]["lr"]
+
+
+@breaks("declared_access", "reads 'metrics", 'reads=("metrics')
+class ReadsMetrics:
+    @hookimpl
+    def phase_end(self, learner):
+        self.loss = learner.metrics.get("val/loss")
+
+
+@breaks("declared_access", "reads 'metrics", 'reads=("metrics')
+class ReadsAllMetrics:
+    @hookimpl
+    def phase_end(self, learner):
+        self.all = dict(learner.metrics)
+
+
+# -- what is changed and not declared ----------------------------------------------------------------------------------
+
+
+@breaks("declared_access", "'metrics", "mine", 'writes=("metrics')
+class WritesMetrics:
+    @hookimpl
+    def epoch_end(self, learner, phase):
+        learner.metrics[f"{phase.name}/mine"] = 1.0
+
+
+@breaks("declared_access", "'grads'", 'updates=("grads",)')
+class ChangesGrads:
+    @hookimpl
+    def update_begin(self, step):
+        for p in step.params:
+            if p.grad is not None:
+                p.grad.mul_(0.5)
+
+
+@breaks("declared_access", "'grads'", 'updates=("grads",)')
+class ChangesGradsByData:
+    @hookimpl
+    def update_begin(self, step):
+        for p in step.params:
+            if p.grad is not None:
+                p.grad.data.mul_(0.5)
+
+
+@breaks("declared_access", "'grads'", 'updates=("grads",)')
+class ReplacesGrads:
+    @hookimpl(reads=("grads",))
+    def update_begin(self, step):
+        for p in step.params:
+            if p.grad is not None:
+                p.grad = p.grad * 0.5
+
+
+@breaks("declared_access", "'params'", 'updates=("params",)')
+class ChangesParams:
+    @hookimpl
+    def update_end(self, step):
+        with torch.no_grad():
+            for p in step.params:
+                p.mul_(0.99)
+
+
+@breaks("declared_access", "'params'", 'updates=("params",)')
+class ChangesParamsByData:
+    @hookimpl(reads=("params",))
+    def update_end(self, step):
+        for p in step.params:
+            p.data.mul_(0.99)
+
+
+@breaks("declared_access", "'buffers'", 'updates=("buffers",)')
+class ChangesBuffers:
+    @hookimpl
+    def step_end(self, learner):
+        for model in learner.models.values():
+            for buffer in model.buffers():
+                buffer.fill_(2)
+
+
+@breaks("declared_access", "'optimizer", 'updates=("optimizer')
+class ChangesLr:
+    @hookimpl
+    def update_end(self, step):
+        for group in step.optimizer.param_groups:
+            group["lr"] *= 0.9
+
+
+@breaks("declared_access", "'optimizer", 'updates=("optimizer')
+class ChangesMomentum:
+    @hookimpl
+    def update_end(self, step):
+        for values in step.optimizer.state.values():
+            for value in values.values():
+                if isinstance(value, torch.Tensor):
+                    value.mul_(0.5)
+
+
+@breaks("declared_access", "'targets'", 'updates=("targets",)')
+class ReplacesTargets:
+    @hookimpl(phase=TrainingPhase, reads=("targets",))
+    def loss_begin(self, step):
+        step.targets = step.targets.clone()
+
+
+@breaks("declared_access", "'outputs'", 'updates=("outputs",)')
+class ReplacesOutputs:
+    @hookimpl(phase=TrainingPhase, reads=("outputs",))
+    def loss_begin(self, step):
+        step.outputs = step.outputs * 2
+
+
+@breaks("declared_access", "'batch'", 'updates=("batch",)')
+class ReplacesBatch:
+    @hookimpl(reads=("batch",))
+    def step_begin(self, step):
+        step.batch = tuple(step.batch)
+
+
+@breaks("declared_access", "'batch'", 'updates=("batch",)')
+class MovesAnotherBatch:
+    @hookimpl
+    def move_batch(self, batch):
+        inputs, targets = batch
+        return inputs * 2, targets
+
+
+@breaks("declared_access", "'step.extra'", "step.extra")
+class PutsOnStep:
+    @hookimpl
+    def step_begin(self, step):
+        step.extra = 1
+
+
+@breaks("declared_access", "'rng'", 'updates=("rng",)')
+class DrawsTorch:
+    @hookimpl(updates=("grads",))
+    def update_begin(self, step):
+        for p in step.params:
+            if p.grad is not None:
+                p.grad.add_(torch.randn_like(p.grad), alpha=0.01)
+
+
+@breaks("declared_access", "'rng'", 'updates=("rng",)')
+class DrawsPython:
+    @hookimpl
+    def step_begin(self):
+        self.value = random.random()
+
+
+@breaks("declared_access", "'rng'", 'updates=("rng",)')
+class DrawsNumpy:
+    @hookimpl
+    def step_begin(self):
+        self.value = np.random.rand()
+
+
+@breaks("declared_access", "'trainable'", 'updates=("trainable",)')
+class FreezesQuietly:
+    @hookimpl
+    def epoch_begin(self, learner):
+        for model in learner.models.values():
+            next(model.parameters()).requires_grad_(False)
+
+
+# -- the loader's own tensors ------------------------------------------------------------------------------------------
+
+
+@breaks("loader_kept", "in place", "the loader's", "step_begin")
+class ScalesTheLoadersInputs:
+    """Says that it changes the batch, but what it changes is the data set."""
+
+    @hookimpl(phase=TrainingPhase, updates=("batch",))
+    def step_begin(self, step):
+        step.batch[0].mul_(1.01)
+
+
+@breaks("loader_kept", "in place", "the loader's", "move_batch")
+class NormalizesTheLoadersInputs:
+    @hookimpl(phase=TrainingPhase, updates=("batch",))
+    def move_batch(self, batch):
+        batch[0].sub_(batch[0].mean())
+        return batch
+
+
+@breaks("loader_kept", "in place", "the loader's", "loss_begin")
+class ClampsTheLoadersTargets:
+    @hookimpl(phase=TrainingPhase, updates=("targets",))
+    def loss_begin(self, step):
+        step.targets.clamp_(0, 1)
+
+
+# -- waiting for the device --------------------------------------------------------------------------------------------
+
+
+class _AtStepEnd:
+    @hookimpl(phase=TrainingPhase, reads=("loss",))
+    def step_end(self, step):
+        if hasattr(step, "loss"):
+            self.look(step.loss.detach())
+
+
+@breaks("no_device_sync", "item()", "breaks.py", "epoch_end")
+class CallsItem(_AtStepEnd):
+    def look(self, loss):
+        self.value = loss.item()
+
+
+@breaks("no_device_sync", "waits for the device", "breaks.py")
+class CallsFloat(_AtStepEnd):
+    def look(self, loss):
+        self.value = float(loss)
+
+
+@breaks("no_device_sync", "waits for the device", "breaks.py")
+class Compares(_AtStepEnd):
+    def look(self, loss):
+        if loss > 1:
+            self.value = loss
+
+
+@breaks("no_device_sync", "waits for the device", "breaks.py")
+class Formats(_AtStepEnd):
+    def look(self, loss):
+        self.value = f"{loss:.3f}"
+
+
+@breaks("no_device_sync", "waits for the device", "breaks.py")
+class CopiesToHost(_AtStepEnd):
+    def look(self, loss):
+        self.value = loss.cpu().numpy()
+
+
+@breaks("no_device_sync", "waits for the device", "breaks.py")
+class CallsTolist(_AtStepEnd):
+    def look(self, loss):
+        self.value = loss.tolist()
+
+
+@breaks("no_device_sync", "waits for the device", "breaks.py")
+class SelectsByMask(_AtStepEnd):
+    def look(self, loss):
+        losses = loss.reshape(1)
+        self.value = losses[losses > 0]
+
+
+@breaks("no_device_sync", "waits for the device", "breaks.py")
+class AsksAllFinite(_AtStepEnd):
+    def look(self, loss):
+        if not torch.isfinite(loss).all():
+            self.value = loss
+
+
+@breaks("no_device_sync", "waits for the device", "breaks.py")
+class SkipsByNorm:
+    @hookimpl(reads=("grads",))
+    def update_begin(self, step):
+        if nn.utils.get_total_norm([p.grad for p in step.params if p.grad is not None]) > 1e9:
+            step.skip_update("large gradient")
+
+
+# -- what is kept ------------------------------------------------------------------------------------------------------
+
+
+@breaks("no_graph_kept", "graph", "detach()")
+class KeepsLoss:
+    @hookimpl(phase=TrainingPhase, reads=("loss",))
+    def step_end(self, step):
+        if hasattr(step, "loss"):
+            self.loss = step.loss
+
+
+@breaks("no_graph_kept", "graph", "detach()")
+class KeepsOutputs:
+    @hookimpl(phase=TrainingPhase, reads=("outputs",))
+    def step_end(self, step):
+        self.outputs = getattr(step, "outputs", None)
+
+
+@breaks("no_graph_kept", "graph", "detach()")
+class KeepsStep:
+    @hookimpl
+    def step_end(self, step):
+        self.step = step
+
+
+@breaks("no_graph_kept", "graph", "detach()")
+class SumsLosses:
+    """The mean of an epoch, with the graphs of all its steps behind it."""
+
+    @hookimpl(phase=TrainingPhase)
+    def epoch_begin(self, epoch):
+        self.total = 0.0
+
+    @hookimpl(phase=TrainingPhase, reads=("loss",))
+    def step_end(self, step):
+        if hasattr(step, "loss"):
+            self.total = self.total + step.loss
+
+
+@breaks("no_graph_kept", "graph", "detach()")
+class KeepsGraphInStore:
+    @hookimpl(phase=TrainingPhase, reads=("loss",))
+    def step_end(self, epoch, step):
+        if hasattr(step, "loss"):
+            epoch.keep(self)["loss"] = step.loss
+
+
+@breaks("bounded_memory", "more with each step")
+class KeepsEveryLoss:
+    losses: list[torch.Tensor]
+
+    def __init__(self):
+        self.losses = []
+
+    @hookimpl(phase=TrainingPhase, reads=("loss",))
+    def step_end(self, step):
+        if hasattr(step, "loss"):
+            self.losses.append(step.loss.detach())
+
+
+_seen: list[Any] = []
+
+
+@breaks("learner_freed", "learner", tidy=_seen.clear)
+class KeepsLearner:
+    @hookimpl
+    def fit_begin(self, learner):
+        _seen.append(learner)
+
+
+# -- state -------------------------------------------------------------------------------------------------------------
+
+
+@breaks("exact_resume", "state_dict")
+class ForgetsItsCount:
+    """Its noise is smaller with each update, and large again after a resume."""
+
+    def __init__(self):
+        self.count = 0
+
+    @hookimpl(updates=("grads",))
+    def update_begin(self, step):
+        self.count += 1
+        for p in step.params:
+            if p.grad is not None:
+                p.grad.mul_(1 / self.count)
+
+
+@breaks("exact_resume", "state_dict")
+class ForgetsItsMeans:
+    def __init__(self):
+        self.means: dict[Any, torch.Tensor] = {}
+
+    @hookimpl(updates=("grads",))
+    def update_begin(self, step):
+        for i, p in enumerate(step.params):
+            if p.grad is not None:
+                mean = self.means.setdefault((step.optimizer_name, i), torch.zeros_like(p))
+                mean.lerp_(p.grad, 0.5)
+                p.grad.copy_(mean)
+
+
+class _Mean:
+    def __init__(self):
+        self.mean = torch.zeros(())
+
+    @hookimpl(phase=TrainingPhase, reads=("loss",))
+    def step_end(self, step):
+        if hasattr(step, "loss"):
+            self.mean.lerp_(step.loss.detach().float().cpu(), 0.1)
+
+
+@breaks("state_round_trip", "state_dict", "clone")
+class ReturnsItsOwnTensor(_Mean):
+    def state_dict(self):
+        return {"mean": self.mean}
+
+    def load_state_dict(self, state):
+        self.mean = state["mean"].clone()
+
+
+@breaks("state_round_trip", "load_state_dict", "clone")
+class KeepsTheLoadedTensor(_Mean):
+    def state_dict(self):
+        return {"mean": self.mean.clone()}
+
+    def load_state_dict(self, state):
+        self.mean = state["mean"]
+
+
+@breaks("state_round_trip", "load_state_dict")
+class LoadsNothing(_Mean):
+    def state_dict(self):
+        return {"mean": self.mean.clone()}
+
+    def load_state_dict(self, state):
+        pass
+
+
+@breaks("state_round_trip", "state_dict", "set")
+class SavesASet:
+    def __init__(self):
+        self.seen: set[str] = set()
+
+    @hookimpl
+    def epoch_begin(self, phase):
+        self.seen.add(phase.name)
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.seen = set(state["seen"])
+
+
+@breaks("state_round_trip", "load_state_dict")
+class HasHalfAState(_Mean):
+    def state_dict(self):
+        return {"mean": self.mean.clone()}
+
+
+@breaks("exact_resume", "metrics", "epoch.store")
+class ForgetsTheEpoch:
+    """The sum of an epoch is an attribute: what came before a resume in mid-epoch is gone."""
+
+    def __init__(self):
+        self.total = torch.zeros(())
+
+    @hookimpl(phase=TrainingPhase)
+    def epoch_begin(self):
+        self.total = torch.zeros(())
+
+    @hookimpl(phase=TrainingPhase, reads=("loss",))
+    def step_end(self, step):
+        if hasattr(step, "loss"):
+            self.total += step.loss.detach().cpu()
+
+    @hookimpl(phase=TrainingPhase, writes=("metrics.*/sum",))
+    def epoch_end(self, learner, phase):
+        learner.metrics[f"{phase.name}/sum"] = self.total.item()
+
+
+@breaks("exact_resume", "metrics", "epoch.resumed")
+class ClearsWhatWasLoaded:
+    @hookimpl(phase=TrainingPhase)
+    def epoch_begin(self, epoch):
+        epoch.store(self)["total"] = torch.zeros(())
+
+    @hookimpl(phase=TrainingPhase, reads=("loss",))
+    def step_end(self, epoch, step):
+        if hasattr(step, "loss"):
+            epoch.store(self)["total"] += step.loss.detach().cpu()
+
+    @hookimpl(phase=TrainingPhase, writes=("metrics.*/sum",))
+    def epoch_end(self, learner, phase, epoch):
+        learner.metrics[f"{phase.name}/sum"] = epoch.store(self)["total"].item()
+
+
+@breaks("exact_resume", "state_dict")
+class ForgetsItsGenerator:
+    def __init__(self):
+        self.generator = torch.Generator().manual_seed(0)
+
+    @hookimpl(updates=("grads",))
+    def update_begin(self, step):
+        for p in step.params:
+            if p.grad is not None:
+                noise = torch.randn(p.shape, generator=self.generator)
+                p.grad.add_(noise.to(p.grad), alpha=0.01)
+
+
+@breaks("metrics_reset", "metrics", "epoch.store")
+class NeverResets:
+    """A sum that goes on from epoch to epoch, and from fit to fit."""
+
+    def __init__(self):
+        self.total = 0
+
+    @hookimpl(phase=TrainingPhase)
+    def step_end(self, step):
+        self.total += step.samples
+
+    @hookimpl(phase=TrainingPhase, writes=("metrics.*/samples",))
+    def epoch_end(self, learner, phase):
+        learner.metrics[f"{phase.name}/samples"] = self.total
+
+    def state_dict(self):
+        return {"total": self.total}
+
+    def load_state_dict(self, state):
+        self.total = state["total"]
+
+
+@breaks("options_kept", "rate", "option")
+class SpendsItsOption:
+    def __init__(self, rate=0.5):
+        self.rate = rate
+
+    @hookimpl(phase=TrainingPhase)
+    def phase_end(self):
+        self.rate /= 2
+
+    def state_dict(self):
+        return {"rate": self.rate}
+
+    def load_state_dict(self, state):
+        self.rate = state["rate"]
+
+
+# -- weights that stay moved -------------------------------------------------------------------------------------------
+
+
+class _Sharpness:
+    """Weights are moved for the forward, and moved back after backward."""
+
+    def __init__(self):
+        self.kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def move(self, learner):
+        with torch.no_grad():
+            for model in learner.models.values():
+                for p in model.parameters():
+                    self.kept.append((p, p.clone()))
+                    p.mul_(1.01)
+
+    def back(self):
+        with torch.no_grad():
+            for p, own in self.kept:
+                p.copy_(own)
+        self.kept.clear()
+
+
+@breaks("cancelled_step", "params", "moved", "step_cancelled")
+class MovedAfterACancel(_Sharpness):
+    @hookimpl(phase=TrainingPhase, updates=("params",))
+    def step_begin(self, learner):
+        self.move(learner)
+
+    @hookimpl(phase=TrainingPhase, updates=("params",))
+    def backward_end(self):
+        self.back()
+
+
+@breaks("error_elsewhere", "params", "moved", "step_context")
+class MovedAfterAnError(_Sharpness):
+    @hookimpl(phase=TrainingPhase, updates=("params",))
+    def step_begin(self, learner):
+        self.move(learner)
+
+    @hookimpl(phase=TrainingPhase, updates=("params",))
+    def backward_end(self):
+        self.back()
+
+    @hookimpl(phase=TrainingPhase, updates=("params",))
+    def step_cancelled(self):
+        self.back()
+
+
+@breaks("error_elsewhere", "params", "moved")
+class ContextWithoutFinally(_Sharpness):
+    @hookimpl(phase=TrainingPhase, updates=("params",))
+    def step_context(self, learner):
+        return self.moved(learner)
+
+    @contextlib.contextmanager
+    def moved(self, learner):
+        self.move(learner)
+        yield
+        self.back()
+
+
+@breaks("cancelled_step", "params", "moved")
+class BuffersMovedAfterACancel:
+    """Says params, but moves a buffer too, and leaves it there when a step is cancelled."""
+
+    def __init__(self):
+        self.kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    @hookimpl(phase=TrainingPhase, updates=("params", "buffers"))
+    def step_begin(self, learner):
+        with torch.no_grad():
+            for model in learner.models.values():
+                for t in [*model.parameters(), *model.buffers()]:
+                    self.kept.append((t, t.clone()))
+                    t.mul_(2)
+
+    @hookimpl(phase=TrainingPhase, updates=("params", "buffers"))
+    def backward_end(self):
+        with torch.no_grad():
+            for t, own in self.kept:
+                t.copy_(own)
+        self.kept.clear()
+
+
+# -- what is left behind -----------------------------------------------------------------------------------------------
+
+_threads: list[threading.Event] = []
+
+
+def _end_threads() -> None:
+    while _threads:
+        _threads.pop().set()
+
+
+@breaks("fit_twice", "thread", tidy=_end_threads)
+class LeavesAThread:
+    @hookimpl
+    def fit_begin(self):
+        end = threading.Event()
+        _threads.append(end)
+        threading.Thread(target=end.wait, args=(60,), name="watcher", daemon=True).start()
+
+
+@breaks("fit_twice", "fit_end", "second")
+class BlocksAtTheEnd:
+    @hookimpl
+    def fit_end(self):
+        time.sleep(1.2)
+
+
+@breaks("fit_twice", "hook")
+class LeavesAForwardHook:
+    @hookimpl
+    def fit_begin(self, learner):
+        for model in learner.models.values():
+            model.register_forward_hook(_nothing)
+
+
+def _nothing(*args: Any) -> None:
+    return None
+
+
+@breaks("fit_twice", "hook")
+class LeavesAnOptimizerHook:
+    @hookimpl
+    def fit_begin(self, learner):
+        for optimizer in learner.optimizers.values():
+            optimizer.register_step_post_hook(_nothing)
+
+
+@breaks("fit_twice", "hook")
+class LeavesAGradientHook:
+    @hookimpl
+    def fit_begin(self, learner):
+        for model in learner.models.values():
+            next(model.parameters()).register_hook(_nothing)
+
+
+@breaks("fit_twice", "SIGUSR2", tidy=lambda: signal.signal(signal.SIGUSR2, signal.SIG_DFL) and None)
+class LeavesASignalHandler:
+    @hookimpl
+    def fit_begin(self):
+        signal.signal(signal.SIGUSR2, _nothing)
+
+
+_files: list[Any] = []
+
+
+def _close_files() -> None:
+    while _files:
+        _files.pop().close()
+
+
+@breaks("fit_twice", "file", tidy=_close_files)
+class LeavesAFile:
+    @hookimpl
+    def fit_begin(self):
+        _files.append(tempfile.TemporaryFile())  # noqa: SIM115 - that is the mistake
+
+
+@breaks("fit_twice", "socket", tidy=_close_files)
+class LeavesASocket:
+    @hookimpl
+    def fit_begin(self):
+        _files.append(socket.socket())
+
+
+@breaks("fit_twice", "LOOPKIT_LEFT", tidy=lambda: os.environ.pop("LOOPKIT_LEFT", None) and None)
+class LeavesAVariable:
+    @hookimpl
+    def fit_begin(self):
+        os.environ["LOOPKIT_LEFT"] = os.environ.get("LOOPKIT_LEFT", "") + "1"
+
+
+def _tidy_path() -> None:
+    sys.path[:] = [p for p in sys.path if p != "/nowhere"]
+
+
+@breaks("fit_twice", "sys.path", tidy=_tidy_path)
+class LeavesAPath:
+    @hookimpl
+    def fit_begin(self):
+        sys.path.append("/nowhere")
+
+
+@breaks("fit_twice", "warnings")
+class LeavesAFilter:
+    @hookimpl
+    def fit_begin(self):
+        warnings.simplefilter("ignore", ResourceWarning)
+
+
+@breaks("fit_twice", "locale", tidy=lambda: locale.setlocale(locale.LC_NUMERIC, "C") and None)
+class LeavesALocale:
+    @hookimpl
+    def fit_begin(self):
+        now = locale.setlocale(locale.LC_NUMERIC)
+        locale.setlocale(locale.LC_NUMERIC, "C.UTF-8" if now == "C" else "C")
+
+
+_save = torch.save
+
+
+def _put_save_back() -> None:
+    torch.save = _save
+
+
+@breaks("fit_twice", "torch.save", tidy=_put_save_back)
+class LeavesAPatch:
+    @hookimpl
+    def fit_begin(self):
+        own = torch.save
+        torch.save = lambda *args, **options: own(*args, **options)
+
+
+@breaks("fit_twice", "default", tidy=lambda: torch.set_default_dtype(torch.float32))
+class LeavesADtype:
+    @hookimpl
+    def fit_end(self):
+        torch.set_default_dtype(torch.float64)
+
+
+@breaks("fit_twice", "grad", tidy=lambda: torch.set_grad_enabled(True) and None)
+class LeavesGradOff:
+    @hookimpl
+    def fit_end(self):
+        torch.set_grad_enabled(False)
+
+
+@breaks("fit_twice", "autocast", tidy=lambda: torch.set_autocast_enabled("cpu", False))
+class LeavesAutocast:
+    @hookimpl
+    def fit_end(self):
+        torch.set_autocast_enabled("cpu", True)
+
+
+@breaks("fit_twice", "mode")
+class LeavesEvalMode:
+    @hookimpl(updates=("model",))
+    def phase_end(self, learner):
+        for model in learner.models.values():
+            model.eval()
+
+
+_processes: list[Any] = []
+
+
+def _end_processes() -> None:
+    while _processes:
+        process = _processes.pop()
+        process.kill()
+        process.wait()
+
+
+@breaks("fit_twice", "process", tidy=_end_processes)
+class LeavesAProcess:
+    @hookimpl
+    def fit_begin(self):
+        _processes.append(subprocess.Popen(["sleep", "60"]))
+
+
+_handlers: list[logging.Handler] = []
+
+
+def _remove_handlers() -> None:
+    while _handlers:
+        logging.getLogger("loopkit").removeHandler(_handlers.pop())
+
+
+@breaks("fit_twice", "handler", "loopkit", tidy=_remove_handlers)
+class LeavesALogHandler:
+    @hookimpl
+    def fit_begin(self):
+        _handlers.append(logging.NullHandler())
+        logging.getLogger("loopkit").addHandler(_handlers[-1])
+
+
+@breaks("fit_twice", "atexit", tidy=lambda: atexit.unregister(_nothing))
+class LeavesAnExitFunction:
+    @hookimpl
+    def fit_begin(self):
+        atexit.register(_nothing)
+
+
+_cwd = os.getcwd()
+
+
+@breaks("fit_twice", "directory", tidy=lambda: os.chdir(_cwd))
+class LeavesADirectory:
+    @hookimpl
+    def fit_begin(self):
+        os.chdir(tempfile.gettempdir() if os.getcwd() == _cwd else _cwd)
+
+
+@breaks("fit_twice", "garbage collector", tidy=gc.enable)
+class LeavesCollectorOff:
+    @hookimpl
+    def fit_end(self):
+        gc.disable()
+
+
+_stdout = sys.stdout
+
+
+class _Tee:
+    def __init__(self, under: Any):
+        self.under = under
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.under, name)
+
+
+def _put_stdout_back() -> None:
+    while isinstance(sys.stdout, _Tee):
+        sys.stdout = sys.stdout.under
+
+
+@breaks("fit_twice", "sys.stdout", tidy=_put_stdout_back)
+class LeavesATee:
+    @hookimpl
+    def fit_begin(self):
+        sys.stdout = _Tee(sys.stdout)
+
+
+@breaks("fit_twice", "second fit")
+class WorksOnce:
+    def __init__(self):
+        self.file = io.BytesIO()
+
+    @hookimpl
+    def step_end(self):
+        self.file.write(b"step\n")
+
+    @hookimpl
+    def fit_end(self):
+        self.file.close()
+
+
+# -- what it takes for granted -----------------------------------------------------------------------------------------
+
+
+@breaks("unknown_phases", "loss")
+class WantsALoss:
+    @hookimpl(reads=("loss",))
+    def step_end(self, step):
+        self.loss = step.loss.detach()
+
+
+@breaks("unknown_phases", "model")
+class WantsOneModel:
+    @hookimpl(reads=("params",))
+    def epoch_end(self, learner):
+        self.count = sum(p.numel() for p in learner.model.parameters())
+
+
+@breaks("unknown_phases", "without a length")
+class WantsALength:
+    @hookimpl
+    def step_end(self, epoch, step):
+        self.share = (step.index + 1) / epoch.length
+
+
+@breaks("unknown_phases", "grad")
+class WantsEveryGradient:
+    @hookimpl(reads=("grads",))
+    def backward_end(self, learner):
+        self.norms = [p.grad.norm() for m in learner.models.values() for p in m.parameters()]
+
+
+@breaks("cancelled_step", "step_begin", "step_cancelled")
+class CountsOnTheEnd:
+    """Its step_end puts away what step_begin took, and step_begin wants it put away."""
+
+    def __init__(self):
+        self.open = False
+
+    @hookimpl
+    def step_begin(self):
+        assert not self.open, "step_begin came twice without a step_end"
+        self.open = True
+
+    @hookimpl
+    def step_end(self):
+        self.open = False
+
+
+@breaks("any_list_order", "order")
+class LooksAtTheList:
+    """What it does depends on where in the list it stands."""
+
+    @hookimpl(phase=TrainingPhase, updates=("grads",))
+    def update_begin(self, learner, step):
+        first = next(iter(learner.plugins)) is self or learner.plugins[0] is self
+        for p in step.params:
+            if p.grad is not None:
+                p.grad.mul_(0.5 if first else 2.0)
+
+
+@breaks("no_undeclared_effect", "other parameters")
+class ChangesByAHook:
+    """Halves gradients by hooks on the parameters, and declares nothing."""
+
+    def __init__(self):
+        self.handles: list[Any] = []
+
+    @hookimpl
+    def fit_begin(self, learner):
+        for model in learner.models.values():
+            for p in model.parameters():
+                self.handles.append(p.register_hook(lambda grad: grad / 2))
+
+    @hookimpl
+    def fit_end(self):
+        for handle in self.handles:
+            handle.remove()
+        self.handles.clear()
