@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import accumulate
 from typing import Any
+
+import numpy as np
 
 LONGEST_NUMBER = 25
 """Digits in a row; 64-bit integers have at most 20, floats by ``repr`` at most 21."""
@@ -13,9 +14,10 @@ STRETCH = 1 << 16
 """Characters whose brackets are counted at a time."""
 
 STRING = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
-NOT_BRACKETS = re.compile(r"[^\[\]{}]+")
-LONG_NUMBER = re.compile(rf"\d{{{LONGEST_NUMBER + 1}}}")
-STEPS = {"[": 1, "{": 1, "]": -1, "}": -1}
+STEPS = np.zeros(256, np.int8)
+"""What each byte adds to the depth."""
+STEPS[list(b"[{")], STEPS[list(b"]}")] = 1, -1
+ZEROS = bytes.maketrans(b"123456789", b"000000000")
 
 
 def render(value: Any, *, sort: bool = False) -> bytes:
@@ -47,14 +49,15 @@ def without_strings(text: str, depth: int) -> str:
         ValueError: It is nested more than ``depth`` deep, or holds an absurdly long number.
     """
     bare = STRING.sub("", text)
+    characters = bare.encode()
     level = 0
-    for start in range(0, len(bare), STRETCH):  # a bomb is found in the first
-        brackets = NOT_BRACKETS.sub("", bare[start : start + STRETCH])
-        levels = list(accumulate(map(STEPS.__getitem__, brackets), initial=level))
-        if max(levels) > depth:
-            raise ValueError(f"nested {max(levels)} deep or deeper, at most {depth} is allowed")
+    for start in range(0, len(characters), STRETCH):  # a bomb is found in the first
+        stretch = np.frombuffer(characters[start : start + STRETCH], np.uint8)
+        levels = level + np.cumsum(STEPS[stretch], dtype=np.int64)
+        if (deepest := levels.max()) > depth:
+            raise ValueError(f"nested {deepest} deep or deeper, at most {depth} is allowed")
         level = levels[-1]
-    if LONG_NUMBER.search(bare):
+    if b"0" * (LONGEST_NUMBER + 1) in characters.translate(ZEROS):
         raise ValueError(f"a number of more than {LONGEST_NUMBER} digits")
     return bare
 

@@ -16,6 +16,7 @@ import math
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import itemgetter
 from typing import Annotated, Any, Protocol
 
@@ -151,6 +152,7 @@ class Ours(msgspec.Struct, forbid_unknown_fields=True):
 
 HEADER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 ENTRY = msgspec.json.Decoder(Entry)
+ENTRIES = msgspec.json.Decoder(list[Entry])
 TEXTS = msgspec.json.Decoder(dict[str, str])
 OURS_DECODER = msgspec.json.Decoder(Ours)
 
@@ -427,12 +429,13 @@ def _row_by_row(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+@lru_cache(maxsize=1024)  # a file holds many tensors of few shapes
 def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Whether such a tensor fills its memory once; the stride of a dimension of size 1 is free."""
-    if not all(0 <= stride <= LARGEST_STRIDE for stride in strides):
+    if strides and not 0 <= min(strides) <= max(strides) <= LARGEST_STRIDE:
         return False
     step = 1
-    for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size != 1):
+    for stride, size in sorted([pair for pair in zip(strides, shape, strict=True) if pair[1] != 1]):
         if stride != step and 0 not in shape:
             return False
         step *= size
@@ -470,13 +473,7 @@ def _short(value: object) -> str:
 def _infos(header: dict[str, msgspec.Raw], size: int) -> dict[str, TensorInfo]:
     """The tensors of a header whose data take ``size`` bytes, in the order of their bytes."""
     found = []
-    for name, raw in header.items():
-        try:
-            entry = ENTRY.decode(raw)
-        except ValueError as error:
-            raise _corrupt(
-                f"{_short(repr(name))} is not described by dtype, shape and data_offsets: {_short(error)}"
-            ) from error
+    for name, entry in zip(header, _entries(header), strict=True):
         begin, end = entry.data_offsets
         info = _info(name, entry.dtype, entry.shape)
         if end - begin != info.nbytes:
@@ -492,6 +489,20 @@ def _infos(header: dict[str, msgspec.Raw], size: int) -> dict[str, TensorInfo]:
     if end != size:
         raise _corrupt(f"the tensors take {end} bytes, but {size} come after the header")
     return {name: info for _, _, name, info in found}
+
+
+def _entries(header: dict[str, msgspec.Raw]) -> list[Entry]:
+    try:
+        return ENTRIES.decode(b"[%b]" % b",".join(header.values()))  # at once: there can be hundreds of thousands
+    except ValueError:
+        for name, raw in header.items():
+            try:
+                ENTRY.decode(raw)
+            except ValueError as error:
+                raise _corrupt(
+                    f"{_short(repr(name))} is not described by dtype, shape and data_offsets: {_short(error)}"
+                ) from error
+        raise
 
 
 def _info(name: str, dtype: str, shape: tuple[int, ...]) -> TensorInfo:

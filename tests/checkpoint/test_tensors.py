@@ -663,17 +663,19 @@ def test_tensors_hostile_files_are_refused_at_once(data):
 
 
 @pytest.mark.clock
-@pytest.mark.parametrize("kind", ["data", "strides"])
+@pytest.mark.parametrize("kind", ["data", "strides", "last strides"])
 def test_tensors_many_entries_are_refused_in_two_seconds(kind):
     count = 300_000
     entries = {f"a{i}": entry("U8", (1, 1), (i, i + 1)) for i in range(count)}
     if kind == "strides":
         entries["__metadata__"] = ours(strides={name: [1, 1] for name in entries} | {"a": [1, 1]})
+    if kind == "last strides":
+        entries["__metadata__"] = ours(strides={name: [1, 1] for name in entries} | {f"a{count - 1}": [2**50, 1]})
     data = built(entries, bytes(count - (kind == "data")))
     begun = time.process_time()  # other processes do not count
     with pytest.raises(CorruptCheckpointError):
         peek(BytesSource(data))
-    assert time.process_time() - begun < 5.0  # 2 s where the machine is not shared
+    assert time.process_time() - begun < 2.0
 
 
 def test_tensors_hostile_files_begin_from_one_that_is_read():

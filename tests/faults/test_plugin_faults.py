@@ -47,10 +47,11 @@ class Site(NamedTuple):
 
 
 OF_EPOCH, OF_STEP = ("epoch_begin", "epoch_end", "phase_end"), ("step_begin", "forward_begin", "loss_begin", "step_end")
-VERBS = ("backward_begin", "backward_end", "update_begin", "update_end", "update_skipped")
+OF_TRAINING = ("backward_begin", "backward_end", "update_begin", "update_end", "update_skipped")
+REPLACEMENTS = ("optimizer_step", "take_step")
 SITES = [
     *(Site(hook, phase="") for hook in ("setup_model", "fit_begin", "fit_end")),
-    *(Site(hook) for hook in (*OF_EPOCH, *OF_STEP, *VERBS, "step_cancelled", "optimizer_step", "move_batch")),
+    *(Site(hook) for hook in (*OF_EPOCH, *OF_STEP, *OF_TRAINING, "step_cancelled", "move_batch", *REPLACEMENTS)),
     *(Site(hook, phase="val") for hook in (*OF_EPOCH, *OF_STEP, "step_cancelled", "move_batch")),
     *(
         Site(hook, part, phase)
@@ -69,7 +70,7 @@ UNCHANGED = {
     "forward_begin",
     "loss_begin",
 }
-UNCHANGED |= {"backward_begin", "backward_end", "update_begin", "update_skipped", "optimizer_step", "step_cancelled"}
+UNCHANGED |= {"backward_begin", "backward_end", "update_begin", "update_skipped", "step_cancelled", *REPLACEMENTS}
 """Hooks of training in whose first call, and before, no parameter moves."""
 
 
@@ -155,12 +156,21 @@ for event in Event.by_hook.values():
         setattr(Faulty, event.hook, listener(event.hook))
 
 
-class FaultyVerb(Faulty):
-    """The one that implements the verb."""
+class FaultyUpdate(Faulty):
+    """The one that replaces the update."""
 
     @hookimpl
     def optimizer_step(self, phase, step, default):
         self.reached("optimizer_step", "call", phase, step)
+        default()
+
+
+class FaultyStep(Faulty):
+    """The one that replaces the phase's step."""
+
+    @hookimpl
+    def take_step(self, phase, step, default):
+        self.reached("take_step", "call", phase, step)
         default()
 
 
@@ -274,7 +284,8 @@ def fit(learner):
 
 def members(site, position, at, error):
     """Three plugins of which one is faulty, one with fit_end alone, and what makes the site come."""
-    kinds = [FaultyVerb if site.hook == "optimizer_step" and i == position else Faulty for i in range(3)]
+    replacing = {"optimizer_step": FaultyUpdate, "take_step": FaultyStep}.get(site.hook, Faulty)
+    kinds = [replacing if i == position else Faulty for i in range(3)]
     three = [
         kind(name, site, error if i == position else None, at)
         for i, (kind, name) in enumerate(zip(kinds, "abc", strict=True))
@@ -668,7 +679,7 @@ def test_generator_exit_of_a_hook_is_an_error_and_fires_no_epoch_end():
     log = EventLog()
     with pytest.raises(GeneratorExit):
         fit(small([log, Faulty("a", Site("loss_begin"), GeneratorExit())]))
-    assert log.lines == ["fit_begin", "train: epoch_begin", "train 0: step_begin", "fit_end"]
+    assert log.lines == ["fit_begin", "train: epoch_begin", "train 0: step_begin forward_begin", "fit_end"]
 
 
 @pytest.mark.parametrize("late", [Mute, Noteless, Sealed, Fault])
