@@ -24,6 +24,7 @@ from loopkit.hooks import Target, hookimpl
 from loopkit.learner import Learner
 from loopkit.syncs import OPTIMIZERS, is_torch, tensors
 from loopkit.testing.bits import Bits, tensors_in
+from loopkit.testing.ends import watched_ends
 
 
 class AccessWatch:
@@ -52,27 +53,13 @@ class AccessWatch:
             with self.during(hook, step, batch):
                 result = call(*map(self.view, values))
             if result is not None and hook in ("step_context", "epoch_context"):
-                return self._context(hook, step, result)
+                return watched_ends(result, lambda: self.during(hook, step))
             if hook in ("setup_model", "move_batch") and not any(result is value for value in values):
                 with self.entered(hook):
                     self.change("model" if hook == "setup_model" else "batch")
             return result
 
         return watched
-
-    @contextmanager
-    def _context(self, hook: str, step: Step | None, context: Any) -> Iterator[None]:
-        """The plugin's context, with its two ends watched."""
-        with self.during(hook, step):
-            context.__enter__()
-        try:
-            yield
-        except BaseException as error:
-            with self.during(hook, step):
-                context.__exit__(type(error), error, error.__traceback__)
-            raise
-        with self.during(hook, step):
-            context.__exit__(None, None, None)
 
     def watch_groups(self) -> None:
         """Have reads of the optimizers' hyperparameters told."""

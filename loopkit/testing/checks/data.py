@@ -17,6 +17,7 @@ from loopkit.learner import Learner
 from loopkit.plugin import plugin_name
 from loopkit.testing.bits import difference, plain, tensors_in
 from loopkit.testing.case import Case, seed_all
+from loopkit.testing.ends import watched_ends
 from loopkit.testing.troubles import Disturbance
 
 
@@ -61,22 +62,13 @@ class _LoaderWatch:
         def watched(*values: Any) -> Any:
             with self._during(hook):
                 result = call(*values)
-            return self._context(hook, result) if hook.endswith("_context") and result is not None else result
+            return (
+                watched_ends(result, lambda: self._during(hook))
+                if hook.endswith("_context") and result is not None
+                else result
+            )
 
         return watched
-
-    @contextmanager
-    def _context(self, hook: str, context: Any) -> Iterator[None]:
-        with self._during(hook):
-            context.__enter__()
-        try:
-            yield
-        except BaseException as error:
-            with self._during(hook):
-                context.__exit__(type(error), error, error.__traceback__)
-            raise
-        with self._during(hook):
-            context.__exit__(None, None, None)
 
     @contextmanager
     def _during(self, hook: str) -> Iterator[None]:

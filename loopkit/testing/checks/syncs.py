@@ -21,6 +21,7 @@ from loopkit.plugin import plugin_name
 from loopkit.syncs import TensorReads, is_torch, tensors
 from loopkit.testing.bits import tensors_in
 from loopkit.testing.case import Case
+from loopkit.testing.ends import watched_ends
 from loopkit.testing.troubles import Disturbance
 
 REPLACEMENTS = {name for name, hook in hooks().items() if hook.kind == "replacement"}
@@ -79,7 +80,11 @@ class _SyncWatch(TensorReads):
             given = [self._unwatched(value) for value in values] if hook in REPLACEMENTS else values
             with self._during(hook):
                 result = call(*given)
-            return self._context(hook, result) if hook == "step_context" and result is not None else result
+            return (
+                watched_ends(result, lambda: self._during(hook))
+                if hook == "step_context" and result is not None
+                else result
+            )
 
         return watched
 
@@ -100,19 +105,6 @@ class _SyncWatch(TensorReads):
                 yield
         finally:
             self._hook = outer
-
-    @contextmanager
-    def _context(self, hook: str, context: Any) -> Iterator[None]:
-        with self._during(hook):
-            context.__enter__()
-        try:
-            yield
-        except BaseException as error:
-            with self._during(hook):
-                context.__exit__(type(error), error, error.__traceback__)
-            raise
-        with self._during(hook):
-            context.__exit__(None, None, None)
 
     def _unwatched(self, value: Any) -> Any:
         """The default step and the closure, which are not the plugin's doing."""
