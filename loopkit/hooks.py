@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import pluggy
@@ -200,7 +201,12 @@ _OTHERS: dict[str, Kind] = {
 
 def hooks() -> dict[str, Hook]:
     """Every hook by name: the events of phases and fits known so far, then the others."""
-    found = {name: Hook(name, "event", event.arguments, event.__doc__ or "") for name, event in Event.by_hook.items()}
+    return _hooks(tuple(Event.by_hook.values()))
+
+
+@lru_cache(maxsize=1)
+def _hooks(events: tuple[type[Event], ...]) -> dict[str, Hook]:
+    found = {event.hook: Hook(event.hook, "event", event.arguments, event.__doc__ or "") for event in events}
     for name, kind in _OTHERS.items():
         function = getattr(Hooks, name)
         arguments = function.__code__.co_varnames[1 : function.__code__.co_argcount]
@@ -208,27 +214,37 @@ def hooks() -> dict[str, Hook]:
     return found
 
 
+def methods(plugin: Any) -> dict[str, Any]:
+    """The functions of a plugin, or of its class, by name in order; no property of it is run."""
+    own = isinstance(plugin, type)
+    found: dict[str, Any] = {}
+    for owner in reversed((plugin if own else type(plugin)).__mro__):
+        found.update(vars(owner))
+    if not own:
+        found.update(getattr(plugin, "__dict__", {}))
+    plain = {
+        name: each.__func__ if isinstance(each, (staticmethod, classmethod)) else each for name, each in found.items()
+    }
+    return {name: plain[name] for name in sorted(plain) if inspect.isroutine(plain[name])}
+
+
 def implemented(plugin: Any) -> list[str]:
     """The names of the hooks that a plugin, or its class, has marked implementations of."""
-    found = []
-    for name in dir(plugin):
-        method = inspect.getattr_static(plugin, name, None)
-        if isinstance(method, (staticmethod, classmethod)):
-            method = method.__func__
-        if inspect.isroutine(method) and hasattr(method, "loopkit_options"):
-            found.append(name)
-    return found
+    return [name for name, method in methods(plugin).items() if hasattr(method, "loopkit_options")]
 
 
 def specification(hooks: Iterable[Hook]) -> Any:
     """An object that pluggy's ``add_hookspecs`` accepts, with these hooks."""
-    functions: dict[str, Any] = {}
-    for hook in hooks:
-        namespace: dict[str, Any] = {}
-        exec(f"def {hook.name}({', '.join(('self', *hook.arguments))}): ...", namespace)
-        functions[hook.name] = pluggy.HookspecMarker(PROJECT)(namespace[hook.name])
-        functions[hook.name].__doc__ = hook.doc
-    return type("Specification", (), functions)()
+    return type("Specification", (), {hook.name: _specified(hook) for hook in hooks})()
+
+
+@cache
+def _specified(hook: Hook) -> Any:
+    namespace: dict[str, Any] = {}
+    exec(f"def {hook.name}({', '.join(('self', *hook.arguments))}): ...", namespace)
+    function = pluggy.HookspecMarker(PROJECT)(namespace[hook.name])
+    function.__doc__ = hook.doc
+    return function
 
 
 def concerns(chosen: PhaseChoice, phase: Phase) -> bool:

@@ -13,7 +13,7 @@ from loopkit.engine.order import EVERYTHING, overlaps
 from loopkit.errors import OrderError, PluginConflict, PluginError
 from loopkit.events import FitBegin, FitEnd, SignalBegin
 from loopkit.groups import covers, named_parameters
-from loopkit.hooks import PROJECT, PROVIDES, STATES, Hook, HookOptions, concerns, hooks
+from loopkit.hooks import PROJECT, PROVIDES, STATES, Hook, HookOptions, concerns, hooks, methods
 from loopkit.installed import plugin_names
 from loopkit.phases import is_standard
 from loopkit.plugin import declared, provided
@@ -247,12 +247,7 @@ def check_plugin(plugin: Any, name: str) -> None:
     has_hooks = False
     if not isinstance(word, str) or not (word == "" or word.isidentifier()):
         raise PluginError(f"{where}: provides is {word!r}; it is one word, such as {'clip'!r}")
-    for attribute in dir(plugin):
-        method = inspect.getattr_static(plugin, attribute)
-        if isinstance(method, (staticmethod, classmethod)):
-            method = method.__func__
-        if not inspect.isroutine(method):
-            continue
+    for attribute, method in methods(plugin).items():
         options = getattr(method, f"{PROJECT}_impl", None)
         own_options: HookOptions | None = getattr(method, "loopkit_options", None)
         if options is None:

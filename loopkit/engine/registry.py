@@ -32,6 +32,18 @@ if TYPE_CHECKING:
     from loopkit.phases import Phase
 
 
+class _Manager(pluggy.PluginManager):
+    """One that does not look up what Python itself gives every object, which takes it most of a learner's making."""
+
+    def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
+        """What a plugin's method is marked with."""
+        return None if name.startswith("__") else super().parse_hookimpl_opts(plugin, name)
+
+    def parse_hookspec_opts(self, module_or_class: Any, name: str) -> Any:
+        """What a specification is marked with."""
+        return None if name.startswith("__") else super().parse_hookspec_opts(module_or_class, name)
+
+
 class Registry:
     """The plugins of one learner.
 
@@ -48,7 +60,7 @@ class Registry:
         self.version = 0
         """Changes whenever a plugin comes or goes."""
         self._learner, self._phases, self._logbook, self._where = learner, phases, logbook, where
-        self._manager = pluggy.PluginManager(PROJECT)
+        self._manager = _Manager(PROJECT)
         self._specified: set[str] = set()
         self._plans: dict[int, tuple[Phase, Plan]] = {}
         self._learner_plans: dict[str, list[Implementation]] = {}
