@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -184,3 +186,12 @@ def differences(one: Any, other: Any, path: str = "", leave_out: Collection[str]
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().flatten().view(torch.uint8) if tensor.numel() else tensor.detach()
+
+
+def halved(*axes):
+    """The product of the axes, every other case of it slow; each value of an axis is in a case that is not."""
+    cases = itertools.product(*(enumerate(axis) for axis in axes))
+    return [
+        pytest.param(*(value for _, value in case), marks=pytest.mark.slow if sum(i for i, _ in case) % 2 else ())
+        for case in cases
+    ]

@@ -27,7 +27,7 @@ def test_function_has_one_fact_in_every_process(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(PROGRAM)
     said = set()
-    for seed in ("1", "2", "3"):
+    for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         said.add(subprocess.check_output([sys.executable, script], env=environment, text=True))
     assert len(said) == 1

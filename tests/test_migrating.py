@@ -80,6 +80,7 @@ def test_each_section_is_compared() -> None:
     assert set(SECTIONS) == set(MODULES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", MODULES)
 def test_programs_of_a_section_train_the_same_bits(
     section: str, found: dict[str, tuple[list[list[Tensor]], list[str], str]]

@@ -663,7 +663,7 @@ def test_tensors_hostile_files_are_refused_at_once(data):
 
 
 @pytest.mark.clock
-@pytest.mark.parametrize("kind", ["data", "strides", "last strides"])
+@pytest.mark.parametrize("kind", ["data", pytest.param("strides", marks=pytest.mark.slow), "last strides"])
 def test_tensors_many_entries_are_refused_in_two_seconds(kind):
     count = 300_000
     entries = {f"a{i}": entry("U8", (1, 1), (i, i + 1)) for i in range(count)}

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import on
+from helpers import halved, on
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -146,20 +146,20 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize("who", [0, 1])
-@pytest.mark.parametrize(
-    ("what", "hook"),
-    [
-        ("stop", "step_end"),
-        ("stop", "update_end"),
-        ("cancel_epoch", "step_end"),
-        ("cancel_fit", "step_end"),
-        ("SIGTERM", "step_end"),
-        ("SIGTERM", "update_end"),
-        ("SIGINT", "step_end"),
-    ],
-)
-def test_what_one_process_asks_for_ends_all_at_the_same_step(what, hook, who):
+ASKED = [
+    ("stop", "step_end"),
+    ("stop", "update_end"),
+    ("cancel_epoch", "step_end"),
+    ("cancel_fit", "step_end"),
+    ("SIGTERM", "step_end"),
+    ("SIGTERM", "update_end"),
+    ("SIGINT", "step_end"),
+]
+
+
+@pytest.mark.parametrize(("asked", "who"), halved(ASKED, [0, 1]))
+def test_what_one_process_asks_for_ends_all_at_the_same_step(asked, who):
+    what, hook = asked
     told, ats = zip(*run(outcome, 2, who, what, hook), strict=True)
     assert same(*told)
     reason, *counts = told[0]["result"][:3], *told[0]["result"][3:7]
@@ -172,7 +172,10 @@ def test_what_one_process_asks_for_ends_all_at_the_same_step(what, hook, who):
     assert epochs == {"cancel_epoch": 2, "SIGTERM": 0, "SIGINT": 0}.get(what, 1)
 
 
-@pytest.mark.parametrize("what", ["stop", "cancel_epoch", "cancel_fit", "SIGTERM"])
+WHATS = ["stop", "cancel_epoch", "cancel_fit", "SIGTERM"]
+
+
+@pytest.mark.parametrize("what", WHATS)
 def test_what_is_asked_for_in_the_last_step_is_not_lost(what):
     told, _ = zip(*run(outcome, 2, 1, what, "step_end", 1, 6), strict=True)
     assert same(*told)
@@ -180,8 +183,7 @@ def test_what_is_asked_for_in_the_last_step_is_not_lost(what):
     assert told[0]["result"][4] == (12 if what == "cancel_epoch" else 6)
 
 
-@pytest.mark.parametrize("hook", ["epoch_begin", "epoch_end", "phase_end"])
-@pytest.mark.parametrize("what", ["stop", "cancel_epoch", "cancel_fit", "SIGTERM"])
+@pytest.mark.parametrize(("what", "hook"), halved(WHATS, ["epoch_begin", "epoch_end", "phase_end"]))
 def test_what_is_asked_for_at_the_ends_of_a_pass_takes_effect_there(what, hook):
     told, _ = zip(*run(outcome, 2, 1, what, hook, 1, 6, True), strict=True)
     assert same(*told)
@@ -310,8 +312,7 @@ def within(rank, what, phase):
     return {**ended(learner, result), "seen": seen.steps, "val": result.metrics.get("val/accuracy")}
 
 
-@pytest.mark.parametrize("phase", ["train", "val"])
-@pytest.mark.parametrize("what", ["stop", "cancel_epoch", "cancel_fit", "SIGTERM"])
+@pytest.mark.parametrize(("what", "phase"), halved(WHATS, ["train", "val"]))
 def test_a_validation_in_the_middle_of_a_pass_keeps_what_the_pass_was_asked_for(what, phase):
     one, other = run(within, 2, what, phase)
     assert same(one, other)

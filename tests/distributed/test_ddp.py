@@ -126,8 +126,8 @@ def hand(rank, world, options):
     ("name", "world"),
     [
         *((name, 2) for name in OPTIONS),
-        *((name, 4) for name in ("plain", "fp16 sent", "all")),
-        *(pytest.param(name, 4, marks=pytest.mark.slow) for name in ("clip", "accumulate", "bfloat16")),
+        ("all", 4),
+        *(pytest.param(name, 4, marks=pytest.mark.slow) for name in OPTIONS if name != "all"),
     ],
 )
 def test_training_is_bitwise_that_of_a_loop_by_hand(name, world):

@@ -62,9 +62,8 @@ def tidy(output: str) -> str:
     return "\n".join(re.sub(r"/\S+/tmp\w+", "/tmp/tmpN", line) for line in lines)
 
 
-@pytest.mark.parametrize(
-    "command", [pytest.param((*LAUNCH, "2"), marks=pytest.mark.slow), TORCHRUN], ids=["launch", "torchrun"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [(*LAUNCH, "2"), TORCHRUN], ids=["launch", "torchrun"])
 def test_example_prints_what_the_page_shows(command, tmp_path):
     done = started(*command, directory=tmp_path)
     assert done.returncode == 0, done.stdout

@@ -10,6 +10,7 @@ import signal
 
 import pytest
 import torch
+from helpers import halved
 from torch import nn
 
 from distributed.campaign import PATIENT, Plan, planned, trial
@@ -22,8 +23,7 @@ from loopkit.plugins import DDP, Checkpoint
 pytestmark = pytest.mark.clock
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "processes"), halved(range(3), [2, 4]))
 def test_a_killed_process_is_named_and_the_others_end(seed, processes):
     plan = planned(seed + 100 * processes, processes, "kill")
     ended = trial(plan)

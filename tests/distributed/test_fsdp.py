@@ -116,11 +116,11 @@ def trains_as_by_hand(rank, accumulate, clip, options):
 @pytest.mark.parametrize(
     ("accumulate", "clip", "options"),
     [
-        (1, None, {}),
+        pytest.param(1, None, {}, marks=pytest.mark.slow),
         (1, 0.1, {"reshard_after_forward": False}),
-        (2, None, {}),
+        pytest.param(2, None, {}, marks=pytest.mark.slow),
         (2, 0.1, {"wrap": lambda path, module: isinstance(module, nn.Linear)}),
-        (1, None, {"mixed_precision": torch.bfloat16}),
+        pytest.param(1, None, {"mixed_precision": torch.bfloat16}, marks=pytest.mark.slow),
         (2, None, {"mixed_precision": torch.bfloat16}),
     ],
 )
@@ -476,7 +476,13 @@ def interrupted(rank, steps, options):
 
 
 @pytest.mark.parametrize(
-    ("steps", "options"), [(2, {}), (3, {"sync_each_step": True}), (5, {}), (8, {"sync_each_step": True})]
+    ("steps", "options"),
+    [
+        pytest.param(2, {}, marks=pytest.mark.slow),
+        (3, {"sync_each_step": True}),
+        (5, {}),
+        pytest.param(8, {"sync_each_step": True}, marks=pytest.mark.slow),
+    ],
 )
 def test_resumed_run_is_bitwise_the_one_that_was_not_interrupted(steps, options):
     assert run(interrupted, 2, steps, options, timeout=LIMIT) == [True, True]

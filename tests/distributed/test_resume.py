@@ -114,7 +114,7 @@ def check_restarted(whole, cut, processes):
     assert all(told["steps"] == 26 for told in whole + cut)
 
 
-@pytest.mark.parametrize(("processes", "fixed"), [(2, False), (4, None)])
+@pytest.mark.parametrize(("processes", "fixed"), [pytest.param(2, False, marks=pytest.mark.slow), (4, None)])
 def test_a_restarted_run_ends_with_the_same_bits(tmp_path, processes, fixed):
     whole = run(restartable, processes, tmp_path / "whole", -1, fixed)
     cut = launch(launched, tmp_path / "cut", 18, fixed, processes=processes, restarts=2, start="forkserver")

@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 import torch
+from helpers import halved
 from torch import nn
 
 from distributed.processes import run
@@ -190,8 +191,9 @@ def mean_spike(rank, changed, sync, accumulate=1):
     return train(rank, make, changed, sync=sync, accumulate=accumulate, model=linear(), lr=1e-4)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("sync", [DDP, lambda: DDP(overlap=False), lambda: DDP(weighted=True), FSDP])
+@pytest.mark.parametrize(
+    ("sync", "accumulate"), halved([DDP, lambda: DDP(overlap=False), lambda: DDP(weighted=True), FSDP], [1, 2])
+)
 def test_spike_of_one_process_is_skipped_in_all(sync, accumulate):
     one, other = run(mean_spike, 2, [(1, 5, 1000.0), (0, 8, 1000.0)], sync, accumulate)
     check_equal(one[0], other[0])
@@ -244,9 +246,7 @@ def bad_loss(rank, policy, sync, accumulate=1):
 SYNCS = {"ddp": DDP, "ddp_at_update": lambda: DDP(overlap=False), "fsdp": FSDP}
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("sync", SYNCS)
-@pytest.mark.parametrize("policy", ["skip", "rollback"])
+@pytest.mark.parametrize(("policy", "sync", "accumulate"), halved(["skip", "rollback"], SYNCS, [1, 2]))
 def test_bad_loss_of_one_process_has_one_consequence_in_all(policy, sync, accumulate):
     def each(rank):
         params, log, said, _, progress, plugin = bad_loss(rank, policy, SYNCS[sync], accumulate)

@@ -20,7 +20,7 @@ from loopkit.checkpoint import storage
 from loopkit.checkpoint.lock import Lock
 from loopkit.errors import CheckpointError
 
-QUICK = tuple(replace(run, epochs=2) for run in RUNS if run.data != "loader2")
+QUICK = tuple(replace(run, epochs=2) for run in RUNS if run.data != "loader2")[::2]
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_fork_server_leaves_no_process_behind(cold_server):
 def test_run_goes_on_exactly_whenever_it_is_killed(trials):
     kills(trials, len(QUICK), seed=0, runs=QUICK, most=2)
     assert trials.counts["trials"] == len(QUICK)
-    assert trials.counts["kills"] > 10  # how many depends on how fast the machine is
+    assert trials.counts["kills"] > 5  # how many depends on how fast the machine is
 
 
 def test_run_with_workers_goes_on_exactly_whenever_it_is_killed(trials):

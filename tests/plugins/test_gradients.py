@@ -540,10 +540,12 @@ PLUGINS = {
     "grad_norm_clipped": lambda: GradNorm(clipped=True),
     "grad_noise": GradNoise,
 }
+OFTEN = {"clip_grad_norm", "grad_noise"}
+"""The others are alike."""
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "clip_grad_norm_inf" else ()) for name in PLUGINS]
+    "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in PLUGINS]
 )
 def test_plugin_keeps_the_contract(name):
     check_plugin(PLUGINS[name])

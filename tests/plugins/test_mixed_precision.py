@@ -958,11 +958,14 @@ def test_two_of_them_are_refused():
     assert str(refused.value) == "'mixed_precision' and 'other' both own \"grads.scale\": keep one of them"
 
 
-@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "dtype", [*(pytest.param(kind, marks=pytest.mark.slow) for kind in ("float32", "bfloat16")), "float16"]
+)
 def test_plugin_keeps_the_contract(dtype):
     check_plugin(lambda: MixedPrecision(dtype, init_scale=SCALE))
 
 
+@pytest.mark.slow
 def test_plugin_keeps_the_contract_with_a_fused_optimizer():
     def problem():
         made = tiny_problem()

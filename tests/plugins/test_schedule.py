@@ -891,7 +891,7 @@ def test_plateau_needs_phase_and_metric():
     [
         (lambda: Schedule(warmup(2, then=cosine(6))), []),
         (lambda: Schedule(cosine()), ["unknown_phases"]),  # which run in fits without a length
-        (lambda: Schedule(linear(6), "momentum", every="epoch"), []),
+        pytest.param(lambda: Schedule(linear(6), "momentum", every="epoch"), [], marks=pytest.mark.slow),
         (lambda: Schedule(linear(6), attribute="*.p"), ["unknown_phases"]),  # some have no dropout
         (lambda: TorchSchedule(SGD_TORCH), ["unknown_phases", "options_kept"]),  # several optimizers; scheduler is made
         (lambda: (Plateau("train/loss"), Metrics()), []),

@@ -785,7 +785,11 @@ def test_option_out_of_range_is_refused(options):
 
 @pytest.mark.parametrize(  # with its defaults, and by epochs, it is in test_contract.py
     "options",
-    [{"use_buffers": True}, {"decay": None, "every": 2}, {"update_bn": tiny_problem().train}],
+    [
+        {"use_buffers": True},
+        pytest.param({"decay": None, "every": 2}, marks=pytest.mark.slow),
+        {"update_bn": tiny_problem().train},
+    ],
     ids=["buffers", "swa", "batch norm"],
 )
 def test_weight_average_keeps_the_contract(options):
