@@ -216,16 +216,12 @@ def _hooks(events: tuple[type[Event], ...]) -> dict[str, Hook]:
 
 def methods(plugin: Any) -> dict[str, Any]:
     """The functions of a plugin, or of its class, by name in order; no property of it is run."""
-    own = isinstance(plugin, type)
     found: dict[str, Any] = {}
-    for owner in reversed((plugin if own else type(plugin)).__mro__):
-        found.update(vars(owner))
-    if not own:
-        found.update(getattr(plugin, "__dict__", {}))
-    plain = {
-        name: each.__func__ if isinstance(each, (staticmethod, classmethod)) else each for name, each in found.items()
-    }
-    return {name: plain[name] for name in sorted(plain) if inspect.isroutine(plain[name])}
+    for each in reversed(plugin.__mro__ if isinstance(plugin, type) else (plugin, *type(plugin).__mro__)):
+        found.update(getattr(each, "__dict__", {}))
+    bound = staticmethod, classmethod
+    plain = {name: each.__func__ if isinstance(each, bound) else each for name, each in sorted(found.items())}
+    return {name: each for name, each in plain.items() if inspect.isroutine(each)}
 
 
 def implemented(plugin: Any) -> list[str]:
@@ -324,14 +320,9 @@ def hookimpl(
         option = sorted(refused)[0]
         instead = "a step_context or epoch_context" if "wrapper" in option else "before=(...) or after=(...)"
         raise PluginError(f"hookimpl({option}=...): loopkit orders hooks by declared access; use {instead}")
-    for label, value in {
-        "reads": reads,
-        "updates": updates,
-        "writes": writes,
-        "before": before,
-        "after": after,
-    }.items():
-        check_declaration(f"hookimpl({label}=...)", value)
+    options = HookOptions(phase, reads, updates, writes, before, after, traced)
+    for label in ("reads", "updates", "writes", "before", "after"):
+        check_declaration(f"hookimpl({label}=...)", getattr(options, label))
     if traced is not None:
         check_declaration("hookimpl(traced=...)", traced)
     for kind in phase if isinstance(phase, tuple) else (phase,):
@@ -342,7 +333,6 @@ def hookimpl(
 
     def mark(function: F) -> F:
         marked = pluggy.HookimplMarker(PROJECT)(function)
-        options = HookOptions(phase, reads, updates, writes, before, after, traced)
         marked.loopkit_options = options  # type: ignore[attr-defined]
         return marked
 

@@ -39,10 +39,6 @@ class _Manager(pluggy.PluginManager):
         """What a plugin's method is marked with."""
         return None if name.startswith("__") else super().parse_hookimpl_opts(plugin, name)
 
-    def parse_hookspec_opts(self, module_or_class: Any, name: str) -> Any:
-        """What a specification is marked with."""
-        return None if name.startswith("__") else super().parse_hookspec_opts(module_or_class, name)
-
 
 class Registry:
     """The plugins of one learner.
