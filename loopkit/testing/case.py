@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from loopkit.errors import PluginError
+from loopkit.errors import LoopkitError, PluginError
 from loopkit.events import Event, StepCancelled, UpdateSkipped
 from loopkit.learner import Learner
 from loopkit.phases import Phase, PredictionPhase
@@ -52,6 +52,16 @@ class Case:
         """The name of the phase that ``fit`` validates with."""
         fits = (p.name for p in self.phases if not p.training and not isinstance(p, PredictionPhase))
         return next(fits, "val")
+
+    def accumulates(self) -> bool:
+        """Whether the phases themselves take ``accumulate``; one with a closure does not."""
+        if not self.phases:
+            return True
+        try:
+            self.bench([], accumulate=2).train(epochs=1, short=True)
+        except LoopkitError:
+            return False
+        return True
 
     def bench(self, plugins: Iterable[Any], **options: Any) -> Bench:
         """A quiet learner for a fresh problem."""

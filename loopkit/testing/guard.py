@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from loopkit.engine.step import Step
 from loopkit.hooks import hookimpl, hooks
 from loopkit.learner import Learner
 from loopkit.phases import Phase
@@ -35,6 +36,7 @@ class Guard:
         self._untouched = False
         self._before: dict[str, Tensor] = {}
         self._updates = 0
+        self._step: Step | None = None
 
     def arm(self, hook: str) -> None:
         """The next step that makes no update ends in this hook."""
@@ -44,17 +46,18 @@ class Guard:
         """Compare nothing any more."""
         self._off = True
 
-    def begin(self, learner: Learner) -> None:
+    def begin(self, learner: Learner, step: Step) -> None:
         """A step begins. It is not compared where other weights stand in the place of the models' own."""
+        self._step = step
         over = self._trouble is not None and not self._trouble.armed
         found = {} if self._off or over or learner.models.weights.by else weights(learner)
         self._before = {name: tensor.clone() for name, tensor in found.items()}
         self._updates = learner.progress.updates
 
     def end(self, learner: Learner) -> str:
-        """A step has ended: the path of what differs, if it made no update."""
+        """A step has ended: the path of what differs, if it made no update, and no optimizer was at one."""
         before, self._before = self._before, {}
-        if not before or learner.progress.updates != self._updates:
+        if not before or (self._step and self._step.closure) or learner.progress.updates != self._updates:
             return ""
         now, kept = weights(learner), _own(learner, self.order[0][1], self._untouched)
         return difference({k: before[k] for k in kept}, {k: now[k] for k in kept}, "params", ())
@@ -93,9 +96,9 @@ class _Before:
         self.guard = guard
 
     @hookimpl
-    def step_begin(self, learner: Learner, phase: Phase) -> None:
+    def step_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
         if phase.training:
-            self.guard.begin(learner)
+            self.guard.begin(learner, step)
 
 
 class _After:

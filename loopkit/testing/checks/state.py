@@ -118,8 +118,9 @@ def _resumed(case: Case) -> list[str]:
     runs = [(whole, 1, [place]) for place in drawn]
     if len(drawn) > 1:
         runs.append((whole, 1, [drawn[0], drawn[-1]]))
-    accumulated = _run(case, [], accumulate=2)
-    runs += [(accumulated, 2, [place]) for place in _draw(accumulated.kinds, {"open window": 1})]
+    if case.accumulates():
+        accumulated = _run(case, [], accumulate=2)
+        runs += [(accumulated, 2, [place]) for place in _draw(accumulated.kinds, {"open window": 1})]
     broken: dict[str, str] = {}
     for whole, accumulate, kills in runs:
         resumed = _run(case, kills, accumulate)
