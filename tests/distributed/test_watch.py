@@ -86,17 +86,27 @@ def test_a_killed_process_is_named():
     assert re.match(r"rank 0: rank 1 is gone; it was last heard of \d+\.\d s ago \(step 2\)", survivor.value)
 
 
-def test_a_killed_rank_zero_is_named():
-    def other(rank, step):
-        if rank == 0 and step == 2:
-            time.sleep(2)
-            os.kill(os.getpid(), signal.SIGKILL)
+def killed_zero(rank, step):
+    if rank == 0 and step == 2:
+        time.sleep(2)
+        os.kill(os.getpid(), signal.SIGKILL)
 
-    dead, survivor = run(trained, 2, other, check=False)
+
+def test_a_killed_rank_zero_is_named():
+    dead, survivor = run(trained, 2, killed_zero, check=False)
     assert dead.code == -signal.SIGKILL
     assert re.match(
         r"rank 1: rank 0(, which kept the store,)? is gone; it was last heard of .* \(step 2\)", survivor.value
     )
+
+
+def test_a_killed_rank_zero_is_named_where_the_launcher_keeps_the_store():
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    kept = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": str(store.port)}
+    dead, *survivors = run(trained, 3, killed_zero, env=kept, check=False)
+    assert dead.code == -signal.SIGKILL
+    for rank, survivor in enumerate(survivors, 1):
+        assert re.match(rf"rank {rank}: rank 0 is gone; it was last heard of [01]\.\d s ago \(step 2\)", survivor.value)
 
 
 def test_what_a_process_raised_is_told_to_the_others():
@@ -142,7 +152,7 @@ def test_the_first_cause_is_named_by_all_of_four():
 
 def heard(watching, joined):
     """Wait until each process has heard of the others."""
-    while len(watching._others) < joined.size - 1:
+    while len(watching.reports.heard) < joined.size - 1:
         time.sleep(0.01)
     joined.gather(0)
 
@@ -231,7 +241,7 @@ def test_two_watches_one_after_the_other_do_not_mix():
         second = Watch(joined, lambda: "second")
         second.start()
         heard(second, joined)
-        states = {other: report.state for other, (report, _) in second._others.items()}
+        states = {other: heard.report.state for other, heard in second.reports.heard.items()}
         joined.gather(0)
         second.stop()
         return states
