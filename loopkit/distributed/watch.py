@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from loopkit.checkpoint.processes import identity
+from loopkit.distributed.recorder import recorded
 from loopkit.distributed.reports import INTERVAL, REPORTER, Heard, Report, Reports
 from loopkit.errors import PeerError
 from loopkit.hooks import hooks
@@ -136,7 +137,7 @@ class Watch:
             self._wake.set()
             while (cause := self._certain(SILENCE)) is None and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(min(left, self._interval))
-            cause = cause or self._likely(error)
+            cause = cause or self._likely(error) + recorded(self.world.rank)
         return PeerError(f"rank {self.world.rank}: {cause}")
 
     def _tell(self, report: Report) -> None:
@@ -275,9 +276,10 @@ class Watch:
             if idle < min(GRACE, timeout) and stuck < timeout:
                 return
             stays, where = now - self._since, self._own.where
-        text = f"loopkit: rank {self.world.rank} has hung for {stays:.1f} s ({where}) and ends now, because {cause}\n"
+        text = f"loopkit: rank {self.world.rank} has hung for {stays:.1f} s ({where}) and ends now, because {cause}"
         try:
             os.write(2, text.encode())
+            os.write(2, f"{recorded(self.world.rank)}\n".encode())
         finally:
             os._exit(1)
 

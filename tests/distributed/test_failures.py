@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from distributed.campaign import PATIENT, Plan, planned, trial
+from distributed.campaign import PATIENT, TIMEOUT, Plan, planned, trial
 from distributed.processes import run
 from loopkit import CancelEpoch, CancelStep, Learner, every, hookimpl
 from loopkit.data import TensorLoader
@@ -43,12 +43,14 @@ def test_an_error_of_one_process_is_told_by_the_others(hook, victim):
     assert ended.saved == (20 if hook in ("epoch_end", "phase_end") else 15 if hook[:4] in ("step", "upda") else 10)
 
 
-def test_a_process_that_hangs_is_named_and_ended():
-    plan = Plan("hang", 1)
+@pytest.mark.parametrize("processes", [2, *(pytest.param(count, marks=pytest.mark.slow) for count in (3, 4))])
+def test_a_process_that_hangs_is_named_and_all_end_within_ten_seconds_of_the_timeout(processes):
+    plan = Plan("hang", 1, processes)
     ended = trial(plan)
     assert not ended.faults(plan)
     assert ended.victim.code == 1
     assert "has hung for" in ended.victim.output
+    assert ended.last < TIMEOUT + 10.0
 
 
 def test_data_that_ends_early_on_one_process():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -125,12 +126,15 @@ def test_what_rank_zero_raised_is_told_to_the_others():
     assert survivor.value == "rank 1: rank 0 failed (step 2): ValueError: the data is bad"
 
 
-def test_a_hanging_process_is_named_within_the_timeout():
-    waiting, _ = run(trained, 2, sleeping, 4, 5.0, check=False)
+def test_a_hanging_process_is_named_within_the_timeout(tmp_path):
+    waiting, _ = run(trained, 2, sleeping, 4, 5.0, env={"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/rank_"}, check=False)
     text = waiting.value
     assert text.startswith("rank 0: rank 1 does not take part in what the others wait for: for ")
     assert re.search(r"rank 0: step 2, line \d+ of distributed_c10d.py, all_reduce; rank 1: step 2, line", text)
     assert re.search(r"of test_watch.py, sleeping\)", text)
+    assert text.endswith(f". What rank 0 exchanged last is in {tmp_path}/rank_0.json")
+    last = json.loads((tmp_path / "rank_0.json").read_text())["entries"][-1]
+    assert (last["profiling_name"], last["input_sizes"]) == ("gloo:all_reduce", [[1]])
 
 
 def test_a_process_that_ends_early_is_named():
@@ -180,7 +184,7 @@ def test_a_process_that_hangs_ends_when_another_one_failed():
     assert waiting.code == 1
     assert re.search(
         r"loopkit: rank 0 has hung for \d+\.\d s \(in the loop\) and ends now, because rank 1 failed \(in the loop\): "
-        r"ValueError: the data is bad\n",
+        r"ValueError: the data is bad\. What rank 0 exchanged last is in .*rank_0\.json\n",
         waiting.output,
     )
 
