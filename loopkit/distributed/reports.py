@@ -34,6 +34,12 @@ class Report:
     """The innermost line of Python."""
     stays: float = 0.0
     """Seconds that it has been there."""
+    epoch: str = ""
+    """The epoch that runs, or that ended last."""
+    steps: int = 0
+    """Of that epoch, begun so far."""
+    over: bool = False
+    """Whether the data of that epoch ended."""
     error: str = ""
     """What it failed with."""
     peer: bool = False

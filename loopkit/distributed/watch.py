@@ -59,11 +59,19 @@ class Watch:
         world: The processes.
         where: Tells where the calling thread of `start` is, in words. Called in another thread.
         interval: Seconds between two reports.
+        steps: Tells the epoch that runs or ended last, its steps so far, and whether its data ended. Called as `where`.
     """
 
-    def __init__(self, world: World, where: Callable[[], str], interval: float = INTERVAL) -> None:
+    def __init__(
+        self,
+        world: World,
+        where: Callable[[], str],
+        interval: float = INTERVAL,
+        steps: Callable[[], tuple[str, int, bool]] = lambda: ("", 0, False),
+    ) -> None:
         self.world = world
         self._where = where
+        self._steps = steps
         self._interval = interval
         self._changed = threading.Condition()
         self._wake = threading.Event()
@@ -163,7 +171,10 @@ class Watch:
         if found is None:
             return None
         rank, heard = found
-        return _failed(rank, heard.report) if heard.report.state == "failed" else _gone(rank, heard)
+        if heard.report.state == "failed":
+            return _failed(rank, heard.report)
+        here = self._here()  # it told less often than it made steps
+        return _gone(rank, heard, at="" if here in ("", heard.report.where) else f", and this one is {here}")
 
     def _gave_up(self) -> str | None:
         """Who failed because of yet another process."""
@@ -185,6 +196,8 @@ class Watch:
         for other in self.reports.unheard:
             return f"rank {other} was never heard of: it is gone, or has not come as far. Look at what it said"
         places = {other: heard.report for other, heard in self.reports.heard.items()} | {rank: own}
+        if early := _early(places):
+            return early
         each = "; ".join(f"rank {other}: {places[other].where}, {places[other].line}" for other in sorted(places))
         if more := self.world.size - len(places):
             each += f"; and {more} more"
@@ -240,6 +253,10 @@ class Watch:
         """Where this process is now."""
         now = time.monotonic()
         where, computed = self._here(), _computed(self._main)
+        try:
+            epoch, steps, over = self._steps()
+        except Exception:  # it looks at what another thread is changing
+            epoch, steps, over = self._own.epoch, self._own.steps, self._own.over
         point, line = _innermost(self._main)
         with self._changed:
             moved = (where, point) != self._place
@@ -250,6 +267,7 @@ class Watch:
             self._computed = computed
             if self._own.state == "running" and not self._blaming:
                 self._own = replace(self._own, where=where, line=line, stays=now - self._since)
+                self._own = replace(self._own, epoch=epoch, steps=steps, over=over)
             self._own = replace(self._own, count=self._own.count + 1)
 
     def _exchange(self, store: Any) -> None:
@@ -334,11 +352,23 @@ def _failed(rank: int, report: Report) -> str:
     return f"rank {rank} failed{where}: {report.error}"
 
 
-def _gone(rank: int, heard: Heard, what: str = "") -> str:
+def _early(reports: Mapping[int, Report]) -> str:
+    """Whose data ended before those of another process did, in words; "" if nobody's."""
+    for rank, report in sorted(reports.items()):
+        for other, on in sorted(reports.items()):
+            if report.over and report.epoch and on.epoch == report.epoch and on.steps > report.steps:
+                return (
+                    f"the data of rank {rank} ended early, after {report.steps} steps of {report.epoch}, and rank "
+                    f"{other} is at step {on.steps - 1} of it. Give all processes the same number of steps"
+                )
+    return ""
+
+
+def _gone(rank: int, heard: Heard, what: str = "", at: str = "") -> str:
     where = f" ({heard.report.where})" if heard.report.where else ""
     ago = time.monotonic() - heard.at
     return (
-        f"rank {rank}{what} is gone; it was last heard of {ago:.1f} s ago{where}. Look at what it said last, and "
+        f"rank {rank}{what} is gone; it was last heard of {ago:.1f} s ago{where}{at}. Look at what it said last, and "
         f"whether its machine ran out of memory"
     )
 

@@ -53,10 +53,15 @@ def test_a_process_that_hangs_is_named_and_all_end_within_ten_seconds_of_the_tim
     assert ended.last < TIMEOUT + 10.0
 
 
-def test_data_that_ends_early_on_one_process():
-    plan = Plan("short", 1)
+@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_data_that_ends_early_on_one_process_is_said_to(victim):
+    plan = Plan("short", victim)
     ended = trial(plan)
     assert not ended.faults(plan)
+    said = (
+        f"the data of rank {victim} ended early, after 7 steps of phase 'train', epoch 0, and rank {1 - victim} is at"
+    )
+    assert all(f"{said} step 7" in text for text in (*ended.texts(), ended.victim.error))
 
 
 @pytest.mark.slow

@@ -93,6 +93,16 @@ def killed_zero(rank, step):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def killed_later(rank, step):
+    if rank == 1 and step == 7:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_process_that_could_not_tell_its_step_is_named_with_that_of_the_others():
+    survivor, _ = run(trained, 2, killed_later, 9, check=False)
+    assert re.search(r"rank 1 is gone; .* ago \((before )?step \d\), and this one is step 7\. ", survivor.value)
+
+
 def test_a_killed_rank_zero_is_named():
     dead, survivor = run(trained, 2, killed_zero, check=False)
     assert dead.code == -signal.SIGKILL
