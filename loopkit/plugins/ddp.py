@@ -159,6 +159,8 @@ class DDP(Member):
                 bucket_cap_mb=self._bucket_mb,
                 find_unused_parameters=self._find_unused_parameters or fixed,
                 static_graph=self._static_graph,
+                gradient_as_bucket_view=True,
+                init_sync=False,  # `copy_state` has
                 **options,
             )
         if self._compression is not None:
