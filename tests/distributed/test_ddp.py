@@ -792,6 +792,8 @@ def predicted(rank):
     inputs, targets = samples(11)
     learner = make_learner(DDP(tail="drop"), model=make_model(norm=False))
     outputs = learner.predict(TensorLoader(inputs, targets, batch_size=4))
+    of_first = learner.predict(TensorLoader(inputs, targets, batch_size=4), everywhere=False)
+    assert of_first is None if rank else torch.equal(of_first, outputs)
     learner.model.eval()
     with torch.no_grad():
         return torch.equal(outputs, learner.model(inputs)), len(outputs)
@@ -820,7 +822,7 @@ def test_each_sample_is_evaluated_and_predicted_once(tail):
     run(evaluated, 3, tail)
 
 
-def test_tail_that_is_left_out_in_training_is_predicted():
+def test_tail_that_is_left_out_in_training_is_predicted_in_rank_0_alone_if_asked():
     assert run(predicted, 2) == [(True, 11), (True, 11)]
 
 
