@@ -33,7 +33,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from loopkit import Learner, launch
+from loopkit import Learner, Step, TrainingPhase, launch
 from loopkit.distributed import join
 from loopkit.metrics import Accuracy
 from loopkit.plugins import DDP, ClipGradNorm, Metrics
@@ -55,6 +55,16 @@ COLLECTIVES = (
 )
 Batches = list[tuple[Tensor, Tensor]]
 Work = Callable[[], object]
+
+
+class OwnPhase(TrainingPhase):
+    """A step of one's own."""
+
+    def step(self, learner: Learner, step: Step) -> None:
+        inputs, targets = step.batch
+        step.loss = learner.loss_fn(learner.model(inputs), targets)
+        step.backward(step.loss)
+        step.update()
 
 
 def problem() -> tuple[nn.Module, torch.optim.Optimizer, nn.Module]:
@@ -105,13 +115,16 @@ def by_hand(batches: Batches, *, clip: bool = False, metrics: bool = False) -> W
 
 
 @contextmanager
-def by_loopkit(batches: Batches, *, clip: bool = False, metrics: bool = False, ddp: Any = None) -> Iterator[Work]:
+def by_loopkit(
+    batches: Batches, *, clip: bool = False, metrics: bool = False, own: bool = False, ddp: Any = None
+) -> Iterator[Work]:
     """An epoch of the learner, within a fit; the data is this process's own already."""
     model, optimizer, loss_fn = problem()
     plugins: list[Any] = [] if ddp is None else [ddp]
     plugins += [ClipGradNorm(1.0)] if clip else []
     plugins += [Metrics(Accuracy())] if metrics else []
-    learner = Learner(model, loss_fn, optimizer, plugins=plugins, standard=False)
+    phases = [OwnPhase("train")] if own else []
+    learner = Learner(model, loss_fn, optimizer, plugins=plugins, phases=phases, standard=False)
     with learner.rounds():
         yield lambda: learner.run("train", batches)
 
@@ -174,9 +187,13 @@ def two_processes(rounds: int) -> dict[str, Any]:
     rank = join("gloo").rank
     batches = data(rank)
     figures: dict[str, Any] = {}
-    kinds = {"bare": {}, "clip and metrics": {"clip": True, "metrics": True}}
+    kinds: dict[str, dict[str, bool]] = {
+        "bare": {},
+        "clip and metrics": {"clip": True, "metrics": True},
+        "a phase of one's own": {"own": True},
+    }
     for name, options in kinds.items():
-        theirs = by_hand(batches, **options)
+        theirs = by_hand(batches, **{key: value for key, value in options.items() if key != "own"})
         with by_loopkit(batches, **options, ddp=DDP(shard=False, weighted=False)) as ours:
             figures[name] = {
                 **figure(*compare(ours, theirs, rounds, dist.barrier)),

@@ -435,7 +435,14 @@ class Learner:
             raise PluginError(f"plugin {name!r} has no weights to evaluate with; WeightAverage has")
         return plugin.averaged(self)
 
-    def predict(self, data: Any, phase: str | Phase | None = None, *, device: str | torch.device | None = "cpu") -> Any:
+    def predict(
+        self,
+        data: Any,
+        phase: str | Phase | None = None,
+        *,
+        device: str | torch.device | None = "cpu",
+        everywhere: bool = True,
+    ) -> Any:
         """The outputs for all of ``data``, concatenated along the first dimension (in tuples and mappings too).
 
         Where several processes share the data, each gets the outputs of all, in the order of the data, on the CPU.
@@ -444,6 +451,7 @@ class Learner:
             data: Batches, as for `fit`; or one batch of inputs, a tensor.
             phase: The phase that predicts; the standard one by default.
             device: Where the outputs go, each batch as soon as it is made; None: they stay where the model made them.
+            everywhere: False: where several processes share the data, rank 0 alone gets the outputs, the others None.
         """
         chosen = self._predicting(phase)
         if isinstance(data, Tensor):
@@ -457,7 +465,9 @@ class Learner:
         if self.world.size > 1 and source.epoch()[0] is not given:
             from loopkit.shards import gather
 
-            outputs = gather(self.world, given, outputs)
+            outputs = gather(self.world, given, outputs, everywhere)
+            if self.world.rank > 0 and not everywhere:
+                return None
         return _concatenate(outputs)
 
     def predict_batches(self, data: Any, phase: str | Phase | None = None) -> Iterator[Any]:

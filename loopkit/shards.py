@@ -201,17 +201,19 @@ def restore_order(parts: Sequence[Sequence[Any]], samples: int) -> list[Any]:
     return ordered
 
 
-def gather(world: World, data: Any, outputs: Sequence[Any]) -> list[Any]:
+def gather(world: World, data: Any, outputs: Sequence[Any], everywhere: bool = True) -> list[Any]:
     """The outputs of all processes for data that was shared out, in its order and on the CPU, in each of them.
 
     Args:
         world: The processes.
         data: What was shared out.
         outputs: What it made of its batches.
+        everywhere: False: in rank 0 alone; none elsewhere.
     """
     samples = len(cast(Sized, data.dataset)) if isinstance(data, DataLoader) else getattr(data, "samples", sys.maxsize)
-    parts = world.gather([_mapped(_on_host, [batch]) for batch in outputs])
-    return restore_order(parts, samples)
+    own = [_mapped(_on_host, [batch]) for batch in outputs]
+    parts = world.gather(own) if everywhere else world.collect(own)
+    return restore_order(parts, samples) if parts else []
 
 
 def _on_host(tensors: Sequence[Tensor]) -> Tensor:

@@ -68,6 +68,15 @@ class World:
             dist.all_gather_object(values, _packed(value), group=self._group)
         return [_unpacked(each) for each in values]
 
+    def collect(self, value: Any) -> list[Any]:
+        """Every process's value, by rank, in rank 0 alone; none elsewhere; two collectives."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        with self._sending():
+            dist.gather_object(_packed(value), values, dst=0, group=self._group)
+        return [_unpacked(each) for each in values or ()]
+
     def odd(self, value: Any) -> tuple[int, Any, Any] | None:
         """The first process whose value is not rank 0's: its rank, its value, and rank 0's; None if all are equal."""
         first, *others = self.gather(value)

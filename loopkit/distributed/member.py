@@ -90,6 +90,8 @@ class Member(Shown):
         """Steps between two agreements at the end of the last epoch of a phase, with which the next one begins."""
         self._epochs: list[Epoch] = []
         """Those that are running, the outermost first."""
+        self._over = "", 0, False
+        """The epoch that ended last, its steps, and whether its data ended."""
         self._cancelled = ""
         """Where a step was cancelled last."""
         self._data: dict[str, str] = {}
@@ -193,7 +195,7 @@ class Member(Shown):
         self._epochs.append(epoch)
         try:
             yield
-            self._paces[phase.name] = pace.every
+            self._paces[phase.name], self._over = pace.every, self._steps()
         except Exception as error:
             blamed = self._blame(error)
             watch.fail(error)
@@ -246,11 +248,20 @@ class Member(Shown):
             cancelled = f" (after it cancelled a step: {self._cancelled})" if self._cancelled else ""
             return (f"{hook}, {at}" if hook else at) + cancelled
 
-        self._watch = Watch(self.world, where)
+        self._over = "", 0, False
+        self._watch = Watch(self.world, where, steps=self._steps)
         self._watch.start()
         self._failure = lambda: None if learner.current is None else learner.current.failure
         self.world.blame = self._blame
         return self._watch
+
+    def _steps(self) -> tuple[str, int, bool]:
+        """The epoch that runs or ended last, its steps so far, and whether its data ended."""
+        if not self._epochs:
+            return self._over
+        epoch = self._epochs[-1]
+        closing = not epoch.at_edge and (epoch.current is None or epoch.current.ended)
+        return epoch.where(), epoch.steps, closing and not self._cancelled
 
     def _stop_watch(self) -> None:
         if self._watch is not None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from loopkit.checkpoint.processes import Process, identity
+from loopkit.checkpoint.processes import identity
+from loopkit.distributed.recorder import recorded
+from loopkit.distributed.reports import INTERVAL, REPORTER, Heard, Report, Reports
 from loopkit.errors import PeerError
 from loopkit.hooks import hooks
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
     from loopkit.world import World
 
-INTERVAL = 0.5
-"""Seconds between two reports of a process."""
 SILENCE = 2.5
 """Seconds without a report after which a process is taken for gone, once a collective failed."""
 PATIENCE = 3.0
@@ -49,27 +48,6 @@ SIGNS = (
 """What the messages of RuntimeErrors from collectives contain."""
 
 
-@dataclass(frozen=True)
-class Report:
-    """What a process tells of itself."""
-
-    state: str = "running"
-    """Or "failed", or "ended"."""
-    where: str = ""
-    line: str = ""
-    """The innermost line of Python."""
-    stays: float = 0.0
-    """Seconds that it has been there."""
-    error: str = ""
-    """What it failed with."""
-    peer: bool = False
-    """Whether it failed because of another process."""
-    count: int = 0
-    """Of its reports."""
-    process: dict[str, Any] = field(default_factory=dict)
-    """What its machine calls it."""
-
-
 class Watch:
     """A thread that tells the others where this process is, and looks whether they still go on.
 
@@ -81,21 +59,27 @@ class Watch:
         world: The processes.
         where: Tells where the calling thread of `start` is, in words. Called in another thread.
         interval: Seconds between two reports.
+        steps: Tells the epoch that runs or ended last, its steps so far, and whether its data ended. Called as `where`.
     """
 
-    def __init__(self, world: World, where: Callable[[], str], interval: float = INTERVAL) -> None:
+    def __init__(
+        self,
+        world: World,
+        where: Callable[[], str],
+        interval: float = INTERVAL,
+        steps: Callable[[], tuple[str, int, bool]] = lambda: ("", 0, False),
+    ) -> None:
         self.world = world
         self._where = where
+        self._steps = steps
         self._interval = interval
         self._changed = threading.Condition()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._own = Report()
         self._told = self._own
-        self._others: dict[int, tuple[Report, float]] = {}
-        """The last report of each, and when it came."""
-        self._dead: set[int] = set()
-        """Ranks whose processes ended without a word."""
+        self.reports: Reports
+        """What is known of the others, from `start` on."""
         self._read_at = self._since = time.monotonic()
         """When the store answered last, and since when this process has not moved."""
         self._lost = False
@@ -115,8 +99,10 @@ class Watch:
         if self.world.size == 1 or self._thread is not None:
             return
         self._main = threading.get_ident()
-        self._keys = [f"watch-{self.world.next_watch()}/{rank}" for rank in range(self.world.size)]
-        self._own = self._told = Report(process=asdict(identity()))
+        world, own = self.world, identity()
+        name = f"watch-{world.next_watch()}"
+        self.reports = Reports(world.rank, world.size, name, own.machine, self._interval)
+        self._own = self._told = Report(process=asdict(own))
         self._read_at = self._since = self._idle = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="loopkit-watch", daemon=True)
         self._thread.start()
@@ -156,9 +142,10 @@ class Watch:
         deadline = time.monotonic() + PATIENCE
         with self._changed:
             self._blaming = True  # where it was when the collective failed counts, not where it is now
+            self._wake.set()
             while (cause := self._certain(SILENCE)) is None and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(min(left, self._interval))
-            cause = cause or self._likely(error)
+            cause = cause or self._likely(error) + recorded(self.world.rank)
         return PeerError(f"rank {self.world.rank}: {cause}")
 
     def _tell(self, report: Report) -> None:
@@ -180,20 +167,18 @@ class Watch:
 
     def _certain(self, silence: float) -> str | None:
         """What happened to another process, by its own words, or because nothing comes from it for so many seconds."""
-        others = sorted(self._others.items())
-        for rank, (report, _) in others:
-            if report.state == "failed" and not report.peer:
-                return _failed(rank, report)
-        for rank, (report, heard) in others:
-            if report.state == "running" and (rank in self._dead or self._read_at - heard > silence):
-                return _gone(rank, report, time.monotonic() - heard)
-        return None
+        found = self.reports.certain(silence)
+        if found is None:
+            return None
+        rank, heard = found
+        if heard.report.state == "failed":
+            return _failed(rank, heard.report)
+        here = self._here()  # it told less often than it made steps
+        return _gone(rank, heard, at="" if here in ("", heard.report.where) else f", and this one is {here}")
 
     def _gave_up(self) -> str | None:
         """Who failed because of yet another process."""
-        failed = [
-            _failed(rank, report) for rank, (report, _) in sorted(self._others.items()) if report.state == "failed"
-        ]
+        failed = [_failed(rank, report) for rank, report in self.reports.in_state("failed")]
         return failed[0] if failed else None
 
     def _likely(self, error: BaseException) -> str:
@@ -203,19 +188,20 @@ class Watch:
             return cause
         if self._lost or time.monotonic() - self._read_at > SILENCE:
             return self._storeless()
-        for other, (report, _) in sorted(self._others.items()):
-            if report.state == "ended":
-                return (
-                    f"rank {other} came to its end before this one ({report.where}; this one: {self._here()}). "
-                    f"Give all processes the same number of steps"
-                )
-        for other in range(self.world.size):
-            if other != rank and other not in self._others:
-                return f"rank {other} was never heard of: it is gone, or has not come as far. Look at what it said"
-        places = {other: report for other, (report, _) in self._others.items()} | {rank: own}
+        for other, report in self.reports.in_state("ended"):
+            return (
+                f"rank {other} came to its end before this one ({report.where}; this one: {self._here()}). "
+                f"Give all processes the same number of steps"
+            )
+        for other in self.reports.unheard:
+            return f"rank {other} was never heard of: it is gone, or has not come as far. Look at what it said"
+        places = {other: heard.report for other, heard in self.reports.heard.items()} | {rank: own}
+        if early := _early(places):
+            return early
         each = "; ".join(f"rank {other}: {places[other].where}, {places[other].line}" for other in sorted(places))
-        at = (own.where, own.line)
-        if apart := [other for other in sorted(self._others) if (places[other].where, places[other].line) != at]:
+        if more := self.world.size - len(places):
+            each += f"; and {more} more"
+        if apart := [other for other in sorted(places) if places[other].place != own.place]:
             other = max(apart, key=lambda each: places[each].stays)
             return (
                 f"rank {other} does not take part in what the others wait for: for {places[other].stays:.1f} s it has "
@@ -228,10 +214,10 @@ class Watch:
     def _storeless(self) -> str:
         if _kept():
             return "the launcher, which kept the store, is gone or does not answer. Look at what it said"
-        if self.world.rank == 0:
+        if self.world.rank == REPORTER:
             return "the store does not answer. Look at what the other processes say"
-        report, heard = self._others.get(0, (Report(), self._read_at))
-        return _gone(0, report, time.monotonic() - heard, ", which kept the store,")
+        heard = self.reports.heard.get(REPORTER, Heard(Report(), self._read_at, 0.0))
+        return _gone(REPORTER, heard, ", which kept the store,")
 
     # What the thread does
 
@@ -250,7 +236,7 @@ class Watch:
             if self._thread is None:
                 return
             self._end_if_hung()
-            self._wake.wait(self._interval)
+            self._wake.wait(min(self.reports.pause(), self._interval / (2 if self._blaming else 1)))
             self._wake.clear()
 
     def _connect(self) -> Any:
@@ -267,6 +253,10 @@ class Watch:
         """Where this process is now."""
         now = time.monotonic()
         where, computed = self._here(), _computed(self._main)
+        try:
+            epoch, steps, over = self._steps()
+        except Exception:  # it looks at what another thread is changing
+            epoch, steps, over = self._own.epoch, self._own.steps, self._own.over
         point, line = _innermost(self._main)
         with self._changed:
             moved = (where, point) != self._place
@@ -277,35 +267,16 @@ class Watch:
             self._computed = computed
             if self._own.state == "running" and not self._blaming:
                 self._own = replace(self._own, where=where, line=line, stays=now - self._since)
+                self._own = replace(self._own, epoch=epoch, steps=steps, over=over)
             self._own = replace(self._own, count=self._own.count + 1)
 
     def _exchange(self, store: Any) -> None:
         """Report, and read what the others do."""
         told = self._own
-        store.set(self._keys[self.world.rank], json.dumps(asdict(told)))
-        dead = self._vanished()  # asked first: who is dead says no more, so that what is read then is the last word
-        read = {}
-        for rank, key in enumerate(self._keys):
-            if rank != self.world.rank and (rank in self._others or store.check([key])):
-                read[rank] = Report(**json.loads(store.get(key)))
-        now = time.monotonic()
+        self.reports.exchange(store, told)
         with self._changed:
-            self._told, self._read_at = told, now
-            self._dead = {rank for rank in dead if read[rank].state == "running"}
-            for rank, report in read.items():
-                if rank not in self._others or self._others[rank][0].count != report.count:
-                    self._others[rank] = (report, now)
+            self._told, self._read_at = told, time.monotonic()
             self._changed.notify_all()
-
-    def _vanished(self) -> set[int]:
-        """The ranks of this machine that told nothing of late, and whose processes are no more."""
-        late = time.monotonic() - 1.5 * self._interval
-        found = set()
-        for rank, (report, heard) in self._others.items():
-            process = Process(**report.process)
-            if heard < late and process.machine == self._own.process["machine"] and not process.alive():
-                found.add(rank)
-        return found
 
     def _end_if_hung(self) -> None:
         """End the process if another one failed, and this one has not moved since."""
@@ -323,9 +294,10 @@ class Watch:
             if idle < min(GRACE, timeout) and stuck < timeout:
                 return
             stays, where = now - self._since, self._own.where
-        text = f"loopkit: rank {self.world.rank} has hung for {stays:.1f} s ({where}) and ends now, because {cause}\n"
+        text = f"loopkit: rank {self.world.rank} has hung for {stays:.1f} s ({where}) and ends now, because {cause}"
         try:
             os.write(2, text.encode())
+            os.write(2, f"{recorded(self.world.rank)}\n".encode())
         finally:
             os._exit(1)
 
@@ -380,10 +352,23 @@ def _failed(rank: int, report: Report) -> str:
     return f"rank {rank} failed{where}: {report.error}"
 
 
-def _gone(rank: int, report: Report, ago: float, what: str = "") -> str:
-    where = f" ({report.where})" if report.where else ""
+def _early(reports: Mapping[int, Report]) -> str:
+    """Whose data ended before those of another process did, in words; "" if nobody's."""
+    for rank, report in sorted(reports.items()):
+        for other, on in sorted(reports.items()):
+            if report.over and report.epoch and on.epoch == report.epoch and on.steps > report.steps:
+                return (
+                    f"the data of rank {rank} ended early, after {report.steps} steps of {report.epoch}, and rank "
+                    f"{other} is at step {on.steps - 1} of it. Give all processes the same number of steps"
+                )
+    return ""
+
+
+def _gone(rank: int, heard: Heard, what: str = "", at: str = "") -> str:
+    where = f" ({heard.report.where})" if heard.report.where else ""
+    ago = time.monotonic() - heard.at
     return (
-        f"rank {rank}{what} is gone; it was last heard of {ago:.1f} s ago{where}. Look at what it said last, and "
+        f"rank {rank}{what} is gone; it was last heard of {ago:.1f} s ago{where}{at}. Look at what it said last, and "
         f"whether its machine ran out of memory"
     )
 

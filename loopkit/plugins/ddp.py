@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,7 +46,8 @@ class DDP(Member):
         overlap: True: PyTorch's reducer syncs during the last backward of an update. It can serve phases whose step
             calls each model exactly once and differentiates with respect to all its parameters; another one is
             refused in its first step. False: gradients are averaged at ``update_begin``, for any phase. ``"auto"``: the
-            reducer for phases that keep the steps of `TrainingPhase`, with one model and one optimizer.
+            reducer where there are one model and one optimizer, for phases that keep the steps of `TrainingPhase`; for
+            a step of your own, if its first update made one call of the model and one backward.
         weighted: True: the average is ``sum(w g) / sum(w)`` over the processes, with the weights of their steps, at the
             price of one more reduction of one number for each update. ``"auto"``: the same, but without that reduction
             in steps of which it is known that their parts are equal: of data that loopkit has shared out, all but an
@@ -113,8 +115,18 @@ class DDP(Member):
         self._params: list[nn.Parameter] = []
         self._reducible = 0
         """How many of them had a gradient when the reducers were made."""
-        self._phases: dict[int, tuple[Phase, bool]] = {}
-        """Whether the reducer serves a phase."""
+        self._phases: dict[int, tuple[Phase, bool | None]] = {}
+        """Whether the reducer serves a phase; None: its first update will show."""
+        self._shown: dict[int, tuple[Phase, str]] = {}
+        """Why the reducer cannot serve a phase, as its first update has shown; "" if it can."""
+        self.trying = False
+        """Whether this step is to show that."""
+        self._made: list[int] = []
+        """The calls of models before each backward of it."""
+        self._odd = ""
+        """What else the reducer cannot serve in it."""
+        self._fixed = False
+        """Whether a resumed run is to end with the same bits, where those depend on how gradients are summed up."""
         self._sets_weight: dict[str, bool] = {}
         """Whether a phase sets ``step.weight``, in any process."""
         self.reducing = False
@@ -147,6 +159,7 @@ class DDP(Member):
         if fixed is None:  # a sum of two numbers does not depend on their order
             saves = any(provided(plugin) == "checkpoint" for plugin in learner.plugins.values())
             fixed = saves and self.world.size > 2 and not self._static_graph
+        self._fixed = fixed
         self._synced[name] = _Synced(self, model, None if self.overlap is False else self._reducer(model, fixed))
         return self._synced[name]
 
@@ -159,6 +172,8 @@ class DDP(Member):
                 bucket_cap_mb=self._bucket_mb,
                 find_unused_parameters=self._find_unused_parameters or fixed,
                 static_graph=self._static_graph,
+                gradient_as_bucket_view=True,
+                init_sync=False,  # `copy_state` has
                 **options,
             )
         if self._compression is not None:
@@ -172,23 +187,31 @@ class DDP(Member):
         if not phase.training or hook != "update_begin":
             return ""
         reducing, why = self._choose(phase)
+        if reducing is None:
+            return f"gradients are averaged here in the first update, which shows whether PyTorch's reducer can: {why}"
         where = "in the last backward of each update, by PyTorch's reducer" if reducing else "here"
         return f"gradients are averaged {where}: {why}"
 
-    def _choose(self, phase: Phase) -> tuple[bool, str]:
+    def _choose(self, phase: Phase) -> tuple[bool | None, str]:
         if self.world.size == 1:
             return False, "there is one process alone, so nothing is done"
         if self.overlap != "auto":
             return self.overlap is True, f"overlap={self.overlap}"
-        if not isinstance(phase, TrainingPhase) or any(
-            getattr(type(phase), part) is not getattr(TrainingPhase, part) for part in ("step", "forward", "loss")
-        ):
-            return False, f"{type(phase).__name__} has a step of its own, which may use the models in any way"
         if len(self._synced) != 1 or self._optimizers != 1:
             return False, "there are several models or optimizers"
         if self._in_parts:
             return False, "a plugin takes each step in parts, with a backward for each"
-        return True, "the step calls the model once"
+        if isinstance(phase, TrainingPhase) and all(
+            getattr(type(phase), part) is getattr(TrainingPhase, part) for part in ("step", "forward", "loss")
+        ):
+            return True, "the step calls the model once"
+        own = f"{type(phase).__name__} has a step of its own"
+        if self._fixed:
+            return False, f"{own}, and a resumed run of {self.world.size} processes is to end with the same bits"
+        if id(phase) in self._shown:
+            odd = self._shown[id(phase)][1]
+            return not odd, odd or f"{own}, whose first update made one call of the model and one backward"
+        return None, own
 
     @hookimpl
     def epoch_begin(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
@@ -201,6 +224,8 @@ class DDP(Member):
                     f"DDP(overlap=True): phase {phase.name!r} has {self._optimizers} optimizers, whose updates "
                     f"PyTorch's reducer cannot tell apart. Give DDP(overlap=False), which averages at update_begin"
                 )
+            if "odd" in epoch.store(self):  # the first update was made before the epoch was saved
+                self._shown.setdefault(id(phase), (phase, epoch.store(self)["odd"]))
             self._phases[id(phase)] = phase, self._choose(phase)[0]
             epoch.keep(self)["parts"] = None if epoch.resumed else parts_of(epoch.data)
 
@@ -209,13 +234,14 @@ class DDP(Member):
         """Tell the reducer whether this step's backward is the last one of an update."""
         if self.world.size == 1 or not phase.training:
             return
-        self.reducing = self._reduced = False
+        self.reducing = self._reduced = self.trying = False
         for synced in self._synced.values():
             synced.calls = 0
         windows = step.epoch.windows
         if not windows or not (step.last or any(window.count + 1 >= window.size for window in windows)):
             return
-        self.reducing = self._phases[id(phase)][1]
+        serves = self._phases[id(phase)][1]
+        self.reducing, self.trying, self._made, self._odd = serves is True, serves is None, [], ""
         if self.reducing and sum(p.requires_grad for p in self._params) != self._reducible:
             self.reducing = False  # parameters were frozen or thawed since the reducer was made
             if self.overlap is True:
@@ -233,7 +259,26 @@ class DDP(Member):
             if any(synced.calls for synced in self._synced.values()):
                 _disarm(self._params)
             self.reducing = False
+        self.trying = False
         super().step_cancelled(learner, phase, epoch, step)
+
+    @hookimpl
+    def step_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
+        """Where the step was to show whether the reducer can serve the phase: decide so, all processes alike."""
+        if self.trying:
+            self.trying = False
+            calls = sum(synced.calls for synced in self._synced.values())
+            if (self._made, calls) != ([1], 1):
+                self._odd = f"its first update made {calls} calls of the model and {len(self._made)} backwards"
+            odd = next(filter(None, self.world.gather(self._odd)), "")
+            self._shown[id(phase)] = phase, odd
+            self._phases[id(phase)] = phase, not odd
+            epoch.store(self)["odd"] = odd
+            if odd and self.world.rank == 0:
+                print(
+                    f"loopkit: phase {phase.name!r}: gradients are averaged after the backward: {odd}", file=sys.stderr
+                )
+        super().step_end(learner, phase, epoch)
 
     def equal(self, learner: Learner) -> dict[str, Tensor]:
         """Parameters; buffers, if they are copied."""
@@ -247,27 +292,31 @@ class DDP(Member):
     @contextmanager
     def epoch_context(self, learner: Learner, phase: Phase, epoch: Epoch) -> Iterator[None]:
         """Keep what belongs to the step around, if a hook of that runs the epoch."""
-        outer = self.reducing, self._reduced, [each.calls for each in self._synced.values()]
+        outer = self.reducing, self._reduced, self.trying, self._made, self._odd
+        counts = [each.calls for each in self._synced.values()]
+        self.trying = False
         with super().epoch_context(learner, phase, epoch):
             try:
                 yield
             finally:
-                self.reducing, self._reduced, calls = outer
-                for synced, count in zip(self._synced.values(), calls, strict=True):
+                self.reducing, self._reduced, self.trying, self._made, self._odd = outer
+                for synced, count in zip(self._synced.values(), counts, strict=True):
                     synced.calls = count
 
     @contextmanager
     def unsynced(self) -> Iterator[None]:
         """For a forward of a plugin's own beside that of the step: its gradients stay those of this process."""
-        reducing, self.reducing = self.reducing, False
+        outer, self.reducing, self.trying = (self.reducing, self.trying), False, False
         try:
             yield
         finally:
-            self.reducing = reducing
+            self.reducing, self.trying = outer
 
     @hookimpl
     def backward_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Where the reducer syncs in this backward: give it the gradients of the whole window."""
+        if self.trying:
+            self._made.append(sum(synced.calls for synced in self._synced.values()))
         if not self.reducing:
             return
         calls = {name: synced.calls for name, synced in self._synced.items()}
@@ -275,8 +324,8 @@ class DDP(Member):
             self.reducing = False
             counted = ", ".join(f"model {name!r} was called {count} times" for name, count in calls.items())
             raise PhaseError(
-                f"DDP(overlap=True): phase {phase.name!r} cannot be served by PyTorch's reducer, which takes one call "
-                f"of each model before one backward in a step: {counted}"
+                f"DDP(overlap={self.overlap!r}): phase {phase.name!r} cannot be served by PyTorch's reducer, which "
+                f"takes one call of each model before one backward in a step: {counted}"
                 f"{', and this is a second backward' * self._reduced} (step {step.index}). Give DDP(overlap=False), "
                 f"which averages at update_begin"
             )
@@ -346,7 +395,12 @@ class DDP(Member):
                 grads.append(p.grad)
         window = step.epoch.window(step.optimizer_name)
         weight, count = (window.total, window.count) if window.weighted else (window.last.weight, 1)
+        if without:
+            self._odd = "its first update left parameters without a gradient"
+        if window.weighted and window.count < window.size:
+            self._odd = f"its first update is of {window.count} steps, and not of {window.size}"
         if grads and self._weighs(learner, phase, step, weight, count):
+            self._odd = "its updates are weighted"
             devices.scale(grads, self._share(weight, grads[0].device).to(grads[0].dtype))
         average(grads[::-1], self.world.size, bucket_bytes=self._bucket_bytes, dtype=COMPRESSION[self._compression])
 
@@ -399,13 +453,15 @@ class _Synced(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         (reducer,) = self._reducer
-        if not self._plugin.reducing or reducer is None or not torch.is_grad_enabled():
+        counts = (self._plugin.reducing or self._plugin.trying) and torch.is_grad_enabled()
+        self.calls += counts
+        if not counts or not self._plugin.reducing or reducer is None:
             return self._inner[0](*args, **kwargs)
-        self.calls += 1
         if self.calls > 1:
             raise PhaseError(
-                "DDP(overlap=True): the step calls a model a second time before its backward, which PyTorch's reducer "
-                "cannot serve. Give DDP(overlap=False), which averages at update_begin"
+                f"DDP(overlap={self._plugin.overlap!r}): the step calls a model a second time before its "
+                f"backward, which PyTorch's reducer cannot serve. Give DDP(overlap=False), which averages at "
+                f"update_begin"
             )
         return reducer(*args, **kwargs)
 
@@ -413,7 +469,7 @@ class _Synced(nn.Module):
 def _disarm(params: list[nn.Parameter]) -> None:
     """A backward of zeros, for which a reducer waits after its forward; gradients stay as they are."""
     trained = [p for p in params if p.requires_grad]
-    grads = [p.grad for p in trained]
+    grads = [None if p.grad is None else p.grad.clone() for p in trained]  # it may be a view of the reducer's bucket
     for p in trained:
         p.grad = None
     with torch.enable_grad():

@@ -216,6 +216,8 @@ class Ended:
     victim: Outcome
     seconds: float
     """From the failure to the end of the last survivor."""
+    last: float
+    """From the failure to the end of the last process."""
     saved: int
     """The step of the newest checkpoint; -1 if there is none."""
 
@@ -271,8 +273,8 @@ def trial(plan: Plan) -> Ended:
             state = read_state(manifest)  # raises if a file is damaged
             assert all(torch.isfinite(value).all() for value in state["models"]["model"].values())
             saved = max(saved, state["progress"]["steps"])
-        seconds = began + max(each.seconds for each in survivors) - failed_at
-        return Ended(survivors, outcomes[plan.victim], seconds, saved)
+        seconds, last = (began + max(each.seconds for each in these) - failed_at for these in (survivors, outcomes))
+        return Ended(survivors, outcomes[plan.victim], seconds, last, saved)
 
 
 def planned(seed: int, processes: int | None = None, kind: str | None = None) -> Plan:

@@ -116,8 +116,9 @@ def test_processes_that_were_made_with_something_else_are_refused_before_the_fir
 
 
 def limited(rank):
-    with pytest.raises(WorldError, match=r"its limit of the fit differs \(.*8.* there, .*7.* on rank 0\)"):
-        make_learner().fit(loader(), max_steps=7 + rank)
+    for limit in ("max_steps", "max_updates", "epochs"):
+        with pytest.raises(WorldError, match=r"its limit of the fit differs \(.*8.* there, .*7.* on rank 0\)"):
+            make_learner().fit(loader(), **{limit: 7 + rank})
 
 
 def test_processes_with_other_limits_are_refused():

@@ -103,3 +103,19 @@ def counted(rank, kind, directory):
 )
 def test_collectives_of_an_epoch(kind, train, val, tmp_path):
     assert run(counted, 2, kind, tmp_path) == [[train, val]] * 2
+
+
+def begun(rank):
+    """The collectives of joining and of wrapping a model without buffers."""
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1))
+        Learner(model, nn.MSELoss(), torch.optim.AdamW, plugins=[DDP(timeout=60)], standard=False)
+    return {
+        event.key.removeprefix("c10d::").strip("_"): event.count
+        for event in seen.key_averages()
+        if event.key.startswith("c10d::broadcast")
+    }
+
+
+def test_parameters_are_sent_once_when_a_run_begins():
+    assert run(begun, 2) == [{"broadcast": OBJECTS + 1}] * 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from functools import partial
 
 import pytest
@@ -330,16 +331,111 @@ class Twice(TrainingPhase):
         step.update()
 
 
+def told(learner):
+    """What it explains, without breaks of lines."""
+    return " ".join(str(learner.explain()).split())
+
+
 def own_phase(rank, overlap):
     learner = make_learner(DDP(overlap=overlap), model=make_model(norm=False), phases=[Twice()])
-    assert "gradients are averaged here: Twice has a step of its own" in str(learner.explain()) or overlap is True
-    learner.fit(TensorLoader(*samples(), batch_size=4), epochs=1)
+    said = "gradients are averaged here in the first update, which shows whether PyTorch's reducer can"
+    assert said in told(learner) or overlap is True
+    printed = io.StringIO()
+    with contextlib.redirect_stderr(printed):
+        learner.fit(TensorLoader(*samples(), batch_size=4), epochs=1)
+    assert not learner.plugins["ddp"].reducing
+    return weights(learner.model), printed.getvalue()
+
+
+def test_own_phases_that_the_reducer_cannot_serve_are_averaged_at_update_begin():
+    (one, said), (other, silent) = run(own_phase, 2, "auto")
+    assert equal(one, other)
+    assert (
+        "loopkit: phase 'train': gradients are averaged after the backward: its first update made 2 calls of the model "
+        "and 1 backwards\n"
+    ) in said
+    assert silent == ""
+
+
+class Once(TrainingPhase):
+    """Calls the model once, but for a step in which it calls it twice."""
+
+    def __init__(self, twice=-1):
+        super().__init__("train")
+        self.twice = twice
+
+    def step(self, learner, step):
+        inputs, targets = self.unpack(step.batch)
+        outputs = learner.model(inputs)
+        if step.index == self.twice:
+            outputs = outputs + learner.model(-inputs)
+        step.loss = learner.loss_fn(outputs, targets)
+        step.backward(step.loss)
+        step.update()
+
+
+class Reducing:
+    """Notes in which steps the reducer syncs."""
+
+    def __init__(self):
+        self.steps = []
+
+    @hookimpl
+    def step_end(self, learner):
+        self.steps.append(learner.plugins["ddp"].reducing)
+
+
+def own_phase_by_hand(rank):
+    reducing = Reducing()
+    learner = make_learner(DDP(), reducing, phases=[Once()])
+    learner.fit(TensorLoader(*samples(), batch_size=4), epochs=2)
+    assert reducing.steps == [False] + 23 * [True]
+    assert "whose first update made one call of the model and one backward" in told(learner)
     return weights(learner.model)
 
 
-def test_own_phases_are_averaged_at_update_begin():
-    one, other = run(own_phase, 2, "auto")
-    assert equal(one, other)
+def test_own_phases_of_one_call_are_bitwise_a_loop_by_hand_and_overlap_from_the_second_update_on():
+    mine = run(own_phase_by_hand, 2)
+    (theirs, _), *_ = run(hand, 2, 2, {})
+    for key, value in theirs.items():
+        if not key.startswith("1.running"):
+            assert torch.equal(mine[0][key], value)
+            assert torch.equal(mine[1][key], value)
+
+
+def own_phase_resumed(rank):
+    found = []
+    for index, at in ((None, 0), (4, 6), (10, 11)):  # whole, paused in mid-epoch, and after the last, uneven step
+        learner = make_learner(DDP(), phases=[Once()])
+        data = TensorLoader(*samples(90), batch_size=4, shuffle=True, seed=3)
+        if index is not None:
+            learner.add(At("step_end", index, lambda learner: learner.pause("test")))
+            learner.fit(data, epochs=2, on_interrupt="return")
+            state, learner = learner.state_dict(), make_learner(DDP(), phases=[Once()])
+            assert state["progress"]["steps"] == at
+            learner.load_state_dict(state)
+            data = TensorLoader(*samples(90), batch_size=4, shuffle=True, seed=3)
+        learner.fit(data, epochs=2)
+        found.append((learner.progress.steps, weights(learner.model)))
+    return found
+
+
+def test_own_phases_resume_with_the_same_bits():
+    for whole, *cut in run(own_phase_resumed, 2):
+        for steps, ended in cut:
+            assert steps == whole[0]
+            assert equal(ended, whole[1])
+
+
+def own_phase_changes(rank):
+    learner = make_learner(DDP(), phases=[Once(twice=3)])
+    with pytest.raises(PhaseError, match=r"DDP\(overlap='auto'\): the step calls a model a second time") as caught:
+        learner.fit(TensorLoader(*samples(), batch_size=4), epochs=1)
+    return str(caught.value)
+
+
+def test_own_phases_that_change_after_the_first_update_are_refused():
+    assert all("Give DDP(overlap=False)" in text for text in run(own_phase_changes, 2))
 
 
 def refused(rank):
@@ -696,6 +792,8 @@ def predicted(rank):
     inputs, targets = samples(11)
     learner = make_learner(DDP(tail="drop"), model=make_model(norm=False))
     outputs = learner.predict(TensorLoader(inputs, targets, batch_size=4))
+    of_first = learner.predict(TensorLoader(inputs, targets, batch_size=4), everywhere=False)
+    assert of_first is None if rank else torch.equal(of_first, outputs)
     learner.model.eval()
     with torch.no_grad():
         return torch.equal(outputs, learner.model(inputs)), len(outputs)
@@ -724,7 +822,7 @@ def test_each_sample_is_evaluated_and_predicted_once(tail):
     run(evaluated, 3, tail)
 
 
-def test_tail_that_is_left_out_in_training_is_predicted():
+def test_tail_that_is_left_out_in_training_is_predicted_in_rank_0_alone_if_asked():
     assert run(predicted, 2) == [(True, 11), (True, 11)]
 
 

@@ -13,7 +13,7 @@ import torch
 from helpers import halved
 from torch import nn
 
-from distributed.campaign import PATIENT, Plan, planned, trial
+from distributed.campaign import PATIENT, TIMEOUT, Plan, planned, trial
 from distributed.processes import run
 from loopkit import CancelEpoch, CancelStep, Learner, every, hookimpl
 from loopkit.data import TensorLoader
@@ -43,18 +43,25 @@ def test_an_error_of_one_process_is_told_by_the_others(hook, victim):
     assert ended.saved == (20 if hook in ("epoch_end", "phase_end") else 15 if hook[:4] in ("step", "upda") else 10)
 
 
-def test_a_process_that_hangs_is_named_and_ended():
-    plan = Plan("hang", 1)
+@pytest.mark.parametrize("processes", [2, *(pytest.param(count, marks=pytest.mark.slow) for count in (3, 4))])
+def test_a_process_that_hangs_is_named_and_all_end_within_ten_seconds_of_the_timeout(processes):
+    plan = Plan("hang", 1, processes)
     ended = trial(plan)
     assert not ended.faults(plan)
     assert ended.victim.code == 1
     assert "has hung for" in ended.victim.output
+    assert ended.last < TIMEOUT + 10.0
 
 
-def test_data_that_ends_early_on_one_process():
-    plan = Plan("short", 1)
+@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_data_that_ends_early_on_one_process_is_said_to(victim):
+    plan = Plan("short", victim)
     ended = trial(plan)
     assert not ended.faults(plan)
+    said = (
+        f"the data of rank {victim} ended early, after 7 steps of phase 'train', epoch 0, and rank {1 - victim} is at"
+    )
+    assert all(f"{said} step 7" in text for text in (*ended.texts(), ended.victim.error))
 
 
 @pytest.mark.slow

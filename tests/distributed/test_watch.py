@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -86,17 +87,37 @@ def test_a_killed_process_is_named():
     assert re.match(r"rank 0: rank 1 is gone; it was last heard of \d+\.\d s ago \(step 2\)", survivor.value)
 
 
-def test_a_killed_rank_zero_is_named():
-    def other(rank, step):
-        if rank == 0 and step == 2:
-            time.sleep(2)
-            os.kill(os.getpid(), signal.SIGKILL)
+def killed_zero(rank, step):
+    if rank == 0 and step == 2:
+        time.sleep(2)
+        os.kill(os.getpid(), signal.SIGKILL)
 
-    dead, survivor = run(trained, 2, other, check=False)
+
+def killed_later(rank, step):
+    if rank == 1 and step == 7:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_process_that_could_not_tell_its_step_is_named_with_that_of_the_others():
+    survivor, _ = run(trained, 2, killed_later, 9, check=False)
+    assert re.search(r"rank 1 is gone; .* ago \((before )?step \d\), and this one is step 7\. ", survivor.value)
+
+
+def test_a_killed_rank_zero_is_named():
+    dead, survivor = run(trained, 2, killed_zero, check=False)
     assert dead.code == -signal.SIGKILL
     assert re.match(
         r"rank 1: rank 0(, which kept the store,)? is gone; it was last heard of .* \(step 2\)", survivor.value
     )
+
+
+def test_a_killed_rank_zero_is_named_where_the_launcher_keeps_the_store():
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    kept = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": str(store.port)}
+    dead, *survivors = run(trained, 3, killed_zero, env=kept, check=False)
+    assert dead.code == -signal.SIGKILL
+    for rank, survivor in enumerate(survivors, 1):
+        assert re.match(rf"rank {rank}: rank 0 is gone; it was last heard of [01]\.\d s ago \(step 2\)", survivor.value)
 
 
 def test_what_a_process_raised_is_told_to_the_others():
@@ -115,12 +136,15 @@ def test_what_rank_zero_raised_is_told_to_the_others():
     assert survivor.value == "rank 1: rank 0 failed (step 2): ValueError: the data is bad"
 
 
-def test_a_hanging_process_is_named_within_the_timeout():
-    waiting, _ = run(trained, 2, sleeping, 4, 5.0, check=False)
+def test_a_hanging_process_is_named_within_the_timeout(tmp_path):
+    waiting, _ = run(trained, 2, sleeping, 4, 5.0, env={"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/rank_"}, check=False)
     text = waiting.value
     assert text.startswith("rank 0: rank 1 does not take part in what the others wait for: for ")
     assert re.search(r"rank 0: step 2, line \d+ of distributed_c10d.py, all_reduce; rank 1: step 2, line", text)
     assert re.search(r"of test_watch.py, sleeping\)", text)
+    assert text.endswith(f". What rank 0 exchanged last is in {tmp_path}/rank_0.json")
+    last = json.loads((tmp_path / "rank_0.json").read_text())["entries"][-1]
+    assert (last["profiling_name"], last["input_sizes"]) == ("gloo:all_reduce", [[1]])
 
 
 def test_a_process_that_ends_early_is_named():
@@ -142,7 +166,7 @@ def test_the_first_cause_is_named_by_all_of_four():
 
 def heard(watching, joined):
     """Wait until each process has heard of the others."""
-    while len(watching._others) < joined.size - 1:
+    while len(watching.reports.heard) < joined.size - 1:
         time.sleep(0.01)
     joined.gather(0)
 
@@ -170,7 +194,7 @@ def test_a_process_that_hangs_ends_when_another_one_failed():
     assert waiting.code == 1
     assert re.search(
         r"loopkit: rank 0 has hung for \d+\.\d s \(in the loop\) and ends now, because rank 1 failed \(in the loop\): "
-        r"ValueError: the data is bad\n",
+        r"ValueError: the data is bad\. What rank 0 exchanged last is in .*rank_0\.json\n",
         waiting.output,
     )
 
@@ -231,7 +255,7 @@ def test_two_watches_one_after_the_other_do_not_mix():
         second = Watch(joined, lambda: "second")
         second.start()
         heard(second, joined)
-        states = {other: report.state for other, (report, _) in second._others.items()}
+        states = {other: heard.report.state for other, heard in second.reports.heard.items()}
         joined.gather(0)
         second.stop()
         return states

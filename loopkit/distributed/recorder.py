@@ -1,0 +1,43 @@
+"""What torch's flight recorder has kept of a process's collectives, as a file."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+"""Torch's variables for where such files are; each rank's number is appended."""
+FRESH = 60.0
+"""Seconds: an older file is that of another failure."""
+
+
+def recorded(rank: int) -> str:
+    """Which file has the last collectives of this process, in words; "" where torch has recorded none.
+
+    Those of Gloo are written now, as JSON. Those of NCCL torch writes itself when a collective times out.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    prefix = next((os.environ[name] for name in FILES if os.environ.get(name)), f"{cache}/torch/comm_lib_trace_rank_")
+    c10d: Any = torch._C._distributed_c10d
+    try:
+        if "nccl" in dist.get_backend():
+            path = Path(f"{prefix}{rank}")
+        else:
+            path = Path(f"{prefix}{rank}.json")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(c10d._dump_fr_trace_json(True, False))  # finished ones, too
+        fresh = time.time() - path.stat().st_mtime < FRESH
+    except (
+        AttributeError,
+        OSError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ):  # no recorder, nowhere to write, no process group
+        return ""
+    return f". What rank {rank} exchanged last is in {path}" if fresh else ""

@@ -1,0 +1,158 @@
+"""Reports of many processes: requests are linear in their number, and the summary tells of whoever matters."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+
+import torch.distributed as dist
+
+from loopkit.checkpoint.processes import Process, identity
+from loopkit.distributed.reports import TOLD, Report, Reports
+
+INTERVAL = 0.02
+WAITING = Report(where="step 3", line="line 1 of wait.py, wait")
+
+
+class Counted:
+    """A store in memory, which counts its requests."""
+
+    def __init__(self):
+        self.requests, self._store = 0, dist.HashStore()
+
+    def __getattr__(self, name):
+        self.requests += 1
+        return getattr(self._store, name)
+
+
+class Played:
+    """All ranks, which exchange their reports in turn."""
+
+    def __init__(self, size, machine="here"):
+        self.store = Counted()
+        self.ranks = [Reports(rank, size, "watch", machine, INTERVAL) for rank in range(size)]
+        self.own = [WAITING] * size
+        self.ended = set()
+        self.count = 0
+
+    def rounds(self, count=1, pause=0.0):
+        for _ in range(count):
+            self.count += 1
+            for rank, reports in enumerate(self.ranks):
+                if rank not in self.ended:
+                    reports.exchange(self.store, replace(self.own[rank], count=self.count))
+            time.sleep(pause)
+
+    def certain(self, silence=1.0):
+        """Whom the others name; None if they do not agree."""
+        found = {
+            None if (each := self.ranks[rank].certain(silence)) is None else each[0]
+            for rank in range(len(self.ranks))
+            if rank not in self.ended
+        }
+        return found.pop() if len(found) == 1 else found
+
+
+def requests(size):
+    played = Played(size)
+    played.rounds()
+    before = played.store.requests
+    played.rounds(3)
+    return (played.store.requests - before) / 3
+
+
+def test_requests_are_linear_in_the_number_of_processes():
+    assert [requests(size) for size in (8, 64)] == [2 * 8 + 1, 2 * 64 + 1]
+
+
+def test_a_failed_process_of_64_is_named_by_all_in_the_next_round():
+    played = Played(64)
+    played.rounds()
+    played.own[40] = replace(WAITING, state="failed", error="ValueError: the data is bad")
+    played.own[3] = replace(WAITING, state="failed", error="PeerError: rank 40 failed", peer=True)
+    for rank in range(10, 30):
+        played.own[rank] = replace(WAITING, state="ended")
+    played.rounds()
+    played.ended |= {40, *range(10, 30)}
+    played.rounds()
+    assert played.certain() == 40
+    assert [rank for rank, _ in played.ranks[1].in_state("failed")] == [3, 40]
+
+
+def test_a_silent_process_of_64_is_named_by_all():
+    played = Played(64)
+    played.rounds()
+    played.ended.add(40)
+    played.rounds(2, 0.06)
+    played.rounds(2)
+    assert played.certain(0.1) == 40
+
+
+def test_a_silent_reporter_is_named_by_all():
+    played = Played(16)
+    played.rounds(2)
+    played.ended.add(0)
+    played.rounds()
+    time.sleep(0.12)
+    played.rounds()
+    assert played.certain(0.1) == 0
+
+
+def test_a_process_that_ended_is_not_silent():
+    played = Played(4)
+    played.own[0] = played.own[2] = replace(WAITING, state="ended")
+    played.rounds(2)
+    played.ended |= {0, 2}
+    played.rounds(2, 0.1)
+    assert played.certain(0.05) is None
+
+
+def test_a_dead_process_of_this_machine_is_named_before_it_is_silent():
+    child = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    child.wait()
+    here = identity()
+    played = Played(4, here.machine)
+    played.own = [replace(WAITING, process=asdict(here))] * 4
+    played.own[2] = replace(WAITING, process=asdict(Process(here.host, here.machine, child.pid, 1)))
+    played.rounds(2)
+    played.ended.add(2)
+    played.rounds(3, 2 * INTERVAL)
+    assert played.certain(60.0) == 2
+
+
+def test_last_words_that_no_summary_tells_are_read_of_a_dead_process():
+    here = identity()
+    gone = replace(WAITING, process=asdict(replace(here, pid=2**22 + 1)))
+    played = Played(3, here.machine)
+    played.own = [replace(WAITING, process=asdict(here))] * 3
+    played.own[2] = gone
+    played.rounds(2)
+    played.ended |= {0, 2}
+    said = Reports(2, 3, "watch", "here", INTERVAL)
+    said.exchange(played.store, replace(gone, state="failed", error="ValueError: the data is bad"))
+    time.sleep(2 * INTERVAL)
+    played.rounds()
+    rank, heard = played.ranks[1].certain(60.0)
+    assert (rank, heard.report.error) == (2, "ValueError: the data is bad")
+
+
+def test_who_was_never_heard_of_is_told():
+    played = Played(64)
+    played.ended |= {9, 50}
+    played.rounds(2)
+    assert {tuple(reports.unheard) for reports in played.ranks if reports.rank not in (9, 50)} == {(9, 50)}
+    early = Reports(1, 2, "other", "here")
+    early.exchange(played.store, WAITING)
+    assert early.unheard == [0]
+
+
+def test_who_is_elsewhere_is_told_among_64():
+    played = Played(64)
+    played.own[50] = replace(WAITING, line="line 7 of load.py, load", stays=4.0)
+    played.rounds(2)
+    for reports in played.ranks[1:50]:
+        assert reports.heard[50].report.line == "line 7 of load.py, load"
+        assert 0 in reports.heard
+        assert len(reports.heard) <= TOLD
