@@ -58,7 +58,7 @@ function place(name, phases, kind) {
   return { chart, label: label || name, unit: "value" };
 }
 
-const kindOf = (name) => (SYSTEM.test(name) ? "system" : UPDATES.test(name) ? "updates" : /^(run|final)\//.test(name) ? "own" : "metrics");
+export const kindOf = (name) => (SYSTEM.test(name) ? "system" : UPDATES.test(name) ? "updates" : /^(run|final)\//.test(name) ? "own" : "metrics");
 
 /** The charts of one kind, over all runs that are shown. */
 export function chartsOf(details, kind, colors) {
