@@ -436,9 +436,15 @@ def test_two_runs_are_laid_over_each_other(tmp_path, serve, visit):
     page = visit(serve(tmp_path / "runs").address, "/run/one/metrics")
     page.locator("[role=option][data-run=two]").focus()
     page.keyboard.press("x")
-    labels = page.locator(".chart").first.locator(".label")
-    expect(labels).to_have_text(["one: train", "two: train", "one: val", "two: val"], timeout=TIMEOUT)
+    chart = page.locator(".chart").first
+    expect(chart.locator(".legend th")).to_have_text(["train", "val", "one", "two"], timeout=TIMEOUT)
+    keys = chart.locator(".legend td button")
+    expect(chart.locator(".legend td .label")).to_have_text(["one: train", "one: val", "two: train", "two: val"])
     expect(page.locator(".keys .value").nth(1)).not_to_have_text("")
+    pressed = {"val": "true false true false", "two": "true false false false"}  # a click hides what is shown of them
+    for name, expected in pressed.items():
+        chart.locator(".legend th").get_by_text(name).click()
+        assert [key.get_attribute("aria-pressed") for key in keys.all()] == expected.split()
     assert page.url.endswith("?with=two")
     page.get_by_role("tab", name="Parameters").click()
     expect(page.locator("tr.differs td")).to_have_text(["lr", "0.1000", "0.2000"])
