@@ -71,7 +71,7 @@ def hook_rows(source: Any) -> list[tuple[str, str]]:
         parts = [f"{label} {listed}" for label, listed in names.items() if listed]
         if options.phase is not None:
             phases = options.phase if isinstance(options.phase, tuple) else (options.phase,)
-            parts.append("in " + ", ".join(f"`{phase.__name__}`" for phase in phases))
+            parts.append("in " + ", ".join(f"`{getattr(phase, '__name__', phase)}`" for phase in phases))
         rows.append((hook, "; ".join(parts)))
     return rows
 

@@ -42,6 +42,9 @@ def fact(value: Any, depth: int = 0) -> str:
         return f"({', '.join(fact(part, depth + 1) for part in value)})"
     if isinstance(value, (set, frozenset)):
         return f"({', '.join(sorted(fact(part, depth + 1) for part in value))})"
+    if isinstance(value, Tensor) and value.layout is not torch.strided:
+        entries = value.detach().to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
+        return f"sparse {tuple(value.shape)} {fact((entries.indices(), entries.values()), depth)}"
     if isinstance(value, Tensor):
         held = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)} {hashed(held)}"

@@ -30,8 +30,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 READMES = sorted((ROOT / "plugins").glob("*/README.md"))
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 LONG = {
-    *("autoencoder.py", "char_gpt.py", "contrastive.py", "distill.py", "gan.py", "residual_net.py", "rnn_tbptt.py"),
-    *("feedback.py", "lenet.py", "transformer.py"),
+    *("autoencoder.py", "contrastive.py", "feedback.py", "lenet.py", "residual_net.py", "transformer.py"),
 }
 """Examples that take too long for the default run: that takes their first steps, and to their ends they are slow."""
 
@@ -264,7 +263,7 @@ def test_plugins_page_lists_the_distributions_and_the_names_of_their_plugins() -
     assert all(name == installed for name, _, installed in rows)
 
 
-@pytest.mark.parametrize("name", ["make_hooks_tables", "make_plugins_table"])
+@pytest.mark.parametrize("name", ["make_hooks_tables", "make_plugins_table", "make_ported_lines"])
 def test_tables_of_a_page_are_up_to_date(name: str) -> None:
     made = script(name)
     page = made.PAGE.read_text()

@@ -43,6 +43,14 @@ def test_modules_are_told_by_class_and_options():
     assert fact(nn.CrossEntropyLoss(torch.ones(3))) != fact(nn.CrossEntropyLoss(torch.arange(3.0)))
 
 
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_sparse_tensors_are_told_by_their_values(layout):
+    one = torch.eye(3).to_sparse(layout=layout)
+    assert fact(one) == fact(one.clone())
+    assert len({fact(one), fact(2 * one), fact(torch.eye(4).to_sparse(layout=layout)), fact(torch.eye(3))}) == 4
+
+
 def scaled(x, by=2.0):
     return x * by
 

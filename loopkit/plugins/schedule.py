@@ -50,8 +50,8 @@ class Schedule(Shown):
         attribute: Instead of a key, an attribute of modules, as a pattern: ``"*.dropout.p"``.
         optimizer: A pattern for the optimizers' names.
         groups: A pattern for the groups: their ``"name"`` if they have one, else their number.
-        every: Advance k per applied ``"update"`` (with several optimizers: of the first that matches), or per
-            ``"epoch"`` of a training phase.
+        every: Advance k per applied ``"update"`` (with several optimizers: of the first that matches; for the others at
+            the end of that step), or per ``"epoch"`` of a training phase.
         absolute: The schedule's values are the hyperparameter itself, not factors.
         start: The first k. A schedule over the whole fit is longer by it, so that it ends with the fit all the same.
         name: The plugin's name; by default ``"schedule"``, with the key for another one than ``"lr"``.
@@ -110,6 +110,9 @@ class Schedule(Shown):
         self._call: schedules.Schedule | None = None if isinstance(schedule, OfLength) else schedule
         self._leader = ""
         self._writers: list[tuple[float, Setter]] = []
+        self._leads = 0
+        """How many of the writers, the first ones, are the first optimizer's."""
+        self._others_follow = False
         self._seen: list[tuple[Optimizer, list[Any], int]] = []
         """The lists of groups that the writers were made for, and their lengths."""
 
@@ -163,19 +166,33 @@ class Schedule(Shown):
 
     @hookimpl(writes=lambda plugin: plugin.owns())
     def update_end(self, learner: Learner, step: Step) -> None:
-        """Advance to the next update."""
+        """Advance to the next update; other optimizers, whose updates of this step may come later, at its end."""
         if self._every == "update" and step.optimizer_name == self._leader:
             self.count += 1
+            self._set(learner, first=True)
+            self._others_follow = len(self._seen) > 1
+
+    @hookimpl(phase="training", writes=lambda plugin: plugin.owns())
+    def step_end(self, learner: Learner) -> None:
+        """Let the other optimizers follow the first one."""
+        if self._others_follow:
+            self._others_follow = False
             self._set(learner)
+
+    @hookimpl(phase="training", writes=lambda plugin: plugin.owns())
+    def step_cancelled(self, learner: Learner) -> None:
+        """The same."""
+        self.step_end(learner)
 
     @hookimpl(writes=lambda plugin: plugin.owns())
     def epoch_end(self, learner: Learner, phase: Phase) -> None:
         """Advance to the next epoch."""
+        self.step_end(learner)  # the last window may have been updated after its step
         if self._every == "epoch" and phase.training:
             self.count += 1
             self._set(learner)
 
-    def _set(self, learner: Learner) -> None:
+    def _set(self, learner: Learner, first: bool = False) -> None:
         for optimizer, groups, length in self._seen:
             if optimizer.param_groups is not groups or len(groups) != length:  # a restored state, a new group
                 self._writers = []
@@ -183,7 +200,7 @@ class Schedule(Shown):
             self._find(learner)
         assert self._call is not None
         value = self._call(self.count)
-        for base, write in self._writers:
+        for base, write in self._writers[: self._leads if first else None]:
             write(value if self._absolute else base * value)
 
     def _find(self, learner: Learner) -> None:
@@ -201,6 +218,7 @@ class Schedule(Shown):
             self._writers.append((self._bases[place], write))
         if not self._writers:
             raise self._nothing(learner)
+        self._leads = sum(1 for _ in self._places(learner, dict([*chosen.items()][:1])))
 
     def _places(self, learner: Learner, optimizers: Mapping[str, Optimizer]) -> Iterator[tuple[str, Any, Setter]]:
         """Where the value goes: a name for each place, what is there now, and a function that replaces it."""

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 from torch.optim import SGD, AdamW, lr_scheduler
 
-from loopkit import Learner, TrainingPhase, hookimpl
+from loopkit import CancelStep, Learner, TrainingPhase, hookimpl
 from loopkit.errors import PluginConflict, PluginError
 from loopkit.groups import param_groups
 from loopkit.plugins.metrics import Metrics
@@ -302,7 +302,57 @@ def test_schedule_of_all_optimizers_counts_the_updates_of_the_first():
     critic.name = "record_critic"
     two(Schedule(lambda k: k + 1), critic, generator).fit(make_batches(4), epochs=1)
     assert critic.values == [1.0, 2.0, 3.0, 4.0]
-    assert generator.values == [3.0, 5.0]  # the critic's update of the same step comes first
+    assert generator.values == [2.0, 4.0]  # those of the step, though the critic has been updated in it
+
+
+@pytest.mark.parametrize("turns", [("one", "two"), ("two", "one")], ids="-".join)
+def test_schedule_gives_all_optimizers_of_a_step_the_same_update(turns):
+    class Turns(TrainingPhase):
+        def step(self, learner, step):
+            step.inputs, step.targets = step.batch
+            step.loss = sum(mse_loss(model(step.inputs), step.targets) for model in learner.models.values())
+            step.backward(step.loss)
+            for name in turns:
+                if name == "one" or step.index != 2:  # "two" is left out once, so its own updates are fewer
+                    step.update(name)
+
+    class Rates:
+        def __init__(self):
+            self.seen = []
+
+        @hookimpl(reads=("optimizer.lr",))
+        def update_begin(self, step):
+            self.seen.append((step.index, step.optimizer.param_groups[0]["lr"]))
+
+    models = {"one": nn.Linear(4, 1), "two": nn.Linear(4, 1)}
+    optimizers = {name: partial(SGD, lr=1.0) for name in models}
+    rates = Rates()
+    plugins = [Schedule(lambda k: 1.0 + k), rates]
+    learner = Learner(models, None, optimizers, phases=[Turns()], plugins=plugins, standard=False)
+    learner.fit(make_batches(), epochs=1)
+    assert all(lr == 1.0 + index for index, lr in rates.seen)
+    assert [optimizer.param_groups[0]["lr"] for optimizer in learner.optimizers.values()] == [7.0, 7.0]
+
+
+def test_schedule_of_several_optimizers_is_even_after_a_cancelled_step_and_an_epoch_of_unknown_length():
+    class Together(TrainingPhase):
+        def step(self, learner, step):
+            step.loss = sum(mse_loss(model(step.batch[0]), step.batch[1]) for model in learner.models.values())
+            step.backward(step.loss)
+            step.update("one")
+            if step.index == 1 and learner.progress.epochs == 0:
+                raise CancelStep
+            step.update("two")
+
+    models = {"one": nn.Linear(4, 1), "two": nn.Linear(4, 1)}
+    optimizers = {name: partial(SGD, lr=1.0) for name in models}
+    plugin = Schedule(lambda k: 1.0 + k)
+    learner = Learner(models, None, optimizers, phases=[Together()], plugins=[plugin], standard=False)
+    for accumulate in (1, 4):
+        learner.accumulate = accumulate
+        learner.fit(lambda: iter(make_batches()), epochs=1)  # 6 batches: with 4, a last update after the last step
+        rates = [optimizer.param_groups[0]["lr"] for optimizer in learner.optimizers.values()]
+        assert rates == [1.0 + plugin.count] * 2
 
 
 def test_schedule_of_an_attribute_finds_the_model_by_its_name():

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from loopkit_monitor.downsample import extremes
 from loopkit_monitor.series import References
@@ -78,6 +79,7 @@ def run(store: Store, id: str) -> dict[str, Any]:
         "config": found.header.get("config"),
         "hyperparameters": hyperparameters(store, found),
         "names": names,
+        "best": {name: extent for name, each in found.series.items() if (extent := _extent(each.value))},
         **{part: _without_helpers(store.record(found, name)) for part, name in LATEST.items()},
         "checkpoints": _listed(store, found, "run/checkpoint"),
         "warnings": _listed(store, found, "run/warning"),
@@ -175,6 +177,12 @@ def hyperparameters(store: Store, run: Run) -> dict[str, Any]:
 def seq(store: Store) -> str:
     """Up to which change an answer of now knows."""
     return f"{store.boot}.{store.last_id}"
+
+
+def _extent(values: NDArray[np.float64]) -> list[float]:
+    """The lowest and the highest of those that are finite; none if there is none."""
+    finite = values[np.isfinite(values)]
+    return [float(finite.min()), float(finite.max())] if len(finite) else []
 
 
 def _brief(run: Run) -> dict[str, Any]:

@@ -436,9 +436,15 @@ def test_two_runs_are_laid_over_each_other(tmp_path, serve, visit):
     page = visit(serve(tmp_path / "runs").address, "/run/one/metrics")
     page.locator("[role=option][data-run=two]").focus()
     page.keyboard.press("x")
-    labels = page.locator(".chart").first.locator(".label")
-    expect(labels).to_have_text(["one: train", "two: train", "one: val", "two: val"], timeout=TIMEOUT)
+    chart = page.locator(".chart").first
+    expect(chart.locator(".legend th")).to_have_text(["train", "val", "one", "two"], timeout=TIMEOUT)
+    keys = chart.locator(".legend td button")
+    expect(chart.locator(".legend td .label")).to_have_text(["one: train", "one: val", "two: train", "two: val"])
     expect(page.locator(".keys .value").nth(1)).not_to_have_text("")
+    pressed = {"val": "true false true false", "two": "true false false false"}  # a click hides what is shown of them
+    for name, expected in pressed.items():
+        chart.locator(".legend th").get_by_text(name).click()
+        assert [key.get_attribute("aria-pressed") for key in keys.all()] == expected.split()
     assert page.url.endswith("?with=two")
     page.get_by_role("tab", name="Parameters").click()
     expect(page.locator("tr.differs td")).to_have_text(["lr", "0.1000", "0.2000"])
@@ -709,3 +715,59 @@ def shared_runs(tmp_path_factory):
 def test_run_that_is_not_there_is_told(shared_runs, visit):
     page = visit(shared_runs.address, "/run/nobody/metrics")
     expect(page.locator("main .empty")).to_contain_text("There is no such run", timeout=TIMEOUT)
+
+
+# ------------------------------------------------------------------------------------------------------------ the table
+
+
+def sweep(root, rates=(0.3, 0.1, 0.2)):
+    """Runs whose loss is lowest in the middle, and whose accuracy is highest there."""
+    for number, lr in enumerate(rates):
+        writer = Writer(root / f"run-{number}" / "log.jsonl")
+        writer.begin(hyperparameters={"lr": lr, "same": 1, "kind": "ab"[number % 2]})
+        for loss in (1.0, lr, 2.0):
+            writer.step += 1
+            writer.together({"val/loss": loss, "val/accuracy": 1 - loss / 4, "train/loss": loss})
+        writer.end()
+
+
+def cells(page, place):
+    return page.locator(f".overview tbody td:nth-child({place})").all_text_contents()
+
+
+def test_table_shows_the_best_values_and_the_parameters_that_differ(tmp_path, serve, visit):
+    sweep(tmp_path / "runs")
+    page = visit(serve(tmp_path / "runs").address, "/table", ready=".find")
+    heads = page.locator(".overview th .sort:first-child")
+    expect(heads).to_have_text(["run", "state", "step", "val/accuracy", "val/loss", "kind", "lr"])
+    assert cells(page, 5) == ["0.9250", "0.9750", "0.9500"]  # the highest; the latest is 0.5
+    assert cells(page, 6) == ["0.3000", "0.1000", "0.2000"]
+    page.get_by_label("val/loss: lowest. Change").click()
+    assert cells(page, 6) == ["2", "2", "2"]
+    page.get_by_label("Only what differs").uncheck()
+    expect(heads).to_have_text(["run", "state", "step", "val/accuracy", "val/loss", "kind", "lr", "same"])
+    page.get_by_text("Columns").click()
+    page.get_by_label("train/loss").check()
+    expect(page.locator(".overview th .sort:first-child")).to_contain_text(["train/loss"])
+
+
+def test_table_is_sorted_and_filtered_and_all_that_it_shows_are_compared(tmp_path, serve, visit):
+    sweep(tmp_path / "runs")
+    page = visit(serve(tmp_path / "runs").address, "/table", ready=".find")
+    sort = page.get_by_role("button", name="lr", exact=True)
+    sort.click()
+    assert cells(page, 2) == ["run-1", "run-2", "run-0"]
+    sort.press("Enter")
+    assert cells(page, 2) == ["run-0", "run-2", "run-1"]
+    for wanted, found in (
+        ("kind=a", ["run-0", "run-2"]),
+        ("lr<0.25 kind=a", ["run-2"]),
+        ("loss<0.15", ["run-1"]),
+        ("x", []),
+    ):
+        page.get_by_label("Filter the table").fill(wanted)
+        assert cells(page, 2) == found
+    page.get_by_label("Filter the table").fill("lr>0.15")
+    page.get_by_label("Select all shown").check()
+    page.get_by_role("button", name="Compare 2").click()
+    expect(page.locator(".laid-run")).to_contain_text(["run-0", "run-2"])

@@ -4,6 +4,7 @@ import { DASH, ago, count, duration, h, moment, num, number, seldom } from "./do
 import { makeSource } from "./source.js";
 import { Data } from "./data.js";
 import { TABS, problem } from "./views.js";
+import { RunsTable } from "./table.js";
 
 const STATUS = { live: "live", finished: "finished", crashed: "crashed", silent: "silent" };
 const MOST_OVERLAID = 7;
@@ -23,7 +24,7 @@ const kept = {
 
 export const data = new Data(makeSource());
 const settings = { smooth: 0, log: false, x: "step" };
-let at = { id: null, tab: "metrics", over: [] };
+let at = { id: null, tab: "metrics", over: [], table: false };
 let view = null; // of the open tab: what it is of, and how to end it
 let wanted = "";
 
@@ -55,7 +56,7 @@ const help = h("dialog", { "aria-label": "Keyboard" }, h("h2", {}, "Keyboard"),
   h("dl", {}, KEYS.map(([key, what]) => [h("dt", {}, key.split(" ").map((each) => h("kbd", {}, each))), h("dd", {}, what)])),
   h("button", { type: "button", on: { click: () => help.close() } }, "Close"));
 const columns = h("div", { class: "columns", "aria-hidden": "true" }, ["run", "metric", "step", "elapsed", "state"].map((name) => h("span", {}, name)));
-const aside = h("aside", { "aria-label": "Runs" }, h("div", { class: "find" }, search, total), columns, list, nothing);
+const aside = h("aside", { "aria-label": "Runs" }, h("div", { class: "find" }, search, total, h("a", { href: "#/table" }, "Table")), columns, list, nothing);
 const main = h("main", { tabindex: -1 });
 const helpButton = h("button", { type: "button", class: "quiet", "aria-label": "Keyboard help", on: { click: () => help.showModal() } }, "?");
 document.getElementById("app").append(
@@ -195,7 +196,7 @@ function read() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
   const [kind, id, tab] = path.split("/");
   const plain = (text) => { try { return decodeURIComponent(text); } catch { return text; } };
-  return { id: kind === "run" && id ? plain(id) : null, tab: TABS.some((each) => each.id === tab) ? tab : "metrics",
+  return { table: kind === "table", id: kind === "run" && id ? plain(id) : null, tab: TABS.some((each) => each.id === tab) ? tab : "metrics",
     over: kind === "run" ? new URLSearchParams(query).getAll("with").slice(0, MOST_OVERLAID) : [] };
 }
 
@@ -217,8 +218,9 @@ window.addEventListener("hashchange", () => { at = read(); drawList(); open(); }
 let head = null;
 
 async function open() {
-  document.body.className = at.id ? "run" : "home";
+  document.body.className = at.id ? "run" : at.table ? "table-page" : "home";
   document.title = at.id ? `${at.id} \u00b7 loopkit` : "loopkit monitor";
+  if (at.table) { drawTable(); return; }
   if (!at.id) { endView(); head = null; main.replaceChildren(); return; }
   const mine = [at.id, ...at.over];
   const missing = mine.filter((id) => !data.details.has(id));
@@ -236,6 +238,15 @@ async function open() {
     }
   }
   drawRun();
+}
+
+function drawTable() {
+  if (view?.table) { view.table.draw(); return; }
+  endView();
+  head = null;
+  const table = new RunsTable(data, settings, ([id, ...over]) => go({ id, over, tab: "metrics" }));
+  view = { table };
+  main.replaceChildren(table.element);
 }
 
 function endView() {
@@ -354,6 +365,7 @@ function drawHead() {
 const listSoon = seldom(drawList, 100);
 const headSoon = seldom(drawHead, 100);
 const runSoon = seldom(() => { if (at.id && head?.id === at.id && data.details.has(at.id)) drawRun(); }, 50);
+const tableSoon = seldom(() => { if (at.table) drawTable(); }, 250);
 const changed = new Set();
 const rowsSoon = seldom(() => {
   for (const id of changed) if (rows.has(id) && data.runs.has(id)) fillRow(data.runs.get(id));
@@ -364,13 +376,14 @@ data.addEventListener("list", () => {
   drawState();
   listSoon();
   headSoon();
+  tableSoon();
 });
 data.addEventListener("run", ({ detail: { id } }) => {
   changed.add(id);
   rowsSoon();
   if (id === at.id) headSoon();
 });
-data.addEventListener("detail", ({ detail: { id } }) => { if (id === at.id || at.over.includes(id)) runSoon(); });
+data.addEventListener("detail", ({ detail: { id } }) => { if (id === at.id || at.over.includes(id)) runSoon(); else tableSoon(); });
 data.addEventListener("state", drawState);
 
 function drawState() {
@@ -407,11 +420,11 @@ document.addEventListener("keydown", (event) => {
 
 setTheme(theme);
 at = read();
-document.body.className = at.id ? "run" : "home";
+document.body.className = at.id ? "run" : at.table ? "table-page" : "home";
 drawState();
 drawList();
 await data.begin();
-if (!data.source.live && !at.id && data.runs.size === 1) {
+if (!data.source.live && !at.id && !at.table && data.runs.size === 1) {
   at = { ...at, id: [...data.runs.keys()][0] };
   history.replaceState(null, "", address(at));
 }

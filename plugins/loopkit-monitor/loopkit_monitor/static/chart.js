@@ -181,7 +181,7 @@ class Chart {
   stale = true;
   plot = null;
 
-  /** `curves`: `{run, name, label, color, dash}`. */
+  /** `curves`: `{run, name, label, color, dash}`; of several runs also `runName`, and `part`, what all of them have. */
   constructor(board, { title, curves, unit = "value", log = null }) {
     Object.assign(this, { board, title, curves, unit, log });
     this.format = UNITS[unit];
@@ -191,7 +191,7 @@ class Chart {
     this.area = h("div", { class: "plot", css: { height: `${HEIGHT}px` } });
     this.element = h("section", { class: "chart", tabindex: 0, role: "group", on: { keydown: (event) => this.#press(event) } },
       h("h3", {}, h("span", { class: "chart-title" }, title), this.where),
-      h("ul", { class: "keys" }, this.keys.map((key) => key.element)),
+      this.#legend(),
       this.area);
     this.#name();
     this.sizer = new ResizeObserver(() => this.#resize());
@@ -210,16 +210,28 @@ class Chart {
 
   #key(curve) {
     const value = h("span", { class: "value" });
-    const swatch = h("span", { class: "swatch", css: { "border-top": `2px ${curve.dash ? "dashed" : "solid"} var(--s${curve.color})` } });
-    const button = h("button", { type: "button", "aria-pressed": "true", title: `${curve.title ?? curve.name}: show or hide` },
-      swatch, h("span", { class: "label" }, curve.label), value);
-    button.addEventListener("click", () => {
-      const off = !this.hidden.delete(curve);
-      if (off) this.hidden.add(curve);
-      button.setAttribute("aria-pressed", String(!off));
-      this.build();
-    });
-    return { element: h("li", {}, button), value };
+    const button = h("button", { type: "button", "aria-pressed": "true", title: `${curve.title ?? curve.name}: show or hide`, on: { click: () => this.#toggle([curve]) } },
+      swatch(`var(--s${curve.color})`, curve.dash), h("span", { class: "label" }, curve.label), value);
+    return { button, value };
+  }
+
+  #toggle(curves) {
+    const off = curves.some((curve) => !this.hidden.has(curve));
+    for (const curve of curves) if (off) this.hidden.add(curve); else this.hidden.delete(curve);
+    this.keys.forEach(({ button }, at) => button.setAttribute("aria-pressed", String(!this.hidden.has(this.curves[at]))));
+    this.build();
+  }
+
+  /** The keys in a row; of several runs with several curves each, a table: the color is the run's, the dash the curve's. */
+  #legend() {
+    const [runs, parts] = ["run", "part"].map((key) => [...new Set(this.curves.map((curve) => curve[key]))]);
+    if (runs.length < 2 || parts.length < 2) return h("ul", { class: "keys" }, this.keys.map(({ button }) => h("li", {}, button)));
+    const group = (key, value, text, mark) => h("button", { type: "button", title: `${text}: show or hide all`, on: { click: () => this.#toggle(this.curves.filter((curve) => curve[key] === value)) } }, mark, h("span", { class: "label" }, text));
+    const of = (key, value) => this.curves.find((curve) => curve[key] === value);
+    return h("table", { class: "keys legend" },
+      h("thead", {}, h("tr", {}, h("td", {}), parts.map((part) => h("th", { scope: "col" }, group("part", part, part, swatch("currentColor", of("part", part).dash)))))),
+      h("tbody", {}, runs.map((run) => h("tr", {}, h("th", { scope: "row" }, group("run", run, of("run", run).runName, swatch(`var(--s${of("run", run).color})`, 0))),
+        parts.map((part) => h("td", {}, this.keys[this.curves.findIndex((curve) => curve.run === run && curve.part === part)]?.button))))));
   }
 
   #name() {
@@ -398,6 +410,8 @@ class Chart {
     this.where.textContent = where === null ? "" : x === "time" ? duration(where) : `step ${count(where)}`;
   }
 }
+
+const swatch = (color, dash) => h("span", { class: "swatch", css: { "border-top": `2px ${dash ? "dashed" : "solid"} ${color}` } });
 
 const stepTick = (value) => (value >= 1e4 ? `${Number((value / (value >= 1e6 ? 1e6 : 1e3)).toPrecision(4))}${value >= 1e6 ? " M" : " k"}` : count(value));
 

@@ -58,7 +58,7 @@ function place(name, phases, kind) {
   return { chart, label: label || name, unit: "value" };
 }
 
-const kindOf = (name) => (SYSTEM.test(name) ? "system" : UPDATES.test(name) ? "updates" : /^(run|final)\//.test(name) ? "own" : "metrics");
+export const kindOf = (name) => (SYSTEM.test(name) ? "system" : UPDATES.test(name) ? "updates" : /^(run|final)\//.test(name) ? "own" : "metrics");
 
 /** The charts of one kind, over all runs that are shown. */
 export function chartsOf(details, kind, colors) {
@@ -84,7 +84,7 @@ export function chartsOf(details, kind, colors) {
     for (let page = 0; page < pages; page += 1) {
       const curves = ordered.slice(page * MOST_CURVES, (page + 1) * MOST_CURVES).flatMap(([label, found], at) => found.map((curve) => (
         details.length > 1
-          ? { ...curve, label: labels.size > 1 ? `${curve.runName}: ${label}` : curve.runName, dash: at % 4 }
+          ? { ...curve, label: labels.size > 1 ? `${curve.runName}: ${label}` : curve.runName, part: label, dash: at % 4 }
           : { ...curve, label, color: at % 8, dash: 0 })));
       const title = (TITLES[chart] ?? chart) + (pages > 1 ? ` ${page + 1}/${pages}` : "");
       made.push({ title, unit, curves });
