@@ -90,6 +90,12 @@ def test_weights_are_those_of_the_last_or_best_epoch(best, epoch, tmp_path):
     assert [file.name for file in (tmp_path / "weights").iterdir()] == ["model.safetensors"]
 
 
+def test_best_of_a_metric_that_does_not_say_when_it_is_better_is_refused(tmp_path):
+    learner = make_learner(Metrics(own=lambda outputs, targets: outputs.mean()), SaveWeights(tmp_path, best="val/own"))
+    with pytest.raises(PluginError, match=r"plugin 'save_weights': nothing says whether 'val/own' is better"):
+        learner.fit(batches(1), batches(1), epochs=1)
+
+
 def test_best_value_goes_on_from_a_state(tmp_path):
     plugin = SaveWeights(tmp_path, best="val/loss")
     plugin.load_state_dict({"value": 0.0})
