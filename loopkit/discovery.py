@@ -33,6 +33,7 @@ ELSEWHERE = {
     "average_parameters": "loopkit-local",
     "cost": "loopkit-insight",
     "cut_mix": "loopkit-augment",
+    "at_least": "loopkit-control",
     "deadline": "loopkit-control",
     "find_syncs": "loopkit-insight",
     "ignite_handler": "loopkit-lightning",

@@ -550,7 +550,7 @@ class Learner:
 
     # Requests
 
-    def stop(self, reason: str = "", by: str = "") -> None:
+    def stop(self, reason: str = "", by: str = "") -> bool:
         """Ask for the end of the run: the current step ends, then the epoch with its events, then the fit.
 
         Asked for in an epoch that does not train, it takes effect at that epoch's end. The last weights are validated,
@@ -560,11 +560,14 @@ class Learner:
             reason: For ``FitResult.message``.
             by: Who asks; plugins give their name.
 
+        Returns:
+            Whether it counts: False if a plugin puts it off (`loopkit.plugin.Plugin.hold_stop`).
+
         Raises:
             PhaseError: Nothing is running that could end.
         """
         self._check_running("stop")
-        self._core.requests.stop(reason, by)
+        return self._core.stop(reason, by)
 
     def pause(self, reason: str = "", by: str = "") -> None:
         """Ask that this process ends where it is, as SIGTERM does, and the run goes on when it is started again.

@@ -120,6 +120,10 @@ class Plugin(Protocol):
         """Read what is still on its way from the device, and raise if it is bad. Savers call it before each save."""
         ...
 
+    def hold_stop(self, learner: Learner, reason: str, by: str) -> bool:
+        """Whether it puts off a stop that was asked for, to ask for it later itself. ``learner.stop`` calls it."""
+        ...
+
     unsaved: bool
     """Whether its state has changed although nothing was trained. A saver looks for it at the end of the fit, and saves
     once more. Without it, False."""

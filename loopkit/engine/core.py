@@ -74,6 +74,14 @@ class Core:
         self.world = world
         self.requests.join(world)
 
+    def stop(self, reason: str, by: str) -> bool:
+        """Ask for the end of the run, unless a plugin puts that off."""
+        holds = [plugin.hold_stop for plugin in self.registry.plugins.values() if hasattr(plugin, "hold_stop")]
+        held = any(hold(self.learner, reason, by) for hold in holds)
+        if not held:
+            self.requests.stop(reason, by)
+        return not held
+
     def enter(self, fit: Fit | None) -> None:
         """A fit begins; None: it is over."""
         self.fit = fit

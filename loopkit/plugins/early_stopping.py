@@ -160,13 +160,15 @@ class EarlyStopping(Shown):
         if is_better(value, self.best, mode):
             self.best, self.best_epoch, self._best = value, learner.progress.epochs, measured
         if reason := learner.world.share(self.criterion.update(value, mode)):
-            self.reason = f"{self.monitor}: {reason}"
-            learner.stop(self.reason, by=self.name)
+            reason = f"{self.monitor}: {reason}"
+            self.reason = reason if learner.stop(reason, by=self.name) else ""
 
     @hookimpl(updates=lambda plugin: ("params", "buffers") if plugin.restore_best else ())
     def fit_end(self, learner: Learner, result: FitResult) -> None:
         """Put back the best parameters."""
         self.criterion.pause()
+        if result.by == self.name:  # also by a stop that was put off
+            self.reason = result.message
         self._ended = self.reason != ""
         if result.reason == "error":
             return
