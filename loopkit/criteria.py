@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
 from loopkit.errors import PluginError
@@ -61,6 +62,44 @@ def is_better(value: float, than: float | None, mode: Mode = "min", by: float = 
     if not math.isfinite(value):
         return False
     return than is None or (than - value > by if mode == "min" else value - than > by)
+
+
+def better(metric: str, plugins: Iterable[Any]) -> Mode | None:
+    """Which way a metric such as ``"val/f1"`` is better; None if nobody says.
+
+    The plugin that makes it says so, ``higher_is_better(metric)``; what is called a loss is better where it is lower.
+    """
+    makers = [each for each in plugins if callable(getattr(each, "higher_is_better", None))]
+    for higher in (each.higher_is_better(metric) for each in makers):
+        if higher is not None:
+            return "max" if higher else "min"
+    return "min" if metric.endswith(("/loss", "_loss")) else None
+
+
+def direction(plugin: Any, plugins: Iterable[Any]) -> Mode:
+    """The ``mode`` of a plugin that goes by a metric, or, without one, which way its ``monitor`` is better.
+
+    Raises:
+        PluginError: Nobody says.
+    """
+    mode: Mode | None = plugin.mode or better(plugin.monitor, plugins)
+    if mode is None:
+        raise PluginError(
+            f"plugin {plugin.name!r}: nothing says whether {plugin.monitor!r} is better where it is lower or higher: "
+            f'say mode="min" or mode="max"'
+        )
+    return mode
+
+
+def checked_mode(owner: str, mode: Any) -> Mode | None:
+    """A ``mode`` that was given.
+
+    Raises:
+        PluginError: It is none.
+    """
+    if mode not in ("min", "max", None):
+        raise PluginError(f"{owner}: mode is {mode!r}: it is 'min' (lower is better) or 'max'")
+    return mode  # type: ignore[no-any-return]
 
 
 def share(gap: float, reference: float) -> float:

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 import torch
 from torch import Tensor
@@ -173,11 +173,13 @@ class _Place:
 class _Chosen:
     """The samples that the next epochs take; one for a loader, its parts and its maps."""
 
-    def __init__(self) -> None:
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
         self.indices: Tensor | None = None
 
-    def set(self, indices: Any, samples: int) -> None:
-        """Take over what `TensorLoader.set_indices` was given."""
+    def set(self, indices: Any) -> None:
+        """Take over what `Loader.set_indices` was given."""
+        samples = self.samples
         if indices is None:
             self.indices = None
             return
@@ -205,12 +207,12 @@ class _Chosen:
         saved: dict[str, Any] = {} if now is None else {"indices": now.tolist()}
         return saved if later is now else {**saved, "next_indices": None if later is None else later.tolist()}
 
-    def load(self, state: Mapping[str, Any], place: _Place, samples: int) -> None:
+    def load(self, state: Mapping[str, Any], place: _Place) -> None:
         """Go on from what `save` returned."""
-        self.set(state.get("indices"), samples)
+        self.set(state.get("indices"))
         place.indices = self.indices
         if "next_indices" in state:
-            self.set(state["next_indices"], samples)
+            self.set(state["next_indices"])
 
 
 def _ordered(samples: int, seed: int | None, epoch: int, indices: Tensor | None) -> Tensor | None:
@@ -222,29 +224,57 @@ def _ordered(samples: int, seed: int | None, epoch: int, indices: Tensor | None)
 
 
 class Loader(ABC):
-    """What the loaders of this module have in common: a length, a position, a state and `map`.
+    """The base of all loaders, and of your own: a length, a position, a state, parts for processes and `map`.
 
     Each iteration over a loader is an epoch, counted from 0. One that was left early is over: the next one begins the
     next epoch at its first batch. An epoch begins when its first batch is asked for, not when ``iter`` is called.
+
+    One of your own around another loader has `batches`, and the base does the rest: the position is saved exactly,
+    processes share the batches, and the source's samples can be chosen (`set_indices`). If its batches depend on
+    options, `identity` names them.
+
+    Args:
+        source: The loader that it wraps, at whose position it begins; or, if it wraps none, how its samples are cut.
+        steps: Batches of an epoch, from 1; of each process, and at most: ``__len__`` may say fewer. By default each
+            batch is made of the source's in its place. With ``steps`` it need not be.
+
+    Raises:
+        LoaderError: ``source`` is no loader of this module, or ``steps`` no count.
     """
 
-    def __init__(self, shares: Shares) -> None:
-        self._place = _Place()
-        self._chosen = _Chosen()
-        self._shares = shares
-        self._rank = 0
+    continues: ClassVar[bool] = False
+    """With ``steps``: an epoch goes on where the one before has ended, and so depends on the number of processes."""
+
+    def __init__(self, source: Loader | Shares | None = None, *, steps: int | None = None) -> None:
+        if not isinstance(source, (Loader, Shares, type(None))):
+            raise LoaderError(f"{type(self).__name__} was given {describe(source)}: it takes a loader of loopkit.data")
+        inner = source if isinstance(source, Loader) else None
+        shares = source.shares if isinstance(source, Loader) else source
+        self.source: Any = inner
+        """This process's part of the loader that it wraps."""
+        self._counted = steps is not None
+        self._shares = Shares(_whole("steps", steps, 1), 1) if shares is None or self._counted else shares
+        self._chosen: _Chosen = _Chosen(self._shares.samples) if inner is None else inner._chosen
+        self._rank: int = 0 if inner is None else inner.rank
+        self._place: _Place = _Place() if inner is None or self._counted else copy.copy(inner._place)
 
     def __len__(self) -> int:
         """Batches per epoch; those of this process."""
         return self._shares.steps()
 
     @abstractmethod
-    def _batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:
-        """The batches of an epoch from sample ``start`` on; of these samples, if not of each once."""
+    def batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:
+        """The batches of an epoch that this process has yet to yield; it moves no position.
 
-    @abstractmethod
-    def _identity(self) -> dict[str, Any]:
-        """What decides which batches come, and must be the same where a state is loaded."""
+        Args:
+            epoch: From 0. The same epoch has the same batches whenever it is asked for.
+            start: Samples of the epoch that all processes have used; with ``steps``, batches of this process.
+            indices: The samples of the epoch, if not each once; hand them on to the source.
+        """
+
+    def identity(self) -> dict[str, Any]:
+        """What decides which batches come, compared where a state is loaded, as JSON; by default the source's."""
+        return {} if self.source is None else dict(self.source.identity())
 
     @property
     def epoch(self) -> int:
@@ -275,7 +305,7 @@ class Loader(ABC):
         place = self._place = self._place.next()
         place.begun = True
         self._chosen.begin(place)
-        for batch in self._batches(place.epoch, self._consumed(place), place.indices):
+        for batch in self.batches(place.epoch, self._consumed(place), place.indices):
             place.position += 1
             yield batch
         place.epoch, place.position, place.begun = place.epoch + 1, 0, False
@@ -286,7 +316,7 @@ class Loader(ABC):
     def indices(self) -> Tensor | None:
         """The indices of the samples in the batch that was yielded last, on the CPU; None where there are none."""
         place, shares = self._place, self._shares
-        if not place.position or (seed := self._shuffles()) is False:
+        if not place.position or self._counted or (seed := self._shuffles()) is False:
             return None
         if place.order is None:  # made when it is asked for, once an epoch
             place.order = _ordered(shares.samples, seed, place.epoch, place.indices)
@@ -294,7 +324,29 @@ class Loader(ABC):
 
     def _shuffles(self) -> int | Literal[False] | None:
         """The seed by which samples are shuffled, None if they are not; False if the batches have none."""
-        return False
+        return False if self.source is None else self.source._shuffles()
+
+    @property
+    def chosen(self) -> Tensor | None:
+        """What `set_indices` was given for the next epoch; None if each sample comes once."""
+        return self._chosen.indices
+
+    def set_indices(self, indices: Tensor | Sequence[int] | None) -> None:
+        """Take these samples in the next epochs, in the place of each once: hard examples often, later ones not yet.
+
+        An epoch that has begun goes on as it was. ``shuffle`` shuffles them. Saved with the position. A loader's parts,
+        and the loaders around it, take them, too; every process gives the same.
+
+        Args:
+            indices: As many as there are samples, from 0, each as often as it is to come; None: each once again.
+
+        Raises:
+            LoaderError: They are none, too many or too few, no sample has one of them, or the loader has no samples
+                by index.
+        """
+        if indices is not None and self._shuffles() is False:
+            raise LoaderError(f"{self!r} has no samples by index: set_indices needs a TensorLoader, or one around it")
+        self._chosen.set(indices)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be this epoch, from its first batch.
@@ -320,7 +372,7 @@ class Loader(ABC):
             next_epoch: The iteration is over, be it that it was left early: where the next one will begin.
         """
         place = self._place.next() if next_epoch else self._place
-        state = {"epoch": place.epoch, "position": place.position, **self._identity(), **self._chosen.save(place)}
+        state = {"epoch": place.epoch, "position": place.position, **self.identity(), **self._chosen.save(place)}
         consumed, shares = self._consumed(place), self._shares
         if shares.size > 1 or place.position > shares.steps() or consumed != shares.used(0, place.position):
             state["consumed"] = consumed
@@ -337,7 +389,7 @@ class Loader(ABC):
             LoaderError: The state is of a loader with other samples, order or seed; for the same number of processes,
                 with another batch size or tail.
         """
-        own = self._identity()
+        own = self.identity()
         same = state.get("processes", 1) == own.get("processes", 1)
         state = state if same else self._moved(state)
         place = _load_place(self, state, own, () if same else PER_PROCESS)
@@ -352,12 +404,21 @@ class Loader(ABC):
             raise LoaderError(f"the state's position is {place.position}, but an epoch has {len(self)} batches")
         if place.start > self._shares.samples:
             raise LoaderError(f"the state's consumed is {place.start}, but an epoch has {self._shares.samples}")
-        self._chosen.load(state, place, self._shares.samples)
+        self._chosen.load(state, place)
         self._place = place
 
     def _moved(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """What a state of another number of processes is here."""
-        return state
+        if not self._counted:
+            return state if self.source is None else self.source._moved(state)
+        if state.get("position") or (self.continues and state.get("epoch")):
+            saved, here = (each.get("processes", 1) for each in (state, self.identity()))
+            raise LoaderError(
+                f"{self!r} counts the batches of each process, and the state was saved with {saved} process"
+                f"{'es' if saved > 1 else ''}, {here} here, which are elsewhere after as many: go on with {saved}, or "
+                f"call set_epoch to begin an epoch without the state"
+            )
+        return {**state, "consumed": 0}
 
     def shard(self, rank: int, size: int, tail: Tail = "uneven", least: int = 1) -> Self:
         """The part of one process: a loader of its batches, with a position of its own, from this loader's on.
@@ -400,7 +461,12 @@ class Loader(ABC):
         return sharded
 
     def _share(self, rank: int, size: int, tail: Tail, least: int) -> None:
-        self._shares, self._rank = self._shares.among(rank, size, tail, least), rank
+        if self.source is not None:
+            self.source = self.source.shard(rank, size, tail, least)
+            self._shares = self._shares if self._counted else self.source.shares
+        elif not self._counted:
+            self._shares = self._shares.among(rank, size, tail, least)
+        self._rank = rank
 
     def _consumed(self, place: _Place) -> int:
         return self._shares.used(place.start, place.position - place.base)
@@ -523,7 +589,7 @@ class TensorLoader(Loader):
         """What it takes batches of."""
         return tuple(self._tensors)
 
-    def _identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:  # noqa: D102
         return {
             "samples": self.samples,
             "batch_size": self.batch_size,
@@ -533,24 +599,10 @@ class TensorLoader(Loader):
             **_processes(self._shares),
         }
 
-    def set_indices(self, indices: Tensor | Sequence[int] | None) -> None:
-        """Take these samples in the next epochs, in the place of each once: hard examples often, later ones not yet.
-
-        An epoch that has begun goes on as it was. ``shuffle`` shuffles them. Saved with the position. The parts
-        and maps of a loader take them, too; every process gives the same.
-
-        Args:
-            indices: As many as there are samples, from 0, each as often as it is to come; None: each once again.
-
-        Raises:
-            LoaderError: They are none, too many or too few, or no sample has one of them.
-        """
-        self._chosen.set(indices, self.samples)
-
     def _shuffles(self) -> int | None:
         return self.seed if self.shuffle else None
 
-    def _batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:
+    def batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:  # noqa: D102
         order = _ordered(self.samples, self._shuffles(), epoch, indices)
         for chosen, low, high, size in self._blocks(order, start):
             columns = self._gather(chosen, low, high, size)
@@ -634,10 +686,10 @@ class _FunctionLoader(Loader):
         self._fn = _callable(fn)
         self._seed = None if seed is None else _whole("seed", seed)
 
-    def _identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         return {"batches": self._shares.samples, "seed": self._seed, **_processes(self._shares)}
 
-    def _batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:
+    def batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:
         fn, seed, shares = self._fn, self._seed, self._shares
         numbers = range(start, start + shares.steps(start) * shares.size)[self._rank :: shares.size]
         wrapped = (number % shares.samples for number in numbers) if shares.size > 1 else numbers
@@ -686,8 +738,8 @@ class _SameLoader(_FunctionLoader):
             digest.update(part)
         self._content = digest.hexdigest()
 
-    def _identity(self) -> dict[str, Any]:
-        return {**super()._identity(), "content": self._content}
+    def identity(self) -> dict[str, Any]:
+        return {**super().identity(), "content": self._content}
 
 
 def _leaves(value: Any) -> Iterator[bytes]:
@@ -702,29 +754,19 @@ def _leaves(value: Any) -> Iterator[bytes]:
 
 class _MappedLoader(Loader):
     def __init__(self, source: Loader, fn: Callable[..., Any], seed: int | None) -> None:
-        super().__init__(source._shares)
-        self._source = source
-        self._rank = source._rank
+        super().__init__(source)
         self._fn = _callable(fn)
         self._seed = None if seed is None else _whole("seed", seed)
-        self._place, self._chosen = copy.copy(source._place), source._chosen
-        self._seeds: list[int] = list(source._identity().get("map_seeds", ()))
+        self._seeds: list[int] = list(source.identity().get("map_seeds", ()))
         if self._seed is not None:
             self._seeds.append(self._seed)
 
-    def _identity(self) -> dict[str, Any]:
-        identity = self._source._identity()
-        return {**identity, "map_seeds": list(self._seeds)} if self._seeds else identity
+    def identity(self) -> dict[str, Any]:
+        return {**super().identity(), **({"map_seeds": list(self._seeds)} if self._seeds else {})}
 
-    def _moved(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        return self._source._moved(state)
-
-    def _shuffles(self) -> int | Literal[False] | None:
-        return self._source._shuffles()
-
-    def _batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:
+    def batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:
         fn, seed = self._fn, self._seed
-        batches = self._source._batches(epoch, start, indices)
+        batches = self.source.batches(epoch, start, indices)
         if seed is None:
             yield from map(fn, batches)
             return
@@ -735,10 +777,6 @@ class _MappedLoader(Loader):
             if device != generator.device:
                 generator = torch.Generator(device)
             yield fn(batch, generator.manual_seed(_mix(seed, epoch, index, len(self._seeds))))
-
-    def _share(self, rank: int, size: int, tail: Tail, least: int) -> None:
-        self._source = self._source.shard(rank, size, tail, least)
-        self._shares, self._rank = self._source._shares, rank
 
 
 def _part(order: Tensor | None, shares: Shares, rank: int, start: int, step: int) -> Tensor:
@@ -782,10 +820,7 @@ class Prefetch(Loader):
                 f"Prefetch was given {describe(loader)}: it takes a loader of loopkit.data, such as TensorLoader. A "
                 f"DataLoader works ahead by itself: DataLoader(..., num_workers=2, pin_memory=True)"
             )
-        super().__init__(loader._shares)
-        self._source = loader
-        self._rank = loader._rank
-        self._place, self._chosen = copy.copy(loader._place), loader._chosen
+        super().__init__(loader)
         self.device = devices.local_device() if device == "auto" else devices.indexed(torch.device(device))
         self.resident = bool(resident)
         self._kept: Loader | None = None
@@ -793,32 +828,22 @@ class Prefetch(Loader):
         self._tried = False
         self._said = False
 
-    def _identity(self) -> dict[str, Any]:
-        return self._source._identity()
-
-    def _moved(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        return self._source._moved(state)
-
     def _share(self, rank: int, size: int, tail: Tail, least: int) -> None:
-        self._source = self._source.shard(rank, size, tail, least)
-        self._shares, self._rank = self._source._shares, rank
+        super()._share(rank, size, tail, least)
         self._kept, self._tried = None, False
 
-    def _shuffles(self) -> int | Literal[False] | None:
-        return self._source._shuffles()
-
-    def _batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:
+    def batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:  # noqa: D102
         if self.resident and not self._tried:
             self._kept, self._tried = self._on_device(), True
         if self._kept is not None:
             steps = 0
             try:
-                for steps, batch in enumerate(self._kept._batches(epoch, start, indices), 1):  # noqa: B007
+                for steps, batch in enumerate(self._kept.batches(epoch, start, indices), 1):  # noqa: B007
                     yield batch
                 return
             except torch.OutOfMemoryError:
                 self._kept, start = None, self._shares.used(start, steps)
-        batches = self._source._batches(epoch, start, indices)
+        batches = self.source.batches(epoch, start, indices)
         before = torch.default_generator.get_state()
         first = list(itertools.islice(batches, 1))
         batches = itertools.chain(first, batches)
@@ -835,7 +860,7 @@ class Prefetch(Loader):
             yield move(batch, self.device)
 
     def _on_device(self) -> Loader | None:
-        source = self._source
+        source = self.source
         if type(source) is not TensorLoader or not devices.reads_late(self.device):
             return None
         kept = copy.copy(source)
@@ -941,7 +966,7 @@ class ResumableSampler(Sampler[SampleIndex]):
         self.shuffle = bool(shuffle)
         self.seed = _whole("seed", seed)
         self._place = _Place()
-        self._chosen = _Chosen()
+        self._chosen = _Chosen(self.samples)
         self._start = 0
         self._shares: Shares | None = None
         self._rank = 0
@@ -1002,8 +1027,8 @@ class ResumableSampler(Sampler[SampleIndex]):
         return place
 
     def set_indices(self, indices: Tensor | Sequence[int] | None) -> None:
-        """Take these samples in the next epochs, in the place of each once; see `TensorLoader.set_indices`."""
-        self._chosen.set(indices, self.samples)
+        """Take these samples in the next epochs, in the place of each once; see `Loader.set_indices`."""
+        self._chosen.set(indices)
 
     def indices(self, step: int, batch_size: int) -> Tensor:
         """The indices of the samples in a batch of the last epoch that has begun.
@@ -1108,7 +1133,7 @@ class ResumableSampler(Sampler[SampleIndex]):
         place = _load_place(self, state, self._identity())
         if place.position > self.samples:
             raise LoaderError(f"the state's position is {place.position}, but an epoch has {self.samples} samples")
-        self._chosen.load(state, place, self.samples)
+        self._chosen.load(state, place)
         self._place, self._start = place, place.position
 
     def _identity(self) -> dict[str, Any]:

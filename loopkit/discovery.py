@@ -33,6 +33,8 @@ ELSEWHERE = {
     "average_parameters": "loopkit-local",
     "cost": "loopkit-insight",
     "cut_mix": "loopkit-augment",
+    "at_least": "loopkit-control",
+    "stop_on": "loopkit-control",
     "deadline": "loopkit-control",
     "find_syncs": "loopkit-insight",
     "ignite_handler": "loopkit-lightning",

@@ -109,8 +109,6 @@ class Learner:
         standard: bool = True,
         order: Sequence[Any] = (),
     ) -> None:
-        if not is_count(accumulate):
-            raise PhaseError(f"accumulate is {accumulate!r}: it counts the steps of an update, from 1")
         if seed is not None:
             seed_everything(seed)
         models = Models(model)
@@ -118,7 +116,8 @@ class Learner:
         self.loss_fn: Callable[..., Any] = loss_fn if loss_fn is not None else no_loss_fn
         self.result: FitResult | None = None
         """The result of the fit that is running or was the last."""
-        self._core = Core(self, models, Roles(phases), accumulate, order)
+        self._core = Core(self, models, Roles(phases), order)
+        self.accumulate = accumulate
         self._logbook = self._core.logbook
         self.model = model
         if not isinstance(plugins, Iterable) or isinstance(plugins, str):
@@ -168,6 +167,8 @@ class Learner:
 
     @accumulate.setter
     def accumulate(self, steps: int) -> None:
+        if not is_count(steps):
+            raise PhaseError(f"accumulate is {steps!r}: it counts the steps of an update, from 1")
         self._core.accumulate = steps
         self._core.requests.change()
 
@@ -559,7 +560,7 @@ class Learner:
 
     # Requests
 
-    def stop(self, reason: str = "", by: str = "") -> None:
+    def stop(self, reason: str = "", by: str = "") -> bool:
         """Ask for the end of the run: the current step ends, then the epoch with its events, then the fit.
 
         Asked for in an epoch that does not train, it takes effect at that epoch's end. The last weights are validated,
@@ -569,11 +570,14 @@ class Learner:
             reason: For ``FitResult.message``.
             by: Who asks; plugins give their name.
 
+        Returns:
+            Whether it counts: False if a plugin puts it off (`loopkit.plugin.Plugin.hold_stop`).
+
         Raises:
             PhaseError: Nothing is running that could end.
         """
         self._check_running("stop")
-        self._core.requests.stop(reason, by)
+        return self._core.stop(reason, by)
 
     def pause(self, reason: str = "", by: str = "") -> None:
         """Ask that this process ends where it is, as SIGTERM does, and the run goes on when it is started again.

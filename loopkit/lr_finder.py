@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import random
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
-from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
-from loopkit import devices
-from loopkit.data import Loader
 from loopkit.errors import NonFiniteError, PhaseError, PhaseInputError, ReentrancyError, WorldError
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
+from loopkit.trial import KEPT, as_before, copied, own_position
 from loopkit.words import nearest
 
 if TYPE_CHECKING:
@@ -28,9 +20,6 @@ if TYPE_CHECKING:
 
     from loopkit.engine.step import Step
     from loopkit.phases import Phase
-
-KEPT = ("clip", "device", "eval_mode", "freeze", "memory_format", "mixed_precision", "noise")
-"""What the plugins provide that a copy trains with, too; the others watch, save, stop or schedule."""
 
 
 @dataclass(frozen=True)
@@ -176,40 +165,19 @@ class LRFinder:
                 f"give something that can be iterated again, or a function that returns a new iterator"
             )
         sweep = _Sweep(self)
-        with _as_before(learner, data):
-            copied, name = self._copy(learner, phase, sweep)
-            own = _own_position(data)
-            copied.fit(own if name is None else {name: own}, epochs=math.inf)
+        with as_before(learner, data):
+            trial, name = self._copy(learner, phase, sweep)
+            own = own_position(data)
+            trial.fit(own if name is None else {name: own}, epochs=math.inf)
         return sweep.result()
 
     def _copy(self, learner: Learner, phase: str | Phase | None, sweep: _Sweep) -> tuple[Learner, str | None]:
         """A learner of copies, and the name of the phase that it trains with; None for that of ``fit``."""
-        words = {*KEPT, *self.plugins}
-        kept = {n: p for n, p in learner.plugins.items() if n in words or getattr(p, "provides", "") in words}
-        known = {*kept, *(getattr(plugin, "provides", "") for plugin in kept.values())}
+        known = {*learner.plugins, *(getattr(plugin, "provides", "") for plugin in learner.plugins.values())}
         for word in self.plugins:
             if word not in known:
                 raise PhaseError(f"LRFinder: no plugin is called {word!r}{nearest(word, learner.plugins)}")
-        memo: dict[int, Any] = {}
-        models = copy.deepcopy(learner.models, memo)
-        optimizers = {name: _copy_optimizer(each, memo) for name, each in learner.optimizers.items()}
-        loss_fn, phases, phase, plugins = copy.deepcopy(
-            (learner.loss_fn, learner.phases.given, phase, list(kept.values())), memo
-        )
-        if phase is not None and not isinstance(phase, str):
-            phases, phase = [*(each for each in phases if each.name != phase.name), phase], phase.name
-        chains = [[word for word in chain if word in known] for chain in learner.options.order]
-        made = Learner(
-            models if isinstance(learner.model, Mapping) else models["model"],
-            loss_fn,
-            optimizers if isinstance(learner.optimizer, Mapping) else optimizers["optimizer"],
-            plugins=[*plugins, sweep],
-            phases=phases,
-            accumulate=learner.accumulate,
-            standard=False,
-            order=chains,
-        )
-        return made, phase
+        return copied(learner, {*KEPT, *self.plugins}, phase, [sweep])
 
 
 class _Sweep:
@@ -307,66 +275,3 @@ def _steepest(values: Sequence[float], updates: int) -> int | None:
     falls = {k: values[k - side] - values[k + side] for k in candidates}
     steepest = max(falls, key=falls.__getitem__, default=None)
     return steepest if steepest is not None and falls[steepest] > 0 else None
-
-
-def _copy_optimizer(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
-    """A deep copy that also has what torch leaves out: attributes which a class adds to the standard ones.
-
-    Not ``step``: an instance has it if a scheduler put it there, and it would step the original.
-    """
-    copied = copy.deepcopy(optimizer, memo)
-    for name in vars(optimizer).keys() - vars(copied).keys() - {"step"}:
-        setattr(copied, name, copy.deepcopy(vars(optimizer)[name], memo))
-    return copied
-
-
-def _own_position(data: Any) -> Any:
-    """The same data, in an object of its own where iterations over it move something in the object."""
-    if isinstance(data, Loader):
-        data = copy.copy(data)
-        data._place = copy.copy(data._place)
-    elif isinstance(data, DataLoader):
-        data = copy.copy(data)
-        data._iterator = None  # persistent workers
-    return data
-
-
-@contextmanager
-def _as_before(learner: Learner, data: Any) -> Iterator[None]:
-    """Put back afterwards what a copy shares with the learner: generators, position, gradients."""
-    restore: list[Callable[[], Any]] = []
-
-    def keep(restorer: Callable[[Any], Any], state: Any) -> None:
-        restore.append(lambda: restorer(state))
-
-    keep(random.setstate, random.getstate())
-    if "numpy" in sys.modules:
-        numpy = sys.modules["numpy"].random
-        keep(numpy.set_state, numpy.get_state())
-    keep(torch.set_rng_state, torch.get_rng_state())
-    keep(devices.set_generator_states, devices.generator_states())
-    for generator in _generators(data):
-        keep(generator.set_state, generator.get_state())
-    if hasattr(data, "state_dict") and hasattr(data, "load_state_dict") and not isinstance(data, (Loader, DataLoader)):
-        keep(data.load_state_dict, copy.deepcopy(data.state_dict()))
-    params = {p for model in learner.models.values() for p in model.parameters()}
-    params |= {p for each in learner.optimizers.values() for group in each.param_groups for p in group["params"]}
-    gradients = [(p, p.grad) for p in params]
-    try:
-        for p in params:
-            p.grad = None
-        yield
-    finally:
-        for p, gradient in gradients:
-            p.grad = gradient
-        for each in restore:
-            each()
-
-
-def _generators(data: Any) -> list[torch.Generator]:
-    """The generators that a loader and its samplers draw from."""
-    batch_sampler = getattr(data, "batch_sampler", None)
-    holders = [data, getattr(data, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
-    found = [value for holder in holders for value in getattr(holder, "__dict__", {}).values()]
-    unique = {id(value): value for value in found if isinstance(value, torch.Generator)}
-    return list(unique.values())

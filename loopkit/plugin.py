@@ -73,9 +73,13 @@ class Plugin(Protocol):
     ``owns``, or a replacement), or has this attribute, be it empty. Other plugins may differ or be absent."""
     monitor: str
     """The metric that it goes by, such as ``"val/loss"``: one that no phase of a fit makes is refused."""
-    mode: str
-    """Whether that metric is better where it is lower, ``"min"``, or higher, ``"max"``; a warning tells of a score with
-    ``"min"``."""
+    mode: str | None
+    """Whether that metric is better where it is lower, ``"min"``, or higher, ``"max"``; None: as the metric says. A
+    warning tells of a score with ``"min"``."""
+
+    def higher_is_better(self, metric: str) -> bool | None:
+        """Whether higher values of a metric that it makes are better; None if that is not said, or it is another's."""
+        ...
 
     # When a check asks for it
 
@@ -114,6 +118,10 @@ class Plugin(Protocol):
 
     def settle(self, learner: Learner) -> None:
         """Read what is still on its way from the device, and raise if it is bad. Savers call it before each save."""
+        ...
+
+    def hold_stop(self, learner: Learner, reason: str, by: str) -> bool:
+        """Whether it puts off a stop that was asked for, to ask for it later itself. ``learner.stop`` calls it."""
         ...
 
     unsaved: bool

@@ -182,6 +182,10 @@ def test_data_loader_has_no_length():
 def test_accumulate_is_no_count(accumulate):
     with pytest.raises(PhaseError, match=f"accumulate is {accumulate!r}: it counts the steps of an update, from 1"):
         make(accumulate=accumulate)
+    learner = make(accumulate=3)
+    with pytest.raises(PhaseError, match=f"accumulate is {accumulate!r}: it counts the steps of an update, from 1"):
+        learner.accumulate = accumulate
+    assert learner.accumulate == 3
 
 
 class Lying:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import doctest
+import itertools
 import json
 import math
 import pickle
@@ -67,6 +68,28 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class Negated(loopkit.data.Loader):
+    """A loader of a user's, each of whose batches is made of one of the source's."""
+
+    def batches(self, epoch: int, start: int, indices: torch.Tensor | None = None) -> Any:
+        for batch in self.source.batches(epoch, start, indices):
+            yield -batch
+
+
+class Twice(loopkit.data.Loader):
+    """A loader of a user's with more batches than the source has."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__(source, steps=2 * len(source))
+
+    def __len__(self) -> int:
+        return 2 * len(self.source)
+
+    def batches(self, epoch: int, start: int, indices: torch.Tensor | None = None) -> Any:
+        batches = self.source.batches(epoch, self.source.shares.used(0, start // 2), indices)
+        return itertools.islice((batch for batch in batches for _ in range(2)), start % 2, None)
+
+
 def loaders() -> dict[str, Any]:
     """Functions that make loaders of every kind, all of 7 batches or of several blocks."""
     inputs, targets = numbered(20)
@@ -77,6 +100,8 @@ def loaders() -> dict[str, Any]:
         "drop last": lambda: TensorLoader(inputs, batch_size=3, shuffle=True, drop_last=True),
         "blocks": lambda: TensorLoader(*wide(), batch_size=7, shuffle=True, seed=2),
         "mapping": lambda: TensorLoader({"a": inputs, "b": targets}, batch_size=3, shuffle=True),
+        "wrapped": lambda: Negated(TensorLoader(inputs, batch_size=3, shuffle=True)),
+        "counted": lambda: Twice(TensorLoader(inputs, batch_size=3, shuffle=True)),
         "mapped": lambda: TensorLoader(inputs, targets, batch_size=3, shuffle=True).map(lambda batch: batch[0] + 1),
         "mapped with seed": lambda: TensorLoader(inputs, targets, batch_size=3, shuffle=True).map(noise, seed=1),
         "function": lambda: from_function(7, lambda index: torch.full((2,), index)),
@@ -1075,3 +1100,56 @@ def test_same_refuses_what_is_no_count(batches):
 def test_same_of_nothing_is_refused():
     with pytest.raises(EmptyDataError, match="no batch"):
         loopkit.data.same([])
+
+
+# Loaders of one's own
+
+
+def shuffled_numbers(batch_size: int = 2) -> TensorLoader:
+    return TensorLoader(torch.arange(23), batch_size=batch_size, shuffle=True, seed=4)
+
+
+def test_own_loader_is_shared_as_its_source_and_takes_states_of_other_processes() -> None:
+    parts = [Negated(shuffled_numbers()).shard(rank, 2) for rank in range(2)]
+    for part, plain in zip(parts, [shuffled_numbers().shard(rank, 2) for rank in range(2)], strict=True):
+        for batch, expected in zip(part, plain, strict=True):
+            assert same(-batch, expected)
+            assert same(part.indices, expected)
+    begun = [iter(part) for part in parts]
+    used = torch.cat([-next(batches) for _ in range(2) for batches in begun])
+    alone = Negated(shuffled_numbers())
+    alone.load_state_dict(parts[0].state_dict())
+    assert torch.cat([used, *(-batch for batch in alone)]).tolist() == order_of(23, 4, 1)
+
+
+def test_own_loader_with_its_own_steps_goes_on_in_the_same_processes_alone() -> None:
+    def part() -> Any:
+        return Twice(shuffled_numbers()).shard(1, 2)
+
+    begun = part()
+    batches = iter(begun)
+    next(batches)
+    again, alone = part(), Twice(shuffled_numbers())
+    again.load_state_dict(begun.state_dict())
+    assert same(list(again), list(batches))
+    begun = part()
+    next(iter(begun))
+    with pytest.raises(LoaderError, match=r"counts the batches of each process.*2 processes, 1 here"):
+        alone.load_state_dict(begun.state_dict())
+
+
+def test_own_loader_yields_the_samples_that_were_chosen() -> None:
+    for kind in (Negated, Twice):
+        loader = kind(shuffled_numbers())
+        loader.set_indices([5] * 23)
+        assert set(torch.cat(list(loader)).abs().tolist()) == {5}
+        assert loader.chosen.tolist() == [5] * 23
+
+
+def test_own_loader_refuses_what_it_cannot_wrap_or_choose() -> None:
+    with pytest.raises(LoaderError, match="Negated was given DataLoader: it takes a loader"):
+        Negated(DataLoader([1, 2]))  # type: ignore[arg-type]
+    with pytest.raises(LoaderError, match="has no samples by index"):
+        from_function(3, lambda index: index).set_indices([0, 0, 0])
+    with pytest.raises(LoaderError, match="steps is 0"):
+        loopkit.data.Loader.__init__(Twice.__new__(Twice), shuffled_numbers(), steps=0)

@@ -48,7 +48,7 @@ KINDS = {
 def target(data):
     if isinstance(data, DataLoader):
         return data.sampler
-    return getattr(data, "_source", data)
+    return data
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -286,7 +286,7 @@ NEEDS = {"early_stopping": ["metrics"]}
 def with_loss(name, phase_name):
     """The plugin, with what it needs; under the adversaries nothing makes ``train/loss``."""
     if name == "early_stopping" and phase_name == "adversaries":
-        return [EarlyStopping("train/grad_norm_critic", training="train/grad_norm_critic"), GradNorm()]
+        return [EarlyStopping("train/grad_norm_critic", training="train/grad_norm_critic", mode="min"), GradNorm()]
     return made([name, *NEEDS.get(name, [])])
 
 

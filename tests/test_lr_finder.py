@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from loopkit import Learner, TrainingPhase, hookimpl
-from loopkit.data import TensorLoader
+from loopkit.data import ResumableSampler, TensorLoader
 from loopkit.errors import NonFiniteError, PhaseError, PhaseInputError, ReentrancyError
 from loopkit.lr_finder import LRFinder, LRFinderResult
 from loopkit.plugins.freeze import EvalMode, Freeze
@@ -355,6 +355,7 @@ def test_suggestion_is_none_where_the_loss_does_not_fall():
 
 
 def test_suggestion_trains_a_problem_well():
+    torch.manual_seed(4)  # of the dropout
     learner = make_learner(make_optimizer=lambda params: SGD(params, lr=0.1))
     suggestion = LRFinder().run(learner, tiny_problem().train).suggestion
     assert 1e-3 < suggestion < 5.0  # between too small to move and where this problem diverges
@@ -520,3 +521,13 @@ def test_plot_draws_losses_and_suggestion():
     scale = axes.get_xscale()
     plt.close("all")
     assert (lines, marked, scale) == ([[3.0, 2.0], [3.0, 2.5]], [0.2, 0.2], "log")
+
+
+def test_place_of_a_resumable_sampler_stays():
+    data = TensorDataset(torch.arange(12.0).reshape(6, 2), torch.ones(6, 1))
+    loader = DataLoader(data, 2, sampler=ResumableSampler(data, seed=3))
+    list(loader)
+    before = loader.sampler.state_dict(), loader.sampler.state_dict(next_epoch=True)
+    learner = Learner(nn.Linear(2, 1), nn.MSELoss(), torch.optim.SGD, standard=False)
+    LRFinder(updates=4).run(learner, loader)
+    assert (loader.sampler.state_dict(), loader.sampler.state_dict(next_epoch=True)) == before

@@ -646,7 +646,7 @@ def test_early_stopping_stops_with_the_same_counts(patience):
         measure = on(
             "epoch_end", lambda learner, phase: phase.name == "val" and score(learner), writes=("metrics.val/score",)
         )
-        return make_learner(EarlyStopping("val/score", patience), measure)
+        return make_learner(EarlyStopping("val/score", patience, mode="min"), measure)
 
     def run(learner, load):
         load(learner)

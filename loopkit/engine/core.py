@@ -32,15 +32,14 @@ class Core:
         learner: What hooks are given as ``learner``; the engine itself only looks at its loss function.
         models: Modules and optimizers.
         phases: Its phases.
-        accumulate: Steps per update.
         order: What the user gave as ``order``.
     """
 
-    def __init__(self, learner: Learner, models: Models, phases: Roles, accumulate: int, order: Sequence[Any]) -> None:
+    def __init__(self, learner: Learner, models: Models, phases: Roles, order: Sequence[Any]) -> None:
         self.learner = learner
         self.models = models
         self.phases = phases
-        self.accumulate = accumulate
+        self.accumulate = 1
         self.progress = Progress()
         self.metrics: dict[str, float] = {}
         self.world = World()
@@ -62,8 +61,7 @@ class Core:
 
     def where(self, phase: Phase, step: Step | None) -> str:
         """Phase, epoch and step, for messages."""
-        at = "" if step is None else f", step {step.index}"
-        return f"phase {phase.name!r}, epoch {self.progress.epochs}{at}"
+        return f"phase {phase.name!r}, epoch {self.progress.epochs}" + ("" if step is None else f", step {step.index}")
 
     def say_once(self, text: str) -> None:
         """Print a line for people on standard error, unless it was printed before; in the first process alone."""
@@ -75,6 +73,14 @@ class Core:
         """Train together with these processes."""
         self.world = world
         self.requests.join(world)
+
+    def stop(self, reason: str, by: str) -> bool:
+        """Ask for the end of the run, unless a plugin puts that off."""
+        holds = [plugin.hold_stop for plugin in self.registry.plugins.values() if hasattr(plugin, "hold_stop")]
+        held = any(hold(self.learner, reason, by) for hold in holds)
+        if not held:
+            self.requests.stop(reason, by)
+        return not held
 
     def enter(self, fit: Fit | None) -> None:
         """A fit begins; None: it is over."""

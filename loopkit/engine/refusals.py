@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from loopkit.criteria import better
 from loopkit.engine.order import EVERYTHING, overlaps
 from loopkit.errors import OrderError, PluginConflict, PluginError
 from loopkit.events import FitBegin, FitEnd, SignalBegin
@@ -203,13 +204,12 @@ def check_monitors(
 
 
 def wrong_modes(plugins: Mapping[str, Any]) -> list[str]:
-    """What to say of plugins that take the lowest value of a metric whose object says that higher ones are better."""
-    makers = [each for each in plugins.values() if callable(getattr(each, "higher_is_better", None))]
+    """What to say of plugins that were told to take the lowest value of a metric that is better where it is higher."""
     return [
-        f'{type(plugin).__name__}: {metric} is better where it is higher, and mode is "min": say mode="max"'
+        f'{type(plugin).__name__}: {metric} is better where it is higher, and mode is "min": leave it out'
         for plugin in plugins.values()
         if isinstance(metric := getattr(plugin, "monitor", None), str) and getattr(plugin, "mode", None) == "min"
-        if any(maker.higher_is_better(metric) for maker in makers)
+        if better(metric, plugins.values()) == "max"
     ]
 
 

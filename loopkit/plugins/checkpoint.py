@@ -23,7 +23,7 @@ from loopkit.checkpoint.made import OPTIMIZER, Record, changes, made
 from loopkit.checkpoint.processes import give_way
 from loopkit.checkpoint.save_options import SaveOptions, check_count
 from loopkit.checkpoint.storage import Listing, Manifest
-from loopkit.criteria import Mode
+from loopkit.criteria import Mode, checked_mode, direction
 from loopkit.errors import (
     CheckpointError,
     CorruptCheckpointError,
@@ -70,7 +70,7 @@ class Checkpoint(Shown):
             the fit, takes the place of one at the same step and update.
         best: The metric that says which checkpoint is the best, such as ``"val/loss"``. One is saved whenever it is the
             best so far, and the best is kept, too. Nan is never best.
-        mode: ``"min"`` or ``"max"``.
+        mode: ``"min"`` or ``"max"``; by default as the metric says, else the fit is refused.
         resume: ``"auto"``: go on from the newest valid checkpoint, or begin if there is none; True: there must be one;
             a path: from that checkpoint. By default the directory must not hold any.
         overwrite: Remove the checkpoints that are in the directory when the fit begins, and say which: for a cell or a
@@ -103,7 +103,7 @@ class Checkpoint(Shown):
         save: Every | Sequence[Every] = EVERY_EPOCH,
         keep: int = 2,
         best: str | None = None,
-        mode: Mode = "min",
+        mode: Mode | None = None,
         resume: str | Path | bool | None = None,
         overwrite: bool = False,
         options: SaveOptions = SAVE_OPTIONS,
@@ -113,8 +113,6 @@ class Checkpoint(Shown):
         check_count("Checkpoint: keep", keep)
         if best is not None and not (isinstance(best, str) and all(best.partition("/"))):
             raise PluginError(f"Checkpoint: best is {best!r}: it is '<phase>/<metric>', such as 'val/loss'")
-        if mode not in ("min", "max"):
-            raise PluginError(f"Checkpoint: mode is {mode!r}: it is 'min' (lower is better) or 'max'")
         if isinstance(resume, str) and resume.lower() == "auto" and resume != "auto":
             raise PluginError(f"Checkpoint: resume is {resume!r}: did you mean 'auto'?")
         if overwrite and resume is not None:
@@ -127,7 +125,9 @@ class Checkpoint(Shown):
         if isinstance(resume, (str, Path)) and resume != "auto":
             path = Path(resume).absolute()
             self.resume = storage.resolved(path.parent) / path.name  # a link to a checkpoint is not followed
-        self.save, self._keep, self.mode, self._options = save, keep, mode, options
+        self.save, self._keep, self._options = save, keep, options
+        self.mode = checked_mode("Checkpoint", mode)
+        self._direction: Mode = self.mode or "min"
         self._overwrite = overwrite
         self.monitor = best
         self._snapshot = _Snapshot() if options.background else None
@@ -174,6 +174,8 @@ class Checkpoint(Shown):
     @hookimpl(writes=("*",))  # and so, turned round, last in fit_end
     def fit_begin(self, learner: Learner) -> None:
         """Take the directory, see that it can be written, and resume."""
+        if self.monitor is not None:
+            self._direction = direction(self, learner.plugins.values())
         try:
             self._start(learner)
         except BaseException:
@@ -517,7 +519,7 @@ class Checkpoint(Shown):
     def _monitored(self, value: float | None) -> dict[str, float | str] | None:
         if self.monitor is None or value is None:
             return None
-        return {"metric": self.monitor, "mode": self.mode, "value": number(value)}
+        return {"metric": self.monitor, "mode": self._direction, "value": number(value)}
 
     def _value(self, learner: Learner) -> float:
         assert self.monitor is not None
@@ -543,7 +545,7 @@ class Checkpoint(Shown):
         return sorted((item for item in ranked if not math.isnan(item[0])), key=lambda item: item[0])
 
     def _key(self, value: float) -> float:
-        return value if self.mode == "min" else -value
+        return value if self._direction == "min" else -value
 
 
 def _intervals(save: Any) -> tuple[Every, ...]:

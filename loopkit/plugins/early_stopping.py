@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from loopkit import sharded
-from loopkit.criteria import Criterion, Mode, NumberSinceBest, is_better
+from loopkit.criteria import Criterion, Mode, NumberSinceBest, checked_mode, direction, is_better
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 from loopkit.options import Shown
@@ -33,7 +33,8 @@ class EarlyStopping(Shown):
     Args:
         monitor: The metric, as ``"<phase>/<metric>"``.
         patience: Stop after so many values without an improvement, from 1: `loopkit.criteria.NumberSinceBest`.
-        mode: ``"min"`` if lower values are better, ``"max"`` if higher ones are.
+        mode: ``"min"`` if lower values are better, ``"max"`` if higher ones are; by default as the metric says, else
+            the fit is refused.
         min_delta: Only what is better by more than this is an improvement for ``patience``, at least 0.
         restore_best: At ``fit_end``, put back the parameters and buffers with which the best value was measured,
             bitwise. The optimizer and ``learner.metrics`` stay as they are; after an error everything does.
@@ -61,7 +62,7 @@ class EarlyStopping(Shown):
     Example::
 
         EarlyStopping("val/loss", patience=3, restore_best=True)
-        EarlyStopping("val/accuracy", mode="max", criterion=Patience(3) | TimeLimit(3600))
+        EarlyStopping("val/accuracy", criterion=Patience(3) | TimeLimit(3600))
     """
 
     provides = "early_stopping"
@@ -72,7 +73,7 @@ class EarlyStopping(Shown):
         self,
         monitor: str = "val/loss",
         patience: int = PATIENCE,
-        mode: Mode = "min",
+        mode: Mode | None = None,
         min_delta: float = 0.0,
         restore_best: bool = False,
         criterion: Criterion | None = None,
@@ -84,9 +85,7 @@ class EarlyStopping(Shown):
         self.name = name
         self.monitor, self._phase = _metric("monitor", monitor)
         self.training, self._training_phase = _metric("training", training)
-        if mode not in ("min", "max"):
-            raise PluginError(f"EarlyStopping: mode is {mode!r}: it is 'min' (lower is better) or 'max'")
-        self.mode: Mode = mode
+        self.mode = checked_mode("EarlyStopping", mode)
         self.restore_best = restore_best
         own = criterion
         if criterion is None:
@@ -129,6 +128,7 @@ class EarlyStopping(Shown):
             else:
                 learner.stop(self.reason, by=self.name)
         self.criterion.start()
+        direction(self, learner.plugins.values())
 
     @hookimpl(reads=lambda plugin: ("params", "buffers") if plugin.restore_best else ())
     def epoch_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
@@ -155,17 +155,20 @@ class EarlyStopping(Shown):
         if phase.name != self._phase:
             return
         measured = keep.pop("measured", None)
+        mode = direction(self, learner.plugins.values())
         value = learner.world.share(self._value(learner, phase, self.monitor))
-        if is_better(value, self.best, self.mode):
+        if is_better(value, self.best, mode):
             self.best, self.best_epoch, self._best = value, learner.progress.epochs, measured
-        if reason := learner.world.share(self.criterion.update(value, self.mode)):
-            self.reason = f"{self.monitor}: {reason}"
-            learner.stop(self.reason, by=self.name)
+        if reason := learner.world.share(self.criterion.update(value, mode)):
+            reason = f"{self.monitor}: {reason}"
+            self.reason = reason if learner.stop(reason, by=self.name) else ""
 
     @hookimpl(updates=lambda plugin: ("params", "buffers") if plugin.restore_best else ())
     def fit_end(self, learner: Learner, result: FitResult) -> None:
         """Put back the best parameters."""
         self.criterion.pause()
+        if result.by == self.name:  # also by a stop that was put off
+            self.reason = result.message
         self._ended = self.reason != ""
         if result.reason == "error":
             return

@@ -146,15 +146,15 @@ class Metrics(Shown):
             found += metric.keys() if hasattr(metric, "keys") else [name, f"{name}/*"] if several else [name]
         return tuple(f"metrics.{self.phase or '*'}/{name}" for name in found)
 
-    def higher_is_better(self, metric: str) -> bool:
-        """Whether the object that makes a metric, such as ``"val/f1"``, says that higher values are better."""
+    def higher_is_better(self, metric: str) -> bool | None:
+        """Whether higher values of a metric, such as ``"val/f1"``, are better; None if its object does not say."""
         phase, _, key = metric.partition("/")
         parts: dict[str, Any] = {}
         if self.phase in (None, phase):
             for name, each in self._prototypes.items():
                 parts.update(each.items() if hasattr(each, "items") else {name: each})
         maker = parts.get(key, parts.get(key.partition("/")[0]))
-        return getattr(maker, "higher_is_better", None) is True
+        return getattr(maker, "higher_is_better", None)
 
     @hookimpl
     def epoch_begin(self, learner: Learner, epoch: Epoch) -> None:

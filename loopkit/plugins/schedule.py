@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, MultiStepLR, ReduceLROnPlateau
 
 from loopkit import schedules
+from loopkit.criteria import Mode, checked_mode, direction
 from loopkit.errors import PluginError
 from loopkit.groups import matches, named_modules, nothing_matches
 from loopkit.hooks import hookimpl
@@ -489,8 +490,9 @@ class Plateau(Shown):
         monitor: The metric, such as ``"val/loss"``.
         optimizer: A pattern for the optimizers' names.
         name: The plugin's name.
-        options: Those of ``torch.optim.lr_scheduler.ReduceLROnPlateau``: ``mode``, ``factor``, ``patience``,
-            ``threshold``, ``threshold_mode``, ``cooldown``, ``min_lr``, ``eps``.
+        mode: ``"min"`` or ``"max"``; by default as the metric says, else the fit is refused.
+        options: Those of ``torch.optim.lr_scheduler.ReduceLROnPlateau``: ``factor``, ``patience``, ``threshold``,
+            ``threshold_mode``, ``cooldown``, ``min_lr``, ``eps``.
 
     Raises:
         PluginError: ``monitor`` names no phase, or its metric is not there when the phase ends.
@@ -499,19 +501,25 @@ class Plateau(Shown):
 
     Example::
 
-        Plateau("val/accuracy", mode="max", patience=3)
+        Plateau("val/accuracy", patience=3)
     """
 
     provides = "schedule"
 
     def __init__(
-        self, monitor: str = "val/loss", *, optimizer: str = "*", name: str = "plateau", **options: Any
+        self,
+        monitor: str = "val/loss",
+        *,
+        mode: Mode | None = None,
+        optimizer: str = "*",
+        name: str = "plateau",
+        **options: Any,
     ) -> None:
         if "/" not in monitor:
             raise PluginError(f"Plateau(monitor={monitor!r}): write phase and metric, as in 'val/loss'")
         self.name = name
         self.monitor = monitor
-        self.mode = options.get("mode", "min")
+        self.mode = checked_mode("Plateau", mode)
         self._optimizer = optimizer
         self._options = options
         self._schedulers: dict[str, ReduceLROnPlateau] = {}
@@ -543,9 +551,10 @@ class Plateau(Shown):
             scheduler.step(learner.metrics[self.monitor])
 
     def _make(self, learner: Learner) -> None:
+        mode = direction(self, learner.plugins.values())
         for name, optimizer in learner.optimizers.items():
             if fnmatchcase(name, self._optimizer) and name not in self._schedulers:
-                self._schedulers[name] = ReduceLROnPlateau(optimizer, **self._options)
+                self._schedulers[name] = ReduceLROnPlateau(optimizer, mode, **self._options)
                 if name in self._states:
                     self._schedulers[name].load_state_dict(deepcopy(self._states[name]))
         if not self._schedulers:

@@ -375,7 +375,7 @@ class Local:
 
 def test_early_stopping_decides_and_restores_by_rank_0():
     def each(rank):
-        stopping = EarlyStopping("train/own", patience=2, restore_best=True)
+        stopping = EarlyStopping("train/own", patience=2, restore_best=True, mode="min")
         params, _, _, _, progress = train(rank, lambda rank: [Local(rank), stopping], epochs=4)
         return params, stopping.best, stopping.best_epoch, stopping.reason, progress.epochs
 
@@ -388,7 +388,7 @@ def test_early_stopping_decides_and_restores_by_rank_0():
 @pytest.mark.parametrize("device", [None, "cpu"])
 def test_early_stopping_restores_sharded_parameters(device):
     def each(rank):
-        stopping = EarlyStopping("train/own", patience=2, restore_best=True, best_device=device)
+        stopping = EarlyStopping("train/own", patience=2, restore_best=True, best_device=device, mode="min")
         kept = []
 
         class Keep:

@@ -124,7 +124,7 @@ def test_last_update_is_kept_once(tmp_path):
 
 def test_last_update_is_kept_with_its_monitored_value(tmp_path):
     learner = make_learner(
-        Checkpoint(tmp_path, save=[every(updates=1), every(epochs=1)], best="val/score"), scores(3.0, 2.0)
+        Checkpoint(tmp_path, save=[every(updates=1), every(epochs=1)], best="val/score", mode="min"), scores(3.0, 2.0)
     )
     learner.plugins["checkpoint"].unsaved = True  # as that of a log which has written since
     learner.fit(batches(2), batches(1), epochs=2)
@@ -145,7 +145,7 @@ def test_saves_within_an_update_all_count(tmp_path):
 
 
 def test_metrics_in_a_manifest_are_numbers(tmp_path):
-    learner = make_learner(Checkpoint(tmp_path, best="val/score"), scores(0.25))
+    learner = make_learner(Checkpoint(tmp_path, best="val/score", mode="min"), scores(0.25))
     learner.metrics["val/odd"] = math.nan
     learner.fit(batches(1), batches(1), epochs=1)
     about = storage.listing(tmp_path)[0].about
@@ -165,12 +165,12 @@ def test_metric_that_json_has_no_number_for_is_a_text(tmp_path):
 
 def test_values_that_were_saved_as_texts_are_still_read(tmp_path, monkeypatch):
     monkeypatch.setattr("loopkit.plugins.checkpoint.number", repr)
-    make_learner(Checkpoint(tmp_path, best="val/score"), scores(0.5, 0.25, 2.0, 3.0, 4.0)).fit(
+    make_learner(Checkpoint(tmp_path, best="val/score", mode="min"), scores(0.5, 0.25, 2.0, 3.0, 4.0)).fit(
         batches(1), batches(1), epochs=5
     )
     monkeypatch.undo()
     assert loopkit.checkpoint.best(tmp_path).about["monitored"]["value"] == "0.25"
-    learner = make_learner(Checkpoint(tmp_path, best="val/score", resume="auto"), scores(0.3, 0.3))
+    learner = make_learner(Checkpoint(tmp_path, best="val/score", resume="auto", mode="min"), scores(0.3, 0.3))
     learner.fit(batches(1), batches(1), epochs=7)
     assert loopkit.checkpoint.best(tmp_path).about["monitored"]["value"] == "0.25"
 
@@ -281,7 +281,7 @@ def test_on_error_false_saves_nothing(tmp_path):
 
 
 def best(directory, values, **options):
-    options = {"best": "val/score", **options}
+    options = {"best": "val/score", "mode": "min", **options}
     learner = make_learner(Checkpoint(directory, **options), scores(*values))
     learner.fit(batches(1), batches(1), epochs=len(values))
     return [epoch for epoch, _, _ in found(directory)]
@@ -312,7 +312,7 @@ def test_best_are_kept(values, options, kept, tmp_path):
 
 def test_best_of_an_earlier_run_stays_the_best(tmp_path):
     make = lambda *values: make_learner(  # noqa: E731
-        Checkpoint(tmp_path, best="val/score", resume="auto"), scores(*values)
+        Checkpoint(tmp_path, best="val/score", resume="auto", mode="min"), scores(*values)
     )
     make(1.0, 2.0).fit(batches(1), batches(1), epochs=2)
     make(3.0, 4.0, 5.0).fit(batches(1), batches(1), epochs=5)
@@ -320,7 +320,7 @@ def test_best_of_an_earlier_run_stays_the_best(tmp_path):
 
 
 def test_fit_that_does_not_run_the_phase_of_the_best_is_refused_before_the_first_step(tmp_path):
-    learner = make_learner(Checkpoint(tmp_path, best="val/score"), scores())
+    learner = make_learner(Checkpoint(tmp_path, best="val/score", mode="min"), scores())
     with pytest.raises(PluginError, match=r"'checkpoint', phase_end: reads the metric 'val/score', but this fit does"):
         learner.fit(batches(1), epochs=2)
     assert learner.progress.steps == 0
@@ -328,7 +328,7 @@ def test_fit_that_does_not_run_the_phase_of_the_best_is_refused_before_the_first
 
 
 def test_own_loop_that_does_not_run_the_phase_of_the_best_is_told_at_the_end(tmp_path):
-    learner = make_learner(Checkpoint(tmp_path, best="val/score"), scores())
+    learner = make_learner(Checkpoint(tmp_path, best="val/score", mode="min"), scores())
 
     def loop():
         for _ in learner.rounds(epochs=1):
@@ -342,26 +342,28 @@ def test_own_loop_that_does_not_run_the_phase_of_the_best_is_told_at_the_end(tmp
 
 def test_monitored_phase_that_ran_before_the_fit_was_resumed_is_no_reason_to_warn(tmp_path):
     for _ in range(2):  # nothing is left to do in the second one
-        learner = make_learner(Checkpoint(tmp_path, best="val/score", resume="auto"), scores(math.nan, math.nan))
+        learner = make_learner(
+            Checkpoint(tmp_path, best="val/score", resume="auto", mode="min"), scores(math.nan, math.nan)
+        )
         learner.fit(batches(1), batches(1), epochs=2)
     assert learner.progress.epochs == 2
 
 
 def test_monitored_phase_of_a_fit_that_was_stopped_is_no_reason_to_warn(tmp_path):
     stop = on("step_end", lambda learner, **_: learner.stop("enough"))
-    learner = make_learner(Checkpoint(tmp_path, best="val/score"), scores(1.0), stop)
+    learner = make_learner(Checkpoint(tmp_path, best="val/score", mode="min"), scores(1.0), stop)
     assert learner.fit(batches(1), batches(1), epochs=2).reason == "stop"
 
 
 def test_best_is_saved_in_mid_epoch(tmp_path):
-    learner = make_learner(Checkpoint(tmp_path, best="val/score"), scores(3.0, 1.0, 2.0, 2.0))
+    learner = make_learner(Checkpoint(tmp_path, best="val/score", mode="min"), scores(3.0, 1.0, 2.0, 2.0))
     learner.fit(batches(4), batches(1), epochs=2, validate=every(updates=2))
     assert (0, 2, "best") not in found(tmp_path)  # a better one came
     assert [(epoch, step) for epoch, step, _ in found(tmp_path)] == [(0, 4), (1, 4), (2, 8)]
 
 
 def test_absent_metric_is_an_error_that_names_those_that_are_there(tmp_path):
-    learner = make_learner(Checkpoint(tmp_path, best="val/scor"), scores(1.0))
+    learner = make_learner(Checkpoint(tmp_path, best="val/scor", mode="min"), scores(1.0))
     with pytest.raises(PluginError, match=r"'metrics.val/scor'.*no plugin makes \(did you mean 'val/score'\?\)"):
         learner.fit(batches(1), batches(1), epochs=1)
     assert learner.progress.steps == 0
@@ -369,7 +371,7 @@ def test_absent_metric_is_an_error_that_names_those_that_are_there(tmp_path):
 
 def test_load_best_loads_the_weights_of_the_best_into_any_learner(tmp_path):
     kept = []
-    learner = make_learner(Checkpoint(tmp_path, best="val/score"), scores(3.0, 1.0, 2.0), lr=0.1)
+    learner = make_learner(Checkpoint(tmp_path, best="val/score", mode="min"), scores(3.0, 1.0, 2.0), lr=0.1)
     learner.add(on("phase_end", lambda learner, phase: phase.training or kept.append(learner.model.weight.clone())))
     learner.fit(batches(2), batches(1), epochs=3)
     for other in (learner, make_learner()):
@@ -388,7 +390,7 @@ def test_load_best_measures_what_the_metric_measured(tmp_path):
 
 
 def test_load_best_refuses_other_models_and_changes_nothing(tmp_path):
-    make_learner(Checkpoint(tmp_path, best="val/score"), scores(1.0)).fit(batches(1), batches(1), epochs=1)
+    make_learner(Checkpoint(tmp_path, best="val/score", mode="min"), scores(1.0)).fit(batches(1), batches(1), epochs=1)
     one = nn.Linear(3, 1)
     with pytest.raises(StateError, match="do not have the same models"):
         loopkit.checkpoint.load_best(Learner({"a": one, "b": nn.Linear(3, 1)}, nn.MSELoss()), tmp_path)
@@ -414,7 +416,7 @@ def test_load_best_whose_second_average_is_refused_changes_nothing(tmp_path):
         averages = WeightAverage(0.5, name="a", phases=()), Refusing(0.5, name="b", phases=())
         averages[1].refuses = False
         return averages, make_learner(
-            *averages, Checkpoint(tmp_path, best="val/score", resume="auto"), scores(1.0, 2.0)
+            *averages, Checkpoint(tmp_path, best="val/score", resume="auto", mode="min"), scores(1.0, 2.0)
         )
 
     averages, learner = make()
@@ -645,7 +647,7 @@ def test_finished_run_ends_at_once(tmp_path):
 @pytest.mark.parametrize("epochs", [1, 9])
 def test_run_that_stopped_early_stops_again_at_once(epochs, tmp_path):
     def make():
-        stopping = EarlyStopping("val/score", patience=1)
+        stopping = EarlyStopping("val/score", patience=1, mode="min")
         return make_learner(
             Checkpoint(tmp_path, save=every(epochs=epochs), resume="auto"), stopping, scores(1.0, 2.0, 3.0)
         )

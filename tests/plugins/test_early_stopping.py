@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from contextlib import contextmanager
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from helpers import on
 
 from loopkit import CancelEpoch, every, hookimpl
+from loopkit.checkpoint import best
 from loopkit.criteria import (
     InvalidValue,
     NumberLimit,
@@ -121,23 +123,23 @@ def same(one, other):
     ],
 )
 def test_fit_ends_in_the_epoch_in_which_the_criterion_fires(options, values, epochs):
-    learner, result = run(EarlyStopping("val/score", **options), Script(*values))
+    learner, result = run(EarlyStopping("val/score", **{"mode": "min", **options}), Script(*values))
     assert (result.reason, result.by) == ("stop", "early_stopping")
     assert result.epochs == learner.progress.epochs == epochs
 
 
 def test_result_says_which_criterion_fired_with_what_values():
-    _, result = run(EarlyStopping("val/score", patience=2), Script(0.5, 0.25, 0.75, 1.0))
+    _, result = run(EarlyStopping("val/score", patience=2, mode="min"), Script(0.5, 0.25, 0.75, 1.0))
     assert result.message == 'val/score: 0.25 was not improved in 2 values (mode "min"), the last is 1'
 
 
 @pytest.mark.parametrize(
     "plugin",
     [
-        lambda path: EarlyStopping("val/acc"),
-        lambda path: Checkpoint(path, best="val/acc"),
-        lambda path: Plateau("val/acc"),
-        lambda path: EarlyStopping("val/f1/0"),
+        lambda path: EarlyStopping("val/acc", mode="min"),
+        lambda path: Checkpoint(path, best="val/acc", mode="min"),
+        lambda path: Plateau("val/acc", mode="min"),
+        lambda path: EarlyStopping("val/f1/0", mode="min"),
     ],
     ids=["stopping", "checkpoint", "plateau", "one of several"],
 )
@@ -146,29 +148,82 @@ def test_lowest_of_a_metric_that_is_better_where_it_is_higher_is_warned_about_on
     makers = Metrics(F1(average=None), acc=Accuracy())
     with pytest.warns(UserWarning, match="mode") as caught:
         run(made, makers, epochs=2)
-    text = f'{type(made).__name__}: {made.monitor} is better where it is higher, and mode is "min": say mode="max"'
+    text = f'{type(made).__name__}: {made.monitor} is better where it is higher, and mode is "min": leave it out'
     assert [str(each.message) for each in caught] == [text]
 
 
 def test_nothing_is_warned_about_where_the_mode_is_right_or_the_metric_does_not_say():
     function = Metrics(Accuracy(), own=lambda outputs, targets: outputs.mean())
-    run(EarlyStopping("val/accuracy", mode="max"), EarlyStopping("val/own", name="second"), function, epochs=1)
+    run(
+        EarlyStopping("val/accuracy", mode="max"),
+        EarlyStopping("val/own", name="second", mode="min"),
+        function,
+        epochs=1,
+    )
+
+
+class Constant:
+    """A metric in the manner of torchmetrics."""
+
+    def __init__(self, higher_is_better):
+        self.higher_is_better = higher_is_better
+
+    def update(self, outputs, targets):
+        """Sees nothing."""
+
+    def compute(self):
+        return 1.0
+
+    def reset(self):
+        """Keeps nothing."""
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_mode_is_that_of_the_metric(higher, tmp_path):
+    made = EarlyStopping("val/own", patience=1), Plateau("val/own"), Checkpoint(tmp_path, best="val/own")
+    assert all(plugin.mode is None for plugin in made)
+    _, result = run(*made, Metrics(own=Constant(higher)), epochs=2)
+    mode = "max" if higher else "min"
+    assert result.message == f'val/own: 1 was not improved in 1 value (mode "{mode}"), the last is 1'
+    assert [scheduler["mode"] for scheduler in made[1].state_dict()["schedulers"].values()] == [mode]
+    assert best(tmp_path).about["monitored"]["mode"] == mode
+
+
+@pytest.mark.parametrize("name", ["val/loss", "val/d_loss"])
+def test_loss_is_better_where_it_is_lower_whoever_makes_it(name):
+    makes = on("epoch_end", lambda learner: learner.metrics.update({name: 1.0}), "makes", writes=(f"metrics.{name}",))
+    _, result = run(EarlyStopping(name, patience=1), makes)
+    assert 'mode "min"' in result.message
+
+
+@pytest.mark.parametrize("make", [EarlyStopping, Plateau, lambda name: Checkpoint("run", best=name)])
+def test_metric_of_which_nobody_says_when_it_is_better_is_refused_at_the_begin(make, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plugin = make("val/score")
+    text = (
+        f"plugin {plugin.name!r}: nothing says whether 'val/score' is better where it is lower or higher: "
+        f'say mode="min" or mode="max"'
+    )
+    made = tiny_problem().learner(plugins=[plugin, Script(1.0)], standard=False)
+    with pytest.raises(PluginError, match=re.escape(text)):
+        made.fit(tiny_problem().train, tiny_problem().val, epochs=1)
+    assert made.progress.steps == 0
 
 
 def test_result_is_by_the_plugin_of_its_name():
-    stopping = EarlyStopping("val/score", criterion=NumberLimit(1), name="other")
+    stopping = EarlyStopping("val/score", criterion=NumberLimit(1), name="other", mode="min")
     assert run(stopping, Script(1.0))[1].by == "other"
 
 
 def test_plain_form_is_number_since_best():
     values = [5.0, 4.5, 4.25, 3.0, 3.5, 2.75, 4.0]
-    plain = run(EarlyStopping("val/score", patience=2, min_delta=0.5), Script(*values))[1]
-    given = run(EarlyStopping("val/score", criterion=NumberSinceBest(2, 0.5)), Script(*values))[1]
+    plain = run(EarlyStopping("val/score", patience=2, min_delta=0.5, mode="min"), Script(*values))[1]
+    given = run(EarlyStopping("val/score", criterion=NumberSinceBest(2, 0.5), mode="min"), Script(*values))[1]
     assert (plain.epochs, plain.message) == (given.epochs, given.message)
 
 
 def test_fit_without_a_reason_to_stop_ends_at_its_limit():
-    _, result = run(EarlyStopping("val/score", patience=2), Script(3, 2, 1, 0), epochs=4)
+    _, result = run(EarlyStopping("val/score", patience=2, mode="min"), Script(3, 2, 1, 0), epochs=4)
     assert (result.reason, result.by, result.epochs) == ("epochs", "", 4)
 
 
@@ -181,18 +236,22 @@ def test_stop_by_mean_loss_of_the_standard_plugins():
 
 
 def test_metric_of_the_training_phase_can_be_monitored():
-    _, result = run(EarlyStopping("train/score", patience=1), Script(1, 2, phase="train"))
+    _, result = run(EarlyStopping("train/score", patience=1, mode="min"), Script(1, 2, phase="train"))
     assert (result.reason, result.epochs) == ("stop", 2)
 
 
 def test_validation_in_mid_epoch_stops_before_the_next_step():
-    _, result = run(EarlyStopping("val/score", criterion=NumberLimit(2)), Script(1), validate=every(updates=1))
+    _, result = run(
+        EarlyStopping("val/score", criterion=NumberLimit(2), mode="min"), Script(1), validate=every(updates=1)
+    )
     assert (result.reason, result.updates, result.steps) == ("stop", 2, 2)
 
 
 def test_loop_of_ones_own_is_told_to_stop():
     problem = tiny_problem()
-    learner = problem.learner(plugins=[EarlyStopping("val/score", patience=2), Script(3, 2, 2)], standard=False)
+    learner = problem.learner(
+        plugins=[EarlyStopping("val/score", patience=2, mode="min"), Script(3, 2, 2)], standard=False
+    )
     for _ in learner.rounds(epochs=20):
         learner.run("train", problem.train)
         learner.evaluate(problem.val)
@@ -201,7 +260,7 @@ def test_loop_of_ones_own_is_told_to_stop():
 
 def test_progress_quotient_is_given_the_training_series():
     training, values = [4, 3, 2, 2.1, 2.1, 2], [3, 2, 1, 2, 2, 2]
-    stopping = EarlyStopping("val/score", criterion=ProgressQuotient(5, 2), training="train/score")
+    stopping = EarlyStopping("val/score", criterion=ProgressQuotient(5, 2), training="train/score", mode="min")
     _, result = run(stopping, Script(*values), Script(*training, phase="train", name="training"))
     alone = ProgressQuotient(5, 2)
     reasons = []
@@ -223,14 +282,14 @@ def test_time_limit_counts_from_the_begin_of_the_fit(monkeypatch):
         def epoch_begin(self, phase):
             now[0] += 10 * phase.training
 
-    _, result = run(EarlyStopping("val/score", criterion=TimeLimit(25)), Script(1), Slow())
+    _, result = run(EarlyStopping("val/score", criterion=TimeLimit(25), mode="min"), Script(1), Slow())
     assert (result.epochs, result.message) == (3, "val/score: took 30.0 s, the limit is 25 s")
 
 
 def test_two_plugins_with_one_criterion_do_not_share_its_state():
     shared = NumberLimit(3)
-    first = EarlyStopping("val/score", criterion=shared)
-    second = EarlyStopping("train/score", criterion=shared, name="second")
+    first = EarlyStopping("val/score", criterion=shared, mode="min")
+    second = EarlyStopping("train/score", criterion=shared, name="second", mode="min")
     _, result = run(first, second, Script(1), Script(1, phase="train", name="training"))
     assert result.epochs == 3
 
@@ -242,7 +301,7 @@ def test_validation_in_which_a_stop_comes_is_looked_at_whole():
             if phase.name == "val" and learner.progress.epochs == 2:
                 learner.stop("enough")
 
-    stopping = EarlyStopping("val/score", restore_best=True)
+    stopping = EarlyStopping("val/score", restore_best=True, mode="min")
     run(stopping, Script(1.0, 0.5), Stopper())
     assert (stopping.best, stopping.best_epoch) == (0.5, 2)
 
@@ -261,7 +320,7 @@ def test_pass_without_a_step_is_not_looked_at():
 
 def test_fit_after_one_that_it_ended_starts_from_nothing():
     problem = tiny_problem()
-    stopping = EarlyStopping("val/score", patience=2)
+    stopping = EarlyStopping("val/score", patience=2, mode="min")
     learner = problem.learner(plugins=[stopping, Script(1, 2, 2, 5, 4, 4, 4)], standard=False)
     first = learner.fit(problem.train, problem.val, epochs=20)
     second = learner.fit(problem.train, problem.val, epochs=20)
@@ -271,7 +330,7 @@ def test_fit_after_one_that_it_ended_starts_from_nothing():
 
 def test_fit_after_one_that_reached_its_limit_goes_on():
     problem = tiny_problem()
-    stopping = EarlyStopping("val/score", patience=3)
+    stopping = EarlyStopping("val/score", patience=3, mode="min")
     learner = problem.learner(plugins=[stopping, Script(1, 2)], standard=False)
     assert learner.fit(problem.train, problem.val, epochs=2).reason == "epochs"
     second = learner.fit(problem.train, problem.val, epochs=20)
@@ -297,18 +356,18 @@ def test_metric_that_a_pass_did_not_make_is_an_error_that_lists_those_there_are(
 
     message = r"'early_stopping': the pass of phase 'val' made no metric 'val/score' \(did you mean 'val/scores'\?\); "
     with pytest.raises(PluginError, match=message + r"there are: train/scores, val/scores") as caught:
-        run(EarlyStopping("val/score"), Forgetful())
+        run(EarlyStopping("val/score", mode="min"), Forgetful())
     assert "phase_end of plugin 'early_stopping'" in caught.value.__notes__[0]
 
 
 def test_nan_never_becomes_the_best():
-    stopping = EarlyStopping("val/score", patience=9)
+    stopping = EarlyStopping("val/score", patience=9, mode="min")
     run(stopping, Script(NAN, 2.0, NAN, 3.0), epochs=4)
     assert (stopping.best, stopping.best_epoch) == (2.0, 2)
 
 
 def test_metric_that_is_always_nan_leaves_no_best_and_restores_nothing():
-    stopping, snapshots = EarlyStopping("val/score", patience=3, restore_best=True), Snapshots()
+    stopping, snapshots = EarlyStopping("val/score", patience=3, restore_best=True, mode="min"), Snapshots()
     learner, result = run(stopping, snapshots, Script(NAN))
     assert stopping.best is None
     assert result.message == "val/score: there was no finite one among 3 values, the last is nan"
@@ -325,7 +384,7 @@ def test_zero_is_a_value_and_can_be_the_best(mode, values):
 
 def test_fit_that_does_not_run_the_monitored_phase_is_refused_before_the_first_step():
     problem = tiny_problem()
-    learner = problem.learner(plugins=[EarlyStopping("val/score"), Script(1.0)], standard=False)
+    learner = problem.learner(plugins=[EarlyStopping("val/score", mode="min"), Script(1.0)], standard=False)
     with pytest.raises(PluginError, match=r"'early_stopping', phase_end: reads the metric 'val/score', but this fit"):
         learner.fit(problem.train, epochs=1)
     assert learner.progress.steps == 0
@@ -337,7 +396,7 @@ def test_fit_that_does_not_run_the_monitored_phase_is_refused_before_the_first_s
 @pytest.mark.parametrize("device", [None, "cpu"])
 @pytest.mark.parametrize(("values", "best"), [([3, 1, 2, 2], 1), ([3, 1, 0.5], 2), ([1, 2, 3], 0)])
 def test_restore_best_puts_back_what_was_measured_bitwise(device, values, best):
-    stopping = EarlyStopping("val/score", patience=9, restore_best=True, best_device=device)
+    stopping = EarlyStopping("val/score", patience=9, restore_best=True, best_device=device, mode="min")
     snapshots = Snapshots()
     learner, _ = run(stopping, snapshots, Script(*values), epochs=len(values))
     assert same(learner.model.state_dict(), snapshots.taken[best])
@@ -346,18 +405,21 @@ def test_restore_best_puts_back_what_was_measured_bitwise(device, values, best):
 
 def test_without_restore_best_the_last_parameters_stay():
     snapshots = Snapshots()
-    learner, _ = run(EarlyStopping("val/score", patience=2), snapshots, Script(1, 2))
+    learner, _ = run(EarlyStopping("val/score", patience=2, mode="min"), snapshots, Script(1, 2))
     assert same(learner.model.state_dict(), snapshots.taken[-1])
 
 
 def test_restore_best_restores_the_best_value_even_if_it_was_better_by_less_than_min_delta():
-    stopping, snapshots = EarlyStopping("val/score", patience=9, min_delta=1.0, restore_best=True), Snapshots()
+    stopping, snapshots = (
+        EarlyStopping("val/score", patience=9, min_delta=1.0, restore_best=True, mode="min"),
+        Snapshots(),
+    )
     learner, _ = run(stopping, snapshots, Script(1.0, 0.9, 0.95), epochs=3)
     assert same(learner.model.state_dict(), snapshots.taken[1])
 
 
 def test_restore_best_under_averaged_weights_restores_the_averaged_ones():
-    stopping, snapshots = EarlyStopping("val/score", patience=9, restore_best=True), Snapshots()
+    stopping, snapshots = EarlyStopping("val/score", patience=9, restore_best=True, mode="min"), Snapshots()
     learner, _ = run(stopping, Averaged(), snapshots, Script(3, 1, 2), epochs=3)
     assert same(learner.model.state_dict(), snapshots.taken[1])
     raw, _ = run(Averaged(), Script(3, 1), epochs=2)
@@ -377,7 +439,7 @@ def test_restore_best_covers_every_model_and_shared_parameters():
     class Val(type(problem.learner().phases["val"])):
         forward = Both.forward
 
-    stopping = EarlyStopping("val/score", patience=9, restore_best=True)
+    stopping = EarlyStopping("val/score", patience=9, restore_best=True, mode="min")
     problem.model, optimizer = models, torch.optim.SGD(models["body"].parameters(), lr=0.1)
     problem.optimizer = optimizer
     kept = []
@@ -395,7 +457,7 @@ def test_restore_best_covers_every_model_and_shared_parameters():
 
 
 def test_restore_best_keeps_one_copy_during_training():
-    stopping = EarlyStopping("val/score", patience=9, restore_best=True)
+    stopping = EarlyStopping("val/score", patience=9, restore_best=True, mode="min")
     seen = []
 
     def look(epoch):
@@ -415,7 +477,7 @@ def test_error_leaves_the_parameters_as_they_were():
                 raise RuntimeError("broken")
 
     problem, snapshots = tiny_problem(), Snapshots()
-    stopping = EarlyStopping("val/score", restore_best=True)
+    stopping = EarlyStopping("val/score", restore_best=True, mode="min")
     learner = problem.learner(plugins=[stopping, Failing(), snapshots, Script(1, 2)], standard=False)
     with pytest.raises(RuntimeError, match="broken"):
         learner.fit(problem.train, problem.val, epochs=9)
@@ -432,7 +494,7 @@ def test_model_that_was_changed_since_is_refused_and_left_as_it_is():
     problem = tiny_problem()
     problem.loss_fn = lambda outputs, targets: outputs.float().square().mean()
     learner = problem.learner(
-        plugins=[EarlyStopping("val/score", restore_best=True), Swap(), Script(1, 2)], standard=False
+        plugins=[EarlyStopping("val/score", restore_best=True, mode="min"), Swap(), Script(1, 2)], standard=False
     )
     with pytest.raises(PluginError, match=r"'model.4.weight' was kept with shape \(3, 8\) and has shape \(1, 8\) now"):
         learner.fit(problem.train, problem.val, epochs=2)
@@ -447,7 +509,7 @@ def test_model_that_was_changed_since_is_refused_and_left_as_it_is():
 )
 def test_fit_resumed_between_epochs_equals_an_uninterrupted_one(options, cut):
     values = [3, 1, 2, 2.5, 1.5, 4]
-    make = lambda: (EarlyStopping("val/score", restore_best=True, **options), Script(*values))  # noqa: E731
+    make = lambda: (EarlyStopping("val/score", restore_best=True, **{"mode": "min", **options}), Script(*values))  # noqa: E731
     straight, expected = run(*make())
 
     problem, plugins = tiny_problem(), make()
@@ -490,7 +552,7 @@ def test_fit_resumed_between_epochs_equals_an_uninterrupted_one(options, cut):
 
 
 def test_state_holds_plain_values_and_tensors():
-    stopping = EarlyStopping("val/score", patience=2, restore_best=True)
+    stopping = EarlyStopping("val/score", patience=2, restore_best=True, mode="min")
     run(stopping, Script(0.5, 1, 2))
     state = stopping.state_dict()
     assert state.pop("parameters").keys() == {f"model.{name}" for name in tiny_problem().model.state_dict()}

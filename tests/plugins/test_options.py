@@ -116,9 +116,11 @@ GIVEN = {
         },
         {"dtype": torch.bfloat16},
     ],
-    "Plateau": [{"monitor": "val/accuracy", "optimizer": "a", "name": "flat", "factor": 0.5, "patience": 2}],
+    "Plateau": [
+        {"monitor": "val/accuracy", "mode": "max", "optimizer": "a", "name": "flat", "factor": 0.5, "patience": 2}
+    ],
     "Progress": [{"bar": False, "file": sys.stderr}],
-    "SanityCheck": [{"checks": (print,)}],
+    "SanityCheck": [{"checks": (print,), "val_batches": 2}],
     "Schedule": [
         {
             "schedule": LINEAR,

@@ -1,16 +1,30 @@
 """SanityCheck: what it refuses before anything is trained, and what it lets pass."""
 
+import random
 import warnings
 from functools import partial
 
 import pytest
 import torch
-from helpers import batches, make_learner
+from helpers import batches, make_learner, on
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from loopkit import Learner, TrainingPhase
+from loopkit import Learner, TrainingPhase, ValidationPhase
+from loopkit.data import ResumableSampler, TensorLoader
 from loopkit.errors import PhaseError, PhaseInputError, PluginError
-from loopkit.plugins import SanityCheck
+from loopkit.logs import JsonLines, read_log
+from loopkit.plugins import History, LogMetrics, LogTo, Metrics, SanityCheck
+
+
+class ItemsAlone:
+    """An iterable of which nobody knows whether it begins anew."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __iter__(self):
+        return iter(self.items)
 
 
 def sgd(params):
@@ -280,3 +294,104 @@ def test_what_a_check_says_or_raises_is_refused():
         make_learner(SanityCheck(checks=[broken])).fit(batches(2), epochs=1)
     with pytest.raises(PluginError, match="SanityCheck: 5 is no function"):
         SanityCheck(checks=[5])
+
+
+# A look at the validation
+
+
+class Drawing(ValidationPhase):
+    """Changes whatever a phase can change."""
+
+    saved = ("seen",)
+
+    def __init__(self):
+        super().__init__()
+        self.seen = 0
+
+    def step(self, learner, step):
+        super().step(learner, step)
+        self.seen += 1
+        learner.model.bias.add_(torch.rand(1) + random.random())
+        learner.log("val/seen", self.seen)
+
+
+TENSORS = torch.arange(24.0).reshape(8, 3), torch.ones(8, 1)
+SETS = {
+    "list": lambda: batches(3),
+    "loader": lambda: TensorLoader(*TENSORS, batch_size=2, shuffle=True),
+    "shuffled": lambda: DataLoader(TensorDataset(*TENSORS), 2, shuffle=True),
+    "own generator": lambda: DataLoader(TensorDataset(*TENSORS), 2, shuffle=True, generator=torch.Generator()),
+    "sampler": lambda: DataLoader(TensorDataset(*TENSORS), 2, sampler=ResumableSampler(8)),
+}
+
+
+@pytest.mark.parametrize("kind", SETS)
+def test_look_at_the_validation_leaves_everything_as_it_was(kind, tmp_path):
+    def run(val_batches):
+        torch.manual_seed(0)
+        random.seed(0)
+        states = []
+        path = tmp_path / f"{val_batches}.jsonl"
+        plugins = [SanityCheck(val_batches=val_batches), Metrics(), History(), LogTo(JsonLines(path)), LogMetrics()]
+        learner = make_learner(*plugins, phases=[Drawing()], lr=0.1)
+        train, val = TensorLoader(*TENSORS, batch_size=4, shuffle=True), SETS[kind]()
+        first = on("fit_begin", lambda learner: states.append(learner.model.bias.clone()), "first")
+        learner.add(first, on("forward_begin", lambda step: states.append(step.inputs.clone()), "seen"))
+        result = learner.fit(train, val, epochs=2)
+        rows = [{k: v for k, v in row.items() if k != "seconds"} for row in result.history]
+        logged = {name: list(read_log(path).values(name)) for name in ("train/loss", "val/loss", "val/seen")}
+        return learner, states, rows, logged
+
+    (one, seen, rows, logged), (other, again, rows_again, logged_again) = run(None), run(2)
+    assert [each.tolist() for each in seen] == [each.tolist() for each in again]
+    assert rows == rows_again
+    assert logged == logged_again
+    assert torch.equal(one.model.bias, other.model.bias)
+    assert one.metrics == other.metrics
+    assert one.phases["val"].seen == other.phases["val"].seen
+
+
+def test_look_at_the_validation_finds_its_mistakes_before_the_first_step():
+    calls = []
+
+    def broken(outputs, targets):
+        calls.append(len(outputs))
+        raise ValueError("no such metric")
+
+    learner = make_learner(SanityCheck(val_batches=2), Metrics(broken, phase="val"))
+    with pytest.raises(ValueError, match="no such metric") as caught:
+        learner.fit(batches(3), batches(3), epochs=1)
+    assert any(
+        "before training, SanityCheck(val_batches=2) validated on phase 'val'" in n for n in caught.value.__notes__
+    )
+    assert learner.progress.steps == 0
+    assert len(calls) == 1
+
+
+def test_look_at_the_validation_takes_so_many_batches_of_each_set_once():
+    seen = []
+
+    class Counting(ValidationPhase):
+        def step(self, learner, step):
+            seen.append((self.name, learner.progress.steps))
+            super().step(learner, step)
+
+    learner = make_learner(SanityCheck(val_batches=2), phases=[Counting()])
+    learner.fit(batches(2), {"val": batches(3), "ood": batches(3)}, epochs=1)
+    assert seen == [("val", 0)] * 2 + [("val", 2)] * 3
+    learner.fit(batches(2), batches(3), epochs=1)
+    assert len(seen) == 8
+
+
+@pytest.mark.parametrize("data", [iter(batches(3)), lambda: batches(3), ItemsAlone(batches(3))])
+def test_look_at_data_whose_place_cannot_be_put_back_is_refused(data):
+    learner = make_learner(SanityCheck(val_batches=1))
+    with pytest.raises(PluginError, match=r"the data of phase 'val' is .*, whose place cannot be put back: give"):
+        learner.fit(batches(2), data, epochs=1)
+    assert learner.progress.steps == 0
+
+
+@pytest.mark.parametrize("count", [0, True, 1.5])
+def test_look_at_no_number_of_batches_is_refused(count):
+    with pytest.raises(PluginError, match=f"val_batches is {count}: it counts batches, from 1"):
+        SanityCheck(val_batches=count)

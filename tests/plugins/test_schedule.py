@@ -854,7 +854,7 @@ class Values:
 def lrs(*values, **options):
     """The lr of each epoch, with these values of the metric at their ends."""
     record = Record()
-    plateau = Plateau("train/score", factor=0.5, patience=0, **options)
+    plateau = Plateau("train/score", factor=0.5, patience=0, **{"mode": "min", **options})
     tiny(plateau, Values(*values), record).fit(make_batches(1), epochs=len(values))
     return record.values
 
@@ -873,7 +873,7 @@ def test_plateau_whose_first_value_is_nan_takes_the_next_for_the_best():
 
 
 def test_plateau_without_its_metric_says_what_there_is():
-    plateau = Plateau("train/score")
+    plateau = Plateau("train/score", mode="min")
     with pytest.raises(PluginError, match=r"no metric 'train/score'.*did you mean 'train/scores'.*there are: train/s"):
         tiny(plateau, Values(1.0, metric="scores")).fit(make_batches(1), epochs=1)
 
@@ -886,7 +886,7 @@ def test_plateau_of_a_metric_that_nobody_makes_is_refused_before_the_first_step(
 
 
 def test_plateau_does_not_look_where_nothing_was_trained_since():
-    plateau = Plateau("val/score", factor=0.5, patience=0)
+    plateau = Plateau("val/score", factor=0.5, patience=0, mode="min")
     learner = tiny(plateau, Values(1.0, 1.0, 1.0, phase="val"))
     learner.evaluate(make_batches(1))
     learner.fit(make_batches(1), make_batches(1), epochs=1)
@@ -902,7 +902,7 @@ def test_plateau_whose_phase_the_fit_does_not_run_is_refused():
 
 def test_plateau_goes_on_from_its_state():
     def plateau():
-        return Plateau("train/score", factor=0.5, patience=2)
+        return Plateau("train/score", factor=0.5, patience=2, mode="min")
 
     first, second, record = plateau(), plateau(), Record()
     tiny(first, Values(1.0, 1.0)).fit(make_batches(1), epochs=2)
@@ -915,7 +915,7 @@ def test_plateau_goes_on_from_its_state():
 
 def test_plateau_lowers_a_group_that_was_added_during_the_fit():
     record = Record()
-    plateau = Plateau("train/score", factor=0.5, patience=0)
+    plateau = Plateau("train/score", factor=0.5, patience=0, mode="min")
     tiny(plateau, Values(1.0, 1.0, 1.0), AddGroup(0), record).fit(make_batches(1), epochs=2)
     assert record.values[-1] == [1.0, 8.0]
 
@@ -923,7 +923,7 @@ def test_plateau_lowers_a_group_that_was_added_during_the_fit():
 @pytest.mark.parametrize("options", [{"factor": 2.0}, {"mode": "least"}])
 def test_plateau_with_options_out_of_range_is_refused_before_the_first_step(options):
     record = Record()
-    with pytest.raises(ValueError, match=r"Factor|mode least"):
+    with pytest.raises(ValueError, match=r"Factor|mode is 'least'"):
         tiny(Plateau("train/loss", **options), Metrics(), record).fit(make_batches(1), epochs=1)
     assert record.values == []
 

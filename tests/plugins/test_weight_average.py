@@ -578,7 +578,7 @@ class Script:
 def test_early_stopping_restores_what_was_measured(options):
     log = Weights()
     val = make_batches((4, 4), seed=3)
-    stopping = EarlyStopping("val/score", patience=2, restore_best=True)
+    stopping = EarlyStopping("val/score", patience=2, restore_best=True, mode="min")
     plugin = WeightAverage(0.9, **options)
     learner = learner_of(plugin, stopping, Script(3, 1, 2, 2), Metrics(), log)
     losses = on("phase_end", lambda learner, phase, **given: measured.append(learner.metrics.get("val/loss")))
@@ -593,7 +593,7 @@ def test_early_stopping_restores_what_was_measured(options):
 
 def test_average_starts_from_nothing_after_the_best_was_restored():
     plugin = WeightAverage(0.9)
-    stopping = EarlyStopping("val/score", patience=1, restore_best=True)
+    stopping = EarlyStopping("val/score", patience=1, restore_best=True, mode="min")
     learner = learner_of(plugin, stopping, Script(1, 2, *range(9)))
     fit(learner, make_batches((4,)), epochs=10)
     learner.run("train", make_batches((4,)))

@@ -1,10 +1,12 @@
-"""When a run pauses, how many steps make an update, and steps in parts that fit."""
+"""When a run pauses or may stop, how many steps make an update, and steps in parts that fit."""
 
 from loopkit_control.accumulate import Accumulate as Accumulate
+from loopkit_control.at_least import AtLeast as AtLeast
 from loopkit_control.deadline import Deadline as Deadline
 from loopkit_control.micro_batch import MicroBatch as MicroBatch
+from loopkit_control.stop_on import StopOn as StopOn
 
-__all__ = ["Accumulate", "Deadline", "MicroBatch"]
+__all__ = ["Accumulate", "AtLeast", "Deadline", "MicroBatch", "StopOn"]
 
 
 def __dir__() -> list[str]:

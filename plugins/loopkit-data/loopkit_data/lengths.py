@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 
 from loopkit.batches import describe
-from loopkit.data import Loader, LoaderError, ResumableSampler, from_function
+from loopkit.data import Loader, LoaderError, ResumableSampler
 from loopkit.errors import EmptyDataError
 
 
@@ -79,18 +79,17 @@ episodes = steps
 """`steps`, for phases whose step is an episode."""
 
 
-def _nothing(index: int) -> None:
-    return None
-
-
-class _Steps(type(from_function(1, _nothing))):  # type: ignore[misc]  # the loader of a function
+class _Steps(Loader):
     """Steps that processes do not share: each has its own environment."""
 
     def __init__(self, n: int) -> None:
-        super().__init__(n, _nothing, None)
+        super().__init__(steps=n)
 
-    def _share(self, rank: int, size: int, tail: Any, least: int) -> None:
-        self._rank = rank
+    def identity(self) -> dict[str, Any]:
+        return {"batches": len(self), "seed": None}
+
+    def batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:
+        return itertools.repeat(None, len(self) - start)
 
 
 class _Epochs(Loader):
@@ -99,58 +98,39 @@ class _Epochs(Loader):
     word = ""
 
     def __init__(self, source: Loader, steps: int) -> None:
-        counted = from_function(_count(steps), _nothing)
-        super().__init__(counted.shares)
-        self._source, self._steps = source, steps
+        super().__init__(source, steps=_count(steps))
+        self._steps = steps
 
-    def _identity(self) -> dict[str, Any]:
-        return {**self._source._identity(), self.word: self._steps}
+    def __repr__(self) -> str:
+        return f"{self.word}({self.source!r}, {self._steps})"
 
-    def _moved(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        if state.get("position") or not self._begins_anew(state):
-            saved, here = (each.get("processes", 1) for each in (state, self._identity()))
-            raise LoaderError(
-                f"{self.word} counts the batches of each process, and the state was saved with {saved} process"
-                f"{'es' if saved > 1 else ''}, {here} here, which are elsewhere after as many: go on with {saved}, or "
-                f"call set_epoch to begin an epoch without the state"
-            )
-        return {**state, "consumed": 0}
+    def identity(self) -> dict[str, Any]:
+        return {**super().identity(), self.word: self._steps}
 
-    def _begins_anew(self, state: Mapping[str, Any]) -> bool:
-        """Whether the epoch of a state begins with the source's first batch, whatever came before."""
-        return True
-
-    def _share(self, rank: int, size: int, tail: Any, least: int) -> None:
-        self._source, self._rank = self._source.shard(rank, size, tail, least), rank
-
-    def _from(self, epoch: int, start: int) -> Iterator[Any]:
+    def _from(self, epoch: int, start: int, indices: Tensor | None) -> Iterator[Any]:
         """The source's batches of an epoch, after so many."""
-        chosen = getattr(self._source, "_chosen", None)
-        if chosen is not None and chosen.indices is not None:
-            raise LoaderError(f"{self.word} of a loader with set_indices: its state would not hold them; leave one out")
-        return self._source._batches(epoch, self._source.shares.used(0, start))
+        batches: Iterator[Any] = self.source.batches(epoch, self.source.shares.used(0, start), indices)
+        return batches
 
 
 class _Limited(_Epochs):
     word = "limit"
 
     def __len__(self) -> int:
-        return min(self._steps, len(self._source))
+        return min(self._steps, len(self.source))
 
-    def _batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:
-        return itertools.islice(self._from(epoch, start), len(self) - start)
+    def batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:
+        return itertools.islice(self._from(epoch, start, indices), len(self) - start)
 
 
 class _PerEpoch(_Epochs):
     word = "per_epoch"
+    continues = True
 
-    def _begins_anew(self, state: Mapping[str, Any]) -> bool:
-        return not state.get("epoch")
-
-    def _batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:
-        length = len(self._source)
+    def batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:
+        length = len(self.source)
         first, place = divmod(epoch * self._steps + start, length)
-        parts = (self._from(each, place if each == first else 0) for each in itertools.count(first))
+        parts = (self._from(each, place if each == first else 0, indices) for each in itertools.count(first))
         return itertools.islice(itertools.chain.from_iterable(parts), self._steps - start)
 
 

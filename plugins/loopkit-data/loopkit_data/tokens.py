@@ -89,7 +89,7 @@ class Tokens(Loader):
         vars(self).update(state)
         self._open()
 
-    def _identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:  # noqa: D102
         shared = {"processes": self._shares.size, "tail": self._shares.tail} if self._shares.size > 1 else {}
         own = {"tokens": self.tokens, "block": self.block, "order": self.order, "seed": self.seed}
         return {**own, "batch_size": self.batch_size, **shared}
@@ -105,7 +105,7 @@ class Tokens(Loader):
         places: NDArray[np.int64] = (mixed % np.uint64(self.tokens - self.block)).astype(np.int64)
         return places
 
-    def _batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:
+    def batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:  # noqa: D102
         for step in range(self._shares.steps(start)):
             yield self._batch(self.places(epoch, *self._shares.part(self._rank, start, step)))
 

@@ -174,13 +174,31 @@ def test_stream_that_is_empty_or_shuffled_by_torch_is_refused():
         limit(DataLoader(INPUTS, sampler=RandomSampler(INPUTS)), 2)
 
 
-def test_chosen_indices_are_refused_and_not_left_out():
-    for make in KINDS.values():
-        source = shuffled()
-        source.set_indices([0] * 22)
-        with pytest.raises(LoaderError, match="of a loader with set_indices"):
-            next(iter(make(source)))
-        assert make(shuffled()).indices is None
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("at", [0, 3])
+def test_chosen_samples_come_from_the_next_epoch_on_and_are_saved(kind, at):
+    def made():
+        return KINDS[kind](TensorLoader(torch.arange(22), batch_size=2, shuffle=True, seed=3))
+
+    def held(batches):
+        return [batch.tolist() for batch in batches]
+
+    plain, loader, again = made(), made(), made()
+    first, second = held(plain), held(plain)
+    batches = iter(loader)
+    began = held(itertools.islice(batches, 2))
+    loader.source.set_indices(torch.arange(22) // 2)
+    assert began + held(batches) == first
+    batches = iter(loader)
+    began = held(itertools.islice(batches, at))
+    if at:
+        loader.set_indices(None)
+    again.load_state_dict(loader.state_dict())
+    rest = held(batches)
+    assert began + rest == [[number // 2 for number in batch] for batch in second]
+    assert held(again) == rest
+    assert held(again) == held(loader)
+    assert loader.indices is None
 
 
 def test_limit_of_batches_of_a_function_has_a_length():

@@ -435,7 +435,9 @@ def _plateau(plugin: Plateau, draft: Draft) -> None:
     if phase not in ("train", "val"):
         raise NoWrittenForm(f"its metric is of phase {phase!r}")
     draft.imports.add("from torch.optim.lr_scheduler import ReduceLROnPlateau")
-    more = "".join(f", {key}={literal(value)}" for key, value in plugin._options.items())
+    mode = criteria.direction(plugin, draft.learner.plugins.values())
+    options = {**({} if mode == "min" else {"mode": mode}), **plugin._options}
+    more = "".join(f", {key}={literal(value)}" for key, value in options.items())
     draft.add("setup", f"plateau = ReduceLROnPlateau(optimizer{more})")
     draft.add("val_over" if phase == "val" else "train_end", f"plateau.step(metrics[{quoted(plugin.monitor)}])")
 
@@ -502,7 +504,7 @@ def _early_stopping(plugin: EarlyStopping, draft: Draft) -> None:
         return
     if phase not in ("train", "val"):
         raise NoWrittenForm(f"its metric is of phase {phase!r}")
-    criterion, low = plugin._given, plugin.mode == "min"
+    criterion, low = plugin._given, criteria.direction(plugin, draft.learner.plugins.values()) == "min"
     draft.imports.add("import math")
     worst = "math.inf" if low else "-math.inf"
     value = f"metrics[{quoted(plugin.monitor)}]"

@@ -249,7 +249,7 @@ def test_a_plugin_that_only_makes_metrics_is_left_out_unless_one_decides_by_them
     source = eject(learner(MakesMetrics()), EPOCHS)
     assert "makes_metrics" in source.partition("Left out, since")[2].partition(".")[0]
     with pytest.raises(EjectError) as caught:
-        eject(learner(MakesMetrics(), EarlyStopping("train/x")), EPOCHS)
+        eject(learner(MakesMetrics(), EarlyStopping("train/x", mode="min")), EPOCHS)
     (why,) = caught.value.problems.values()
     assert why == "it says that it only looks on, but its step_end declares writes=('metrics.*/x',)"
 

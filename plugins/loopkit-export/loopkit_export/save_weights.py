@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import os
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from loopkit import sharded
 from loopkit.checkpoint import save_weights
+from loopkit.criteria import Mode, checked_mode, direction, is_better
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 
@@ -28,7 +28,8 @@ class SaveWeights:
     Args:
         directory: It is made if it is not there.
         best: The metric, as ``"val/loss"``, whose best value's weights are kept; None: those of the last epoch.
-        mode: ``"min"`` if lower values are better, ``"max"`` if higher ones are.
+        mode: ``"min"`` if lower values are better, ``"max"`` if higher ones are; by default as the metric says, else
+            the fit is refused.
         name: The plugin's name.
 
     The best weights are those that were measured: the average, where ``WeightAverage`` validates with it. Epochs
@@ -40,7 +41,7 @@ class SaveWeights:
 
     Example::
 
-        SaveWeights("weights", best="val/accuracy", mode="max")
+        SaveWeights("weights", best="val/accuracy")
     """
 
     provides = "save_weights"
@@ -50,14 +51,13 @@ class SaveWeights:
         self,
         directory: str | os.PathLike[str],
         best: str | None = None,
-        mode: Literal["min", "max"] = "min",
+        mode: Mode | None = None,
         name: str = "save_weights",
     ) -> None:
-        if mode not in ("min", "max"):
-            raise PluginError(f"SaveWeights: mode is {mode!r}: it is 'min' or 'max'")
         if best is not None and "/" not in best:
             raise PluginError(f"SaveWeights: best is {best!r}: it is '<phase>/<metric>', such as 'val/loss'")
-        self.directory, self.best, self.mode, self.name = Path(directory), best, mode, name
+        self.directory, self.best, self.name = Path(directory), best, name
+        self.monitor, self.mode = best, checked_mode("SaveWeights", mode)
         self.value: float | None = None
         """The best value so far."""
 
@@ -66,7 +66,9 @@ class SaveWeights:
 
     @hookimpl(after=("sync",))
     def fit_begin(self, learner: Learner) -> None:
-        """Refuse what one process cannot write."""
+        """Refuse what one process cannot write, and a metric of which nobody says when it is better."""
+        if self.best is not None:
+            direction(self, learner.plugins.values())
         for name, model in learner.models.items():
             if any(map(sharded.is_sharded, model.parameters())):
                 raise PluginError(
@@ -87,7 +89,7 @@ class SaveWeights:
         if self.best is None:
             due = phase.training
         else:
-            due = phase.name == self.best.partition("/")[0] and self._is_better(learner.metrics[self.best])
+            due = phase.name == self.best.partition("/")[0] and self._is_best(learner)
         if due and learner.world.rank == 0:
             by = epoch.keep(self).get("by")
             with learner.plugins[by].averaged(learner) if by else nullcontext():
@@ -95,9 +97,9 @@ class SaveWeights:
                 for name, model in learner.models.items():
                     save_weights(model, self.directory / f"{name}.safetensors")
 
-    def _is_better(self, value: float) -> bool:
-        sign = 1 if self.mode == "min" else -1
-        better = math.isfinite(value) and (self.value is None or sign * value < sign * self.value)
+    def _is_best(self, learner: Learner) -> bool:
+        value = learner.metrics[self.monitor or ""]
+        better = is_better(value, self.value, direction(self, learner.plugins.values()))
         self.value = value if better else self.value
         return better
 

@@ -88,7 +88,7 @@ class DatasetLoader(Loader):
             f"shuffle={self.shuffle}, seed={self.seed}, drop_last={self.drop_last})"
         ) + (f".shard({self.rank}, {self.shares.size}, {self.shares.tail!r})" if self.shares.size > 1 else "")
 
-    def _identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:  # noqa: D102
         identity = {
             "samples": self.samples,
             "batch_size": self.batch_size,
@@ -99,7 +99,7 @@ class DatasetLoader(Loader):
         shared = {"processes": self.shares.size, "tail": self.shares.tail} if self.shares.size > 1 else {}
         return {**identity, **shared}
 
-    def _batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:
+    def batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:  # noqa: D102
         shares, collate = self.shares, self.collate
         sampler = ResumableSampler(self.samples, shuffle=self.shuffle, seed=self.seed)
         sampler.set_indices(indices)

@@ -22,6 +22,8 @@ class Perplexity(Mean):
         Metrics(Perplexity(), Accuracy(ignore_index=-100))
     """
 
+    higher_is_better = False
+
     def __init__(self) -> None:
         super().__init__("loss")
         self.name = "perplexity"

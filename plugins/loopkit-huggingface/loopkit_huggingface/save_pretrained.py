@@ -8,13 +8,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
 from loopkit import Epoch, FitResult, Learner, Phase, hookimpl, sharded
 from loopkit.batches import describe
-from loopkit.criteria import is_better
+from loopkit.criteria import Mode, checked_mode, direction, is_better
 from loopkit.errors import PluginError
 from loopkit.words import nearest
 
@@ -38,7 +38,7 @@ class SavePretrained:
         directory: Where the folders are; those of an earlier run are replaced. A relative one is resolved now.
         tokenizer: The tokenizer or processor to save along, or None if there is none.
         monitor: The metric that says which is the best, such as ``"val/loss"``. A value that is not finite never is.
-        mode: ``"min"`` or ``"max"``.
+        mode: ``"min"`` or ``"max"``; by default as the metric says, else the fit is refused.
         last: Save ``last``.
         averaged: Where a plugin averages the weights and validates with the average (``WeightAverage``), save the
             average; False: the weights as they are trained.
@@ -67,7 +67,7 @@ class SavePretrained:
         tokenizer: Any = MISSING,
         *,
         monitor: str | None = None,
-        mode: Literal["min", "max"] = "min",
+        mode: Mode | None = None,
         last: bool = True,
         averaged: bool = True,
         model: str | None = None,
@@ -86,15 +86,13 @@ class SavePretrained:
         phase, slash, metric = (monitor or "a/b").partition("/")
         if not (phase and slash and metric):
             raise PluginError(f"SavePretrained: monitor is {monitor!r}: it is '<phase>/<metric>', such as 'val/loss'")
-        if mode not in ("min", "max"):
-            raise PluginError(f"SavePretrained: mode is {mode!r}: it is 'min' (lower is better) or 'max'")
         if monitor is None and not last:
             raise PluginError("SavePretrained: last=False and no monitor: there is nothing to save")
         self.name = name
         self.directory = Path(directory).absolute()
         self.tokenizer = tokenizer
         self.monitor = monitor
-        self.mode = mode
+        self.mode = checked_mode("SavePretrained", mode)
         self.last = last
         self.averaged = averaged
         self.model = model
@@ -110,6 +108,8 @@ class SavePretrained:
     def fit_begin(self, learner: Learner) -> None:
         """See that there is what to save, and put back what a kill left aside."""
         self._chosen(learner)
+        if self.monitor is not None:
+            direction(self, learner.plugins.values())
         if learner.world.rank == 0:
             self.directory.mkdir(parents=True, exist_ok=True)
             for label in (BEST, LAST):
@@ -139,7 +139,7 @@ class SavePretrained:
                 f"{nearest(monitor, learner.metrics)}; there are: {', '.join(learner.metrics) or 'none'}"
             )
         value = learner.world.share(float(learner.metrics[monitor]))
-        if is_better(value, self.best, self.mode):
+        if is_better(value, self.best, direction(self, learner.plugins.values())):
             self._save(learner, BEST)
             self.best = value
 

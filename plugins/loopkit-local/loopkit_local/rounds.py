@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
+from torch import Tensor
+
 from loopkit.data import Loader, LoaderError
 from loopkit.errors import EmptyDataError
 from loopkit_local.cadence import Controller
@@ -59,6 +61,8 @@ class Rounds:
         self._accumulate = accumulate
         self._epoch = source.epoch
         self._begun = False
+        self._indices: Tensor | None = None
+        """The samples of this epoch, if not each once."""
         self._start = 0
         """Batches of the epoch before this round."""
         self._counts: list[int] | None = None
@@ -84,6 +88,8 @@ class Rounds:
     def __iter__(self) -> Iterator[Any]:
         if self._begun:
             self.leave()
+        if self._start == 0 and self._counts is None:
+            self._indices = self.source.chosen
         self._begun = True
         source, epoch = self.source, self._epoch
         samples = source.shares.batch_size
@@ -96,7 +102,7 @@ class Rounds:
                     break
                 self._counts = self._controller.plan(left)
             mine = self._mine(self._counts)[self._done :]
-            for batch in islice(source._batches(epoch, mine.start * samples), len(mine)):
+            for batch in islice(source.batches(epoch, mine.start * samples, self._indices), len(mine)):
                 self._done += 1
                 yield batch
         self.leave()
@@ -109,12 +115,15 @@ class Rounds:
 
     def state_dict(self) -> dict[str, Any]:
         """Where all are, and what must be the same where this is loaded; ``position`` counts batches of the whole."""
-        between = self.between
+        between, chosen = self.between, self.source.chosen
+        now = self._indices if self._start or self._counts is not None else chosen
+        names = {"indices": now, "next_indices": chosen} if now is not None or chosen is not None else {}
         return {
             "epoch": self._epoch,
             "position": self._end(self._counts) if self._counts is not None and between else self._start,
             "round": None if between else {"counts": list(self._counts or ()), "rank": self._rank, "done": self._done},
-            "identity": self.source._identity(),
+            "identity": self.source.identity(),
+            **{name: None if each is None else each.tolist() for name, each in names.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -123,7 +132,7 @@ class Rounds:
         Raises:
             LoaderError: The state is of other data, or of the middle of a round of another process.
         """
-        own = self.source._identity()
+        own = self.source.identity()
         if dict(state["identity"]) != own:
             raise LoaderError(f"the state is of a loader with {dict(state['identity'])}, this one has {own}")
         if not 0 <= state["position"] <= len(self.source):
@@ -137,6 +146,9 @@ class Rounds:
             )
         self._epoch, self._start, self._begun = state["epoch"], state["position"], False
         self._counts, self._done = (None, 0) if middle is None else (list(middle["counts"]), middle["done"])
+        for name in ("indices", "next_indices"):
+            self.source.set_indices(state.get(name))
+            self._indices = self.source.chosen if name == "indices" else self._indices
 
     def _mine(self, counts: list[int]) -> range:
         """The indices of this process's batches in the round."""

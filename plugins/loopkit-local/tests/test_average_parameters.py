@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import time
 from types import SimpleNamespace
 
@@ -152,6 +153,21 @@ def test_rounds_give_each_sample_once_in_every_epoch(samples, speeds):
         orders.append(seen)
     loader = TensorLoader(torch.arange(samples), batch_size=2, shuffle=True)
     assert [torch.equal(order, torch.cat(list(loader))) for order in orders] == [True, True]  # in the epoch's order
+
+
+def test_rounds_take_the_samples_that_were_chosen_from_the_next_epoch_on_and_save_them():
+    def part():
+        return rounds(TensorLoader(torch.arange(12), batch_size=2), 2, anchor=2)[0]
+
+    plain, made, again = part(), part(), part()
+    batches = iter(made)
+    first = next(batches)
+    made.source.set_indices([7] * 12)
+    again.load_state_dict(json.loads(json.dumps(made.state_dict())))
+    rest = [batch.tolist() for batch in batches]
+    assert [first.tolist(), *rest] == [batch.tolist() for batch in plain]
+    assert [batch.tolist() for batch in again] == rest
+    assert [batch.tolist() for batch in again] == [batch.tolist() for batch in made] == [[7, 7] for _ in plain]
 
 
 def test_rounds_follow_the_speed():

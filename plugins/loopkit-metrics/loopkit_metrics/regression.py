@@ -32,6 +32,7 @@ class MSE(Metric):
     """
 
     name = "mse"
+    higher_is_better = False
 
     def reset(self) -> None:  # noqa: D102
         self.total: Tensor | None = None

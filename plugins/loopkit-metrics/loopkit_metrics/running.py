@@ -67,6 +67,7 @@ class SamplesPerSecond(Metric):
     """
 
     name = "samples_per_second"
+    higher_is_better = True
 
     def reset(self) -> None:  # noqa: D102
         self.samples = 0

@@ -300,3 +300,10 @@ def test_metric_of_nothing_is_empty():
         metric = getattr(loopkit_metrics, name)()
         assert metric.is_empty
         assert np.isnan(metric.compute())
+
+
+def test_metrics_say_whether_higher_values_are_better():
+    said = {each: Metrics(m=each()).higher_is_better("val/m") for each in (AUROC, AveragePrecision, R2, MSE, MAE, RMSE)}
+    assert said == {AUROC: True, AveragePrecision: True, R2: True, MSE: False, MAE: False, RMSE: False}
+    assert Metrics(m=TopK(2)).higher_is_better("val/m") is True
+    assert Metrics(m=Quantile("loss", 0.5)).higher_is_better("val/m") is None

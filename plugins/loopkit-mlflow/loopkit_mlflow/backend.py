@@ -38,10 +38,11 @@ from loopkit.logs import (
 from loopkit.logs.masking import masked_values
 from loopkit.plugins import Checkpoint, LogTo
 from loopkit.result import FitResult
-from loopkit_mlflow.client import Client, check_uri
+from loopkit_mlflow.client import check_uri
 from loopkit_mlflow.names import artifact_name, clean, name_for
 from loopkit_mlflow.sender import MOST, Sender, SenderThread
 from loopkit_mlflow.spool import Header, Spool, SpoolError
+from loopkit_mlflow.store import connect
 
 __all__ = ["MLflow", "mlflow"]
 
@@ -70,8 +71,8 @@ class MLflow(Backend):
     phase ``train`` is called ``train/loss``.
 
     Args:
-        tracking_uri: The server's address, such as ``"http://127.0.0.1:5000"``; by default that in
-            ``MLFLOW_TRACKING_URI``.
+        tracking_uri: The server's address, such as ``"http://127.0.0.1:5000"``, or a database of this machine without a
+            server, ``"sqlite:///mlflow.db"``, which needs mlflow; by default that in ``MLFLOW_TRACKING_URI``.
         experiment: The experiment's name; it is made if there is none.
         run_name: The run's name; by default the server finds one.
         parent: The id of the run that this one is nested in (`create_run` makes one).
@@ -168,7 +169,7 @@ class MLflow(Backend):
         self._staged = set(self._state.get("checkpoints", ()))
         self._learner = weakref.ref(run.learner)
         self._spool = spool = self._take_spool()
-        self._thread = SenderThread(Sender(spool, Client(self.tracking_uri, self.timeout)))
+        self._thread = SenderThread(Sender(spool, connect(self.tracking_uri, self.timeout)))
         found = [plugin for plugin in run.learner.plugins.values() if isinstance(plugin, Checkpoint)]
         self._source = found[0] if found else None
         if self._state:

@@ -43,6 +43,8 @@ def check_uri(uri: str) -> str:
     Raises:
         PluginError: It is not that of a server, or holds a password, which would be written into the spool.
     """
+    if isinstance(uri, str) and uri.startswith("sqlite:///") and len(uri) > len("sqlite:///"):
+        return uri
     try:
         parts = urlsplit(uri)
         fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -51,7 +53,8 @@ def check_uri(uri: str) -> str:
     if not fits:
         raise PluginError(
             f"MLflow: tracking_uri is {masked_text(repr(uri))}, which is no address of a server: give one such as "
-            f"'http://127.0.0.1:5000', where this runs: mlflow server --backend-store-uri sqlite:///mlflow.db"
+            f"'http://127.0.0.1:5000', where this runs: mlflow server --backend-store-uri sqlite:///mlflow.db; or that "
+            f"database itself, 'sqlite:///mlflow.db'"
         )
     if parts.username is not None or parts.password is not None:
         raise PluginError(
@@ -103,7 +106,7 @@ class Client:
         """
         parts = urlsplit(artifact_uri)
         if parts.scheme != "mlflow-artifacts" or parts.netloc:
-            _store(file, artifact_uri, path)
+            store_artifact(file, artifact_uri, path)
             return
         url = f"{self.uri}/api/2.0/mlflow-artifacts/artifacts/{quote(parts.path.strip('/'))}/{quote(path)}"
         with file.open("rb") as content:
@@ -133,9 +136,13 @@ class Client:
             raise Unavailable(f"{shown} failed: {_reason(error)}") from error
         if response.ok and not response.is_redirect:
             return response
-        kinds: dict[int, type[ServerError]] = {**dict.fromkeys(REFUSES, Refused), **dict.fromkeys(LATER, Unavailable)}
-        kind = Unavailable if response.status_code >= 500 else kinds.get(response.status_code, Denied)
-        raise kind(f"{shown} was answered with {response.status_code}: {_message(response)}")
+        raise kind_of(response.status_code)(f"{shown} was answered with {response.status_code}: {_message(response)}")
+
+
+def kind_of(status: int) -> type[ServerError]:
+    """What an answer with this status means."""
+    kinds: dict[int, type[ServerError]] = {**dict.fromkeys(REFUSES, Refused), **dict.fromkeys(LATER, Unavailable)}
+    return Unavailable if status >= 500 else kinds.get(status, Denied)
 
 
 def _authorization() -> Any:
@@ -154,7 +161,7 @@ def _authorization() -> Any:
     return add
 
 
-def _store(file: Path, artifact_uri: str, path: str) -> None:
+def store_artifact(file: Path, artifact_uri: str, path: str) -> None:
     """Write to a store that the server does not stand in front of, by mlflow's own code."""
     try:
         from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository

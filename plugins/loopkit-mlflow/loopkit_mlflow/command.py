@@ -11,9 +11,10 @@ from pathlib import Path
 
 from loopkit.checkpoint.lock import Lock
 from loopkit.errors import CheckpointError, LoopkitError
-from loopkit_mlflow.client import Client, Denied, ServerError
+from loopkit_mlflow.client import Denied, ServerError
 from loopkit_mlflow.sender import FIRST_PAUSE, LONGEST_PAUSE, Sender
 from loopkit_mlflow.spool import Spool, find
+from loopkit_mlflow.store import connect
 
 __all__ = ["main"]
 
@@ -70,7 +71,7 @@ def _send(spool: Spool, uri: str | None, refused: bool, patience: float) -> int:
     except CheckpointError as error:
         print(f"{spool.directory}: not sent: {error}", file=sys.stderr)
         return 1
-    client = Client(uri or spool.header.uri)
+    client = connect(uri or spool.header.uri)
     try:
         sender = Sender(spool, client)
         sent = _send_patiently(sender, patience)

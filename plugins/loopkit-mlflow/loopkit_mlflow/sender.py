@@ -14,6 +14,7 @@ from loopkit.checkpoint.lock import Lock
 from loopkit.errors import CheckpointError
 from loopkit_mlflow.client import Client, Denied, Refused, ServerError, Unavailable
 from loopkit_mlflow.spool import Spool, SpoolError
+from loopkit_mlflow.store import connect
 
 __all__ = ["Sender", "SenderThread", "create_run"]
 
@@ -315,7 +316,7 @@ def create_run(tracking_uri: str, experiment: str, run_name: str | None = None) 
         for fold in range(5):
             backend = MLflow("http://127.0.0.1:5000", "digits", run_name=f"fold {fold}", parent=parent)
     """
-    client = Client(tracking_uri)
+    client = connect(tracking_uri)
     try:
         run = make_run(client, experiment_id(client, experiment), run_name, {}, int(time.time() * 1000))
         return str(run["info"]["run_id"])

@@ -553,7 +553,7 @@ def test_a_spool_that_cannot_be_written_is_said_before_the_first_step(make_learn
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"tracking_uri": "sqlite:///mlflow.db"}, "'sqlite:///mlflow.db', which is no address of a server"),
+        ({"tracking_uri": "mysql://db/mlflow"}, "'mysql://db/mlflow', which is no address of a server"),
         ({"tracking_uri": "sqlite://me:secret@db"}, r"'sqlite://me:\*\*\*@db', which is no address"),
         ({"tracking_uri": "http://me:secret@host"}, "holds a name or password for host.*MLFLOW_TRACKING_USERNAME"),
         ({"tracking_uri": NOWHERE, "checkpoints": "worst"}, "checkpoints is 'worst'"),
