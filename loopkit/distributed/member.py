@@ -195,7 +195,7 @@ class Member(Shown):
         self._epochs.append(epoch)
         try:
             yield
-            self._paces[phase.name], self._over = pace.every, self._steps()
+            self._paces[phase.name], self._over = pace.every, self._reach()
         except Exception as error:
             blamed = self._blame(error)
             watch.fail(error)
@@ -249,13 +249,13 @@ class Member(Shown):
             return (f"{hook}, {at}" if hook else at) + cancelled
 
         self._over = "", 0, False
-        self._watch = Watch(self.world, where, steps=self._steps)
+        self._watch = Watch(self.world, where, steps=self._reach)
         self._watch.start()
         self._failure = lambda: None if learner.current is None else learner.current.failure
         self.world.blame = self._blame
         return self._watch
 
-    def _steps(self) -> tuple[str, int, bool]:
+    def _reach(self) -> tuple[str, int, bool]:
         """The epoch that runs or ended last, its steps so far, and whether its data ended."""
         if not self._epochs:
             return self._over
