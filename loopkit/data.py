@@ -234,7 +234,8 @@ class Loader(ABC):
     options, `identity` names them.
 
     Args:
-        source: The loader that it wraps, at whose position it begins; or, if it wraps none, how its samples are cut.
+        source: The loader that it wraps, at whose position it begins, without ``steps``; or, if it wraps none, how its
+            samples are cut.
         steps: Batches of an epoch, from 1; of each process, and at most: ``__len__`` may say fewer. By default each
             batch is made of the source's in its place. With ``steps`` it need not be.
 
@@ -260,7 +261,7 @@ class Loader(ABC):
 
     def __len__(self) -> int:
         """Batches per epoch; those of this process."""
-        return self._shares.steps()
+        return self._shares.steps() if self.source is None or self._counted else len(self.source)
 
     @abstractmethod
     def batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:

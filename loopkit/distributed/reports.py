@@ -192,10 +192,11 @@ class Reports:
             self._read, self._changed = text, now
         summary = json.loads(text)
         self.unheard = summary["unheard"]
+        last = Report(**summary["told"][str(REPORTER)][0]).state != "running"
         heard = {}
         for key, (told, silent, vanished) in summary["told"].items():
             rank, report, at = int(key), Report(**told), self._changed - silent
-            if rank in dead:  # it may have said more since the summary was made
+            if last or rank in dead:  # it may have said more since the summary was made
                 report = Report(**json.loads(store.get(self._keys[rank])))
             if rank == REPORTER:
                 silent = now - at

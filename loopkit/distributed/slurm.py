@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from loopkit.errors import WorldError
 
 PORTS = 10000, 20000
-"""From where the port is chosen, by the number of the job."""
-NEEDED = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
+"""From where the port is chosen, by the numbers of the job and of its step."""
+NEEDED = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_NODELIST")
+"""sbatch sets the first three for its script, too, and the last only srun."""
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -27,21 +28,19 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
     Raises:
         WorldError: The environment is not that of a task of srun.
     """
-    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST") or environ.get("SLURM_JOB_NODELIST")
-    if missing := [name for name in NEEDED if name not in environ] + ["SLURM_NODELIST"] * (not nodes):
+    if missing := [name for name in NEEDED if name not in environ]:
         raise WorldError(
             f"the environment lacks {', '.join(missing)}, which srun sets for each task: start the script by "
             f"srun python -m loopkit.distributed.slurm train.py"
         )
-    assert nodes is not None
-    job = environ.get("SLURM_JOB_ID", "0")
     first, last = PORTS
+    number = int(re.sub(r"\D", "", environ.get("SLURM_JOB_ID", "")) or 0) + 997 * int(environ.get("SLURM_STEP_ID", 0))
     found = {
         "RANK": environ["SLURM_PROCID"],
         "WORLD_SIZE": environ["SLURM_NTASKS"],
         "LOCAL_RANK": environ["SLURM_LOCALID"],
-        "MASTER_ADDR": environ.get("MASTER_ADDR") or hosts(nodes)[0],
-        "MASTER_PORT": environ.get("MASTER_PORT") or str(first + int(re.sub(r"\D", "", job) or 0) % (last - first)),
+        "MASTER_ADDR": environ.get("MASTER_ADDR") or hosts(environ["SLURM_STEP_NODELIST"])[0],
+        "MASTER_PORT": environ.get("MASTER_PORT") or str(first + number % (last - first)),
     }
     if tasks := environ.get("SLURM_STEP_TASKS_PER_NODE"):
         found["LOCAL_WORLD_SIZE"] = str(counts(tasks)[int(environ.get("SLURM_NODEID", "0"))])

@@ -145,8 +145,8 @@ class Watch:
             self._wake.set()
             while (cause := self._certain(SILENCE)) is None and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(min(left, self._interval))
-            cause = cause or self._likely(error) + recorded(self.world.rank)
-        return PeerError(f"rank {self.world.rank}: {cause}")
+            likely = "" if cause else self._likely(error)
+        return PeerError(f"rank {self.world.rank}: {cause or likely + recorded(self.world.rank)}")
 
     def _tell(self, report: Report) -> None:
         global _last_words
@@ -295,9 +295,11 @@ class Watch:
                 return
             stays, where = now - self._since, self._own.where
         text = f"loopkit: rank {self.world.rank} has hung for {stays:.1f} s ({where}) and ends now, because {cause}"
+        says = threading.Thread(target=lambda: os.write(2, f"{recorded(self.world.rank)}\n".encode()), daemon=True)
         try:
             os.write(2, text.encode())
-            os.write(2, f"{recorded(self.world.rank)}\n".encode())
+            says.start()
+            says.join(PATIENCE)  # it writes a file, for which a disk that is gone never ends
         finally:
             os._exit(1)
 

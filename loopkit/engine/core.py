@@ -77,10 +77,10 @@ class Core:
     def stop(self, reason: str, by: str) -> bool:
         """Ask for the end of the run, unless a plugin puts that off."""
         holds = [plugin.hold_stop for plugin in self.registry.plugins.values() if hasattr(plugin, "hold_stop")]
-        held = any(hold(self.learner, reason, by) for hold in holds)
-        if not held:
+        held = [hold(self.learner, reason, by) for hold in holds]
+        if not any(held):
             self.requests.stop(reason, by)
-        return not held
+        return not any(held)
 
     def enter(self, fit: Fit | None) -> None:
         """A fit begins; None: it is over."""

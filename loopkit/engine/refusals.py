@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from loopkit.criteria import better
+from loopkit.criteria import better, direction
 from loopkit.engine.order import EVERYTHING, overlaps
 from loopkit.errors import OrderError, PluginConflict, PluginError
 from loopkit.events import FitBegin, FitEnd, SignalBegin
@@ -201,6 +201,13 @@ def check_monitors(
                 f"{'give fit(train, val) data, or ' if phase == 'val' else ''}let it read a metric of a phase that is "
                 f"run. If a hook runs it, give it a phase of its own: Learner(phases=[ValidationPhase(name='probe')])"
             )
+
+
+def check_modes(plugins: Mapping[str, Any]) -> None:
+    """Refuse a plugin that goes by a metric of which nobody says when it is better, before any has done a thing."""
+    for plugin in plugins.values():
+        if isinstance(getattr(plugin, "monitor", None), str) and hasattr(plugin, "mode"):
+            direction(plugin, plugins.values())
 
 
 def wrong_modes(plugins: Mapping[str, Any]) -> list[str]:

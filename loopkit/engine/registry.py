@@ -219,7 +219,8 @@ class Registry:
         """What only shows when a fit begins, which runs these phases, and whose hooks may run those of the user's own.
 
         Raises:
-            PluginError: A plugin is never called, or reads a metric that is never made.
+            PluginError: A plugin is never called, or goes by a metric that is never made, or of which nobody says when
+                it is better.
         """
         if not self._implementations:
             return
@@ -228,6 +229,7 @@ class Registry:
         if idle := self.idle([*runs, *self._phases.own]):
             raise PluginError("; ".join(idle))
         refusals.check_monitors(self._implementations, self._phases, {phase.name for phase in runs})
+        refusals.check_modes(self.plugins)
         for wrong in refusals.wrong_modes(self.plugins):
             warn(wrong)
 

@@ -128,7 +128,6 @@ class EarlyStopping(Shown):
             else:
                 learner.stop(self.reason, by=self.name)
         self.criterion.start()
-        direction(self, learner.plugins.values())
 
     @hookimpl(reads=lambda plugin: ("params", "buffers") if plugin.restore_best else ())
     def epoch_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:

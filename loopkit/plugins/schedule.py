@@ -188,7 +188,8 @@ class Schedule(Shown):
     @hookimpl(writes=lambda plugin: plugin.owns())
     def epoch_end(self, learner: Learner, phase: Phase) -> None:
         """Advance to the next epoch."""
-        self.step_end(learner)  # the last window may have been updated after its step
+        if phase.training:
+            self.step_end(learner)  # the last window may have been updated after its step
         if self._every == "epoch" and phase.training:
             self.count += 1
             self._set(learner)

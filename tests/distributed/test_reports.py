@@ -156,3 +156,14 @@ def test_who_is_elsewhere_is_told_among_64():
         assert reports.heard[50].report.line == "line 7 of load.py, load"
         assert 0 in reports.heard
         assert len(reports.heard) <= TOLD
+
+
+def test_a_process_that_fails_after_rank_zero_has_ended_is_named():
+    played = Played(3)
+    played.rounds()
+    played.own[0] = replace(WAITING, state="ended")
+    played.rounds()
+    played.ended.add(0)
+    played.own[1] = replace(WAITING, state="failed", error="ValueError: bad")
+    played.rounds(2)
+    assert played.ranks[2].certain(1.0)[0] == 1

@@ -64,8 +64,18 @@ def test_address_that_is_set_stays():
 
 
 def test_environment_that_is_not_a_task_is_refused():
-    with pytest.raises(WorldError, match="lacks SLURM_PROCID, SLURM_NODELIST"):
+    with pytest.raises(WorldError, match="lacks SLURM_PROCID, SLURM_STEP_NODELIST"):
         variables({"SLURM_NTASKS": "2", "SLURM_LOCALID": "0"})
+
+
+def test_script_of_a_job_without_srun_is_refused():
+    of_sbatch = {name: value for name, value in TASK.items() if "STEP" not in name}
+    with pytest.raises(WorldError, match="lacks SLURM_STEP_NODELIST, which srun sets"):
+        variables({**of_sbatch, "SLURM_NODELIST": "gpu[08-10,12]"})
+
+
+def test_steps_of_one_job_have_ports_of_their_own():
+    assert variables({**TASK, "SLURM_STEP_ID": "1"})["MASTER_PORT"] == "18120"
 
 
 @pytest.mark.slow

@@ -210,6 +210,15 @@ def test_metric_of_which_nobody_says_when_it_is_better_is_refused_at_the_begin(m
     assert made.progress.steps == 0
 
 
+def test_checkpoints_that_are_to_be_overwritten_stay_where_a_mode_is_missing(tmp_path):
+    tiny_problem().learner(plugins=[Checkpoint(tmp_path)], standard=False).fit(tiny_problem().train, epochs=1)
+    before = {path.name for path in tmp_path.iterdir()}
+    made = [Checkpoint(tmp_path, overwrite=True), EarlyStopping("val/score"), Script(1.0)]
+    with pytest.raises(PluginError, match="nothing says whether"):
+        tiny_problem().learner(plugins=made, standard=False).fit(tiny_problem().train, tiny_problem().val, epochs=1)
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
 def test_result_is_by_the_plugin_of_its_name():
     stopping = EarlyStopping("val/score", criterion=NumberLimit(1), name="other", mode="min")
     assert run(stopping, Script(1.0))[1].by == "other"

@@ -8,11 +8,12 @@ from functools import partial
 
 import pytest
 import torch
+from helpers import on
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.optim import SGD, AdamW, lr_scheduler
 
-from loopkit import CancelStep, Learner, TrainingPhase, hookimpl
+from loopkit import CancelStep, Learner, TrainingPhase, ValidationPhase, hookimpl
 from loopkit.errors import PluginConflict, PluginError
 from loopkit.groups import param_groups
 from loopkit.plugins.metrics import Metrics
@@ -283,6 +284,11 @@ class TwoPhase(TrainingPhase):
             step.update("generator")
 
 
+class Quiet(ValidationPhase):
+    def step(self, learner, step):
+        """Looks at nothing."""
+
+
 def two(*plugins):
     models = {"critic": nn.Linear(4, 1), "generator": nn.Linear(4, 1)}
     optimizers = {name: partial(SGD, lr=1.0) for name in models}
@@ -353,6 +359,17 @@ def test_schedule_of_several_optimizers_is_even_after_a_cancelled_step_and_an_ep
         learner.fit(lambda: iter(make_batches()), epochs=1)  # 6 batches: with 4, a last update after the last step
         rates = [optimizer.param_groups[0]["lr"] for optimizer in learner.optimizers.values()]
         assert rates == [1.0 + plugin.count] * 2
+
+
+def test_validation_within_a_step_leaves_the_rates_of_its_later_updates_alone():
+    generator = Record(optimizer="generator")
+    plain = Record(optimizer="generator")
+    validates = on("update_end", lambda learner: learner.run("val", make_batches(1)), "validates")
+    two(Schedule(lambda k: k + 1), plain).fit(make_batches(4), epochs=1)
+    learner = two(Schedule(lambda k: k + 1), generator, validates)
+    learner.phases["val"] = Quiet()
+    learner.fit(make_batches(4), epochs=1)
+    assert generator.values == plain.values
 
 
 def test_schedule_of_an_attribute_finds_the_model_by_its_name():

@@ -28,7 +28,7 @@ class StopOn(Shown):
         criterion: One of `loopkit.criteria`, such as ``Divergence(0.5, relative=True)``. The plugin has a copy.
         every: Updates between two questions, from 1. At each the host waits for the device.
         attribute: The step's number that is averaged, weighted by ``step.weight``.
-        mode: ``"min"`` or ``"max"``.
+        mode: ``"min"`` or ``"max"``; by default ``"min"`` for a loss, and asked for otherwise.
         name: The plugin's name.
 
     Of several processes the mean is that of all; they have to train in step, as with ``DDP``. Saved and gone on with
@@ -53,7 +53,7 @@ class StopOn(Shown):
         every: int = 100,
         *,
         attribute: str = "loss",
-        mode: Mode = "min",
+        mode: Mode | None = None,
         name: str = "stop_on",
     ) -> None:
         if not isinstance(criterion, Criterion):
@@ -64,7 +64,10 @@ class StopOn(Shown):
             raise PluginError(f"StopOn: {criterion!r} compares two series: give it to EarlyStopping")
         if not is_count(every):
             raise PluginError(f"StopOn: every is {every!r}: it counts updates, from 1")
-        self.mode: Mode = checked_mode("StopOn", mode) or "min"
+        given = checked_mode("StopOn", mode) or ("min" if attribute.endswith("loss") else None)
+        if given is None:
+            raise PluginError(f'StopOn: say whether {attribute!r} is better where it is lower, mode="min", or "max"')
+        self.mode: Mode = given
         self.name, self.attribute, self.every, self._criterion = name, attribute, every, criterion
         self._start()
 

@@ -94,3 +94,9 @@ def test_stop_on_refuses(given, text):
 
 def test_plugin_keeps_the_contract():
     check_plugin(lambda: StopOn(NumberLimit(1000), every=2))
+
+
+def test_mode_is_asked_for_where_the_number_is_no_loss():
+    with pytest.raises(PluginError, match="'reward' is better where it is lower"):
+        StopOn(Divergence(5.0), attribute="reward")
+    assert StopOn(Divergence(5.0), attribute="critic_loss").mode == "min"

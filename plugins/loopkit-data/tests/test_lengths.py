@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from loopkit import Learner, Phase
-from loopkit.data import LoaderError, ResumableSampler, TensorLoader, from_function
+from loopkit.data import LoaderError, Prefetch, ResumableSampler, TensorLoader, from_function
 from loopkit.errors import EmptyDataError
 from loopkit.events import BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, UpdateSkipped
 from loopkit.plugins import Schedule
@@ -118,6 +118,12 @@ def test_epochs_of_a_stream_are_the_stream(source):
     found = [torch.cat(batch, 1) for _ in range(6) for batch in epochs]
     expected = itertools.islice(itertools.chain.from_iterable(itertools.repeat(stream)), 24)
     assert torch.equal(torch.stack(found), torch.stack([torch.cat(batch, 1) for batch in expected]))
+
+
+def test_length_of_a_shorter_epoch_is_said_by_what_wraps_it_too():
+    shorter = limit(TensorLoader(INPUTS, batch_size=8), 10)
+    for loader in (shorter, shorter.map(lambda batch: batch), Prefetch(shorter), shorter.map(len).shard(0, 2)):
+        assert len(loader) == len(list(loader))
 
 
 def test_limit_leaves_a_shorter_epoch_as_it_is():

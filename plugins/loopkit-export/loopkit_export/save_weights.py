@@ -66,9 +66,7 @@ class SaveWeights:
 
     @hookimpl(after=("sync",))
     def fit_begin(self, learner: Learner) -> None:
-        """Refuse what one process cannot write, and a metric of which nobody says when it is better."""
-        if self.best is not None:
-            direction(self, learner.plugins.values())
+        """Refuse what one process cannot write."""
         for name, model in learner.models.items():
             if any(map(sharded.is_sharded, model.parameters())):
                 raise PluginError(

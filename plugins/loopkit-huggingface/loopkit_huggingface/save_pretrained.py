@@ -108,8 +108,6 @@ class SavePretrained:
     def fit_begin(self, learner: Learner) -> None:
         """See that there is what to save, and put back what a kill left aside."""
         self._chosen(learner)
-        if self.monitor is not None:
-            direction(self, learner.plugins.values())
         if learner.world.rank == 0:
             self.directory.mkdir(parents=True, exist_ok=True)
             for label in (BEST, LAST):
