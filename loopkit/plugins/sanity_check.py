@@ -152,6 +152,12 @@ def _validate(learner: Learner, source: Any, count: int) -> None:
     with as_before(learner, data):
         try:
             trial, _ = copied(learner, {*KEPT, *kept}, source.phase, [_First(count, learner.plugins)])
+        except (TypeError, RuntimeError) as error:
+            raise PluginError(
+                f"SanityCheck(val_batches={count}): a model, the loss, a phase or one of the plugins {', '.join(kept)} "
+                f"cannot be copied ({error}): give what holds it a __deepcopy__, or leave val_batches out"
+            ) from error
+        try:
             trial.run(name, own_position(data))
         except Exception as error:
             add_note(error, f"loopkit: before training, SanityCheck(val_batches={count}) validated on phase {name!r}")

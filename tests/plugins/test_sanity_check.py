@@ -1,6 +1,7 @@
 """SanityCheck: what it refuses before anything is trained, and what it lets pass."""
 
 import random
+import threading
 import warnings
 from functools import partial
 
@@ -511,6 +512,13 @@ def test_look_at_the_validation_has_the_plugins_that_change_batches():
     learner.fit(data, data, epochs=1)
     assert seen == [([[2.0], [2.0]], steps) for steps in (0, 0, 3, 3, 3)]
     assert (plugins[0].moved, plugins[1].taken) == (6, 2)
+
+
+def test_look_at_the_validation_refuses_what_cannot_be_copied():
+    locked = ToFloat()
+    locked.lock = threading.Lock()
+    with pytest.raises(PluginError, match=r"the plugins to_float cannot be copied \(cannot pickle .*: give what holds"):
+        make_learner(SanityCheck(val_batches=1), locked).fit(batches(2), batches(2), epochs=1)
 
 
 def looked(rank):
