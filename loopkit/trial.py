@@ -5,11 +5,15 @@ from __future__ import annotations
 import copy
 import random
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from itertools import islice
+from types import BuiltinMethodType, CellType, CodeType, FunctionType, MethodType, ModuleType, NoneType
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
@@ -20,8 +24,12 @@ from loopkit.learner import Learner
 if TYPE_CHECKING:
     from loopkit.phases import Phase
 
-T = TypeVar("T")
-
+MOST, LONG = 10_000, 100
+"""Objects of the data that are looked at for generators, and of one list or dict."""
+EMPTY = CellType()
+LEAVES = (Tensor, ModuleType, type, str, bytes, int, float, NoneType)
+FOREIGN = ("builtins", "loopkit", "numpy", "random", "torch")
+"""Packages whose classes use no generators but those that their attributes hold, and those of all."""
 KEPT = ("clip", "device", "eval_mode", "freeze", "memory_format", "mixed_precision", "noise")
 """What the plugins provide that a copy trains with, too; the others watch, save, stop or schedule."""
 
@@ -40,7 +48,7 @@ def copied(
     kept = {n: p for n, p in learner.plugins.items() if n in words or getattr(p, "provides", "") in words}
     known = {*kept, *(getattr(plugin, "provides", "") for plugin in kept.values())}
     memo: dict[int, Any] = {}
-    models = copy.deepcopy(learner.models, memo)
+    models = copy.deepcopy(dict(learner.models), memo)  # without what is wrapped around them
     optimizers = {name: _copy_optimizer(each, memo) for name, each in learner.optimizers.items()}
     loss_fn, phases, phase, plugins = copy.deepcopy(
         (learner.loss_fn, learner.phases.given, phase, list(kept.values())), memo
@@ -96,10 +104,17 @@ def as_before(learner: Learner, data: Any) -> Iterator[None]:
         keep(numpy.set_state, numpy.get_state())
     keep(torch.set_rng_state, torch.get_rng_state())
     keep(devices.set_generator_states, devices.generator_states())
-    for sampler in _held(data, ResumableSampler):
-        keep(vars(sampler).update, {**vars(sampler), "_place": copy.copy(vars(sampler)["_place"])})
-    for generator in _held(data, torch.Generator):
-        keep(generator.set_state, generator.get_state())
+    for each in reached(data):
+        if isinstance(each, ResumableSampler):
+            keep(vars(each).update, {**vars(each), "_place": copy.copy(vars(each)["_place"])})
+        elif isinstance(each, torch.Generator):
+            keep(each.set_state, each.get_state())
+        elif isinstance(each, random.Random) and not isinstance(each, random.SystemRandom):
+            keep(each.setstate, each.getstate())
+        elif "numpy" in sys.modules and isinstance(each, sys.modules["numpy"].random.RandomState):
+            keep(each.set_state, each.get_state(legacy=False))
+        elif "numpy" in sys.modules and isinstance(each, sys.modules["numpy"].random.Generator):
+            keep(partial(setattr, each.bit_generator, "state"), each.bit_generator.state)
     if hasattr(data, "state_dict") and hasattr(data, "load_state_dict") and not isinstance(data, (Loader, DataLoader)):
         keep(data.load_state_dict, copy.deepcopy(data.state_dict()))
     params = {p for model in learner.models.values() for p in model.parameters()}
@@ -112,14 +127,38 @@ def as_before(learner: Learner, data: Any) -> Iterator[None]:
     finally:
         for p, gradient in gradients:
             p.grad = gradient
-        for each in restore:
-            each()
+        for put_back in restore:
+            put_back()
 
 
-def _held(data: Any, kind: type[T]) -> list[T]:
-    """The generators, or resumable samplers, that a loader and its samplers hold."""
-    batch_sampler = getattr(data, "batch_sampler", None)
-    holders = [data, getattr(data, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
-    found = [value for holder in holders for value in (holder, *getattr(holder, "__dict__", {}).values())]
-    unique = {id(value): value for value in found if isinstance(value, kind)}
-    return list(unique.values())
+def reached(data: Any) -> list[Any]:
+    """The data and what its attributes, its functions and theirs lead to; `MOST` objects."""
+    found, seen = [data], {id(data)}
+    for each in found:
+        for value in _within(each):
+            if id(value) not in seen and not isinstance(value, LEAVES) and len(found) < MOST:
+                seen.add(id(value))
+                found.append(value)
+    return found
+
+
+def _within(value: Any) -> Iterable[Any]:
+    """What an object holds; of a function, the variables that it uses."""
+    if isinstance(value, FunctionType):
+        held = [cell.cell_contents for cell in value.__closure__ or () if cell != EMPTY]
+        held += [value.__globals__[name] for name in _names(value.__code__) if name in value.__globals__]
+        return *held, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()
+    if isinstance(value, partial):
+        return value.func, *value.args, *value.keywords.values()
+    if isinstance(value, (MethodType, BuiltinMethodType)):
+        return value.__self__, getattr(value, "__func__", None)
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple, set)) else ()
+    own = [cls for cls in type(value).__mro__ if cls.__module__.partition(".")[0] not in FOREIGN]
+    methods = [getattr(each, "__func__", each) for cls in own for each in vars(cls).values()]
+    functions = [each for each in methods if isinstance(each, FunctionType)]
+    return *islice(items, LONG), *getattr(value, "__dict__", {}).values(), *functions
+
+
+def _names(code: CodeType) -> set[str]:
+    """The names of the globals that it may use, in functions within it too."""
+    return set(code.co_names).union(*(_names(each) for each in code.co_consts if isinstance(each, CodeType)))

@@ -19,6 +19,7 @@ from loopkit.hooks import hookimpl
 from loopkit.notes import add_note, warn
 from loopkit.options import Shown
 from loopkit.phases import PredictionPhase, TrainingPhase, ValidationPhase
+from loopkit.plugin import provided, takes_batches, unwrapped
 from loopkit.plugins.metrics import Metrics
 from loopkit.trial import KEPT, as_before, copied, own_position
 from loopkit.words import is_count
@@ -51,7 +52,9 @@ class SanityCheck(Shown):
     Args:
         val_batches: Validate on so many batches of each validation set before a fit begins to train, from 1, and leave
             everything as it was, to the bit: a mistake in the validation shows before an epoch is trained. It needs a
-            copy of the models, and the plugins that make metrics or set devices and precision take part.
+            copy of the models, and of the plugins that take part: those that make metrics, set devices and precision,
+            or declare that they read or change batches, inputs, outputs or targets. Each process looks alone, at the
+            whole data. Generators that a dataset or its functions hold are put back; what else they change stays so.
         checks: Functions of your own, called with the learner before the first step of each training phase. What one
             returns, a sentence, or raises is refused.
     """
@@ -114,6 +117,20 @@ class SanityCheck(Shown):
         self._checked.add(phase.name)
 
 
+class _First:
+    """Takes the first batches alone, of the data as the other plugins have set it up."""
+
+    name = "first_batches"
+
+    def __init__(self, count: int, others: Iterable[str]) -> None:
+        self.count = count
+        self.after = tuple(others)
+
+    @hookimpl
+    def setup_data(self, data: Any) -> Any:
+        return list(islice(data, self.count))
+
+
 def _validate(learner: Learner, source: Any, count: int) -> None:
     """Validate on the first batches of a fit's source, with copies of everything."""
     name, data = source.phase.name, source.given
@@ -126,12 +143,22 @@ def _validate(learner: Learner, source: Any, count: int) -> None:
         )
     if any(sharded.is_sharded(p) for model in learner.models.values() for p in model.parameters()):
         raise PluginError(f"SanityCheck(val_batches={count}): the parameters are sharded, and cannot be copied")
-    data = source.epoch()[0]
-    measuring = [name for name, plugin in learner.plugins.items() if isinstance(plugin, Metrics)]
+    kept = [
+        name
+        for name, plugin in learner.plugins.items()
+        if isinstance(unwrapped(plugin), Metrics)
+        or (provided(plugin) not in ("observer", "sanity_check", "sync") and takes_batches(plugin, source.phase))
+    ]
     with as_before(learner, data):
         try:
-            trial, _ = copied(learner, {*KEPT, *measuring}, source.phase)
-            trial.run(name, list(islice(own_position(data), count)))
+            trial, _ = copied(learner, {*KEPT, *kept}, source.phase, [_First(count, learner.plugins)])
+        except (TypeError, RuntimeError) as error:
+            raise PluginError(
+                f"SanityCheck(val_batches={count}): a model, the loss, a phase or one of the plugins {', '.join(kept)} "
+                f"cannot be copied ({error}): give what holds it a __deepcopy__, or leave val_batches out"
+            ) from error
+        try:
+            trial.run(name, own_position(data))
         except Exception as error:
             add_note(error, f"loopkit: before training, SanityCheck(val_batches={count}) validated on phase {name!r}")
             raise

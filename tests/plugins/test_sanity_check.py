@@ -1,20 +1,23 @@
 """SanityCheck: what it refuses before anything is trained, and what it lets pass."""
 
 import random
+import threading
 import warnings
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
+from distributed.processes import run
 from helpers import batches, make_learner, on
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from loopkit import Learner, TrainingPhase, ValidationPhase
+from loopkit import Learner, TrainingPhase, ValidationPhase, hookimpl
 from loopkit.data import ResumableSampler, TensorLoader
 from loopkit.errors import PhaseError, PhaseInputError, PluginError
 from loopkit.logs import JsonLines, read_log
-from loopkit.plugins import History, LogMetrics, LogTo, Metrics, SanityCheck
+from loopkit.plugins import DDP, History, LogMetrics, LogTo, Metrics, SanityCheck
 
 
 class ItemsAlone:
@@ -395,3 +398,136 @@ def test_look_at_data_whose_place_cannot_be_put_back_is_refused(data):
 def test_look_at_no_number_of_batches_is_refused(count):
     with pytest.raises(PluginError, match=f"val_batches is {count}: it counts batches, from 1"):
         SanityCheck(val_batches=count)
+
+
+class Noisy(Dataset):
+    """Samples with noise from a generator of its own."""
+
+    def __init__(self, draw):
+        self.draw = draw
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return TENSORS[0][index] + self.draw(), TENSORS[1][index]
+
+
+def by_torch():
+    generator = torch.Generator().manual_seed(1)
+    return lambda: torch.rand(1, generator=generator)
+
+
+SHARED = random.Random(1)
+
+
+def by_global():
+    SHARED.seed(1)
+    return lambda: sum(SHARED.random() for _ in range(2))
+
+
+def draws():
+    made = {"torch": by_torch(), "numpy": np.random.default_rng(1).random, "old": np.random.RandomState(1).rand}
+    return made | {"python": random.Random(1).random, "global": by_global()}
+
+
+@pytest.mark.parametrize("kind", draws())
+@pytest.mark.parametrize("where", ["dataset", "subset", "collate_fn"])
+def test_look_at_the_validation_puts_the_generators_of_a_dataset_back(kind, where):
+    def trained(val_batches):
+        draw = draws()[kind]
+        if where == "collate_fn":
+            val = DataLoader(
+                TensorDataset(*TENSORS),
+                2,
+                collate_fn=lambda batch: tuple(torch.stack(z) + draw() for z in zip(*batch, strict=True)),
+            )
+        else:
+            val = DataLoader(Noisy(draw) if where == "dataset" else Subset(Noisy(draw), range(8)), 2)
+        learner = make_learner(SanityCheck(val_batches=val_batches), Metrics())
+        learner.fit(batches(2), val, epochs=1)
+        return learner.metrics
+
+    assert trained(2) == trained(None)
+
+
+class ToFloat:
+    """Makes floats of bytes, and counts."""
+
+    name = "to_float"
+
+    def __init__(self):
+        self.moved = 0
+
+    @hookimpl
+    def move_batch(self, batch):
+        self.moved += 1
+        return batch[0].float(), batch[1]
+
+
+class Doubled:
+    """Has twice what there was, and counts."""
+
+    name = "doubled"
+
+    def __init__(self):
+        self.taken = 0
+
+    @hookimpl
+    def setup_data(self, data):
+        return Counted(self, data)
+
+
+class Counted(list):
+    def __init__(self, plugin, data):
+        super().__init__([(inputs * 2, targets) for inputs, targets in data])
+        self.plugin = plugin
+
+    def __iter__(self):
+        self.plugin.taken += 1
+        return super().__iter__()
+
+
+class Widened:
+    """Gives the models what they take."""
+
+    name = "widened"
+
+    @hookimpl(updates=("inputs",))
+    def forward_begin(self, step):
+        step.inputs = torch.cat([step.inputs] * 3, 1)
+
+
+def test_look_at_the_validation_has_the_plugins_that_change_batches():
+    seen = []
+
+    class Watching(ValidationPhase):
+        def step(self, learner, step):
+            seen.append((step.batch[0].tolist(), learner.progress.steps))
+            super().step(learner, step)
+
+    data = [(torch.ones(2, 1, dtype=torch.uint8), torch.ones(2, 1))] * 3
+    plugins = [ToFloat(), Doubled(), Widened()]
+    learner = make_learner(SanityCheck(val_batches=2), *plugins, phases=[Watching()])
+    learner.fit(data, data, epochs=1)
+    assert seen == [([[2.0], [2.0]], steps) for steps in (0, 0, 3, 3, 3)]
+    assert (plugins[0].moved, plugins[1].taken) == (6, 2)
+
+
+def test_look_at_the_validation_refuses_what_cannot_be_copied():
+    locked = ToFloat()
+    locked.lock = threading.Lock()
+    with pytest.raises(PluginError, match=r"the plugins to_float cannot be copied \(cannot pickle .*: give what holds"):
+        make_learner(SanityCheck(val_batches=1), locked).fit(batches(2), batches(2), epochs=1)
+
+
+def looked(rank):
+    learner = make_learner(DDP(overlap=True), SanityCheck(val_batches=1), Metrics())
+    plain = make_learner(DDP(overlap=True), Metrics())
+    for each in (learner, plain):
+        each.fit(TensorLoader(*TENSORS, batch_size=2), TensorLoader(*TENSORS, batch_size=2), epochs=1)
+    return torch.equal(learner.model.weight, plain.model.weight), learner.metrics == plain.metrics
+
+
+def test_look_at_the_validation_of_several_processes():
+    assert run(looked, 2) == [(True, True)] * 2
