@@ -46,8 +46,9 @@ class DDP(Member):
         overlap: True: PyTorch's reducer syncs during the last backward of an update. It can serve phases whose step
             calls each model exactly once and differentiates with respect to all its parameters; another one is
             refused in its first step. False: gradients are averaged at ``update_begin``, for any phase. ``"auto"``: the
-            reducer where there are one model and one optimizer, for phases that keep the steps of `TrainingPhase`; for
-            a step of your own, if its first update made one call of the model and one backward.
+            reducer for phases that keep the steps of `TrainingPhase`, with one model and one optimizer. ``"probe"``:
+            the same, and the reducer for a step of your own, too, if its first update made one call of the model and
+            one backward that gave each parameter a gradient; a later step that differs is refused.
         weighted: True: the average is ``sum(w g) / sum(w)`` over the processes, with the weights of their steps, at the
             price of one more reduction of one number for each update. ``"auto"``: the same, but without that reduction
             in steps of which it is known that their parts are equal: of data that loopkit has shared out, all but an
@@ -91,8 +92,8 @@ class DDP(Member):
         timeout: float = 300.0,
     ) -> None:
         super().__init__(shard=shard, tail=tail, backend=backend, timeout=timeout)
-        if overlap not in (True, False, "auto"):
-            raise PluginError(f"DDP(overlap={overlap!r}): it is True, False or 'auto'")
+        if overlap not in (True, False, "auto", "probe"):
+            raise PluginError(f"DDP(overlap={overlap!r}): it is True, False, 'auto' or 'probe'")
         if weighted not in (True, False, "auto"):
             raise PluginError(f"DDP(weighted={weighted!r}): it is True, False or 'auto'")
         if compression not in COMPRESSION:
@@ -172,7 +173,6 @@ class DDP(Member):
                 bucket_cap_mb=self._bucket_mb,
                 find_unused_parameters=self._find_unused_parameters or fixed,
                 static_graph=self._static_graph,
-                gradient_as_bucket_view=True,
                 init_sync=False,  # `copy_state` has
                 **options,
             )
@@ -195,7 +195,7 @@ class DDP(Member):
     def _choose(self, phase: Phase) -> tuple[bool | None, str]:
         if self.world.size == 1:
             return False, "there is one process alone, so nothing is done"
-        if self.overlap != "auto":
+        if self.overlap not in ("auto", "probe"):
             return self.overlap is True, f"overlap={self.overlap}"
         if len(self._synced) != 1 or self._optimizers != 1:
             return False, "there are several models or optimizers"
@@ -206,6 +206,8 @@ class DDP(Member):
         ):
             return True, "the step calls the model once"
         own = f"{type(phase).__name__} has a step of its own"
+        if self.overlap == "auto":
+            return False, f"{own}, which may use the models in any way"
         if self._fixed:
             return False, f"{own}, and a resumed run of {self.world.size} processes is to end with the same bits"
         if id(phase) in self._shown:
@@ -341,22 +343,23 @@ class DDP(Member):
     @hookimpl
     def backward_end(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Name the parameters that got no gradient, for which the others would wait."""
+        if self.trying and any(p.grad is None and p.requires_grad for p in self._params):
+            self._odd = "its first update left parameters without a gradient"
         if not self.reducing:
             return
         self._reduced = True
-        if not self._find_unused_parameters:
-            if any(p.grad is None and p.requires_grad for p in self._params):
-                unused = [
-                    f"{name}.{path}" if len(learner.models) > 1 else path
-                    for name, model in learner.models.items()
-                    for path, p in model.named_parameters()
-                    if p.requires_grad and p.grad is None
-                ]
-                raise WorldError(
-                    f"no gradient came for {_listed(unused)} in phase {phase.name!r}, step {step.index}: give "
-                    f"DDP(find_unused_parameters=True) if that is meant, or DDP(overlap=False) where a backward is for "
-                    f"some parameters alone, or freeze them (requires_grad=False) before the learner is built"
-                )
+        if not self._find_unused_parameters and any(p.grad is None and p.requires_grad for p in self._params):
+            unused = [
+                f"{name}.{path}" if len(learner.models) > 1 else path
+                for name, model in learner.models.items()
+                for path, p in model.named_parameters()
+                if p.requires_grad and p.grad is None
+            ]
+            raise WorldError(
+                f"no gradient came for {_listed(unused)} in phase {phase.name!r}, step {step.index}: give "
+                f"DDP(find_unused_parameters=True) if that is meant, or DDP(overlap=False) where a backward is for "
+                f"some parameters alone, or freeze them (requires_grad=False) before the learner is built"
+            )
 
     @hookimpl(writes=("grads",))
     def update_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
@@ -395,8 +398,6 @@ class DDP(Member):
                 grads.append(p.grad)
         window = step.epoch.window(step.optimizer_name)
         weight, count = (window.total, window.count) if window.weighted else (window.last.weight, 1)
-        if without:
-            self._odd = "its first update left parameters without a gradient"
         if window.weighted and window.count < window.size:
             self._odd = f"its first update is of {window.count} steps, and not of {window.size}"
         if grads and self._weighs(learner, phase, step, weight, count):
@@ -469,7 +470,7 @@ class _Synced(nn.Module):
 def _disarm(params: list[nn.Parameter]) -> None:
     """A backward of zeros, for which a reducer waits after its forward; gradients stay as they are."""
     trained = [p for p in params if p.requires_grad]
-    grads = [None if p.grad is None else p.grad.clone() for p in trained]  # it may be a view of the reducer's bucket
+    grads = [p.grad for p in trained]
     for p in trained:
         p.grad = None
     with torch.enable_grad():

@@ -348,7 +348,7 @@ def own_phase(rank, overlap):
 
 
 def test_own_phases_that_the_reducer_cannot_serve_are_averaged_at_update_begin():
-    (one, said), (other, silent) = run(own_phase, 2, "auto")
+    (one, said), (other, silent) = run(own_phase, 2, "probe")
     assert equal(one, other)
     assert (
         "loopkit: phase 'train': gradients are averaged after the backward: its first update made 2 calls of the model "
@@ -387,7 +387,7 @@ class Reducing:
 
 def own_phase_by_hand(rank):
     reducing = Reducing()
-    learner = make_learner(DDP(), reducing, phases=[Once()])
+    learner = make_learner(DDP(overlap="probe"), reducing, phases=[Once()])
     learner.fit(TensorLoader(*samples(), batch_size=4), epochs=2)
     assert reducing.steps == [False] + 23 * [True]
     assert "whose first update made one call of the model and one backward" in told(learner)
@@ -406,12 +406,12 @@ def test_own_phases_of_one_call_are_bitwise_a_loop_by_hand_and_overlap_from_the_
 def own_phase_resumed(rank):
     found = []
     for index, at in ((None, 0), (4, 6), (10, 11)):  # whole, paused in mid-epoch, and after the last, uneven step
-        learner = make_learner(DDP(), phases=[Once()])
+        learner = make_learner(DDP(overlap="probe"), phases=[Once()])
         data = TensorLoader(*samples(90), batch_size=4, shuffle=True, seed=3)
         if index is not None:
             learner.add(At("step_end", index, lambda learner: learner.pause("test")))
             learner.fit(data, epochs=2, on_interrupt="return")
-            state, learner = learner.state_dict(), make_learner(DDP(), phases=[Once()])
+            state, learner = learner.state_dict(), make_learner(DDP(overlap="probe"), phases=[Once()])
             assert state["progress"]["steps"] == at
             learner.load_state_dict(state)
             data = TensorLoader(*samples(90), batch_size=4, shuffle=True, seed=3)
@@ -427,15 +427,71 @@ def test_own_phases_resume_with_the_same_bits():
             assert equal(ended, whole[1])
 
 
-def own_phase_changes(rank):
-    learner = make_learner(DDP(), phases=[Once(twice=3)])
-    with pytest.raises(PhaseError, match=r"DDP\(overlap='auto'\): the step calls a model a second time") as caught:
-        learner.fit(TensorLoader(*samples(), batch_size=4), epochs=1)
+def own_phase_changes(rank, overlap):
+    learner = make_learner(DDP(overlap=overlap), phases=[Once(twice=3)])
+    learner.fit(TensorLoader(*samples(), batch_size=4), epochs=1)
+    return weights(learner.model)
+
+
+def own_phase_refused(rank):
+    with pytest.raises(PhaseError, match=r"DDP\(overlap='probe'\): the step calls a model a second time") as caught:
+        own_phase_changes(rank, "probe")
     return str(caught.value)
 
 
-def test_own_phases_that_change_after_the_first_update_are_refused():
-    assert all("Give DDP(overlap=False)" in text for text in run(own_phase_changes, 2))
+def test_own_phases_that_change_after_the_first_update_are_refused_where_that_was_a_probe():
+    assert all("Give DDP(overlap=False)" in text for text in run(own_phase_refused, 2))
+    auto, here = (run(own_phase_changes, 2, overlap) for overlap in ("auto", False))
+    assert equal(auto[0], auto[1])
+    assert equal(auto[0], here[0])
+
+
+def idle_apart(rank, overlap):
+    model = Part()
+    learner = Learner(
+        model,
+        nn.CrossEntropyLoss(),
+        torch.optim.SGD(model.used.parameters(), LR),
+        plugins=[DDP(overlap=overlap)],
+        phases=[Once()],
+        standard=False,
+    )
+    printed = io.StringIO()
+    with contextlib.redirect_stderr(printed):
+        learner.fit(TensorLoader(*samples(24), batch_size=4), epochs=1)
+    return weights(model.used), printed.getvalue()
+
+
+@pytest.mark.parametrize("overlap", ["auto", "probe"])
+def test_own_phases_train_where_parameters_of_no_optimizer_get_no_gradient(overlap):
+    (one, said), (other, _) = run(idle_apart, 2, overlap)
+    assert equal(one, other)
+    assert ("its first update left parameters without a gradient" in said) == (overlap == "probe")
+
+
+class Kept:
+    """Keeps the gradients of an update until the next one."""
+
+    def __init__(self):
+        self.kept, self.unchanged = [], []
+
+    @hookimpl(reads=("grads",))
+    def update_begin(self, step):
+        if self.kept:
+            self.unchanged.append(all(torch.equal(grad, was) for grad, was in self.kept))
+        self.kept = [(p.grad, p.grad.clone()) for p in step.params]
+
+
+def kept(rank, overlap):
+    keeps = Kept()
+    learner = make_learner(DDP(overlap=overlap), keeps, model=make_model(norm=False))
+    learner.fit(TensorLoader(*samples(32), batch_size=4), epochs=1)
+    return keeps.unchanged
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_gradients_that_a_plugin_keeps_do_not_change(overlap):
+    assert run(kept, 2, overlap) == [[True] * 3] * 2
 
 
 def refused(rank):
