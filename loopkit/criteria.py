@@ -73,7 +73,7 @@ def better(metric: str, plugins: Iterable[Any]) -> Mode | None:
     for higher in (each.higher_is_better(metric) for each in makers):
         if higher is not None:
             return "max" if higher else "min"
-    return "min" if metric.endswith(("/loss", "_loss")) else None
+    return "min" if f"/{metric}".endswith(("/loss", "_loss")) else None
 
 
 def direction(plugin: Any, plugins: Iterable[Any]) -> Mode:

@@ -190,9 +190,9 @@ class Schedule(Shown):
         """Advance to the next epoch."""
         if phase.training:
             self.step_end(learner)  # the last window may have been updated after its step
-        if self._every == "epoch" and phase.training:
-            self.count += 1
-            self._set(learner)
+            if self._every == "epoch":
+                self.count += 1
+                self._set(learner)
 
     def _set(self, learner: Learner, first: bool = False) -> None:
         for optimizer, groups, length in self._seen:

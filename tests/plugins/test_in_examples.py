@@ -20,8 +20,13 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def defined(example, *names):
     """Some of an example's classes and functions, without its program."""
     tree = ast.parse((EXAMPLES / example).read_text())
+    of_others = [each for each in tree.body if isinstance(each, ast.ImportFrom) and each.module == "both"]
     wanted = (ast.Import, ast.ImportFrom)
-    tree.body = [each for each in tree.body if isinstance(each, wanted) or getattr(each, "name", "") in names]
+    tree.body = [
+        each
+        for each in tree.body
+        if (isinstance(each, wanted) and each not in of_others) or getattr(each, "name", "") in names
+    ]
     namespace = {"NOISE": 4, "TEMPERATURE": 0.3, "SHARE": 0.5}
     exec(compile(tree, example, "exec"), namespace)
     return [namespace[name] for name in names]
@@ -49,7 +54,7 @@ def closure():
 
 
 def distillation():
-    (phase,) = defined("distill.py", "Distillation")
+    (phase,) = defined("ported/distillation.py", "Distillation")
     return [phase(nn.Linear(4, 3))], problem(lambda: nn.Linear(4, 3), nn.functional.cross_entropy, pairs, pairs)
 
 
@@ -63,17 +68,19 @@ def contrastive():
 
 
 def gan():
-    _, phase = defined("gan.py", "GeneratorBegin", "GAN")
+    phase, _ = defined("ported/dcgan.py", "DCGAN", "noise")
 
     def make():
         torch.manual_seed(0)
-        models = {"generator": nn.Linear(4, 4), "critic": nn.Linear(4, 1)}
+        models = {"generator": nn.Sequential(nn.Flatten(), nn.Linear(4, 4)), "critic": nn.Linear(4, 1)}
         optimizers = dict.fromkeys(models, lambda params: torch.optim.SGD(params, lr=0.05))
         return Problem(models, None, optimizers, [torch.randn(6, 4) for _ in range(4)])
 
     return [phase()], make
 
 
+KEPT = {("SkipSpikes", "closure"): ["no_graph_kept"]}
+"""A step that is cancelled within its closure keeps that, and so itself, until the garbage collector comes."""
 PHASES = {each.__name__: each for each in (closure, distillation, contrastive, gan)}
 
 
@@ -82,8 +89,10 @@ PHASES = {each.__name__: each for each in (closure, distillation, contrastive, g
 def test_plugin_keeps_the_contract_in_the_phases_of_the_examples(name, kind):
     phases, make = PHASES[kind]()
     try:
-        check_plugin(PLUGINS[name], phases=phases, problem=make, skip=SKIPPED.get(name, ()))
+        check_plugin(
+            PLUGINS[name], phases=phases, problem=make, skip=(*SKIPPED.get(name, ()), *KEPT.get((name, kind), ()))
+        )
     except ContractError as error:
-        if "all others: the fit raised" not in str(error):
+        if "all others: the fit raised PluginError" not in str(error):  # it may refuse the phase or the model in words
             raise
         pytest.skip(str(error).splitlines()[1])

@@ -70,13 +70,13 @@ class AtLeast(Shown):
     @hookimpl(reads=("progress",))
     def step_end(self, learner: Learner, phase: Phase) -> None:
         """Ask for what was put off, if it is time."""
-        if self.held is not None and phase.training:
+        if phase.training:
             self._ask(learner)
 
     @hookimpl(reads=("progress",))
     def phase_end(self, learner: Learner, phase: Phase) -> None:
         """The same, at the end of an epoch."""
-        if self.held is not None and phase.training:
+        if phase.training:
             self._ask(learner)
 
     def _ask(self, learner: Learner) -> None:

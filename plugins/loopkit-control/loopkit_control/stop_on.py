@@ -6,7 +6,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from loopkit import hookimpl
-from loopkit.criteria import Criterion, Mode, checked_mode
+from loopkit.criteria import Criterion, Mode, better, checked_mode
 from loopkit.errors import PluginError
 from loopkit.losses import is_sum
 from loopkit.metrics import Mean
@@ -64,7 +64,7 @@ class StopOn(Shown):
             raise PluginError(f"StopOn: {criterion!r} compares two series: give it to EarlyStopping")
         if not is_count(every):
             raise PluginError(f"StopOn: every is {every!r}: it counts updates, from 1")
-        given = checked_mode("StopOn", mode) or ("min" if attribute.endswith("loss") else None)
+        given = checked_mode("StopOn", mode) or better(attribute, ())
         if given is None:
             raise PluginError(f'StopOn: say whether {attribute!r} is better where it is lower, mode="min", or "max"')
         self.mode: Mode = given
