@@ -15,12 +15,14 @@ from loopkit.batches import move
 from loopkit.discovery import make_plugin
 from loopkit.engine.core import Core
 from loopkit.engine.epoch import Epoch
-from loopkit.engine.fit import Fit, Limits, Rounds, Validation
+from loopkit.engine.fit import Fit, Limits, Validation
+from loopkit.engine.fit_loop import FitLoop
 from loopkit.engine.models import Models
 from loopkit.engine.resume import Mark
 from loopkit.engine.roles import Roles
 from loopkit.engine.sources import Source, check_given
 from loopkit.engine.state import apply, saved
+from loopkit.engine.user_loop import Rounds, UserLoop
 from loopkit.errors import EmptyDataError, PhaseError, PluginError
 from loopkit.events import SignalBegin
 from loopkit.every import Every
@@ -323,7 +325,8 @@ class Learner:
 
             learner.fit(train, {"val": a, "ood": b}, epochs=3, validate={"ood": every(epochs=3)})
         """
-        check_given(train, val)
+        if val is not None:
+            check_given(train, val)
         limits = Limits(epochs, max_steps, max_updates)
         if epochs is None and max_steps is None and max_updates is None:
             raise ValueError(
@@ -332,10 +335,11 @@ class Learner:
         source = Source(self._core.registry, *self._core.phases.training(train))
         validations = [] if val is None and validate is None else self._validations(val, validate)
         planned = limits.planned(source.length, self._core.accumulate)
-        fit = self._fit(limits, planned, on_interrupt, loader_timeout)
-        fit.begin([source.phase, *[each.source.phase for each in validations]], validations)
+        fit = FitLoop(self._core, limits, planned, on_interrupt, source, validations, loader_timeout)
+        self._keep_result(fit)
+        fit.begin()
         try:
-            fit.run(source)
+            fit.run()
         except BaseException as error:
             fit.end(error)
         else:
@@ -359,11 +363,10 @@ class Learner:
             _ = source.length  # data without a batch is refused before anything begins
         return [Validation(source, given.get(name) or Every(epochs=1)) for name, source in sources.items()]
 
-    def _fit(self, limits: Limits, planned: Planned, on_interrupt: str | None, timeout: float | None) -> Fit:
-        fit = Fit(self._core, limits, planned, on_interrupt, timeout)
+    def _keep_result(self, fit: Fit) -> None:
+        """Let ``result`` be what a fit comes to that is about to begin."""
         if self._core.fit is None:
             self.result = fit.result
-        return fit
 
     def rounds(
         self, epochs: int | float | None = None, *, planned: Planned | None = None, on_interrupt: str | None = "raise"
@@ -394,7 +397,9 @@ class Learner:
                 learner.run("val", others)
         """
         limits = Limits(epochs)
-        return Rounds(self._fit(limits, planned or limits.planned(None, 1), on_interrupt, None))
+        fit = UserLoop(self._core, limits, planned or limits.planned(None, 1), on_interrupt)
+        self._keep_result(fit)
+        return Rounds(fit)
 
     def run(self, phase: str | Phase, data: Any) -> dict[str, float]:
         """One epoch of a phase over data; returns its metrics, as ``"val/loss"``.
@@ -461,8 +466,10 @@ class Learner:
         given = data() if source.made else data
         source = Source(self._core.registry, chosen, given)
         place = None if device is None else torch.device(device)
-        made = self._predict(source, lent=False)
-        outputs = list(made) if place is None else [move(each, place) for each in made]  # host sync: wanted there
+        outputs: list[Any] = []
+        with self._epoch(source.phase, source, None) as epoch:
+            epoch.run(_collecting(epoch, outputs, place))
+            epoch.check_count(True)
         if self.world.size > 1 and source.epoch()[0] is not given:
             from loopkit.shards import gather
 
@@ -479,17 +486,14 @@ class Learner:
         """
         return self._predict(Source(self._core.registry, self._predicting(phase), data))
 
-    def _predict(self, source: Source, lent: bool = True) -> Iterator[Any]:
-        """Lent: the caller has the modules between batches, in the modes in which it left them."""
+    def _predict(self, source: Source) -> Iterator[Any]:
         with self._epoch(source.phase, source, None) as epoch:
             for batch in epoch.batches():
                 step = epoch.step(batch)
                 if "outputs" in vars(step):
-                    if lent:
-                        epoch.restore_modes()
+                    epoch.restore_modes()
                     yield step.outputs
-                    if lent:
-                        epoch.set_modes()
+                    epoch.set_modes()
             epoch.check_count(True)
 
     def _predicting(self, phase: str | Phase | None) -> Phase:
@@ -508,9 +512,7 @@ class Learner:
 
     def _epoch(self, phase: Phase, source: Source | None, length: int | None) -> Epoch:
         core = self._core
-        if core.fit is not None and not core.fit.position.by_fit and not core.open_epochs and not core.hooks:
-            return core.fit.turn(phase, source, length)
-        return Epoch(core, phase, source, length)
+        return Epoch(core, phase, source, length) if core.fit is None else core.fit.turn(phase, source, length)
 
     def state_dict(self, at: Mark | None = None, *, positions: bool = True) -> dict[str, Any]:
         """Everything that decides how training goes on from here, bit for bit.
@@ -685,6 +687,15 @@ def no_loss_fn(*args: Any) -> Any:
     raise PhaseError(
         "the phase uses learner.loss_fn, but the learner has none: give Learner(loss_fn=...), or [loss] in a file"
     )
+
+
+def _collecting(epoch: Epoch, outputs: list[Any], place: torch.device | None) -> Iterator[Any]:
+    """The batches of an epoch; when the next one is asked for, the outputs of the last step are kept, at ``place``."""
+    for batch in epoch.batches():
+        yield batch
+        if "outputs" in (made := vars(epoch.current)):
+            made = made["outputs"]
+            outputs.append(made if place is None else move(made, place))  # host sync: wanted there
 
 
 def _concatenate(outputs: list[Any]) -> Any:

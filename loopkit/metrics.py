@@ -171,7 +171,8 @@ class Mean(Metric):
             if value.numel() != 1:
                 raise ValueError(f"{self.name} has shape {tuple(value.shape)}: its mean takes one number for each step")
             value = value.reshape(())
-        value = value.detach()
+        if value.requires_grad:
+            value = value.detach()
         if self.total is None:
             first = wide(value)
             total = torch.zeros_like(first)
@@ -309,6 +310,12 @@ def classes_axis(outputs: Tensor, targets: Tensor, axis: int | None = None) -> i
     return axis
 
 
+def more(counted: Tensor | None, true: Tensor) -> Tensor:
+    """A count and how many of these are true; on a CPU a sum of them takes twice as long."""
+    found = true.count_nonzero()
+    return found if counted is None else counted + found
+
+
 class Accuracy(Metric):
     """Share of targets that are the class with the highest output.
 
@@ -338,8 +345,8 @@ class Accuracy(Metric):
             self.count = self.count + targets.numel()
         else:
             counted = targets.ne(self.ignore_index)
-            correct, self.count = correct & counted, self.count + counted.sum()
-        self.correct = correct.sum() if self.correct is None else self.correct + correct.sum()
+            correct, self.count = correct & counted, self.count + counted.count_nonzero()
+        self.correct = more(self.correct, correct)
 
     def tensors(self, device: torch.device | str = "cpu") -> dict[str, Tensor]:  # noqa: D102
         self.correct = as_tensor(self.correct, torch.long, device)
@@ -388,8 +395,7 @@ class BinaryAccuracy(Metric):
                 f"outputs have shape {tuple(outputs.shape)}, targets {tuple(targets.shape)}; for class indices and "
                 f"outputs with an axis of classes take Accuracy"
             )
-        correct = outputs.reshape(targets.shape).gt(self.limit).eq(targets.bool()).sum()
-        self.correct = correct if self.correct is None else self.correct + correct
+        self.correct = more(self.correct, outputs.reshape(targets.shape).gt(self.limit).eq(targets.bool()))
         self.count = self.count + targets.numel()
 
     def tensors(self, device: torch.device | str = "cpu") -> dict[str, Tensor]:  # noqa: D102

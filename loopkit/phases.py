@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from torch import Tensor
+
 from loopkit.batches import describe
 from loopkit.errors import PhaseError, PhaseInputError
 from loopkit.events import (
@@ -26,8 +28,6 @@ from loopkit.events import (
 )
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from loopkit.engine.step import Step
     from loopkit.learner import Learner
 
@@ -205,6 +205,8 @@ class PredictionPhase(SupervisedPhase):
     emits: ClassVar[tuple[type[Event], ...]] = (ForwardBegin,)
 
     def unpack(self, batch: Any) -> tuple[Any, Any]:  # noqa: D102 - the class's docstring says it
+        if isinstance(batch, Tensor):
+            return batch, None
         if isinstance(batch, (tuple, list)) and batch:
             return batch[0], None
         if isinstance(batch, Mapping) and "inputs" in batch:

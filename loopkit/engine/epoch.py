@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from loopkit.engine.step import Step
 from loopkit.engine.timeout import bounded_wait
 from loopkit.engine.window import Window
 from loopkit.errors import Cancel, CancelEpoch, CancelFit, PhaseError, ReentrancyError, WorldError
-from loopkit.events import EpochBegin, EpochEnd, Event, PhaseEnd
+from loopkit.events import EpochBegin, EpochEnd, PhaseEnd
 from loopkit.notes import locate
 from loopkit.phases import Phase
 
@@ -174,7 +175,8 @@ class Epoch:
 
     def __enter__(self) -> Epoch:
         core, phase, loop = self._core, self.phase, self._loop
-        core.requests.answer(core)
+        if core.requests.waits:
+            core.requests.answer(core)
         fitting, in_hook = core.fit is not None, core.hooks > 0
         if not core.epochs and not fitting and not in_hook:
             core.requests.forget_stop()
@@ -219,7 +221,8 @@ class Epoch:
             for make in self._loop.plan.epoch_contexts:
                 if (context := make(self)) is not None:
                     self._contexts.enter_context(context)
-            self._fire(EpochBegin)
+            if (fire := self._loop.plan.fire[EpochBegin]) is not None:
+                fire(self)
         except (CancelEpoch, CancelFit) as cancel:
             self.pending = cancel
         except BaseException as error:
@@ -410,7 +413,8 @@ class Epoch:
             if cancel is None:
                 cancel = _caught(loop.close_windows)
             loop.drop_windows()
-            cancel = stronger(cancel, _caught(lambda: self._fire(EpochEnd)))
+            if (fire := loop.plan.fire[EpochEnd]) is not None:
+                cancel = stronger(cancel, _caught(partial(fire, self)))
         except BaseException as raised:
             locate(raised, core.where(self.phase, None))
             try:
@@ -432,22 +436,19 @@ class Epoch:
             CancelFit: The fit, or what is around the epoch, ends by it.
         """
         core, loop = self._core, self._loop
-        core.logbook.move_to(self)
-        try:
-            with core.hook():
-                cancel = stronger(cancel, _caught(lambda: self._fire(PhaseEnd)))
-        finally:
-            core.logbook.move_to(self._outer)
+        if (fire := loop.plan.fire[PhaseEnd]) is not None:
+            core.logbook.move_to(self)
+            try:
+                with core.hook():
+                    cancel = stronger(cancel, _caught(partial(fire, self)))
+            finally:
+                core.logbook.move_to(self._outer)
         if core.world.size > 1:
             cancel = loop.settle_cancel(cancel)
         if isinstance(cancel, CancelFit):
             if core.fit is not None or core.epochs:
                 raise cancel
             core.requests.stop(cancel.reason, cancel.by)
-
-    def _fire(self, event: type[Event]) -> None:
-        if (fire := self._loop.plan.fire[event]) is not None:
-            fire(self)
 
     def _leave(self, error: BaseException | None) -> None:
         """Leave the contexts, be it because of an error, which none of them may swallow."""

@@ -1,25 +1,23 @@
-"""Fit: one running fit, from ``fit_begin`` to ``fit_end``; Rounds: the same, lent to a loop of the user's."""
+"""Fit: one running fit, from ``fit_begin`` to ``fit_end``; the loop in between is `FitLoop`'s, or `UserLoop`'s."""
 
 from __future__ import annotations
 
 import math
 import signal
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import astuple, dataclass, replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from loopkit.engine.brackets import Brackets
-from loopkit.engine.epoch import Epoch, StopEpoch
-from loopkit.engine.loop import Until
+from loopkit.engine.epoch import Epoch
 from loopkit.engine.requests import Ending, Interrupted, Stop
 from loopkit.engine.resume import Position
 from loopkit.engine.signals import Signals
 from loopkit.engine.sources import Source
-from loopkit.errors import Cancel, CancelFit, PhaseError, ReentrancyError
+from loopkit.errors import CancelFit, ReentrancyError
 from loopkit.every import Every
 from loopkit.logs.record import Packed
 from loopkit.notes import say, warn
@@ -49,7 +47,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value is not None:
+            if value is not None and not is_count(value):
                 check_count(name, value, endless=name == "epochs")
 
     def saved(self) -> dict[str, int | None]:
@@ -88,7 +86,7 @@ class Validation:
 
 
 class Fit:
-    """One fit that is running; `Learner.current` is it.
+    """One fit that is running, whoever runs its loop; `Learner.current` is it.
 
     Args:
         core: The learner's.
@@ -96,6 +94,7 @@ class Fit:
         planned: How far it is meant to go, for displays and schedules.
         on_interrupt: What comes after ``fit_end`` when a signal or a pause ended it; None: signals are not caught.
         timeout: Seconds that the workers of a ``DataLoader`` may take for a batch.
+        runs: The phases that it runs by itself; none in a loop of the user's.
     """
 
     def __init__(
@@ -105,6 +104,7 @@ class Fit:
         planned: Planned,
         on_interrupt: str | None,
         timeout: float | None = None,
+        runs: Sequence[Phase] = (),
     ) -> None:
         if on_interrupt not in INTERRUPTS:
             raise ValueError(f"on_interrupt is {on_interrupt!r}: it is 'raise', 'return' or None")
@@ -123,32 +123,20 @@ class Fit:
         """What ends it before its next epoch."""
         self.position = Position(replace(core.progress))
         """Where it is."""
-        self.managed = False
-        """Whether a ``with`` block of the user's ends it."""
         self.timeout = timeout
         self.over = False
         """Whether its ``fit_end`` has come."""
-        self._core = core
+        self._core, self._runs = core, runs
         self.raises = on_interrupt != "return"
         """Whether a signal or a pause ends the process, by what it raises after its ``fit_end``."""
-        self._signals = Signals(core.requests.change, lambda: not core.can_save) if on_interrupt else None
+        self._signals = Signals(core.requests.catch, lambda: not core.can_save) if on_interrupt else None
         self._started = time.monotonic()
         self.validations: dict[str, Validation] = {}
-        """By phase, in the order in which they are run."""
+        """By phase, in the order in which they are run; none in a loop of the user's."""
         self.brackets = Brackets(core.registry)
         """The plugins whose ``fit_begin`` and ``fit_end`` it calls."""
-        self._counts = False
-        """Whether the user's loop asks for rounds."""
-        self._turn = 0
-        """In a loop of the user's: epochs of this round that were run, or passed over."""
         self._ran: dict[str, Phase] = {}
         """In a loop of the user's: the phases that were run."""
-        self._barren = 0
-        """Training epochs in a row without a step that was completed."""
-
-    def manage(self) -> None:
-        """A ``with`` block of the user's ends it."""
-        self.managed = True
 
     # What plugins look at
 
@@ -217,12 +205,8 @@ class Fit:
 
     # Its begin
 
-    def begin(self, runs: Sequence[Phase] = (), validations: Sequence[Validation] = ()) -> None:
+    def begin(self) -> None:
         """Fire ``fit_begin``.
-
-        Args:
-            runs: The phases that it runs by itself; none in a loop of the user's own.
-            validations: What it validates on.
 
         Raises:
             ReentrancyError: Another fit is running.
@@ -248,10 +232,10 @@ class Fit:
             core.resume.leave_unfinished("")
         if self._signals is not None:
             self._signals.__enter__()
-        self.beginning, self.validations = True, {each.phase: each for each in validations}
+        self.beginning = True
         try:
-            if runs:
-                core.registry.check_fit(runs)
+            if self._runs:
+                core.registry.check_fit(self._runs)
             with core.hook():
                 self.cancelled = self.brackets.begin()
                 if core.world.size > 1:
@@ -277,8 +261,8 @@ class Fit:
         stop = None if at.stop is None or reopened else Stop(*at.stop)
         if stop is not None:
             self._core.requests.resume(stop)
-        ended = "" if reopened else at.ended
-        self.position = replace(at, stop=None, ended=ended, limits=self.limits.saved())
+        ended, by_fit = "" if reopened else at.ended, at.by_fit or bool(self._runs)
+        self.position = replace(at, stop=None, ended=ended, by_fit=by_fit, limits=self.limits.saved())
 
     def begin_plugins(self, names: Collection[str]) -> None:
         """Fire the ``fit_begin`` of these plugins."""
@@ -292,31 +276,11 @@ class Fit:
         if isinstance(agreed, CancelFit):
             self.cancelled = agreed
 
-    # Its rounds, where the loop is its own
+    # Between its begin and its end
 
-    def run(self, train: Source) -> None:
-        """Train, and validate, until it is over."""
-        core, at = self._core, self.position
-        at.run_by_fit()
-        for each in self.validations.values():
-            core.resume.expect(each.source)
-        core.resume.expect(train)
-        if at.due:
-            at.want([phase for phase in at.due if phase in self.validations], at.mid_epoch)
-        while True:
-            core.requests.answer(core)
-            if self.cancelled is not None:
-                raise self.cancelled
-            waiting = core.resume.waits
-            if self.validations and not waiting:
-                self._want("round")
-            if at.due and core.resume.waiting[:1] != [train.phase.name]:
-                self._validate(at.due[0])
-            elif not waiting and (reason := self.reason_to_end()):
-                self.result.reason = reason  # type: ignore[assignment]
-                return
-            else:
-                self._train(train)
+    def turn(self, phase: Phase, source: Source | None, length: int | None) -> Epoch:
+        """An epoch that does not come from its own loop."""
+        return Epoch(self._core, phase, source, length)
 
     def reason_to_end(self) -> str:
         """Why it is over, as `FitResult.reason`; an empty string if it is not."""
@@ -330,187 +294,6 @@ class Fit:
         if limits.max_updates is not None and progress.updates - at.start.updates >= limits.max_updates:
             return "max_updates"
         return "epochs" if limits.epochs is not None and at.epochs >= limits.epochs else ""
-
-    def _want(self, when: str) -> None:
-        """Note the validations that are due, beside those that are already.
-
-        Args:
-            when: ``"round"``: between two epochs; ``"epoch"``: a training epoch has just ended; ``"step"``: between
-                two steps of one.
-        """
-        at = self.position
-        due = [name for name, each in self.validations.items() if name in at.due or self._is_due(each, when)]
-        at.want(due, mid_epoch=when == "step")
-
-    def _is_due(self, validation: Validation, when: str) -> bool:
-        """Whether it is time for a validation: the one rule about it."""
-        at, every, updates = self.position, validation.every, self._core.progress.updates
-        begun = at.validated.get(validation.phase)
-        since = updates - (at.start.updates if begun is None else begun)
-        if when == "epoch" and every.epochs is not None and at.epochs % every.epochs == 0:
-            return True
-        if when != "step" and self.reason_to_end():
-            return since > 0 and not at.ended  # the last weights, once
-        if every.first and begun is None and updates == at.start.updates:
-            return True
-        if every.updates is not None:
-            return when == "step" and since >= every.updates
-        return every.minutes is not None and self._is_late(validation)
-
-    def _is_late(self, validation: Validation) -> bool:
-        """Whether its minutes are over. Rank 0's clock decides; the others hear of it when they next agree."""
-        requests, phase = self._core.requests, validation.phase
-        late = self._core.world.rank == 0 and time.monotonic() >= self._time_of(validation)
-        if not requests.together:
-            return late
-        if late and phase not in requests.validations:
-            requests.validate(phase)
-        return phase in requests.validations
-
-    def _time_of(self, validation: Validation) -> float:
-        """When its minutes are over, by ``time.monotonic``."""
-        at = self.position
-        return self._started - at.seconds + at.clock.get(validation.phase, 0.0) + validation.every.seconds
-
-    def _train(self, source: Source) -> None:
-        core, at = self._core, self.position
-        before = core.progress.steps
-        epoch = Epoch(core, source.phase, source)
-        cancel = self._run(epoch, first=at.epochs == 0)
-        at.count_epoch()
-        if self.validations:
-            self._want("epoch")
-        self._check_progress(source.phase, before)
-        epoch.finish(cancel)
-
-    def _validate(self, phase: str) -> None:
-        core, at, source = self._core, self.position, self.validations[phase].source
-        epoch = Epoch(core, source.phase, source)
-        first = phase not in at.validated
-        if not core.resume.waits:
-            at.begin_validation(phase, core.progress.updates)
-        core.requests.begin_validation(phase)
-        cancel = self._run(epoch, first)
-        at.end_validation(phase, self.seconds)
-        epoch.finish(cancel)
-
-    def _run(self, epoch: Epoch, first: bool) -> Cancel | None:
-        """Run an epoch up to its end, but for ``phase_end``; returns the cancel that ended it, if one did."""
-        epoch.__enter__()
-        try:
-            with epoch.feeding(self.timeout) as batches:
-                if epoch.trains and self._stops_between():
-                    complete = self._run_in_parts(epoch, batches)
-                elif epoch.stopped:
-                    epoch.leave_data()
-                    complete = False
-                else:
-                    complete = epoch.run(batches)
-                if complete:
-                    epoch.check_count(first)
-        except GeneratorExit as error:  # it ends the epoch normally, and then what is around it
-            epoch.finish(epoch.end(error))
-            raise
-        except BaseException as error:
-            return epoch.end(error)
-        return epoch.end(None)
-
-    def _stops_between(self) -> bool:
-        """Whether a training epoch is looked at between its steps."""
-        limits = self.limits
-        if limits.max_steps or limits.max_updates or self.position.due:
-            return True
-        return bool(self.validations) and any(each.every.epochs is None for each in self.validations.values())
-
-    def _run_in_parts(self, epoch: Epoch, batches: Iterable[Any]) -> bool:
-        """Run its steps up to a limit, with the validations that are due between them."""
-        if epoch.resumed:  # what comes after the step at which the state was saved, which may be the end
-            if (self._core.resume.waits or not epoch.stopped) and self._between(epoch):
-                epoch.leave_data()
-                return False
-        if epoch.stopped:
-            epoch.leave_data()
-            return False
-        batches = iter(batches)
-        while True:
-            if epoch.run(batches, self._until()):
-                return True
-            if epoch.stopped or self._between(epoch):
-                return False
-
-    def _until(self) -> Until:
-        at, limits = self.position, self.limits
-        steps = math.inf if limits.max_steps is None else at.start.steps + limits.max_steps
-        updates = math.inf if limits.max_updates is None else at.start.updates + limits.max_updates
-        late = math.inf
-        for phase, each in self.validations.items():
-            if each.every.updates is not None:
-                updates = min(updates, at.validated.get(phase, at.start.updates) + each.every.updates)
-            elif self._core.world.rank == 0:
-                late = min(late, self._time_of(each))
-        return Until(steps, updates, late)
-
-    def _between(self, epoch: Epoch) -> bool:
-        """Between two steps: run the validations that are due; returns whether a limit is reached."""
-        at = self.position
-        with epoch.resting():
-            self._want("step")
-            while at.due:
-                self._validate(at.due[0])
-        return self.reason_to_end() in ("max_steps", "max_updates") or epoch.stopped
-
-    def _check_progress(self, phase: Phase, before: int) -> None:
-        """Refuse to go on for ever without a step that is completed, where only steps or updates end the fit."""
-        self._barren = 0 if self._core.progress.steps > before else self._barren + 1
-        endless = self.limits.epochs is None or self.limits.epochs == math.inf
-        if self._barren >= 2 and endless and not self.stopped:
-            raise PhaseError(
-                f"phase {phase.name!r} completed no step in two epochs in a row (each was cancelled), and the fit ends "
-                f"by {', '.join(name for name, limit in self.limits.saved().items() if limit)} alone: it would never "
-                f"end. Give epochs=, or look at what cancels the steps"
-            )
-
-    # Its rounds, where the loop is the user's
-
-    def begin_round(self) -> bool:
-        """Whether there is another round."""
-        if self.over:
-            return False
-        self._counts = True
-        self._core.requests.answer(self._core)
-        if self.cancelled is not None:
-            raise self.cancelled
-        if reason := self.reason_to_end():
-            self.result.reason = reason  # type: ignore[assignment]
-        return not reason
-
-    def end_round(self) -> None:
-        """A round is complete."""
-        self.position.end_round()
-        self._turn = 0
-
-    def turn(self, phase: Phase, source: Source | None, length: int | None) -> Epoch:
-        """The next epoch of the user's loop."""
-        self._ran[phase.name] = phase
-        return Turn(self, self._core, phase, source, length)
-
-    def passes_over(self, phase: Phase) -> bool:
-        """Whether an epoch of the user's loop is not to be run: it is done, or the fit is over."""
-        if self.over or self.cancelled is not None or (self.stopped and phase.training):
-            return True
-        if not self._counts:  # no rounds are asked for, so there is only the name to go by
-            waiting = self._core.resume.waiting
-            return bool(waiting) and waiting[0] != phase.name
-        self._turn += 1
-        return self._turn <= self.position.done
-
-    def count_turn(self) -> None:
-        """An epoch of the user's loop is over."""
-        self.position.end_turn(self._turn)
-
-    def cancel(self, cancel: CancelFit) -> None:
-        """End it before its next epoch."""
-        self.cancelled = cancel
 
     # Its end
 
@@ -562,108 +345,6 @@ class Fit:
             ending = Ending(signals.ending)  # it came too late to be acted upon
         if ending is not None and self.raises:
             raise _interruption(ending)
-
-
-class Turn(Epoch):
-    """An epoch of a fit whose loop is the user's own; one that was over before the run went on does nothing."""
-
-    def __init__(self, fit: Fit, core: Core, phase: Phase, source: Source | None, length: int | None) -> None:
-        super().__init__(core, phase, source, length)
-        self._fit = fit
-        self.passed_over = False
-
-    def __enter__(self) -> Epoch:
-        try:
-            self.passed_over = self._fit.passes_over(self.phase)
-            return self if self.passed_over else super().__enter__()
-        except BaseException as error:
-            self._end_fit(error)
-            self.passed_over = True
-            return self
-
-    def batches(self) -> Iterable[Any]:
-        """Its batches; none if it is passed over."""
-        return () if self.passed_over else super().batches()
-
-    def step(self, batch: Any) -> Any:
-        """Run one step, unless it is passed over."""
-        if self.passed_over:
-            raise StopEpoch
-        return super().step(batch)
-
-    def run_all(self, timeout: float | None, first: bool) -> None:
-        """Run a step for each of its batches, unless it is passed over."""
-        if not self.passed_over:
-            super().run_all(timeout, first)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if self.passed_over:
-            return isinstance(error, StopEpoch)
-        try:
-            cancel = self.end(error)
-            self._fit.count_turn()
-            self.finish(cancel)
-        except CancelFit as cancel:
-            self._fit.cancel(cancel)
-        except BaseException as raised:
-            self._end_fit(raised)
-        return not isinstance(error, GeneratorExit)
-
-    def _end_fit(self, error: BaseException) -> None:
-        """End the fit, if no ``with`` block does; raises what there is to raise."""
-        if self._fit.managed:
-            raise error
-        self._fit.end(error)
-
-
-class Rounds:
-    """A fit whose loop is the user's own; made by ``learner.rounds`` and iterated over, round by round."""
-
-    def __init__(self, fit: Fit) -> None:
-        self._fit = fit
-        self._begun = False
-
-    @property
-    def result(self) -> FitResult:
-        """What the fit comes to; complete when it is over."""
-        return self._fit.result
-
-    def __iter__(self) -> Iterator[int]:
-        if self._begun and not self._fit.managed:
-            raise ReentrancyError("these rounds were run already: call learner.rounds() again for another fit")
-        if not self._begun:
-            self._begun = True
-            self._fit.begin()
-        try:
-            while self._fit.begin_round():
-                yield self._fit.position.epochs
-                if not self._fit.over:
-                    self._fit.end_round()
-        except GeneratorExit:  # the user's loop was left
-            if not self._fit.managed:
-                self._fit.end(None)
-            raise
-        except BaseException as error:
-            if self._fit.managed:
-                raise
-            self._fit.end(error)
-        else:
-            if not self._fit.managed:
-                self._fit.end(None)
-
-    def __enter__(self) -> Rounds:
-        self._begun = True
-        self._fit.manage()
-        self._fit.begin()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        self._fit.end(error)
-        return True
 
 
 def check_count(name: str, value: Any, endless: bool = False) -> None:

@@ -97,7 +97,6 @@ class Loop(Frame):
         """Whether a step of this epoch has run under autocast."""
         self._phase_step: Callable[[Learner, Step], Any] = phase.step
         """The phase's own step, or with a plugin in its place."""
-        self._grad_mode: Callable[[], Any] | None
         if phase.grad_mode not in GRAD_MODES:
             raise PhaseError(f"{phase!r}: grad_mode is {phase.grad_mode!r}; it is one of {', '.join(GRAD_MODES)}")
         self._grad_mode = GRAD_MODES[phase.grad_mode]
@@ -111,7 +110,7 @@ class Loop(Frame):
             self.windows = tuple([Window(name, optimizer, size, mean) for name, optimizer in optimizers])
             if self.phase not in self._core.proven:
                 self._proof = Proof(self.phase, self._core.models.optimizers.values())
-            self._grad_mode = None if torch.is_grad_enabled() else torch.enable_grad
+            self._grad_mode = nullcontext if torch.is_grad_enabled() else torch.enable_grad
 
     def count_stops_from(self, stop: Stop | None) -> None:
         """The stop that was there before the epoch, which does not end it."""
@@ -202,9 +201,10 @@ class Loop(Frame):
             until: Where to return; what was asked for returns, too. Without it, a stop does, in an epoch that trains.
         """
         try:
-            if self._grad_mode is None:
-                return self._run(batches, until)
-            for batch in batches:
+            if self._grad_mode is not torch.inference_mode:
+                with self._grad_mode():
+                    return self._run(batches, until)
+            for batch in batches:  # made outside: a loader may keep it, and training could not use it
                 with self._grad_mode():
                     complete = self._run((batch,), until)
                 if not complete:
@@ -236,7 +236,7 @@ class Loop(Frame):
                 contexts, move, phase_step = plan.step_contexts, plan.move_batch, self._phase_step
             if move is not None and batch is not None:
                 batch = move(batch, index)
-            first = batch[0] if batch.__class__ in PAIRS and batch else None
+            first = batch[0] if batch.__class__ in PAIRS and batch else batch
             samples = first.shape[0] if first.__class__ is Tensor and first.ndim else count_samples(batch)
             step = self.current = Step(self, index, batch, samples)
             index += 1

@@ -80,6 +80,8 @@ class Requests:
         """The stop that is in force."""
         self.signal: signal.Signals | None = None
         """The signal that was caught, during ``signal_begin``."""
+        self.waits = False
+        """Whether a signal was caught, or a save or pause is due, that nobody has acted upon yet."""
         self.validations: frozenset[str] = frozenset()
         """The phases of which all processes know that it is time to validate, by rank 0's clock."""
         self._world = World()
@@ -101,11 +103,11 @@ class Requests:
     def begin(self, signals: Signals | None) -> None:
         """A fit begins, and nothing is asked for."""
         self._signals, self._asked, self._due, self.stopped, self.signal = signals, Wishes(), None, None, None
-        self.validations = frozenset()
+        self.waits, self.validations = False, frozenset()
 
     def end(self) -> None:
         """A fit is over; signals are not listened to any more."""
-        self._signals, self._due = None, None
+        self._signals, self._due, self.waits = None, None, False
 
     def resume(self, stopped: Stop | None) -> None:
         """Go on with a stop that was asked for before a state was saved."""
@@ -118,6 +120,11 @@ class Requests:
     def change(self) -> None:
         """Let the loop look again: at the plan, and at what is asked for."""
         self.version += 1
+
+    def catch(self) -> None:
+        """A signal was caught."""
+        self.waits = True
+        self.change()
 
     def stop(self, reason: str, by: str) -> None:
         """Ask for the end of the run."""
@@ -148,13 +155,13 @@ class Requests:
         if self.together:
             self._asked |= wishes
         else:
-            self._due = wishes if self._due is None else self._due | wishes
-            self.change()
+            self._owe(wishes)
 
-    @property
-    def waits(self) -> bool:
-        """Whether a signal was caught, or a save or pause is due, that nobody has acted upon yet."""
-        return self._due is not None or (self._signals is not None and self._signals.caught is not None)
+    def _owe(self, wishes: Wishes) -> None:
+        """These are to be acted upon at the next place."""
+        self._due = wishes if self._due is None else self._due | wishes
+        self.waits = True
+        self.change()
 
     @property
     def asks(self) -> bool:
@@ -181,6 +188,9 @@ class Requests:
             raise Interrupted(wishes.ending)
 
     def _take(self) -> Wishes:
+        self.waits = False  # first: a signal may come between any two lines
+        if self.together and self._signals is not None and self._signals.caught is not None:
+            self.waits = True  # until all agree on it
         wishes, self._due = self._due or Wishes(), None
         self.signal = None
         if wishes.ending is not None and wishes.ending.signal:
@@ -215,6 +225,9 @@ class Requests:
             WorldError: The processes have parted.
         """
         world = self._world
+        self.waits = False  # first: a signal may come between any two lines
+        if self._due is not None:
+            self.waits = True
         if (caught := self._caught()) is not None:
             self._asked |= caught[1]
         asked, self._asked = self._asked, Wishes()  # what is asked for meanwhile is for the next time
@@ -231,7 +244,7 @@ class Requests:
             agreed = _strongest([each for each in cancels if each is not None])
             due = Wishes(save=any(saves), ending=None if ending is None else Ending(*ending))
             if due.any:
-                self._due = due if self._due is None else self._due | due
+                self._owe(due)
             self.change()
         if world.in_step and most != -least:
             raise WorldError(

@@ -60,10 +60,6 @@ class Position:
     limits: dict[str, int | None] = field(default_factory=dict)
     """``epochs``, ``max_steps`` and ``max_updates``, as the fit was given them."""
 
-    def run_by_fit(self) -> None:
-        """``fit`` runs the loop."""
-        self.by_fit = True
-
     @property
     def validate(self) -> bool:
         """Whether a validation that follows a training epoch is due or under way."""
@@ -229,15 +225,15 @@ class Resume:
 
     # Loaders
 
-    def expect(self, source: Source) -> None:
-        """Put the loader of a phase where it was; it may be saved before its first epoch."""
-        if source.made:
-            return
-        phase, (data, _) = source.phase.name, source.epoch()
-        if hasattr(data, "__iter__"):
-            self._loaders[phase] = data
-            if phase in self._data and phase not in self.waiting:
-                self._place(phase, data)
+    def expect(self, sources: Iterable[Source]) -> None:
+        """Put the loaders of phases where they were; they may be saved before their first epoch."""
+        for source in sources:
+            if not source.made:
+                phase, (data, _) = source.phase.name, source.epoch()
+                if hasattr(data, "__iter__"):
+                    self._loaders[phase] = data
+                    if phase in self._data and phase not in self.waiting:
+                        self._place(phase, data)
 
     def _place(self, phase: str, data: Any) -> None:
         """Put data without an open epoch where it was."""

@@ -205,6 +205,7 @@ class Metrics(Shown):
                     for name, metric in now.own:  # noqa: B007 - the error names it
                         metric.update(outputs, targets)
                     if now.others:
+                        tried = step.epoch.name in self._tried
                         outputs, targets = _detached(outputs), _detached(targets)
                         with torch.no_grad():
                             for name, metric in now.others:
@@ -212,9 +213,9 @@ class Metrics(Shown):
                                     metric.update(outputs, targets, step.weight)
                                 else:
                                     metric.update(outputs, targets)
-                                    if step.epoch.name not in self._tried:
+                                    if not tried:
                                         _try(name, metric)
-                    self._tried.add(step.epoch.name)
+                        self._tried.add(step.epoch.name)
         except Exception as error:
             seen = ", ".join(f"{word}: {describe(getattr(step, word, None))}" for word in ("outputs", "targets"))
             error.add_note(f"metric {name!r} raised this; {seen}")

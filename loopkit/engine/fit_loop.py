@@ -1,0 +1,211 @@
+"""FitLoop: a fit whose loop is the engine's own: `Learner.fit`."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from loopkit.engine.epoch import Epoch
+from loopkit.engine.fit import Fit, Limits, Validation
+from loopkit.engine.loop import Until
+from loopkit.engine.sources import Source
+from loopkit.errors import Cancel, PhaseError
+from loopkit.result import Planned
+
+if TYPE_CHECKING:
+    from loopkit.engine.core import Core
+    from loopkit.phases import Phase
+
+
+class FitLoop(Fit):
+    """A fit that trains on some data, and validates when that is due.
+
+    Args:
+        core: The learner's.
+        limits: What ends it.
+        planned: How far it is meant to go, for displays and schedules.
+        on_interrupt: What comes after ``fit_end`` when a signal or a pause ended the fit; None: signals are not caught.
+        train: What it trains on.
+        validations: What it validates on, in this order.
+        timeout: Seconds that the workers of a ``DataLoader`` may take for a batch.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        limits: Limits,
+        planned: Planned,
+        on_interrupt: str | None,
+        train: Source,
+        validations: Sequence[Validation],
+        timeout: float | None,
+    ) -> None:
+        runs = [train.phase, *[each.source.phase for each in validations]]
+        super().__init__(core, limits, planned, on_interrupt, timeout, runs)
+        self._source = train
+        self.validations = {each.phase: each for each in validations}
+        self._barren = 0
+        """Training epochs in a row without a step that was completed."""
+
+    def run(self) -> None:
+        """Train, and validate, until it is over."""
+        core, at, train = self._core, self.position, self._source
+        core.resume.expect([*(each.source for each in self.validations.values()), train])
+        if at.due:
+            at.want([phase for phase in at.due if phase in self.validations], at.mid_epoch)
+        while True:
+            if core.requests.waits:
+                core.requests.answer(core)
+            if self.cancelled is not None:
+                raise self.cancelled
+            waiting = core.resume.waits
+            if self.validations and not waiting:
+                self._want("round")
+            if at.due and core.resume.waiting[:1] != [train.phase.name]:
+                self._validate(at.due[0])
+            elif not waiting and (reason := self.reason_to_end()):
+                self.result.reason = reason  # type: ignore[assignment]
+                return
+            else:
+                self._train(train)
+
+    def _want(self, when: str) -> None:
+        """Note the validations that are due, beside those that are already.
+
+        Args:
+            when: ``"round"``: between two epochs; ``"epoch"``: a training epoch has just ended; ``"step"``: between
+                two steps of one.
+        """
+        at = self.position
+        due = [name for name, each in self.validations.items() if name in at.due or self._is_due(each, when)]
+        at.want(due, mid_epoch=when == "step")
+
+    def _is_due(self, validation: Validation, when: str) -> bool:
+        """Whether it is time for a validation: the one rule about it."""
+        at, every, updates = self.position, validation.every, self._core.progress.updates
+        begun = at.validated.get(validation.phase)
+        since = updates - (at.start.updates if begun is None else begun)
+        if when == "epoch" and every.epochs is not None and at.epochs % every.epochs == 0:
+            return True
+        if when != "step" and self.reason_to_end():
+            return since > 0 and not at.ended  # the last weights, once
+        if every.first and begun is None and updates == at.start.updates:
+            return True
+        if every.updates is not None:
+            return when == "step" and since >= every.updates
+        return every.minutes is not None and self._is_late(validation)
+
+    def _is_late(self, validation: Validation) -> bool:
+        """Whether its minutes are over. Rank 0's clock decides; the others hear of it when they next agree."""
+        requests, phase = self._core.requests, validation.phase
+        late = self._core.world.rank == 0 and time.monotonic() >= self._time_of(validation)
+        if not requests.together:
+            return late
+        if late and phase not in requests.validations:
+            requests.validate(phase)
+        return phase in requests.validations
+
+    def _time_of(self, validation: Validation) -> float:
+        """When its minutes are over, by ``time.monotonic``."""
+        at = self.position
+        return self._started - at.seconds + at.clock.get(validation.phase, 0.0) + validation.every.seconds
+
+    def _train(self, source: Source) -> None:
+        core, at = self._core, self.position
+        before = core.progress.steps
+        epoch = Epoch(core, source.phase, source)
+        cancel = self._run(epoch, first=at.epochs == 0)
+        at.count_epoch()
+        if self.validations:
+            self._want("epoch")
+        self._check_progress(source.phase, before)
+        epoch.finish(cancel)
+
+    def _validate(self, phase: str) -> None:
+        core, at, source = self._core, self.position, self.validations[phase].source
+        epoch = Epoch(core, source.phase, source)
+        first = phase not in at.validated
+        if not core.resume.waits:
+            at.begin_validation(phase, core.progress.updates)
+        core.requests.begin_validation(phase)
+        cancel = self._run(epoch, first)
+        at.end_validation(phase, self.seconds)
+        epoch.finish(cancel)
+
+    def _run(self, epoch: Epoch, first: bool) -> Cancel | None:
+        """Run an epoch up to its end, but for ``phase_end``; returns the cancel that ended it, if one did."""
+        epoch.__enter__()
+        try:
+            with epoch.feeding(self.timeout) as batches:
+                if epoch.trains and self._stops_between():
+                    complete = self._run_in_parts(epoch, batches)
+                elif epoch.stopped:
+                    epoch.leave_data()
+                    complete = False
+                else:
+                    complete = epoch.run(batches)
+                if complete:
+                    epoch.check_count(first)
+        except GeneratorExit as error:  # it ends the epoch normally, and then what is around it
+            epoch.finish(epoch.end(error))
+            raise
+        except BaseException as error:
+            return epoch.end(error)
+        return epoch.end(None)
+
+    def _stops_between(self) -> bool:
+        """Whether a training epoch is looked at between its steps."""
+        limits = self.limits
+        if limits.max_steps or limits.max_updates or self.position.due:
+            return True
+        return bool(self.validations) and any(each.every.epochs is None for each in self.validations.values())
+
+    def _run_in_parts(self, epoch: Epoch, batches: Iterable[Any]) -> bool:
+        """Run its steps up to a limit, with the validations that are due between them."""
+        if epoch.resumed:  # what comes after the step at which the state was saved, which may be the end
+            if (self._core.resume.waits or not epoch.stopped) and self._between(epoch):
+                epoch.leave_data()
+                return False
+        if epoch.stopped:
+            epoch.leave_data()
+            return False
+        batches = iter(batches)
+        while True:
+            if epoch.run(batches, self._until()):
+                return True
+            if epoch.stopped or self._between(epoch):
+                return False
+
+    def _until(self) -> Until:
+        at, limits = self.position, self.limits
+        steps = math.inf if limits.max_steps is None else at.start.steps + limits.max_steps
+        updates = math.inf if limits.max_updates is None else at.start.updates + limits.max_updates
+        late = math.inf
+        for phase, each in self.validations.items():
+            if each.every.updates is not None:
+                updates = min(updates, at.validated.get(phase, at.start.updates) + each.every.updates)
+            elif self._core.world.rank == 0:
+                late = min(late, self._time_of(each))
+        return Until(steps, updates, late)
+
+    def _between(self, epoch: Epoch) -> bool:
+        """Between two steps: run the validations that are due; returns whether a limit is reached."""
+        at = self.position
+        with epoch.resting():
+            self._want("step")
+            while at.due:
+                self._validate(at.due[0])
+        return self.reason_to_end() in ("max_steps", "max_updates") or epoch.stopped
+
+    def _check_progress(self, phase: Phase, before: int) -> None:
+        """Refuse to go on for ever without a step that is completed, where only steps or updates end the fit."""
+        self._barren = 0 if self._core.progress.steps > before else self._barren + 1
+        endless = self.limits.epochs is None or self.limits.epochs == math.inf
+        if self._barren >= 2 and endless and not self.stopped:
+            raise PhaseError(
+                f"phase {phase.name!r} completed no step in two epochs in a row (each was cancelled), and the fit ends "
+                f"by {', '.join(name for name, limit in self.limits.saved().items() if limit)} alone: it would never "
+                f"end. Give epochs=, or look at what cancels the steps"
+            )
