@@ -248,7 +248,7 @@ def standard_stack(report: Report, batches: list[Any]) -> None:
 
 
 def evaluation(report: Report, batches: list[Any]) -> None:
-    """Epochs without training, against raw loops that do the same; the aim is 1.02, which predict misses by far."""
+    """Epochs without training, against raw loops that do the same; the aim of all is 1.02."""
     loss_fn = nn.CrossEntropyLoss()
     model, optimizer = problem()
     ours = Learner(model, loss_fn, optimizer, plugins=[Metrics(Accuracy())], standard=False)
@@ -279,7 +279,7 @@ def evaluation(report: Report, batches: list[Any]) -> None:
     title = "validation epoch / raw loop doing the same"
     report.ratio(title, lambda: ours.run("val", batches), validation, 1.02, steps)
     report.ratio("evaluate / the same raw loop", lambda: ours.evaluate(batches), validation, 1.02, steps)
-    report.ratio("predict / raw loop of forwards and cat", lambda: ours.predict(inputs_alone), prediction, 2.00, steps)
+    report.ratio("predict / raw loop of forwards and cat", lambda: ours.predict(inputs_alone), prediction, 1.25, steps)
 
 
 class Nothing(Phase):
