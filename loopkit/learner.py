@@ -116,8 +116,6 @@ class Learner:
         models = Models(model)
         _check_loss_fn(loss_fn)
         self.loss_fn: Callable[..., Any] = loss_fn if loss_fn is not None else no_loss_fn
-        self.result: FitResult | None = None
-        """The result of the fit that is running or was the last."""
         self._core = Core(self, models, Roles(phases), order)
         self.accumulate = accumulate
         self._logbook = self._core.logbook
@@ -197,6 +195,11 @@ class Learner:
     def current(self) -> Fit | None:
         """The fit that is running."""
         return self._core.fit
+
+    @property
+    def result(self) -> FitResult | None:
+        """The result of the fit that is running or was the last."""
+        return self._core.result
 
     def set_optimizer(self, optimizer: Optimizers | Mapping[str, Optimizers]) -> None:
         """Go on with another optimizer: between fits, such as for a second stage of a training.
@@ -336,7 +339,6 @@ class Learner:
         validations = [] if val is None and validate is None else self._validations(val, validate)
         planned = limits.planned(source.length, self._core.accumulate)
         fit = FitLoop(self._core, limits, planned, on_interrupt, source, validations, loader_timeout)
-        self._keep_result(fit)
         fit.begin()
         try:
             fit.run()
@@ -362,11 +364,6 @@ class Learner:
         for source in sources.values():
             _ = source.length  # data without a batch is refused before anything begins
         return [Validation(source, given.get(name) or Every(epochs=1)) for name, source in sources.items()]
-
-    def _keep_result(self, fit: Fit) -> None:
-        """Let ``result`` be what a fit comes to that is about to begin."""
-        if self._core.fit is None:
-            self.result = fit.result
 
     def rounds(
         self, epochs: int | float | None = None, *, planned: Planned | None = None, on_interrupt: str | None = "raise"
@@ -397,9 +394,7 @@ class Learner:
                 learner.run("val", others)
         """
         limits = Limits(epochs)
-        fit = UserLoop(self._core, limits, planned or limits.planned(None, 1), on_interrupt)
-        self._keep_result(fit)
-        return Rounds(fit)
+        return Rounds(UserLoop(self._core, limits, planned or limits.planned(None, 1), on_interrupt))
 
     def run(self, phase: str | Phase, data: Any) -> dict[str, float]:
         """One epoch of a phase over data; returns its metrics, as ``"val/loss"``.

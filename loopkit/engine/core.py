@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from loopkit.engine.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
+    from loopkit.result import FitResult
 
 
 class Core:
@@ -51,6 +52,8 @@ class Core:
         self.epochs: list[Epoch] = []
         """The epochs that are open, the outermost first."""
         self.fit: Fit | None = None
+        self.result: FitResult | None = None
+        """Of the fit that is running or was the last."""
         self.hooks = 0
         """How many hooks run that belong to no open epoch; an epoch that begins then is one of theirs."""
         self.proven: list[Phase] = []
@@ -85,6 +88,8 @@ class Core:
     def enter(self, fit: Fit | None) -> None:
         """A fit begins; None: it is over."""
         self.fit = fit
+        if fit is not None:
+            self.result = fit.result
 
     def forget_metrics(self, prefix: str) -> None:
         """Forget the values of the metrics whose names begin so."""

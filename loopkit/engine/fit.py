@@ -236,11 +236,12 @@ class Fit:
         try:
             if self._runs:
                 core.registry.check_fit(self._runs)
-            with core.hook():
-                self.cancelled = self.brackets.begin()
-                if core.world.size > 1:
-                    self._agree_to_begin()
-                core.phase_states.begin()
+            if core.registry.brackets():
+                with core.hook():
+                    self.begin_plugins()
+            if core.world.size > 1:
+                self._agree_to_begin()
+            core.phase_states.begin()
         except BaseException as error:
             self.beginning = False
             self.end(error)
@@ -264,8 +265,8 @@ class Fit:
         ended, by_fit = "" if reopened else at.ended, at.by_fit or bool(self._runs)
         self.position = replace(at, stop=None, ended=ended, by_fit=by_fit, limits=self.limits.saved())
 
-    def begin_plugins(self, names: Collection[str]) -> None:
-        """Fire the ``fit_begin`` of these plugins."""
+    def begin_plugins(self, names: Collection[str] | None = None) -> None:
+        """Fire the ``fit_begin`` of these plugins, or of all."""
         cancel = self.brackets.begin(names)
         self.cancelled = self.cancelled or cancel
 

@@ -52,7 +52,7 @@ class FitLoop(Fit):
     def run(self) -> None:
         """Train, and validate, until it is over."""
         core, at, train = self._core, self.position, self._source
-        core.resume.expect([*(each.source for each in self.validations.values()), train])
+        core.resume.expect([*[each.source for each in self.validations.values()], train])
         if at.due:
             at.want([phase for phase in at.due if phase in self.validations], at.mid_epoch)
         while True:
@@ -60,10 +60,10 @@ class FitLoop(Fit):
                 core.requests.answer(core)
             if self.cancelled is not None:
                 raise self.cancelled
-            waiting = core.resume.waits
+            waiting = core.resume.waiting
             if self.validations and not waiting:
                 self._want("round")
-            if at.due and core.resume.waiting[:1] != [train.phase.name]:
+            if at.due and waiting[:1] != [train.phase.name]:
                 self._validate(at.due[0])
             elif not waiting and (reason := self.reason_to_end()):
                 self.result.reason = reason  # type: ignore[assignment]
@@ -127,7 +127,7 @@ class FitLoop(Fit):
         core, at, source = self._core, self.position, self.validations[phase].source
         epoch = Epoch(core, source.phase, source)
         first = phase not in at.validated
-        if not core.resume.waits:
+        if not core.resume.waiting:
             at.begin_validation(phase, core.progress.updates)
         core.requests.begin_validation(phase)
         cancel = self._run(epoch, first)
@@ -165,7 +165,7 @@ class FitLoop(Fit):
     def _run_in_parts(self, epoch: Epoch, batches: Iterable[Any]) -> bool:
         """Run its steps up to a limit, with the validations that are due between them."""
         if epoch.resumed:  # what comes after the step at which the state was saved, which may be the end
-            if (self._core.resume.waits or not epoch.stopped) and self._between(epoch):
+            if (self._core.resume.waiting or not epoch.stopped) and self._between(epoch):
                 epoch.leave_data()
                 return False
         if epoch.stopped:

@@ -158,11 +158,6 @@ class Resume:
         """The phases whose epoch was open in a loaded state and has not begun again yet, the outermost first."""
         return [saved["phase"] for saved in self._epochs]
 
-    @property
-    def waits(self) -> bool:
-        """Whether any such epoch has not begun again yet."""
-        return bool(self._epochs)
-
     def load(self, state: Mapping[str, Any], position: Position | None, replay: bool) -> None:
         """Take over what a state left open."""
         self._epochs, self._data, self._nested = list(state["epochs"]), dict(state["data"]), dict(state["nested"])

@@ -45,18 +45,14 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
-            caught: list[int] = []
             for number in (*ENDING, SAVING):
-                before = None if number is None else signal.getsignal(number)
-                if number is not None and before is not None and before is not signal.SIG_IGN:
-                    caught.append(number)
-            self._install(self._handle, *caught)
+                if number is not None and signal.getsignal(number) not in (None, signal.SIG_IGN):
+                    self._install(self._handle, number)
         return self
 
-    def _install(self, handler: Callable[[int, FrameType | None], None], *numbers: int) -> None:
-        for number in numbers:
-            self._before[number], self._installed[number] = signal.getsignal(number), handler
-            signal.signal(number, handler)
+    def _install(self, handler: Callable[[int, FrameType | None], None], number: int) -> None:
+        self._before[number], self._installed[number] = signal.getsignal(number), handler
+        signal.signal(number, handler)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -158,8 +158,8 @@ def _check_data(data: Any) -> None:
             f"loopkit.data.TensorLoader(*tensors, batch_size=32)"
         )
     if (
-        _is_array(data)
-        or isinstance(data, (str, bytes, Mapping))
+        made_by in TABLES
+        or isinstance(data, (Tensor, str, bytes, Mapping))
         or not (callable(data) or hasattr(data, "__iter__") or hasattr(data, "__getitem__"))
     ):
         hint = "; loopkit.data.TensorLoader(inputs, targets, batch_size=32) makes batches of tensors"
