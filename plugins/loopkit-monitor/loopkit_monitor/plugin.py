@@ -35,7 +35,7 @@ __all__ = ["Monitor", "Report"]
 
 DIRECTORY = "runs/run"
 SECONDS = 1.0
-"""How often the log of a plugin of this page is written in a long pass."""
+"""How often the log of a plugin of this page is written in a long epoch."""
 MOST_WARNINGS = 500
 """In a fit."""
 LONGEST = 10_000
@@ -57,7 +57,7 @@ class Monitor:
     - when the fit begins, the plan of the plugins (``run/plan``) and the modules (``run/model``);
     - after every so many training steps ``run/throughput/steps_per_second``, ``run/throughput/samples_per_second``,
       ``run/time_left`` (seconds, where the end is known) and ``run/lr``, ``run/grad_norm`` and ``run/skipped_updates``
-      where there are any; after each pass ``run/loss_scale``;
+      where there are any; after each epoch ``run/loss_scale``;
     - each checkpoint that was saved or removed (``run/checkpoint``) and each warning (``run/warning``).
 
     What the learner's list lacks is added to it: a `LogTo`, if none writes JSON lines (to the directory, if one is
@@ -121,7 +121,7 @@ class Monitor:
         self._known: list[str] = []
         """The plugins of the plan."""
         self._others: list[Any] = []
-        """The plugins, as they were when the last pass ended."""
+        """The plugins, as they were when the last epoch ended."""
         self._logs_rates = False
         """Whether to log the learning rates: no other plugin does."""
         self._rates: dict[str, Any] = {}
@@ -186,7 +186,7 @@ class Monitor:
 
     @hookimpl
     def epoch_begin(self, learner: Learner, phase: Phase) -> None:
-        """Throughput is that of a pass."""
+        """Throughput is that of an epoch."""
         if phase.training:
             self._move_mark(learner)
 
@@ -214,7 +214,7 @@ class Monitor:
 
     @hookimpl(reads=("progress",))
     def phase_end(self, learner: Learner) -> None:
-        """Log what has happened in the pass."""
+        """Log what has happened in the epoch."""
         if self._warnings is None:
             return
         self._rates, self._updated = {}, set()  # of an update after the last step
