@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from loopkit import Learner, criteria, metrics
+from loopkit import Learner, criteria, metrics, plugins
 from loopkit.checkpoint import listing
 from loopkit.logs import JsonLines, read_log
 from loopkit.plugins import Checkpoint, ClipGradNorm, Freeze, LogMetrics, LogTo, MixedPrecision
@@ -47,6 +47,12 @@ def batches():
 )
 def test_repr_of_a_part_shows_what_it_was_made_with(value, shown):
     assert repr(value) == shown
+
+
+@pytest.mark.parametrize("module", [criteria, metrics, plugins], ids=lambda module: module.__name__)
+def test_every_part_is_shown_in_a_line(module):
+    classes = [each for each in map(vars(module).get, module.__all__) if inspect.isclass(each)]
+    assert [each for each in classes if each.__repr__ is object.__repr__] == []
 
 
 def test_repr_of_a_plugin_stays_short():

@@ -22,6 +22,7 @@ from loopkit.errors import CheckpointError, LogError, PluginError
 from loopkit.hooks import hookimpl
 from loopkit.logs import Graph, JsonLines, Record, Table, Text
 from loopkit.logs.masking import masked_text
+from loopkit.options import Shown
 from loopkit.plugins import Checkpoint, LogMetrics, LogTo, MixedPrecision
 from loopkit.plugins.log_metrics import learning_rates
 from loopkit_monitor.background import Background, running
@@ -47,7 +48,7 @@ REMOVED = "removed"
 """The reason of a checkpoint that is not there any more."""
 
 
-class Monitor:
+class Monitor(Shown):
     """Log what the monitor's page shows of a run, beside its metrics.
 
     While a fit runs, ``loopkit monitor runs`` shows it, ``loopkit watch runs/run`` does so in a terminal, and later
@@ -407,7 +408,7 @@ class Monitor:
             print(f"loopkit monitor: {self._server.address} (kill {self._server.pid} ends it)", flush=True)
 
 
-class Report:
+class Report(Shown):
     """Write a report when a fit ends, also after an error: one file with all that its log has, that any browser opens.
 
     It is what ``loopkit report`` makes of the log. A fit that is killed has none; the command makes it then. As by
