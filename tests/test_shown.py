@@ -13,8 +13,18 @@ from torch import nn
 from loopkit import Learner, criteria, metrics, plugins
 from loopkit.checkpoint import listing
 from loopkit.logs import JsonLines, read_log
-from loopkit.plugins import Checkpoint, ClipGradNorm, Freeze, LogMetrics, LogTo, MixedPrecision
+from loopkit.plugins import (
+    Checkpoint,
+    ClipGradNorm,
+    Freeze,
+    LogMetrics,
+    LogTo,
+    MixedPrecision,
+    Schedule,
+    WeightAverage,
+)
 from loopkit.result import FitResult
+from loopkit.schedules import cosine
 from loopkit.summary import summarize
 from loopkit.tabular import html
 
@@ -108,6 +118,20 @@ def test_explanation_is_a_table(full):
     assert shown.count("<table>") == shown.count("</table>") >= 1
     assert "clip_grad_norm" in shown
     assert ("look on: " in shown) is not full
+
+
+def test_explanation_of_the_standard_stack_fits_a_screen():
+    stack = [MixedPrecision("bfloat16"), ClipGradNorm(1.0), Schedule(cosine(100)), WeightAverage(decay=0.9)]
+    stack += [
+        plugins.EarlyStopping("val/loss"),
+        Checkpoint("/runs/a"),
+        LogTo("/runs/a"),
+        LogMetrics(),
+        plugins.Metrics(),
+    ]
+    lines = str(made(*stack, accumulate=2).explain()).splitlines()
+    assert len(lines) < 24
+    assert max(map(len, lines)) < 100
 
 
 def test_summary_is_two_tables(batches):
