@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+from loopkit import interrupts as _interrupts  # noqa: F401  # before torch is imported
 from loopkit.discovery import load_plugin
 from loopkit.distributed.launch import launch
 from loopkit.engine.epoch import Epoch

@@ -12,6 +12,7 @@ import gc
 import inspect
 import json
 import os
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -20,6 +21,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
+from loopkit import interrupts
 from loopkit.errors import CheckpointError, LoopkitError
 from loopkit.words import nearest
 
@@ -105,6 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv = sys.argv[1:]
         gc.freeze()  # what was imported stays: a full collection over the objects of torch takes 80 ms
     try:
+        interrupts.as_usual()
         try:
             code: Any = _run(list(argv))
         except SystemExit as exit:  # after --help, and after a usage error, which it has written
@@ -115,14 +118,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(end="")  # writes out what is buffered
         return code or 0
     except KeyboardInterrupt:
-        say("loopkit: interrupted", sys.stderr)
-        return 130
+        say(interrupts.LINE, sys.stderr)
+        return interrupts.CODE
     except (LoopkitError, OSError) as error:
         lines = str(error).splitlines() or [type(error).__name__]
         say(f"loopkit: error: {' '.join(line.strip() for line in lines)}", sys.stderr)
         for note in getattr(error, "__notes__", ()):
             say(note, sys.stderr)
         return 2
+    finally:
+        interrupts.in_one_line()  # while Python ends
 
 
 def _run(words: list[str]) -> int | None:
@@ -262,10 +267,15 @@ def plain(text: str, longest: int = 200) -> str:
     return shown(text, longest)
 
 
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of cells as lines, with columns as wide as they need."""
+def table(rows: Sequence[Sequence[str]], otherwise: int | None = None) -> list[str]:
+    """Rows of cells as lines, with columns as wide as they need. A terminal is not left; ``otherwise`` is for none."""
+    on_terminal = sys.stdout is not None and sys.stdout.isatty()
+    longest = shutil.get_terminal_size().columns if on_terminal else otherwise
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    if longest is None:
+        return lines
+    return [line if len(line) <= longest else line[: max(longest - 3, 0)] + "..." for line in lines]
 
 
 def reporting(make: Callable[[], str], put: Callable[[str], object] = say) -> int:

@@ -7,9 +7,11 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from helpers import batches, install, make_learner
@@ -396,3 +398,31 @@ def test_ctrl_c_is_one_line(capsys, monkeypatch):
 
     monkeypatch.setattr(cli, "_run", interrupted)
     assert run(capsys, "plugins") == (130, [], ["loopkit: interrupted"])
+
+
+@pytest.mark.parametrize("words", [["-m", "loopkit"], ["loopkit"], ["other"]])
+def test_ctrl_c_while_torch_is_imported_is_one_line(tmp_path, words):
+    (tmp_path / "torch.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n")
+    if len(words) == 1:
+        (tmp_path / words[0]).write_text("from loopkit.cli import main\nmain()\n")
+    path = os.pathsep.join([str(tmp_path), str(Path(cli.__file__).parent.parent)])
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )
+    if words == ["other"]:  # a program that imports loopkit keeps Python's way
+        assert "Traceback" in done.stderr
+    else:
+        assert (done.returncode, done.stderr) == (130, "loopkit: interrupted\n")
+
+
+def test_checkpoint_list_fits_a_terminal(saved, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    _, lines, _ = run(capsys, "checkpoint", "list", saved)
+    assert max(map(len, lines)) == 60
+    assert lines[1].endswith("...")

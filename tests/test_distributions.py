@@ -113,3 +113,30 @@ def test_distribution_installs_alone_and_passes_its_tests(folder: Path, tmp_path
         path.name for path in (folder, *neighbours(folder))
     }
     assert sys.prefix not in listed
+
+
+def shown_of(folder: Path) -> dict[str, list[str]]:
+    """The bases of each class of a distribution, and ``__repr__`` if it has one."""
+    found = {}
+    for path in folder.glob("loopkit_*/**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                own = ["__repr__" for each in node.body if getattr(each, "name", "") == "__repr__"]
+                found[node.name] = [*own, *(ast.unparse(base).partition("[")[0] for base in node.bases)]
+    return found
+
+
+@pytest.mark.parametrize("folder", DISTRIBUTIONS, ids=lambda folder: folder.name)
+def test_each_plugin_and_metric_is_shown_in_a_line(folder: Path) -> None:
+    """By the source: importing all of them takes long. What derives from a class of the core is tested there."""
+    classes = shown_of(folder)
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    names = {value.partition(":")[2] for value in project.get("entry-points", {}).get(PLUGINS, {}).values()}
+    names |= {name for name, bases in classes.items() if "Metric" in bases}
+
+    def is_shown(name: str) -> bool:
+        if name not in classes:
+            return name in ("__repr__", "Shown", "Metric", "Backend", "Member")
+        return any(map(is_shown, classes[name]))
+
+    assert sorted(name for name in names & classes.keys() if not is_shown(name)) == []

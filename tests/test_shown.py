@@ -10,11 +10,21 @@ import pytest
 import torch
 from torch import nn
 
-from loopkit import Learner, criteria, metrics
+from loopkit import Learner, criteria, metrics, plugins
 from loopkit.checkpoint import listing
 from loopkit.logs import JsonLines, read_log
-from loopkit.plugins import Checkpoint, ClipGradNorm, Freeze, LogMetrics, LogTo, MixedPrecision
+from loopkit.plugins import (
+    Checkpoint,
+    ClipGradNorm,
+    Freeze,
+    LogMetrics,
+    LogTo,
+    MixedPrecision,
+    Schedule,
+    WeightAverage,
+)
 from loopkit.result import FitResult
+from loopkit.schedules import cosine
 from loopkit.summary import summarize
 from loopkit.tabular import html
 
@@ -47,6 +57,12 @@ def batches():
 )
 def test_repr_of_a_part_shows_what_it_was_made_with(value, shown):
     assert repr(value) == shown
+
+
+@pytest.mark.parametrize("module", [criteria, metrics, plugins], ids=lambda module: module.__name__)
+def test_every_part_is_shown_in_a_line(module):
+    classes = [each for each in map(vars(module).get, module.__all__) if inspect.isclass(each)]
+    assert [each for each in classes if each.__repr__ is object.__repr__] == []
 
 
 def test_repr_of_a_plugin_stays_short():
@@ -102,6 +118,20 @@ def test_explanation_is_a_table(full):
     assert shown.count("<table>") == shown.count("</table>") >= 1
     assert "clip_grad_norm" in shown
     assert ("look on: " in shown) is not full
+
+
+def test_explanation_of_the_standard_stack_fits_a_screen():
+    stack = [MixedPrecision("bfloat16"), ClipGradNorm(1.0), Schedule(cosine(100)), WeightAverage(decay=0.9)]
+    stack += [
+        plugins.EarlyStopping("val/loss"),
+        Checkpoint("/runs/a"),
+        LogTo("/runs/a"),
+        LogMetrics(),
+        plugins.Metrics(),
+    ]
+    lines = str(made(*stack, accumulate=2).explain()).splitlines()
+    assert len(lines) < 24
+    assert max(map(len, lines)) < 100
 
 
 def test_summary_is_two_tables(batches):

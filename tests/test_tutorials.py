@@ -1,8 +1,9 @@
-"""The tutorials: their scripts and notebooks are their pages, and run."""
+"""The tutorials: their scripts and notebooks are their pages, and run. The pictures of docs/pictures.md."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -15,10 +16,9 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("tutorial*.md"))
 
 
-@pytest.fixture(scope="module")
-def maker() -> ModuleType:
-    """docs/make_tutorials.py."""
-    spec = importlib.util.spec_from_file_location("make_tutorials", ROOT / "docs" / "make_tutorials.py")
+def imported(name: str) -> ModuleType:
+    """A script of docs/."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -26,8 +26,22 @@ def maker() -> ModuleType:
     return module
 
 
+@pytest.fixture(scope="module")
+def maker() -> ModuleType:
+    """docs/make_tutorials.py."""
+    return imported("make_tutorials")
+
+
 def written(page: Path, suffix: str) -> Path:
     return ROOT / "examples" / f"{page.stem.replace('-', '_')}{suffix}"
+
+
+def test_pictures_are_those_of_the_page_and_small() -> None:
+    made = imported("make_pictures")
+    assert made.PAGE.read_text() == made.page()
+    pictures = {*ROOT.glob("docs/images/*.svg"), *ROOT.glob("docs/images/monitor-*.png")}
+    assert {path.name for path in pictures} == set(re.findall(r"\(images/(.*?)\)", made.page()))
+    assert max(path.stat().st_size for path in pictures) < 100_000
 
 
 def test_there_are_three_tutorials() -> None:

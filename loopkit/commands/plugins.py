@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -67,9 +65,8 @@ def list_plugins(options: argparse.Namespace) -> int:
     for row in rows:
         each, mark = row.entry_point, " *" if row.others else ""
         cells.append((each.name + mark, each.version, each.distribution, discovery.first_line(each)))
-    width = shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else WIDTH
-    for line in table([[plain(cell, 300) for cell in row] for row in cells]):
-        say(line if len(line) <= width else line[: max(width - 3, 0)] + "...")
+    for line in table([[plain(cell, 300) for cell in row] for row in cells], WIDTH):
+        say(line)
     say("`loopkit plugins NAME` says what one does, and its options")
     for name in sorted({row.entry_point.name for row in rows if row.others}):
         names = [row.entry_point.full_name for row in rows if row.entry_point.name == name]

@@ -11,11 +11,12 @@ from torch.distributions import Beta
 
 from loopkit import hookimpl
 from loopkit.errors import PluginError
+from loopkit.options import Shown
 
 __all__ = ["CutMix", "LabelSmoothing", "Mixup"]
 
 
-class _SoftTargets:
+class _SoftTargets(Shown):
     """What the three share: targets as probabilities of classes, until the loss is computed."""
 
     provides = "augment"

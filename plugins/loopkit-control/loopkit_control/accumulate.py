@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
+from loopkit.options import Shown
 from loopkit.phases import Phase
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from loopkit.learner import Learner
 
 
-class Accumulate:
+class Accumulate(Shown):
     """Set ``learner.accumulate`` by a schedule: ``{0: 1, 1000: 4}`` makes an update of four steps from update 1000 on.
 
     Args:

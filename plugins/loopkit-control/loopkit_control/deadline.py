@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
+from loopkit.options import Shown
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner
@@ -17,7 +18,7 @@ SLURM = "SLURM_JOB_END_TIME"
 """When a job of SLURM ends, in seconds since 1970."""
 
 
-class Deadline:
+class Deadline(Shown):
     """Pause the fit between two steps when a time has come: `Learner.pause`, after which the next start goes on.
 
     Args:

@@ -17,6 +17,7 @@ from loopkit.events import ForwardBegin, LossBegin
 from loopkit.hooks import hookimpl
 from loopkit.losses import is_sum
 from loopkit.notes import say, warn
+from loopkit.options import Shown
 from loopkit.phases import TrainingPhase
 from loopkit.plugins import FSDP
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from loopkit.phases import Phase
 
 
-class MicroBatch:
+class MicroBatch(Shown):
     """Take each training step in parts of at most so many samples; the update is that of the whole batch.
 
     The gradients of the parts are added up, each with its share of the samples, for a loss that is a mean over the

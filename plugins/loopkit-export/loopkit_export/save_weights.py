@@ -12,6 +12,7 @@ from loopkit.checkpoint import save_weights
 from loopkit.criteria import Mode, checked_mode, direction, is_better
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
+from loopkit.options import Shown
 
 if TYPE_CHECKING:
     from loopkit import Epoch
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from loopkit.phases import Phase
 
 
-class SaveWeights:
+class SaveWeights(Shown):
     """Write each model's weights as ``<directory>/<model>.safetensors`` after each training epoch, or the best ones.
 
     A file is replaced at once, when the new one is on the disk. `loopkit.checkpoint.load_weights` reads it. A run that

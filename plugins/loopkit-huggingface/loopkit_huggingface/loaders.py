@@ -13,6 +13,7 @@ from torch.utils.data import BatchSampler
 from loopkit.batches import describe
 from loopkit.data import Loader, LoaderError, ResumableSampler, Shares
 from loopkit.errors import EmptyDataError, StateError
+from loopkit.options import Shown
 
 __all__ = ["DatasetLoader", "StreamLoader"]
 
@@ -114,7 +115,7 @@ class DatasetLoader(Loader):
             yield _labelled(collate(together(numbers) if together else [self.dataset[number] for number in numbers]))
 
 
-class StreamLoader:
+class StreamLoader(Shown):
     """Batches of a dataset whose samples come one after the other, such as ``datasets.IterableDataset``.
 
     There is one stream of batches, epoch after epoch, and it has no length. A pass goes on where the one before it was

@@ -16,6 +16,7 @@ from loopkit import Epoch, FitResult, Learner, Phase, hookimpl, sharded
 from loopkit.batches import describe
 from loopkit.criteria import Mode, checked_mode, direction, is_better
 from loopkit.errors import PluginError
+from loopkit.options import Shown
 from loopkit.words import nearest
 
 __all__ = ["SavePretrained"]
@@ -24,7 +25,7 @@ BEST, LAST = "best", "last"
 MISSING: Any = object()
 
 
-class SavePretrained:
+class SavePretrained(Shown):
     """Save the model and its tokenizer with ``save_pretrained``, as safetensors, whenever a metric is the best so far.
 
     Below ``directory`` there are ``best``, if a metric is monitored, and ``last``, at the end of the fit (unless an

@@ -12,6 +12,7 @@ import torch
 
 from loopkit import devices, hookimpl
 from loopkit.logs import Table
+from loopkit.options import Shown
 from loopkit.tabular import aligned
 from loopkit_insight.calls import around, with_default
 
@@ -34,7 +35,7 @@ Call = Callable[..., Any]
 clock = time.perf_counter
 
 
-class Cost:
+class Cost(Shown):
     """Measure where the time goes: each hook of each plugin, the data, the step itself, and the device.
 
     Times are of the host's clock, and each moment counts once: a hook that runs a whole validation has only what

@@ -20,6 +20,7 @@ import torch
 from loopkit import hookimpl
 from loopkit.hooks import hooks
 from loopkit.logs import Table
+from loopkit.options import Shown
 from loopkit.syncs import TensorReads, caller, tensors
 from loopkit.tabular import aligned
 from loopkit_insight.calls import around, with_default
@@ -56,7 +57,7 @@ class Sync:
     """Whether either line has a comment that begins with ``# host sync``."""
 
 
-class FindSyncs:
+class FindSyncs(Shown):
     """Name the lines that make the host wait for the device inside a step: of plugins, phases, models and losses.
 
     With a model on CUDA, torch's sync debug mode tells each real wait that it knows of. Elsewhere calls that read a

@@ -11,6 +11,7 @@ from torch import Tensor
 from loopkit.errors import PluginError
 from loopkit.groups import named_parameters
 from loopkit.hooks import hookimpl
+from loopkit.options import Shown
 from loopkit.plugins.gradients import alike, total_norm
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ Members = dict[Part, list[int]]
 """Positions in ``step.params`` by part."""
 
 
-class LogGradients:
+class LogGradients(Shown):
     """Log the 2-norm of the gradients of updates, as ``"grad_norm"``, and that of each part of the model.
 
     A part is a parameter group of the optimizer, ``"grad_norm/group0"`` or, if it has a name, ``"grad_norm/<name>"``,

@@ -11,6 +11,7 @@ from loopkit.errors import PluginError
 from loopkit.groups import covers, named_parameters, nothing_matches
 from loopkit.hooks import hookimpl
 from loopkit.logs.kinds import Histogram
+from loopkit.options import Shown
 from loopkit_insight.log_gradients import check_count
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["LogHistograms"]
 
 
-class LogHistograms:
+class LogHistograms(Shown):
     """Log histograms of the parameters after every so many updates, as ``"parameters/encoder.weight"``.
 
     They are counted on the device when they are due, so that no copy of the parameters is kept, and read when the log

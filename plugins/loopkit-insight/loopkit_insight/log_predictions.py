@@ -18,6 +18,7 @@ from loopkit.batches import describe, first_tensor
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 from loopkit.logs.kinds import CHANNELS, Image, Table
+from loopkit.options import Shown
 from loopkit.words import nearest
 from loopkit_insight.log_gradients import check_count
 
@@ -37,7 +38,7 @@ Columns = dict[str, Tensor]
 """What is kept of some samples, by name, each ``(samples, ...)``."""
 
 
-class LogPredictions:
+class LogPredictions(Shown):
     """Log the predictions for some samples of each validation, or other epoch of a fit that does not train.
 
     They are a table, ``"val/predictions"``, with a row for each sample: its position in the epoch, what is predicted,

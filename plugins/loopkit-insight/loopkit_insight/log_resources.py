@@ -13,6 +13,7 @@ import torch
 
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
+from loopkit.options import Shown
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner
@@ -22,7 +23,7 @@ __all__ = ["LogResources"]
 PREFIX = "resources/"
 
 
-class LogResources:
+class LogResources(Shown):
     """Log the use of processors, memory and GPUs, about every so many seconds of a fit.
 
     - ``"resources/cpu"``: of all processors together, in percent; ``"resources/process_cpu"``: of this process, in

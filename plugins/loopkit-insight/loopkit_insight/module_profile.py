@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from loopkit import devices, hookimpl
 from loopkit.errors import PluginError
 from loopkit.logs import Table
+from loopkit.options import Shown
 from loopkit.tabular import aligned, count_of_bytes
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ FORWARD, BACKWARD = "forward", "backward"
 Node = torch.autograd.graph.Node
 
 
-class ModuleProfile:
+class ModuleProfile(Shown):
     """Measure each module's forward and backward, activations and memory, at chosen steps of a phase.
 
     Hooks are on the modules and the graph during those steps alone. They change no bit; other steps cost nothing.

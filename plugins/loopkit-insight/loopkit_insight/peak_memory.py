@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from loopkit import devices
 from loopkit.hooks import hookimpl
+from loopkit.options import Shown
 
 if TYPE_CHECKING:
     from loopkit import Epoch
@@ -17,7 +18,7 @@ __all__ = ["PeakMemory"]
 NAME = "peak_memory"
 
 
-class PeakMemory:
+class PeakMemory(Shown):
     """Put the most bytes that were allocated during an epoch into ``learner.metrics``, as ``"train/peak_memory"``.
 
     So they are in the epoch's line and in the logs. Of several devices that the models are on, and of several

@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
+from loopkit.options import Shown
 
 if TYPE_CHECKING:
     from loopkit import Epoch
@@ -28,7 +29,7 @@ STEPS = range(10, 20)
 PLANNED = ("epochs", "max_steps", "max_updates")
 
 
-class Profile:
+class Profile(Shown):
     """Run ``torch.profiler`` over some training steps, write a trace and print a table.
 
     Steps have the range ``"<phase> step"`` and epochs that begin meanwhile the range ``"<phase> epoch"``.

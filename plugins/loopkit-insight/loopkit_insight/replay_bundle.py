@@ -21,6 +21,7 @@ from loopkit.checkpoint.encoding import encode
 from loopkit.checkpoint.tensors import check
 from loopkit.errors import Cancel, CheckpointError, PeerError, StateError, WorldError
 from loopkit.hooks import hookimpl
+from loopkit.options import Shown
 from loopkit.plugins.buffers import Buffers
 from loopkit.sharded import is_sharded
 
@@ -34,7 +35,7 @@ __all__ = ["ReplayBundle", "replay"]
 WROTE = "loopkit: the step can be run again from "
 
 
-class ReplayBundle:
+class ReplayBundle(Shown):
     """When a step raises an error, write what is needed to run that one step again, with `replay`.
 
     That is: the batch, the parameters, the buffers, the state of optimizers and plugins, the random generators, and

@@ -15,6 +15,7 @@ from loopkit import hookimpl
 from loopkit.batches import describe, first_tensor
 from loopkit.errors import PluginError
 from loopkit.metrics import Mean
+from loopkit.options import Shown
 from loopkit.plugins.late import read
 from loopkit.plugins.merging import packed, to_host, unpacked
 from loopkit.words import nearest
@@ -61,7 +62,7 @@ REDUCTIONS: dict[str, Callable[[Tensor, torch.dtype], Tensor]] = {
 }
 
 
-class Watch:
+class Watch(Shown):
     """Record a number for the outputs of modules inside the model, in ``learner.metrics`` as ``"<phase>/<path>"``.
 
     Args:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from loopkit.errors import PluginError
 from loopkit.events import snake_case
 from loopkit.hooks import hookimpl
+from loopkit.options import Shown
 from loopkit.phases import PredictionPhase
 from loopkit.words import nearest
 from loopkit_lightning.common import LIMITS, load, made, plain
@@ -87,7 +88,7 @@ KINDS = {
 }
 
 
-class LightningCallback:
+class LightningCallback(Shown):
     """Run a callback of Lightning: its hooks are called at the events that they stand for.
 
     The callback gets facades in the places of its trainer and its module, which have what the supported callbacks

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from loopkit.errors import PluginError
 from loopkit.events import snake_case
 from loopkit.hooks import hookimpl
+from loopkit.options import Shown
 from loopkit.progress import Progress
 from loopkit.words import nearest
 from loopkit_lightning.common import LIMITS, Metrics, load, made, plain
@@ -88,7 +89,7 @@ KINDS = {
 }
 
 
-class IgniteHandler:
+class IgniteHandler(Shown):
     """Run a handler of Ignite: it is attached to an engine that fires its events when a phase of the learner runs.
 
     The engine of the training phase is a trainer: ``STARTED`` and ``COMPLETED`` come once a fit. That of any other

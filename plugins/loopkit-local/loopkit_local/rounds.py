@@ -10,12 +10,13 @@ from torch import Tensor
 
 from loopkit.data import Loader, LoaderError
 from loopkit.errors import EmptyDataError
+from loopkit.options import Shown
 from loopkit_local.cadence import Controller
 
 __all__ = ["Rounds"]
 
 
-class Rounds:
+class Rounds(Shown):
     """This process's batches of a loader that several processes go through together, each batch once.
 
     A round is a run of consecutive batches in the epoch's order: first those of rank 0, then those of rank 1, and so

@@ -67,6 +67,8 @@ class Lines:
     """Where the last values were logged."""
     epoch: int = 0
     time: float = 0.0
+    epochs: list[tuple[int, int]] = field(default_factory=list)
+    """Each number of complete epochs, and the first step with which it was logged."""
 
 
 class Column:
@@ -105,6 +107,8 @@ def parse(data: bytes, phases: Mapping[str, str] | None = None, *, most_names: i
     for line in data.split(b"\n")[:-1]:
         said = parse_values(line)
         if isinstance(said, Values):
+            if last is None or said.epoch != last.epoch:
+                made.epochs.append((said.epoch, said.step))
             last = said
             columns = by_phase.setdefault(said.phase, {})
             for name, value in said.values.items():

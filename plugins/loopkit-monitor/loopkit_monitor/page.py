@@ -14,7 +14,7 @@ from loopkit_monitor.views import encode
 __all__ = ["MODULES", "embed"]
 
 STATIC = Path(__file__).parent / "static"
-MODULES = ("dom.js", "source.js", "data.js", "chart.js", "views.js", "table.js", "app.js")
+MODULES = ("dom.js", "source.js", "data.js", "export.js", "chart.js", "views.js", "scatter.js", "table.js", "app.js")
 """The page's scripts; each imports only from those before it, and no name is declared by two."""
 IMPORT = re.compile(r'^import \{[^}]*\} from "\./[a-z]+\.js";\n', re.MULTILINE)
 EXPORT = re.compile(r"^export (?=(?:async )?function|class|const)", re.MULTILINE)

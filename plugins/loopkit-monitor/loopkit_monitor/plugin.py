@@ -22,6 +22,7 @@ from loopkit.errors import CheckpointError, LogError, PluginError
 from loopkit.hooks import hookimpl
 from loopkit.logs import Graph, JsonLines, Record, Table, Text
 from loopkit.logs.masking import masked_text
+from loopkit.options import Shown
 from loopkit.plugins import Checkpoint, LogMetrics, LogTo, MixedPrecision
 from loopkit.plugins.log_metrics import learning_rates
 from loopkit_monitor.background import Background, running
@@ -35,7 +36,7 @@ __all__ = ["Monitor", "Report"]
 
 DIRECTORY = "runs/run"
 SECONDS = 1.0
-"""How often the log of a plugin of this page is written in a long pass."""
+"""How often the log of a plugin of this page is written in a long epoch."""
 MOST_WARNINGS = 500
 """In a fit."""
 LONGEST = 10_000
@@ -47,7 +48,7 @@ REMOVED = "removed"
 """The reason of a checkpoint that is not there any more."""
 
 
-class Monitor:
+class Monitor(Shown):
     """Log what the monitor's page shows of a run, beside its metrics.
 
     While a fit runs, ``loopkit monitor runs`` shows it, ``loopkit watch runs/run`` does so in a terminal, and later
@@ -57,7 +58,7 @@ class Monitor:
     - when the fit begins, the plan of the plugins (``run/plan``) and the modules (``run/model``);
     - after every so many training steps ``run/throughput/steps_per_second``, ``run/throughput/samples_per_second``,
       ``run/time_left`` (seconds, where the end is known) and ``run/lr``, ``run/grad_norm`` and ``run/skipped_updates``
-      where there are any; after each pass ``run/loss_scale``;
+      where there are any; after each epoch ``run/loss_scale``;
     - each checkpoint that was saved or removed (``run/checkpoint``) and each warning (``run/warning``).
 
     What the learner's list lacks is added to it: a `LogTo`, if none writes JSON lines (to the directory, if one is
@@ -121,7 +122,7 @@ class Monitor:
         self._known: list[str] = []
         """The plugins of the plan."""
         self._others: list[Any] = []
-        """The plugins, as they were when the last pass ended."""
+        """The plugins, as they were when the last epoch ended."""
         self._logs_rates = False
         """Whether to log the learning rates: no other plugin does."""
         self._rates: dict[str, Any] = {}
@@ -186,7 +187,7 @@ class Monitor:
 
     @hookimpl
     def epoch_begin(self, learner: Learner, phase: Phase) -> None:
-        """Throughput is that of a pass."""
+        """Throughput is that of an epoch."""
         if phase.training:
             self._move_mark(learner)
 
@@ -214,7 +215,7 @@ class Monitor:
 
     @hookimpl(reads=("progress",))
     def phase_end(self, learner: Learner) -> None:
-        """Log what has happened in the pass."""
+        """Log what has happened in the epoch."""
         if self._warnings is None:
             return
         self._rates, self._updated = {}, set()  # of an update after the last step
@@ -407,7 +408,7 @@ class Monitor:
             print(f"loopkit monitor: {self._server.address} (kill {self._server.pid} ends it)", flush=True)
 
 
-class Report:
+class Report(Shown):
     """Write a report when a fit ends, also after an error: one file with all that its log has, that any browser opens.
 
     It is what ``loopkit report`` makes of the log. A fit that is killed has none; the command makes it then. As by

@@ -37,7 +37,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """With which a cell begins that a spreadsheet runs."""
 COLUMNS = ("run", "name", "value", "phase", "epoch", "step", "update", "time")
 ENDINGS = {"step": "each step", "running": "so far"}
-"""What the values of a pass that is going on are called."""
+"""What the values of an epoch that is going on are called."""
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#b0508c", "#a87900", "#3a9bd6", "#6b5b95", "#55554f")
 """Those of the page."""
 LINES = ("-", "--", ":", "-.")
@@ -133,8 +133,8 @@ def write_csv(store: Store, path: Path) -> int:
 def write_png(store: Store, directory: Path) -> list[Path]:
     """Draw each chart of the runs into a file of its own; returns the files.
 
-    A chart has what was logged under the same name in all phases and runs; the values while a pass went on have one of
-    their own. It needs matplotlib.
+    A chart has what was logged under the same name in all phases and runs; the values while an epoch went on have one
+    of their own. It needs matplotlib.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -166,7 +166,7 @@ def _place(name: str, phases: set[str]) -> tuple[str, str]:
     label = [parts.pop(0)] if len(parts) > 1 and parts[0] in phases else []
     ending = parts.pop() if len(parts) > 1 and parts[-1] in ENDINGS else ""
     label += [ENDINGS[ending]] if ending else []
-    return "/".join(parts) + (" within the pass" if ending else ""), " ".join(label)
+    return "/".join(parts) + (" within the epoch" if ending else ""), " ".join(label)
 
 
 def _draw(title: str, curves: list[tuple[Run, str, str]], several: bool) -> Figure:

@@ -71,6 +71,8 @@ CHANGE_POINTS = 2_000
 """Points in one change."""
 RING_POINTS = 50_000
 """Points in the changes that are kept for clients that come back; names count as well, and each change as one more."""
+MOST_EPOCHS = 2_000
+"""Whose steps are remembered of a run."""
 MOST_FILES = 50_000
 """Files that are remembered of a run."""
 RUN = b'{"kind":"run",'
@@ -131,6 +133,8 @@ class Run:
     """Of all names."""
     files: set[str] = field(default_factory=set)
     """Files beside the log that it names."""
+    epochs: list[tuple[int, int]] = field(default_factory=list)
+    """How many epochs were complete, from which step on; the latest, of very many every second one."""
     status: str = "live"
     """``"live"``, ``"finished"``, ``"crashed"`` or ``"silent"``."""
     used: float = 0.0
@@ -499,6 +503,8 @@ class Store:
                 run.series.setdefault(name, Series()).add(points)
         if lines.points:
             run.step, run.epoch, run.updated = lines.step, lines.epoch, lines.time
+        if run.opened:
+            _note_epochs(run.epochs, lines.epochs)
         for start, length, said in lines.others:
             time, step, epoch = _number(said.get("time")), said.get("step"), said.get("epoch")
             run.updated = max(run.updated, time)
@@ -592,7 +598,7 @@ class Store:
         for run in sorted(opened, key=lambda run: run.used):
             if now - run.used > IDLE_SECONDS and sum(map(_count, opened)) > self._most_points:
                 run.opened = False
-                run.series, run.references, run.files = {}, {}, set()
+                run.series, run.references, run.files, run.epochs = {}, {}, set(), []
                 run.last = {name: run.last[name] for name in list(run.last)[:GLANCED_NAMES]}
                 self._add(run, {"reload": True})
         while sum(map(_count, opened)) > self._most_points:
@@ -610,9 +616,20 @@ def _has_room(run: Run, name: str) -> bool:
 
 
 def _place(name: str) -> tuple[bool, bool, int, str]:
-    """By what the metrics of a run are sorted: those that the page's head shows, those of passes, all else."""
+    """By what the metrics of a run are sorted: those that the page's head shows, those of epochs, all else."""
     other = name.startswith(("run/", "resources/", "final/", "lr/", "grad_norm/", "update_ratio/"))
     return name not in HEAD, other, name.count("/"), name
+
+
+def _note_epochs(known: list[tuple[int, int]], more: list[tuple[int, int]]) -> None:
+    """Add where epochs were complete; what a fit does again takes the place of what it did before."""
+    for epoch, step in more:
+        while known and known[-1][0] > epoch:
+            known.pop()
+        if not known or known[-1][0] < epoch:
+            known.append((epoch, step))
+    while len(known) > MOST_EPOCHS:
+        del known[1:-1:2]
 
 
 def _totals(run: Run) -> dict[str, int]:

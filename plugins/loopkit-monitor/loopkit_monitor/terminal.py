@@ -36,7 +36,7 @@ Cell = tuple[int, str]
 ALWAYS, LEFT, TIME, METRIC, SPARK, RESOURCE = range(6)
 ENDINGS = ("/step", "/running")
 OTHERS = ("run/", "resources/", "lr/", "grad_norm/", "update_ratio/", "final/")
-"""Names that are no metrics of a pass begin with these."""
+"""Names that are no metrics of an epoch begin with these."""
 UNTRAINED = ("val/", "test/")
 """Names of phases that do not train begin with these."""
 OTHER_NAMES = ("lr", "grad_norm", "update_ratio")
@@ -45,7 +45,7 @@ CLEAR = "\r\x1b[K"
 
 @dataclass
 class Epoch:
-    """What a pass for training, and the passes after it, came to."""
+    """What an epoch of training, and those after it, came to."""
 
     number: int
     """From 1."""

@@ -84,6 +84,7 @@ def run(store: Store, id: str) -> dict[str, Any]:
         "checkpoints": _listed(store, found, "run/checkpoint"),
         "warnings": _listed(store, found, "run/warning"),
         "end": found.end,
+        "epochs": found.epochs,
         "foreign": found.foreign,
         "seq": seq(store),
     }

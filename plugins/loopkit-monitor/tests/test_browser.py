@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from support import SECONDS, Server, Writer, eventually, read
@@ -400,7 +401,7 @@ def test_each_curve_has_its_place(tmp_path, serve, visit):
 
     expect(page.locator(".chart").first).to_be_visible(timeout=TIMEOUT)
     loss = ("loss", ["train", "val"])
-    steps = ("loss within the pass", ["train each step"])
+    steps = ("loss within the epoch", ["train each step"])
     assert charts() == [loss, ("accuracy", ["accuracy"]), steps]
     page.get_by_role("tab", name="Updates").click()
     expect(page.locator(".chart-title", has_text="Loss scale")).to_be_visible()
@@ -408,7 +409,7 @@ def test_each_curve_has_its_place(tmp_path, serve, visit):
     assert found["Learning rate"] == ["lr", "head"]
     assert found["Gradient norm"] == ["grad norm", "stem"]
     assert found["Loss scale"] == ["train"]
-    names = {"Learning rate", "Gradient norm", "Loss scale", "Skipped updates", "Skipped updates of a pass"}
+    names = {"Learning rate", "Gradient norm", "Loss scale", "Skipped updates", "Skipped updates of an epoch"}
     assert set(found) == names
     page.get_by_role("tab", name="System").click()
     expect(page.locator(".chart-title", has_text="GPU memory")).to_be_visible()
@@ -466,6 +467,100 @@ def test_a_run_that_ended_before_has_no_value_under_the_pointer(tmp_path, serve,
     expect(page.locator(".keys .value").first).not_to_have_text("\u2013")
     page.mouse.move(box["x"] + box["width"] * 0.2, box["y"] + 20)
     expect(page.locator(".keys .value").nth(1)).not_to_have_text("\u2013")
+
+
+def test_epochs_are_laid_out_by_their_steps(tmp_path, serve, visit):
+    writer = Writer(tmp_path / "runs" / "a" / "log.jsonl")
+    writer.begin()
+    for step in range(1, 11):
+        writer.together({"train/loss/step": step}, step=step, epoch=step // 5)  # five steps an epoch
+    writer.end()
+    page = visit(serve(tmp_path / "runs").address, "/run/a/metrics")
+    page.get_by_label("Horizontal axis").select_option("epoch")
+    page.locator(".chart").first.focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".where").first).to_have_text("epoch 1.200")
+    page.mouse.move(0, 0)
+    page.evaluate("document.querySelector('.chart').scrollIntoView()")
+    box = page.locator(".u-over").first.bounding_box()
+    page.mouse.move(box["x"] + box["width"] - 1, box["y"] + 20)
+    expect(page.locator(".where").first).to_have_text("epoch 2")
+
+
+def saved(page, form):
+    """What a chart is saved as."""
+    page.get_by_label("More of loss").click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name=f"Save as {form}").click()
+    return Path(download.value.path()).read_bytes(), download.value.suggested_filename
+
+
+@pytest.mark.parametrize("report", [False, True])
+def test_chart_is_enlarged_and_saved(tmp_path, serve, visit, report):
+    two_runs(tmp_path / "runs", 30)
+    file = tmp_path / "report.html"
+    if report:
+        file.write_bytes(embed(embedded(tmp_path / "runs")))
+    page = visit(file.as_uri() if report else serve(tmp_path / "runs").address, "/run/one/metrics?with=two")
+    expect(page.locator(".chart canvas").first).to_be_visible(timeout=TIMEOUT)
+    expect(page.locator(".keys .value").nth(1)).not_to_have_text("", timeout=TIMEOUT)
+    page.get_by_label("More of loss").click()
+    page.get_by_role("button", name="Enlarge").click()
+    assert page.locator(".u-over").first.bounding_box()["height"] > 400
+    rows, name = saved(page, "CSV")
+    assert name == "loss.csv"
+    lines = rows.decode().splitlines()
+    assert lines[0] == "run,name,step,value"
+    logged = read(tmp_path / "runs" / "one" / "log.jsonl")["train/loss"]
+    assert [float(line.split(",")[3]) for line in lines if line.startswith("one,train/loss,")] == [
+        row[1] for row in logged
+    ]
+    drawn, name = saved(page, "SVG")
+    assert name == "loss.svg"
+    tree = ElementTree.fromstring(drawn)
+    paths = [each.get("d") for each in tree.iter("{http://www.w3.org/2000/svg}path")]
+    assert [path.count("L") for path in paths] == [29] * 4
+    said = [each.text for each in tree.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"loss", "step", "0", "30", "one: train", "two: val"} <= set(said)
+    picture, name = saved(page, "PNG")
+    assert (name, picture[:8]) == ("loss.png", b"\x89PNG\r\n\x1a\n")
+    assert len(picture) > 10_000
+
+
+def test_saved_table_runs_no_formula(shared_runs, visit):
+    page = visit(shared_runs.address)
+    script = "async (rows) => (await import('/static/export.js')).csv(rows)"
+    rows = [["=1+1", "-x", -0.5, 'a"b', "c,d", "@e", None]]
+    assert page.evaluate(script, rows) == '\'=1+1,\'-x,-0.5,"a""b","c,d",\'@e,\r\n'
+
+
+def test_legend_of_eight_runs_is_smaller_than_the_plot(tmp_path, serve, visit):
+    names = [f"run-{number}" for number in range(8)]
+    for name in names:
+        writer = Writer(tmp_path / "runs" / name / "log.jsonl")
+        writer.begin()
+        writer.values(5, "train/loss", "val/loss")
+        writer.end()
+    rest = "&".join(f"with={name}" for name in names[1:])
+    page = visit(serve(tmp_path / "runs").address, f"/run/{names[0]}/metrics?{rest}")
+    expect(page.locator(".legend tbody tr")).to_have_count(8, timeout=TIMEOUT)
+    assert page.locator(".legend").first.bounding_box()["height"] < page.locator(".plot").first.bounding_box()["height"]
+
+
+def test_buttons_of_runs_tell_them_apart(shared_runs, visit):
+    page = visit(shared_runs.address, "/run/one/metrics?with=two")
+    expect(page.locator(".chart canvas").first).to_be_visible(timeout=TIMEOUT)
+    names = page.evaluate(
+        "[...document.querySelectorAll('main button, main summary, main a, aside button')]"
+        ".filter(each => each.checkVisibility() && !each.closest('.chart'))"
+        ".map(each => each.getAttribute('aria-label') ?? each.textContent.trim())"
+    )
+    assert [name for name in names if not name or names.count(name) > 1] == []
+    for chart in page.locator(".chart").all():
+        inside = chart.locator("button").evaluate_all(
+            "all => all.filter(each => each.checkVisibility()).map(each => each.innerText || each.textContent)"
+        )
+        assert len(inside) == len(set(inside))
 
 
 # --------------------------------------------------------------------------------------------------------------- tables
@@ -771,3 +866,49 @@ def test_table_is_sorted_and_filtered_and_all_that_it_shows_are_compared(tmp_pat
     page.get_by_label("Select all shown").check()
     page.get_by_role("button", name="Compare 2").click()
     expect(page.locator(".laid-run")).to_contain_text(["run-0", "run-2"])
+
+
+def test_scatter_shows_the_runs_of_the_table(tmp_path, serve, visit):
+    sweep(tmp_path / "runs", rates=(0.001, 0.1, 0.01))
+    page = visit(serve(tmp_path / "runs").address, "/table", ready=".find")
+    page.get_by_text("Scatter").click()
+    page.get_by_label("Across").select_option(label="lr")
+    page.get_by_label("Up").select_option(label="val/loss")
+    dots = page.locator(".dots a")
+    expect(dots).to_have_count(3)
+    expect(page.locator(".dots")).to_contain_text("lr, log scale")
+    places = {dot.get_attribute("aria-label"): float(dot.locator("circle").get_attribute("cx")) for dot in dots.all()}
+    low, middle, high = (
+        places[f"run-{at}: lr {lr}, val/loss {lr}"] for at, lr in ((0, "0.001000"), (2, "0.01000"), (1, "0.1000"))
+    )
+    assert abs((low + high) / 2 - middle) < 0.01
+    page.get_by_label("Filter the table").fill("kind=b")
+    expect(dots).to_have_count(1)
+    page.get_by_label("Across").select_option(label="kind")
+    expect(dots).to_have_attribute("aria-label", "run-1: kind b, val/loss 0.1000")
+    dots.click()
+    expect(page.locator("h1")).to_have_text("run-1", timeout=TIMEOUT)
+
+
+@pytest.mark.clock
+def test_a_thousand_runs_of_fifty_parameters_sort_in_a_tenth_of_a_second(tmp_path, visit):
+    names = [f"run-{number}" for number in range(1000)]
+    parameters = [{f"p{at}": (number * (at + 7919)) % 997 / 10 for at in range(50)} for number in range(1000)]
+    brief = {"status": "finished", "step": 5, "epoch": 1, "updated": 9.0, "started": 1.0, "metrics": {"val/loss": 0.5}}
+    runs = [{"id": name, "name": name, **brief} for name in names]
+    details = {
+        name: {**run, "hyperparameters": given, "best": {"val/loss": [given["p0"], 9.0]}, "names": [], "epochs": []}
+        for name, run, given in zip(names, runs, parameters, strict=True)
+    }
+    file = tmp_path / "report.html"
+    file.write_bytes(embed({"runs": {"runs": runs, "seq": "a.1"}, "details": details, "series": {}}))
+    page = visit(file.as_uri(), "/table", ready=".find")
+    expect(page.locator(".overview .tools .muted")).to_have_text("1,000 of 1,000 runs", timeout=TIMEOUT)
+    expect(page.locator(".overview th")).to_have_count(55, timeout=TIMEOUT)
+    script = """key => { const begin = performance.now(); document.querySelector(`[data-key="${key}"]`).click();
+        document.querySelector('.overview table').getBoundingClientRect(); return performance.now() - begin; }"""
+    took = [page.evaluate(script, f"parameter p{at}") for at in (3, 4, 5)]
+    assert cells(page, 5 + 5)[:2] == ["0", "0"]  # p5, the lowest first
+    assert min(took) < 100, took
+    page.locator(".overview tbody tr").last.scroll_into_view_if_needed()
+    eventually(lambda: page.locator(".overview tbody tr").count() > 100)

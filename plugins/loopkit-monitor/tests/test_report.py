@@ -388,7 +388,7 @@ def test_png_has_a_picture_for_each_chart(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         written = report.write_png(Store(tmp_path / "runs"), tmp_path / "png")
-    names = ["evil.png", "hidden.png", "loss.png", "loss_within_the_pass.png", "lr.png", "x.png"]
+    names = ["evil.png", "hidden.png", "loss.png", "loss_within_the_epoch.png", "lr.png", "x.png"]
     assert sorted(path.name for path in written) == names
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
     assert sorted(tmp_path.iterdir()) == [tmp_path / "png", tmp_path / "runs"]

@@ -40,6 +40,15 @@ def test_a_run_says_all_that_the_page_shows(store):
     assert said["seq"] == f"{store.boot}.{store.last_id}"
 
 
+def test_epochs_are_told_by_the_step_that_completed_them(tmp_path, writer):
+    writer.begin()
+    for epoch, step in ((0, 2), (1, 5), (1, 7), (2, 10), (1, 8), (2, 9)):  # it went back, and went on
+        writer.value("train/loss", 1.0, epoch=epoch, step=step)
+    made = Store(tmp_path / "runs")
+    made.poll()
+    assert views.run(made, "a")["epochs"] == [(0, 2), (1, 5), (2, 9)]
+
+
 def test_the_helper_of_a_plugin_is_part_of_it(store, writer):
     columns = ("phase", "hook", "position", "plugin", "access", "reasons", "note")
     writer.other(

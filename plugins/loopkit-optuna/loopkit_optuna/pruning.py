@@ -11,11 +11,12 @@ from optuna.storages import RetryHeartbeatStaleTrialCallback
 
 from loopkit import FitResult, Learner, Phase, hookimpl
 from loopkit.errors import PluginError, StateError
+from loopkit.options import Shown
 
 __all__ = ["OptunaPruning"]
 
 
-class OptunaPruning:
+class OptunaPruning(Shown):
     """Report a metric to a trial after each pass of its phase, and end the fit if Optuna says so.
 
     The fit ends in the usual way: the other plugins see every event to the last ``fit_end``. Then ``fit`` raises

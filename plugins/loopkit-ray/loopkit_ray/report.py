@@ -13,6 +13,7 @@ from ray.train.collective import broadcast_from_rank_zero
 from loopkit import Learner, Phase, hookimpl
 from loopkit.checkpoint import listing
 from loopkit.errors import PluginError
+from loopkit.options import Shown
 from loopkit.plugins import Checkpoint
 from loopkit.result import FitResult
 from loopkit.words import nearest
@@ -21,7 +22,7 @@ from loopkit_ray.resume import in_worker
 __all__ = ["RayReport"]
 
 
-class RayReport:
+class RayReport(Shown):
     """Report metrics, and the newest checkpoint of the run's `Checkpoint`, to Ray Train.
 
     A report is made after every epoch of ``fit``, after its validation if it has one, and once more at the end of the

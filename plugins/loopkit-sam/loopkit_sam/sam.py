@@ -11,6 +11,7 @@ from torch import Tensor
 
 from loopkit import Learner, Step, TrainingPhase, hookimpl
 from loopkit.errors import PluginError
+from loopkit.options import Shown
 
 __all__ = ["ASAM", "SAM"]
 
@@ -18,7 +19,7 @@ SMALLEST = 1e-12
 """Added to the norm, so that a gradient of 0 moves nothing."""
 
 
-class SAM:
+class SAM(Shown):
     """Take the gradients of each training step at weights moved by ``rho`` along the gradient, which finds flat minima.
 
     Before the forward of a step there is another one, on the same inputs, whose gradients move the weights to

@@ -19,6 +19,7 @@ from loopkit import Event, hookimpl
 from loopkit.errors import PluginError
 from loopkit.events import StepEnd, UpdateEnd
 from loopkit.notes import say
+from loopkit.options import Shown
 from loopkit_whole_step import private
 from loopkit_whole_step.cells import SCALARS, Cells
 from loopkit_whole_step.record import REPLAYED, Backend, Hook, Hooks, Recording, Unliftable
@@ -96,7 +97,7 @@ class Shape:
         return statistics.median(self.graph) / statistics.median(self.eager) if self.graph and self.eager else None
 
 
-class WholeStep:
+class WholeStep(Shown):
     """Run the whole training step - the phase's own, the plugins' hooks, the optimizer's - as one compiled graph.
 
     A step is recorded when a shape of batches has come three times, and compiled by inductor. Two steps are then

@@ -85,7 +85,7 @@ function makeRow(run) {
   const part = (name) => h("span", { class: name });
   const parts = { dot: h("span", { class: "status", "aria-hidden": "true" }), name: part("name"), path: part("path muted"), metric: part("metric"), key: part("key muted"),
     step: part("step"), took: part("took"), when: part("when muted"), status: part("word") };
-  const over = h("button", { type: "button", class: "over", tabindex: -1, title: "Lay over the open run (x)", "aria-label": "overlay" }, "+");
+  const over = h("button", { type: "button", class: "over", tabindex: -1, title: "Lay over the open run (x)", "aria-label": `Lay ${run.id} over the open run` }, "+");
   over.addEventListener("click", (event) => { event.stopPropagation(); overlay(run.id); });
   const element = h("li", { role: "option", tabindex: -1, "aria-selected": "false" }, parts.dot,
     h("span", { class: "names" }, parts.name, parts.path), h("span", { class: "metrics" }, parts.metric, parts.key),
@@ -241,11 +241,11 @@ async function open() {
 }
 
 function drawTable() {
-  if (view?.table) { view.table.draw(); return; }
+  if (view?.table) { view.table.refresh(); return; }
   endView();
   head = null;
   const table = new RunsTable(data, settings, ([id, ...over]) => go({ id, over, tab: "metrics" }));
-  view = { table };
+  view = { table, end: () => table.end() };
   main.replaceChildren(table.element);
 }
 

@@ -1,8 +1,9 @@
 // Charts of curves: smoothing, scales, zoom and values under the pointer, shared by all charts of a board.
 
-import { DASH, bytes, count, duration, h, num, percent, seldom } from "./dom.js";
+import { DASH, bytes, count, duration, h, num, percent, save, seldom } from "./dom.js";
+import { csv, drawing, saveDrawing } from "./export.js";
 
-const HEIGHT = 200;
+const HEIGHT = 200, ENLARGED = 480;
 const DASHES = [[], [6, 4], [2, 3], [10, 3, 2, 3]];
 const UNITS = { value: num, bytes, percent, seconds: duration };
 const SECONDS = [1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800,
@@ -138,12 +139,12 @@ export class Board {
     });
     await Promise.all(wanted.map(async ([run, names]) => {
       let [from, to] = range;
-      if (this.settings.x === "time") {
+      if (this.settings.x !== "step") {
         const curves = names.map((name) => this.data.curve(run, name)).filter((curve) => curve.step.length);
-        const begin = this.data.runs.get(run)?.started ?? 0;
-        from = Math.min(...curves.map((curve) => curve.step[indexAt(curve.time, range[0] + begin)]));
-        to = Math.max(...curves.map((curve) => curve.step[Math.min(indexAt(curve.time, range[1] + begin) + 1, curve.step.length - 1)]));
         if (!curves.length) return;
+        const at = (curve, x) => indexAt(this.#xs(run, curve), x);
+        from = Math.min(...curves.map((curve) => curve.step[at(curve, range[0])]));
+        to = Math.max(...curves.map((curve) => curve.step[Math.min(at(curve, range[1]) + 1, curve.step.length - 1)]));
       }
       const margin = Math.max((to - from) * 0.05, 1);
       const found = await this.data.between(run, names, Math.max(from - margin, 0), to + margin).catch(() => new Map());
@@ -153,17 +154,40 @@ export class Board {
     if (this.range === range) for (const chart of this.charts) if (chart.seen) chart.draw();
   }
 
+  /** The x of a curve's points: steps, seconds since the run began, or epochs and parts of them. */
+  #xs(run, curve) {
+    if (this.settings.x === "time") {
+      const begin = this.data.runs.get(run)?.started ?? 0;
+      return curve.time.map((time) => time - begin);
+    }
+    return this.settings.x === "epoch" ? epochs(curve.step, this.data.details.get(run)?.epochs ?? []) : curve.step;
+  }
+
   /** The points to draw of a curve, with their x. */
   points(curve) {
     const whole = this.data.curve(curve.run, curve.name);
     if (!whole) return null;
     const zoomed = this.range && this.zoomed.get(`${curve.run}\n${curve.name}`);
     const found = zoomed && zoomed.range === this.range ? zoomed : whole;
-    const begin = this.data.runs.get(curve.run)?.started ?? 0;
-    const xs = this.settings.x === "time" ? found.time.map((time) => time - begin) : found.step;
-    return { xs, values: found.value, total: found.total, waiting: whole.waiting };
+    return { xs: this.#xs(curve.run, found), values: found.value, total: found.total, waiting: whole.waiting };
   }
 }
+
+/** Steps as epochs: `marks` say how many were complete from which step on. An epoch that goes on is as long as the last. */
+function epochs(steps, marks) {
+  const known = marks.length && marks[0][1] > 0 && marks[0][0] > 0 ? [[0, 0], ...marks] : marks;
+  if (known.length < 2) return steps.map(() => known[0]?.[0] ?? 0);
+  let at = 0;
+  return steps.map((step) => {
+    while (at > 0 && known[at][1] > step) at -= 1;
+    while (at + 1 < known.length && known[at + 1][1] <= step) at += 1;
+    const [from, to] = at + 1 < known.length ? [known[at], known[at + 1]] : [known[at - 1], known[at]];
+    const part = ((step - known[at][1]) / Math.max(to[1] - from[1], 1)) * (to[0] - from[0]);
+    return known[at][0] + (at + 1 < known.length ? part : Math.min(part, 1));
+  });
+}
+
+const AXES = { step: "step", time: "time since the beginning", epoch: "epoch" };
 
 /** Strictly rising xs, as the plot needs them: of several values at one x the last one. */
 function distinct(xs, values) {
@@ -188,9 +212,10 @@ class Chart {
     this.hidden = new Set();
     this.where = h("span", { class: "where" });
     this.keys = curves.map((curve) => this.#key(curve));
+    this.height = HEIGHT;
     this.area = h("div", { class: "plot", css: { height: `${HEIGHT}px` } });
     this.element = h("section", { class: "chart", tabindex: 0, role: "group", on: { keydown: (event) => this.#press(event) } },
-      h("h3", {}, h("span", { class: "chart-title" }, title), this.where),
+      h("h3", {}, h("span", { class: "chart-title" }, title), this.where, this.#more()),
       this.#legend(),
       this.area);
     this.#name();
@@ -234,6 +259,48 @@ class Chart {
         parts.map((part) => h("td", {}, this.keys[this.curves.findIndex((curve) => curve.run === run && curve.part === part)]?.button))))));
   }
 
+  /** What else can be done with a chart. */
+  #more() {
+    const button = (text, what) => h("button", { type: "button", on: { click: () => { more.open = false; what(); } } }, text);
+    const larger = button("Enlarge", () => this.#enlarge(larger));
+    const more = h("details", { class: "more", on: { keydown: (event) => { if (event.key === "Escape") more.open = false; } } },
+      h("summary", { "aria-label": `More of ${this.title}` }, "\u22ef"),
+      h("div", {}, larger, ["PNG", "SVG", "CSV"].map((form) => button(`Save as ${form}`, () => this.save(form.toLowerCase())))));
+    return more;
+  }
+
+  #enlarge(button) {
+    const large = this.element.classList.toggle("large");
+    this.height = large ? ENLARGED : HEIGHT;
+    this.area.style.height = `${this.height}px`;
+    button.textContent = large ? "As small as the others" : "Enlarge";
+    this.build();
+    this.element.scrollIntoView({ block: "nearest" });
+  }
+
+  /** Save what is shown: "png", "svg", or "csv" of its points. */
+  async save(form) {
+    const { plot, board } = this, x = board.settings.x;
+    if (!plot) return;
+    const shown = this.curves.map((curve, at) => ({ curve, ...this.shown[at] })).filter((each) => each.x?.length);
+    if (form === "csv") {
+      const rows = shown.flatMap(({ curve, x: xs, raw, soft }) => xs.map((each, i) => [curve.run, curve.name, each, raw[i], ...(board.settings.smooth ? [soft[i]] : [])]));
+      save(`${this.title}.csv`, "text/csv", csv([["run", "name", x, "value", ...(board.settings.smooth ? ["smoothed"] : [])], ...rows]));
+      return;
+    }
+    const box = { left: plot.over.offsetLeft, top: plot.over.offsetTop, width: plot.over.clientWidth, height: plot.over.clientHeight };
+    const pixel = (value, along) => plot.valToPos(value, along) + (along === "x" ? box.left : box.top);
+    const ticks = (axis, along) => (axis._splits ?? []).map((value, i) => ({ at: pixel(value, along), label: axis._values[i] ?? "" })).filter(({ at, label }) => label !== "" && Number.isFinite(at));
+    const lines = shown.flatMap(({ curve, x: xs, raw, soft }) => {
+      const line = (values, about) => ({ label: "", color: ink(`--s${curve.color}`), dash: DASHES[curve.dash ?? 0], width: 1.5, ...about,
+        points: values.map((value, i) => (Number.isFinite(value) && !(this.isLog && value <= 0) ? [pixel(xs[i], "x"), pixel(value, "y")] : null)) });
+      const label = { label: curve.label };
+      return board.settings.smooth ? [line(raw, { color: `${ink(`--s${curve.color}`)}45` }), line(soft, label)] : [line(raw, label)];
+    });
+    await saveDrawing(drawing({ title: this.title, width: plot.width, height: plot.height, box, lines, ink,
+      ticks: { x: ticks(plot.axes[0], "x"), y: ticks(plot.axes[1], "y"), name: AXES[x] } }), this.title, form);
+  }
+
   #name() {
     this.element.setAttribute("aria-label", `${this.title}. Arrow keys move the cursor, plus and minus zoom, 0 shows all.`);
   }
@@ -257,13 +324,13 @@ class Chart {
 
   #point(x) {
     const { min, max } = this.plot.scales.x;
-    this.plot.setCursor({ left: this.plot.valToPos(Math.min(Math.max(x, min), max), "x"), top: HEIGHT / 3 });
+    this.plot.setCursor({ left: this.plot.valToPos(Math.min(Math.max(x, min), max), "x"), top: this.height / 3 });
   }
 
   #resize() {
     const width = Math.floor(this.area.clientWidth);
     if (!width) return;
-    if (this.plot) { if (this.plot.width !== width) this.plot.setSize({ width, height: HEIGHT }); }
+    if (this.plot) { if (this.plot.width !== width) this.plot.setSize({ width, height: this.height }); }
     else if (this.seen) this.draw();
   }
 
@@ -317,9 +384,9 @@ class Chart {
     });
     const axis = { stroke: () => ink("--muted"), font: "11px system-ui, sans-serif", ticks: { show: false } };
     const grid = { stroke: () => ink("--grid"), width: 1 };
-    const ticks = x === "time" ? (_, values) => values.map(clock) : (_, values) => values.map((value) => (value % 1 ? "" : stepTick(value)));
+    const ticks = x === "time" ? (_, values) => values.map(clock) : (_, values) => values.map((value) => (value % 1 ? (x === "epoch" ? String(Number(value.toPrecision(6))) : "") : stepTick(value)));
     this.plot = new uPlot({
-      width, height: HEIGHT, padding: [8, 18, 0, 0], pxAlign: 1,
+      width, height: this.height, padding: [8, 18, 0, 0], pxAlign: 1,
       legend: { show: false },
       scales: {
         x: { time: false, range: (_, low, high) => board.range ?? (low === null ? [0, 1] : low === high ? [low - 1, high + 1] : [low, high]) },
@@ -335,7 +402,7 @@ class Chart {
         },
       },
       axes: [
-        { ...axis, grid: { show: false }, size: 22, gap: 4, space: 64, values: ticks, ...(x === "time" ? { incrs: SECONDS } : {}), label: x === "time" ? "time since the beginning" : "step", labelFont: axis.font, labelSize: 15, labelGap: 0 },
+        { ...axis, grid: { show: false }, size: 22, gap: 4, space: 64, values: ticks, ...(x === "time" ? { incrs: SECONDS } : {}), label: AXES[x], labelFont: axis.font, labelSize: 15, labelGap: 0 },
         { ...axis, grid, size: 52, gap: 5, space: 32, ...(this.unit === "seconds" && !this.isLog ? { incrs: SECONDS } : {}), values: (_, values) => values.map((value) => (value === null ? "" : tick(value, this.unit, this.format))) },
       ],
       cursor: {
@@ -407,7 +474,7 @@ class Chart {
       }
       this.keys[at].value.textContent = text;
     });
-    this.where.textContent = where === null ? "" : x === "time" ? duration(where) : `step ${count(where)}`;
+    this.where.textContent = where === null ? "" : x === "time" ? duration(where) : x === "epoch" ? `epoch ${num(where)}` : `step ${count(where)}`;
   }
 }
 

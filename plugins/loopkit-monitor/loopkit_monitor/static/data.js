@@ -31,6 +31,7 @@ const seqOf = (id) => Number(String(id ?? "").split(".").pop()) || 0;
 export class Data extends EventTarget {
   runs = new Map();
   details = new Map();
+  rows = new Map(); // by run: its parameters and the extremes of its metrics, for the table
   state = "loading"; // of the connection: loading, open, lost, refused
   failure = null; // why there is no list of runs
   leftOut = 0; // runs that the source has found and does not tell of
@@ -69,12 +70,18 @@ export class Data extends EventTarget {
     return this.failure === null;
   };
 
+  /** What the table shows of a run: less than all of it is kept. */
+  async row(id) { this.#keep(id, await this.source.run(id)); }
+
+  #keep(id, { best, hyperparameters, updated }) { this.rows.set(id, { best, hyperparameters, updated }); }
+
   #refreshSoon = seldom(this.refresh, 250);
 
   /** All of one run but its points. */
   async open(id) {
     const detail = await this.source.run(id);
     this.details.set(id, detail);
+    this.#keep(id, detail);
     this.#tell("detail", { id });
     return detail;
   }
@@ -153,7 +160,7 @@ export class Data extends EventTarget {
       const names = new Map(detail.names.map((each) => [each.name, each]));
       const fresh = Object.keys(data.series ?? {}).some((name) => !names.has(name)) ||
         Object.entries(data.kinds ?? {}).some(([name, total]) => names.get(name)?.count !== total);
-      if (data.reload || data.cut !== undefined || fresh || known.status !== before) this.#openSoon(data.run);
+      if (data.reload || data.cut !== undefined || fresh || data.epoch > (detail.epochs.at(-1)?.[0] ?? 0) || known.status !== before) this.#openSoon(data.run);
     }
     const curves = this.#curves.get(data.run);
     if (curves) {

@@ -101,3 +101,18 @@ export function seldom(call, wait) {
   let timer = 0;
   return () => { timer ||= setTimeout(() => { timer = 0; call(); }, wait); };
 }
+
+/** An element of a drawing; `attributes` are set as they are. */
+export function svg(tag, attributes, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [key, value] of Object.entries(attributes)) if (value !== null) element.setAttribute(key, value);
+  element.append(...children.flat(Infinity).filter((child) => child !== null));
+  return element;
+}
+
+/** Give the reader a file. */
+export function save(name, type, content) {
+  const url = URL.createObjectURL(new Blob([content], { type }));
+  h("a", { href: url, download: name.replace(/[^\w.-]+/g, "_") }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}

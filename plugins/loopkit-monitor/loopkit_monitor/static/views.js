@@ -1,7 +1,7 @@
 // What is shown of a run: one function for each tab, which returns its element and how to end it.
 
 import { Board } from "./chart.js";
-import { DASH, ago, bytes, count, duration, h, moment, num, number, percent, rowsOf, short, shown } from "./dom.js";
+import { DASH, ago, bytes, count, duration, h, moment, num, number, percent, rowsOf, short, shown, svg } from "./dom.js";
 
 const empty = (title, text) => h("div", { class: "empty" }, h("h3", {}, title), h("p", {}, text));
 const code = (text) => h("code", {}, text);
@@ -30,7 +30,7 @@ const SYSTEM = /^(resources\/|run\/throughput\/|run\/time_left$)/;
 const MOST_CURVES = 8;
 const TITLES = {
   lr: "Learning rate", grad_norm: "Gradient norm", loss_scale: "Loss scale", skipped_updates: "Skipped updates",
-  skipped: "Skipped updates of a pass", update_ratio: "Update to parameter ratio",
+  skipped: "Skipped updates of an epoch", update_ratio: "Update to parameter ratio",
   "run/throughput/steps_per_second": "Steps a second", "run/throughput/samples_per_second": "Samples a second", "run/time_left": "Time left", "resources/cpu": "Processors",
   "resources/process_cpu": "Processor use of the process", "resources/memory": "Memory of the machine",
   "resources/process_memory": "Memory of the process", gpu: "GPU", gpu_memory: "GPU memory",
@@ -53,7 +53,7 @@ function place(name, phases, kind) {
   const parts = name.split("/");
   const phase = parts.length > 1 && phases.has(parts[0]) ? parts.shift() : "";
   const end = parts.length > 1 && /^(step|running)$/.test(parts[parts.length - 1]) ? parts.pop() : "";
-  const chart = (parts.length > 1 ? parts.slice(0, -1).join("/") : parts[0]) + (end ? " within the pass" : "");
+  const chart = (parts.length > 1 ? parts.slice(0, -1).join("/") : parts[0]) + (end ? " within the epoch" : "");
   const label = [phase, parts.length > 1 ? parts[parts.length - 1] : "", { step: "each step", running: "so far" }[end]].filter(Boolean).join(" ");
   return { chart, label: label || name, unit: "value" };
 }
@@ -93,7 +93,7 @@ export function chartsOf(details, kind, colors) {
   return made;
 }
 
-const first = (chart) => (/^loss$/.test(chart) ? 0 : /^loss /.test(chart) ? 2 : chart.endsWith(" within the pass") ? 3 : 1);
+const first = (chart) => (/^loss$/.test(chart) ? 0 : /^loss /.test(chart) ? 2 : chart.endsWith(" within the epoch") ? 3 : 1);
 
 function rank(label, chart) {
   if (label === chart || label === "total") return 0;
@@ -112,7 +112,7 @@ function charts(kind, nothing) {
     const log = h("input", { type: "checkbox", id: "log" });
     log.checked = settings.log;
     log.addEventListener("change", () => board.set({ log: log.checked }));
-    const axis = h("select", { "aria-label": "Horizontal axis" }, h("option", { value: "step" }, "step"), h("option", { value: "time" }, "time"));
+    const axis = h("select", { "aria-label": "Horizontal axis" }, h("option", { value: "step" }, "step"), h("option", { value: "time" }, "time"), h("option", { value: "epoch" }, "epoch"));
     axis.value = settings.x;
     const all = h("button", { type: "button", id: "all", hidden: true, on: { click: () => board.zoom(null) } }, "Show all");
     axis.addEventListener("change", () => { board.set({ x: axis.value }); all.hidden = true; });
@@ -435,26 +435,16 @@ function content(data, id, item, kind) {
   return h("pre", {}, item.text ?? JSON.stringify(item, null, 1));
 }
 
-const SVG = "http://www.w3.org/2000/svg";
-
 function histogram({ counts = [], edges = [], name }) {
   const most = Math.max(...counts.map(number), 1), width = 320, height = 110;
-  const svg = document.createElementNS(SVG, "svg");
-  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  svg.setAttribute("preserveAspectRatio", "none");
-  svg.setAttribute("role", "img");
-  svg.setAttribute("aria-label", `histogram of ${name}`);
-  counts.forEach((each, at) => {
-    const part = document.createElementNS(SVG, "rect");
+  const bars = counts.map((each, at) => {
     const tall = (number(each) / most) * height;
-    for (const [key, value] of Object.entries({ x: (at * width) / counts.length, y: height - tall, width: Math.max(width / counts.length - 0.6, 0.6), height: tall })) part.setAttribute(key, value);
-    const title = document.createElementNS(SVG, "title");
-    title.textContent = `${num(number(edges[at]))} to ${num(number(edges[at + 1]))}: ${num(number(each))}`;
-    part.append(title);
-    svg.append(part);
+    return svg("rect", { x: (at * width) / counts.length, y: height - tall, width: Math.max(width / counts.length - 0.6, 0.6), height: tall },
+      svg("title", {}, `${num(number(edges[at]))} to ${num(number(edges[at + 1]))}: ${num(number(each))}`));
   });
+  const drawn = svg("svg", { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": `histogram of ${name}` }, bars);
   const sum = counts.reduce((all, each) => all + (number(each) || 0), 0);
-  return h("div", { class: "histogram" }, svg, h("p", { class: "ends" }, h("span", {}, num(number(edges[0]))), h("span", { class: "muted" }, `${count(sum)} values`), h("span", {}, num(number(edges[edges.length - 1])))));
+  return h("div", { class: "histogram" }, drawn, h("p", { class: "ends" }, h("span", {}, num(number(edges[0]))), h("span", { class: "muted" }, `${count(sum)} values`), h("span", {}, num(number(edges[edges.length - 1])))));
 }
 
 // ------------------------------------------------------------------------------------------------------------- messages
