@@ -633,7 +633,13 @@ def _encode(manifest: Manifest) -> bytes:
     return OPENING + hashlib.sha256(rest).hexdigest().encode() + CLOSING + rest
 
 
-def _decode(path: Path, data: bytes) -> Manifest:
+def decode_manifest(path: Path, data: bytes) -> Manifest:
+    """The manifest of the checkpoint ``path`` from the bytes of its file; its other files are not looked at.
+
+    Raises:
+        CorruptCheckpointError: they are not those that were written.
+        FormatVersionError: a newer loopkit wrote them.
+    """
     file = path / MANIFEST
     start = len(OPENING) + 64
     said, rest = data[len(OPENING) : start], data[start + len(CLOSING) :]
@@ -709,7 +715,7 @@ def read_manifest(path: Path | str) -> Manifest:
             rest = rest[_reading(path / MANIFEST, file, rest) :]
     finally:
         _close_read(file)
-    manifest = _decode(path, bytes(data))
+    manifest = decode_manifest(path, bytes(data))
     if (_number(path.name) or manifest.number) != manifest.number:
         raise CorruptCheckpointError(
             f"{path / MANIFEST} says number {manifest.number}: {path.name} was renamed, or its files exchanged for "
@@ -860,9 +866,7 @@ def verify(path: Path | str) -> Manifest:
 def _number(name: str) -> int | None:
     """The number of a checkpoint's directory; None for other names."""
     match = CHECKPOINT_NAME.fullmatch(name)
-    if match is None or match[1] != f"{int(match[1]):06d}":
-        return None
-    return int(match[1]) or None
+    return int(match[1]) or None if match and match[1] == f"{int(match[1]):06d}" else None
 
 
 def names(directory: Path) -> list[str]:
