@@ -232,13 +232,12 @@ class Listing(list[Manifest]):
         self.problems = dict(problems or {})
 
     def __repr__(self) -> str:
-        return "\n".join([aligned(HEADINGS, self._rows()) if self else "no checkpoints", *self._damaged()])
+        return "\n".join(
+            [aligned(HEADINGS, [each.row() for each in self]) if self else "no checkpoints", *self._damaged()]
+        )
 
     def _repr_html_(self) -> str:
-        return "".join([html(HEADINGS, self._rows()), *map(paragraph, self._damaged())])
-
-    def _rows(self) -> list[tuple[str, ...]]:
-        return [manifest.row() for manifest in self]
+        return "".join([html(HEADINGS, [each.row() for each in self]), *map(paragraph, self._damaged())])
 
     def _damaged(self) -> list[str]:
         return [f"damaged: {plain(path.name)}: {plain(str(error), 1000)}" for path, error in self.problems.items()]
@@ -710,9 +709,7 @@ def read_manifest(path: Path | str) -> Manifest:
                 f"{path / MANIFEST} has {size} bytes, a manifest has at most {MANIFEST_LIMIT}. Use an older checkpoint"
             )
         data = bytearray(size)
-        rest = memoryview(data)
-        while rest:
-            rest = rest[_reading(path / MANIFEST, file, rest) :]
+        PlainReader(path / MANIFEST, file, size).readinto(data)
     finally:
         _close_read(file)
     manifest = decode_manifest(path, bytes(data))
