@@ -6,6 +6,7 @@ import copy
 import math
 import random
 from dataclasses import astuple
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
