@@ -60,6 +60,7 @@ ELSEWHERE = {
     "save_weights": "loopkit-export",
     "tensorboard": "loopkit-tensorboard",
     "wandb": "loopkit-wandb",
+    "upload": "loopkit-remote",
     "watch": "loopkit-insight",
     "whole_step": "loopkit-whole-step",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-import sys
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -12,6 +12,7 @@ from itertools import islice
 from types import BuiltinMethodType, CellType, CodeType, FunctionType, MethodType, ModuleType, NoneType
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 MOST, LONG = 10_000, 100
 """Objects of the data that are looked at for generators, and of one list or dict."""
-EMPTY = CellType()
+LOCKS = {type(make()): make for make in (threading.Lock, threading.RLock)}
+"""A copy of what holds a lock holds a new one."""
 LEAVES = (Tensor, ModuleType, type, str, bytes, int, float, NoneType)
 FOREIGN = ("builtins", "loopkit", "numpy", "random", "torch")
 """Packages whose classes use no generators but those that their attributes hold, and those of all."""
@@ -47,12 +49,12 @@ def copied(
     """
     kept = {n: p for n, p in learner.plugins.items() if n in words or getattr(p, "provides", "") in words}
     known = {*kept, *(getattr(plugin, "provides", "") for plugin in kept.values())}
-    memo: dict[int, Any] = {}
+    held = reached([learner.loss_fn, learner.phases.given, *kept.values(), *learner.models.values()])
+    memo: dict[int, Any] = {id(each): LOCKS[type(each)]() for each in held if type(each) in LOCKS}
     models = copy.deepcopy(dict(learner.models), memo)  # without what is wrapped around them
     optimizers = {name: _copy_optimizer(each, memo) for name, each in learner.optimizers.items()}
-    loss_fn, phases, phase, plugins = copy.deepcopy(
-        (learner.loss_fn, learner.phases.given, phase, list(kept.values())), memo
-    )
+    loss_fn, phases, phase = copy.deepcopy((learner.loss_fn, learner.phases.given, phase), memo)
+    plugins = [_copy_plugin(name, plugin, memo) for name, plugin in kept.items()]
     if phase is not None and not isinstance(phase, str):
         phases, phase = [*(each for each in phases if each.name != phase.name), phase], phase.name
     made = Learner(
@@ -66,6 +68,13 @@ def copied(
         order=[[word for word in chain if word in known] for chain in learner.options.order],
     )
     return made, phase
+
+
+def _copy_plugin(name: str, plugin: Any, memo: dict[int, Any]) -> Any:
+    try:
+        return copy.deepcopy(plugin, memo)
+    except (TypeError, RuntimeError) as error:
+        raise TypeError(f"plugin {name!r}: {error}") from error
 
 
 def _copy_optimizer(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
@@ -99,9 +108,7 @@ def as_before(learner: Learner, data: Any) -> Iterator[None]:
         restore.append(lambda: restorer(state))
 
     keep(random.setstate, random.getstate())
-    if "numpy" in sys.modules:
-        numpy = sys.modules["numpy"].random
-        keep(numpy.set_state, numpy.get_state())
+    keep(numpy.random.set_state, numpy.random.get_state())
     keep(torch.set_rng_state, torch.get_rng_state())
     keep(devices.set_generator_states, devices.generator_states())
     for each in reached(data):
@@ -111,22 +118,20 @@ def as_before(learner: Learner, data: Any) -> Iterator[None]:
             keep(each.set_state, each.get_state())
         elif isinstance(each, random.Random) and not isinstance(each, random.SystemRandom):
             keep(each.setstate, each.getstate())
-        elif "numpy" in sys.modules and isinstance(each, sys.modules["numpy"].random.RandomState):
+        elif isinstance(each, numpy.random.RandomState):
             keep(each.set_state, each.get_state(legacy=False))
-        elif "numpy" in sys.modules and isinstance(each, sys.modules["numpy"].random.Generator):
+        elif isinstance(each, numpy.random.Generator):
             keep(partial(setattr, each.bit_generator, "state"), each.bit_generator.state)
     if hasattr(data, "state_dict") and hasattr(data, "load_state_dict") and not isinstance(data, (Loader, DataLoader)):
         keep(data.load_state_dict, copy.deepcopy(data.state_dict()))
     params = {p for model in learner.models.values() for p in model.parameters()}
     params |= {p for each in learner.optimizers.values() for group in each.param_groups for p in group["params"]}
-    gradients = [(p, p.grad) for p in params]
+    for p in params:
+        keep(partial(setattr, p, "grad"), p.grad)
+        p.grad = None
     try:
-        for p in params:
-            p.grad = None
         yield
     finally:
-        for p, gradient in gradients:
-            p.grad = gradient
         for put_back in restore:
             put_back()
 
@@ -145,7 +150,7 @@ def reached(data: Any) -> list[Any]:
 def _within(value: Any) -> Iterable[Any]:
     """What an object holds; of a function, the variables that it uses."""
     if isinstance(value, FunctionType):
-        held = [cell.cell_contents for cell in value.__closure__ or () if cell != EMPTY]
+        held = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
         held += [value.__globals__[name] for name in _names(value.__code__) if name in value.__globals__]
         return *held, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()
     if isinstance(value, partial):

@@ -232,13 +232,12 @@ class Listing(list[Manifest]):
         self.problems = dict(problems or {})
 
     def __repr__(self) -> str:
-        return "\n".join([aligned(HEADINGS, self._rows()) if self else "no checkpoints", *self._damaged()])
+        return "\n".join(
+            [aligned(HEADINGS, [each.row() for each in self]) if self else "no checkpoints", *self._damaged()]
+        )
 
     def _repr_html_(self) -> str:
-        return "".join([html(HEADINGS, self._rows()), *map(paragraph, self._damaged())])
-
-    def _rows(self) -> list[tuple[str, ...]]:
-        return [manifest.row() for manifest in self]
+        return "".join([html(HEADINGS, [each.row() for each in self]), *map(paragraph, self._damaged())])
 
     def _damaged(self) -> list[str]:
         return [f"damaged: {plain(path.name)}: {plain(str(error), 1000)}" for path, error in self.problems.items()]
@@ -633,7 +632,13 @@ def _encode(manifest: Manifest) -> bytes:
     return OPENING + hashlib.sha256(rest).hexdigest().encode() + CLOSING + rest
 
 
-def _decode(path: Path, data: bytes) -> Manifest:
+def decode_manifest(path: Path, data: bytes) -> Manifest:
+    """The manifest of the checkpoint ``path`` from the bytes of its file; its other files are not looked at.
+
+    Raises:
+        CorruptCheckpointError: they are not those that were written.
+        FormatVersionError: a newer loopkit wrote them.
+    """
     file = path / MANIFEST
     start = len(OPENING) + 64
     said, rest = data[len(OPENING) : start], data[start + len(CLOSING) :]
@@ -704,12 +709,10 @@ def read_manifest(path: Path | str) -> Manifest:
                 f"{path / MANIFEST} has {size} bytes, a manifest has at most {MANIFEST_LIMIT}. Use an older checkpoint"
             )
         data = bytearray(size)
-        rest = memoryview(data)
-        while rest:
-            rest = rest[_reading(path / MANIFEST, file, rest) :]
+        PlainReader(path / MANIFEST, file, size).readinto(data)
     finally:
         _close_read(file)
-    manifest = _decode(path, bytes(data))
+    manifest = decode_manifest(path, bytes(data))
     if (_number(path.name) or manifest.number) != manifest.number:
         raise CorruptCheckpointError(
             f"{path / MANIFEST} says number {manifest.number}: {path.name} was renamed, or its files exchanged for "
@@ -860,9 +863,7 @@ def verify(path: Path | str) -> Manifest:
 def _number(name: str) -> int | None:
     """The number of a checkpoint's directory; None for other names."""
     match = CHECKPOINT_NAME.fullmatch(name)
-    if match is None or match[1] != f"{int(match[1]):06d}":
-        return None
-    return int(match[1]) or None
+    return int(match[1]) or None if match and match[1] == f"{int(match[1]):06d}" else None
 
 
 def names(directory: Path) -> list[str]:

@@ -154,8 +154,8 @@ def _validate(learner: Learner, source: Any, count: int) -> None:
             trial, _ = copied(learner, {*KEPT, *kept}, source.phase, [_First(count, learner.plugins)])
         except (TypeError, RuntimeError) as error:
             raise PluginError(
-                f"SanityCheck(val_batches={count}): a model, the loss, a phase or one of the plugins {', '.join(kept)} "
-                f"cannot be copied ({error}): give what holds it a __deepcopy__, or leave val_batches out"
+                f"SanityCheck(val_batches={count}): a model, the loss, a phase or a plugin cannot be copied, {error}: "
+                f"give its class __deepcopy__(self, memo), which returns one made anew, or leave val_batches out"
             ) from error
         try:
             trial.run(name, own_position(data))

@@ -1,5 +1,6 @@
 """SanityCheck: what it refuses before anything is trained, and what it lets pass."""
 
+import os
 import random
 import threading
 import warnings
@@ -515,10 +516,32 @@ def test_look_at_the_validation_has_the_plugins_that_change_batches():
 
 
 def test_look_at_the_validation_refuses_what_cannot_be_copied():
-    locked = ToFloat()
-    locked.lock = threading.Lock()
-    with pytest.raises(PluginError, match=r"the plugins to_float cannot be copied \(cannot pickle .*: give what holds"):
-        make_learner(SanityCheck(val_batches=1), locked).fit(batches(2), batches(2), epochs=1)
+    writing = ToFloat()
+    with (
+        open(os.devnull) as writing.file,
+        pytest.raises(PluginError, match=r"cannot be copied, plugin 'to_float': cannot pickle .*: give its class __d"),
+    ):
+        make_learner(SanityCheck(val_batches=1), writing).fit(batches(2), batches(2), epochs=1)
+
+
+def test_look_at_the_validation_gives_copies_of_what_holds_locks_their_own():
+    class Holding(ToFloat):
+        def __init__(self):
+            super().__init__()
+            self.locks = {"plain": threading.Lock(), "again": threading.RLock()}
+            self.changed = threading.Condition()
+            self.seen = []
+
+        @hookimpl
+        def step_begin(self):
+            with self.locks["again"], self.changed:
+                self.seen.append(self.locks["plain"].acquire(blocking=False))
+
+    holding = Holding()
+    with holding.locks["plain"], holding.locks["again"]:
+        learner = make_learner(SanityCheck(val_batches=1), holding)
+        learner.fit(batches(2), batches(2), epochs=1)
+    assert holding.seen == [False] * 4  # the look had a lock of its own
 
 
 def looked(rank):

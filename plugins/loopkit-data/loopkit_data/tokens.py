@@ -64,10 +64,8 @@ class Tokens(Loader):
                 raise LoaderError(f"Tokens: {name} is {value!r}: it is a whole number, from 1")
         if order not in ("random", "sequential"):
             raise LoaderError(f"Tokens: order is {order!r}: it is 'random' or 'sequential'")
-        if np.dtype(dtype).kind not in "iu":
-            raise LoaderError(f"Tokens: dtype is {dtype!r}: tokens are whole numbers, such as 'uint16'")
         self.path, self.block, self.batch_size, self.order = Path(path), block, batch_size, order
-        self.dtype, self.seed, self.boundary = np.dtype(dtype), seed, boundary
+        self.dtype, self.seed, self.boundary = checked_dtype("Tokens", dtype), seed, boundary
         size = self.path.stat().st_size
         self.tokens, rest = divmod(size, self.dtype.itemsize)
         if rest:
@@ -99,10 +97,10 @@ class Tokens(Loader):
         numbers = np.arange(low, high) % self.samples
         if self.order == "sequential":
             return numbers * self.block
-        mixed: NDArray[np.uint64] = _mixed(
-            numbers.astype(np.uint64) + _mixed(np.uint64(epoch) + _mixed(np.uint64(self.seed)))
+        drawn: NDArray[np.uint64] = mixed(
+            numbers.astype(np.uint64) + mixed(np.uint64(epoch) + mixed(np.uint64(self.seed)))
         )
-        places: NDArray[np.int64] = (mixed % np.uint64(self.tokens - self.block)).astype(np.int64)
+        places: NDArray[np.int64] = (drawn % np.uint64(self.tokens - self.block)).astype(np.int64)
         return places
 
     def batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:  # noqa: D102
@@ -126,7 +124,14 @@ class Tokens(Loader):
         return {"inputs": inputs, "targets": masked, "documents": documents, "positions": count - begins}
 
 
-def _mixed(number: Any) -> Any:
+def checked_dtype(what: str, dtype: str) -> np.dtype[Any]:
+    """The dtype of the tokens in a file."""
+    if np.dtype(dtype).kind not in "iu":
+        raise LoaderError(f"{what}: dtype is {dtype!r}: tokens are whole numbers, such as 'uint16'")
+    return np.dtype(dtype)
+
+
+def mixed(number: Any) -> Any:
     """Numbers of 64 bits that look drawn, one for each number. Source: Steele, Lea and Flood 2014, SplitMix64."""
     with np.errstate(over="ignore"):
         number = number + np.uint64(0x9E3779B97F4A7C15)

@@ -18,7 +18,7 @@ from loopkit.errors import EmptyDataError
 from loopkit.events import BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, UpdateSkipped
 from loopkit.plugins import Schedule
 from loopkit.schedules import cosine
-from loopkit_data import episodes, lengths, limit, per_epoch, split, steps
+from loopkit_data import documents, episodes, lengths, limit, per_epoch, split, steps
 
 INPUTS = torch.randn(22, 3, generator=torch.Generator().manual_seed(0))
 TARGETS = INPUTS.sum(1, keepdim=True)
@@ -211,7 +211,7 @@ def test_limit_of_batches_of_a_function_has_a_length():
     assert list(limit(from_function(5, lambda index: index), 3)) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("module", [lengths, split])
+@pytest.mark.parametrize("module", [documents, lengths, split])
 def test_examples_in_docstrings_are_true(module):
     failed, tried = doctest.testmod(module, extraglobs={"torch": torch})
     assert tried
