@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from loopkit.learner import Learner
 
 STATE, TENSORS, STRUCTURE = "state.json", "state.safetensors", "structure.json"
+PARTS = "parts.json"
+"""What says where the parts of sharded tensors are, in a checkpoint that several processes have written."""
+PART = "part-"
+"""How the names of files with such parts begin."""
 
 
 @dataclass
@@ -111,13 +115,19 @@ def number(value: Any) -> float | str:
     return made if math.isfinite(made) else repr(made)
 
 
-def read_state(manifest: Manifest) -> dict[str, Any]:
-    """Read and verify a whole state.
+def read_state(manifest: Manifest, *, parts: bool = False) -> dict[str, Any]:
+    """Read and verify a whole state; with ``parts`` that of several processes, too, with nothing in sharded tensors.
 
     Raises:
+        CheckpointError: It is that of several processes.
         CorruptCheckpointError: A file is not what was written.
     """
-    names = [name for name in manifest.files if name.endswith(".safetensors")]
+    if PARTS in manifest.files and not parts:
+        raise CheckpointError(
+            f"{manifest.path} holds the parts of several processes. Load it by ShardedCheckpoint or load of "
+            f"loopkit-sharded, or make one of it that is in one piece: loopkit sharded export {manifest.path} DIR"
+        )
+    names = [name for name in manifest.files if name.endswith(".safetensors") and not name.startswith(PART)]
     names.sort(key=lambda name: -manifest.files[name].size)
     try:
         with ExitStack() as stack:  # the hashing of the largest goes on while the next is read
