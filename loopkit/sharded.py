@@ -48,7 +48,7 @@ def _whole(value: Any, made: dict[int, Tensor]) -> Any:
 
 
 def weights(model: nn.Module, whole: Callable[[Any], Any] = whole) -> dict[str, Any]:
-    """The ``state_dict`` of a model, with whole tensors, or what is made of sharded ones; tied ones are the same again."""
+    """The ``state_dict`` of a model, sharded tensors made whole, or as told; tied ones are the same tensor again."""
     state = dict(model.state_dict())
     if any(is_sharded(value) for value in state.values()):
         first: dict[int, str] = {}

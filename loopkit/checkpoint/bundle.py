@@ -54,6 +54,11 @@ class Contents:
         Raises:
             StateError: Something cannot be saved; names it.
         """
+        return cls.made(state, {name: structure(model) for name, model in learner.models.items()})
+
+    @classmethod
+    def made(cls, state: Mapping[str, Any], structures: dict[str, Structure]) -> Contents:
+        """Take the state of models of these structures apart."""
         weights: dict[str, dict[str, Tensor]] = {}
         rest: dict[str, dict[str, Any]] = {}
         for name, values in state["models"].items():
@@ -62,7 +67,7 @@ class Contents:
             }
             rest[name] = {key: value for key, value in values.items() if not isinstance(value, Tensor)}
         value, tensors = encode({**state, "models": rest}, where="")
-        contents = cls(value, {**weights, TENSORS: tensors}, {n: structure(m) for n, m in learner.models.items()})
+        contents = Contents(value, {**weights, TENSORS: tensors}, structures)
         for file, named in contents.tensors.items():
             check(named, file)
         return contents

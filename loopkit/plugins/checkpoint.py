@@ -220,7 +220,8 @@ class Checkpoint(Shown):
             self._changed = ""
         if self._tried == 1 and can_save and not waits:
             self._try(learner)  # what optimizers hold is made in the first update
-        self._writer.check()
+        if not self.everywhere:  # else all processes raise what went wrong at their next save
+            self._writer.check()
         if fit is None or not can_save:
             return
         due = learner.progress.updates >= self._next_updates
@@ -244,7 +245,8 @@ class Checkpoint(Shown):
             self._measured = True
         if not fit.can_save:  # the epoch of a hook: what it measured counts when that hook is over
             return
-        self._writer.check()
+        if not self.everywhere:
+            self._writer.check()
         value, self._measured = self._value(learner) if self._measured else None, False
         complete = not fit.open_epochs and fit.position.by_fit and not fit.position.validate
         due = complete and self._is_epoch_due(learner)

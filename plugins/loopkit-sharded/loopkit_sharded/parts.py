@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from loopkit.checkpoint.encoding import TORCH_DTYPES, dumps, loads
 from loopkit.checkpoint.storage import Manifest
 from loopkit.errors import CorruptCheckpointError, FormatVersionError, StateError
 
-__all__ = ["Chunk", "Path", "Sharded", "file_of", "put_back", "read_index", "take_out", "written_index"]
+__all__ = ["Chunk", "Path", "Sharded", "file_of", "is_part", "put_back", "read_index", "take_out", "written_index"]
 
 FORMAT = 1
 MODELS = "models"
@@ -52,10 +52,21 @@ class Sharded:
         return self.paths[0][0] == MODELS
 
 
-def take_out(state: Any) -> tuple[Any, dict[str, Sharded], dict[str, DTensor]]:
-    """A state with empty tensors in the place of sharded ones; what these are, and they themselves, by name."""
+def is_part(value: Tensor) -> bool:
+    """Whether this process holds a part of a tensor alone."""
+    return isinstance(value, DTensor)
+
+
+def take_out(
+    state: Any, wanted: Callable[[Tensor], bool] = is_part
+) -> tuple[Any, dict[str, Sharded], dict[str, Tensor]]:
+    """A state with empty tensors in the place of sharded ones; what these are, and they themselves, by name.
+
+    Raises:
+        StateError: One is a sum over processes that was not made.
+    """
     found: dict[str, Sharded] = {}
-    tensors: dict[str, DTensor] = {}
+    tensors: dict[str, Tensor] = {}
     seen: dict[int, tuple[Tensor, str]] = {}
 
     def walk(value: Any, path: Path) -> Any:
@@ -63,8 +74,9 @@ def take_out(state: Any) -> tuple[Any, dict[str, Sharded], dict[str, DTensor]]:
             return {key: walk(item, (*path, key)) for key, item in value.items()}
         if type(value) in (list, tuple):
             return type(value)(walk(item, (*path, index)) for index, item in enumerate(value))
-        if not isinstance(value, DTensor):
-            return value
+        return taken(value, path) if isinstance(value, Tensor) and wanted(value) else value
+
+    def taken(value: Tensor, path: Path) -> Tensor:
         if not value.numel():
             return torch.empty(value.shape, dtype=value.dtype)
         if id(value) in seen:
@@ -74,23 +86,25 @@ def take_out(state: Any) -> tuple[Any, dict[str, Sharded], dict[str, DTensor]]:
         name = ".".join(map(str, path))
         while name in found:  # as {"a.b": ..., "a": {"b": ...}} would have it
             name += "~"
-        if any(place.is_partial() for place in value.placements):
+        if isinstance(value, DTensor) and any(place.is_partial() for place in value.placements):
             raise StateError(f"{name} is a sum over processes that was not made: redistribute() it")
-        empty = torch.empty(0, dtype=value.dtype)
-        seen[id(value)] = empty, name
+        seen[id(value)] = torch.empty(0, dtype=value.dtype), name
         found[name] = Sharded(value.dtype, tuple(value.shape), [path])
-        tensors[name] = cast(DTensor, value.detach())
-        return empty
+        tensors[name] = value.detach()
+        return seen[id(value)][0]
 
     rest = walk(state, ())
     _find_likes(found, tensors)
     return rest, found, tensors
 
 
-def _find_likes(found: dict[str, Sharded], tensors: Mapping[str, DTensor]) -> None:
+def _find_likes(found: dict[str, Sharded], tensors: Mapping[str, Tensor]) -> None:
+    """Name, for each tensor, a weight that is sharded in the same way."""
     weights: dict[Any, str] = {}
     for name, each in found.items():
-        kind = each.shape, tensors[name].placements, tensors[name].device_mesh
+        tensor = tensors[name]
+        how = (tensor.placements, tensor.device_mesh) if isinstance(tensor, DTensor) else None
+        kind = each.shape, how
         if each.weight:
             weights.setdefault(kind, name)
             each.like = name

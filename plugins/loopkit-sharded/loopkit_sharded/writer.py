@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 
+from loopkit import sharded
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import PART, PARTS, Contents
 from loopkit.checkpoint.storage import Draft, FileInfo, Manifest
@@ -52,7 +53,7 @@ class PartContents(Contents):
         parts = {} if rank else dict(contents.tensors)
         for item in plan.items:
             name = item.index.fqn
-            part = tensors[name].to_local()
+            part = sharded.part(tensors[name])
             if part.shape != _chunk(item).sizes:
                 raise StateError(
                     f"{name}: this process holds {tuple(part.shape)} of it, and torch says {tuple(_chunk(item).sizes)}"

@@ -28,12 +28,12 @@ def loader(processes=1):
     return TensorLoader(x, y, batch_size=8 // processes, shuffle=True, seed=5)
 
 
-def make(*plugins, directory=None, model=None, fsdp=None, **options):
+def make(*plugins, directory=None, model=None, fsdp=None, optimizer=adam, **options):
     """A learner that is sharded over all processes, and saves."""
     saver = [] if directory is None else [ShardedCheckpoint(directory, **options)]
     sync = FSDP(**{"wrap": nn.Linear, "timeout": LIMIT, **(fsdp or {})})
     model = net() if model is None else model
-    return Learner(model, nn.MSELoss(), adam, plugins=[sync, *plugins, *saver], standard=False)
+    return Learner(model, nn.MSELoss(), optimizer, plugins=[sync, *plugins, *saver], standard=False)
 
 
 def whole(learner):
@@ -41,9 +41,14 @@ def whole(learner):
     found = {f"model {name}": p for name, p in learner.model.named_parameters()}
     for index, p in enumerate(learner.model.parameters()):
         found.update({f"{index} {key}": value for key, value in learner.optimizer.state.get(p, {}).items()})
+    return gathered(found)
+
+
+def gathered(tensors):
+    """Copies of tensors by name, whole."""
     return {
         name: value.detach().full_tensor().clone() if isinstance(value, DTensor) else value.detach().clone()
-        for name, value in found.items()
+        for name, value in tensors.items()
     }
 
 
