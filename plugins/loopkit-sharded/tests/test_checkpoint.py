@@ -168,6 +168,7 @@ def test_kill_in_a_save_leaves_the_one_before_it(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_kill_at_any_call_of_a_save_leaves_a_whole_one(tmp_path, victim):
     calls = run(saves_twice, 2, tmp_path / "counted", victim, None, killed, timeout=LIMIT)[victim]
