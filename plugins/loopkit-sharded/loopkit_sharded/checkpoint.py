@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ShardedCheckpoint", "load", "save"]
 
+SLOWEST = 1800.0
+"""Seconds by which one process may write longer than another; one that dies is noticed at once."""
+
 
 class ShardedCheckpoint(Checkpoint):
     """`loopkit.plugins.Checkpoint`, with which no process gathers what is sharded.
@@ -81,7 +84,8 @@ class ShardedCheckpoint(Checkpoint):
 def _own_group(learner: Learner) -> dist.ProcessGroup | None:
     if learner.world.size == 1:
         return None
-    made: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=learner.world.timeout))
+    limit = timedelta(seconds=max(learner.world.timeout, SLOWEST))
+    made: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=limit)
     return made
 
 

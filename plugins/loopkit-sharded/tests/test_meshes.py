@@ -71,3 +71,33 @@ def test_any_mesh_is_saved_and_loads_in_one_process_with_the_same_bits(tmp_path,
     if kind == "copies":  # what two processes hold alike is written once
         index = json.loads((listing(tmp_path)[0].path / "parts.json").read_bytes())
         assert {len(each["chunks"]) for each in index["tensors"].values()} <= {1, size // 2}
+
+
+class Square(Narrow):
+    """Both layers have one shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8)
+
+
+def changes_its_layout(rank, directory):
+    join(timeout=LIMIT)
+    generator = torch.Generator().manual_seed(3)
+    batch = torch.randn(4, 8, generator=generator), torch.randn(4, 8, generator=generator)
+    learner = make(model=Square(), fsdp={"shard": False})
+    learner.fit([batch], epochs=1)
+    save(learner, directory)
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+    model = parallelize_module(Square(), mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    other = make(model=model, fsdp={"mesh": mesh["dp"], "shard": False, "wrap": None})
+    load(other, directory)
+    moment = other.optimizer.state[other.model.down.weight]["exp_avg"]
+    assert moment.placements == other.model.down.weight.placements != other.model.up.weight.placements
+    assert differing(whole(learner), whole(other)) == []
+    other.fit([batch], epochs=1)
+
+
+@pytest.mark.slow
+def test_checkpoint_of_one_layout_loads_in_another(tmp_path):
+    run(changes_its_layout, 2, tmp_path, timeout=LIMIT)
