@@ -49,11 +49,8 @@ class ShardedCheckpoint(Checkpoint):
     """
 
     everywhere = True
-
-    def __init__(self, directory: str | Path, **options: Any) -> None:
-        super().__init__(directory, **options)
-        self._group: dist.ProcessGroup | None = None
-        self._processes = 1
+    _group: dist.ProcessGroup | None = None
+    _processes = 1
 
     def contents(self, learner: Learner, state: dict[str, Any]) -> Contents:
         """A state as files: of this process."""

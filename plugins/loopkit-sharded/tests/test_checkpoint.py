@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 from contextlib import nullcontext
 
@@ -12,7 +13,7 @@ import torch
 from distributed.processes import run
 from small import LIMIT, differing, gathered, loader, make, whole
 
-from loopkit import Learner, ValidationPhase, checkpoint, hookimpl
+from loopkit import Learner, ValidationPhase, checkpoint, every, hookimpl
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.storage import listing, verify
 from loopkit.errors import CheckpointError, CorruptCheckpointError
@@ -34,18 +35,21 @@ def trains(rank, processes, directory, epochs, options):
 
 @pytest.mark.parametrize("options", [{}, pytest.param({"options": BACKGROUND}, marks=pytest.mark.slow)])
 def test_resumed_run_is_bitwise_the_one_that_was_not_interrupted(tmp_path, options):
-    straight = run(trains, 2, 2, tmp_path / "straight", 3, options, timeout=LIMIT)[0]
-    run(trains, 2, 2, tmp_path / "cut", 1, options, timeout=LIMIT)
-    resumed = run(trains, 2, 2, tmp_path / "cut", 3, options, timeout=LIMIT)[0]
-    assert differing(straight, resumed) == []
-    (first,) = [each for each in listing(tmp_path / "cut") if each.number == 1]
-    assert [name for name in sorted(verify(first.path).files) if name.startswith("part")] == [
+    options = {"save": every(updates=3), **options}
+    straight = run(trains, 2, 2, tmp_path, 3, options, timeout=LIMIT)[0]
+    for each in listing(tmp_path):
+        if each.about["progress"]["steps"] > 9:  # of 15; an epoch has 5
+            shutil.rmtree(each.path)
+    assert [name for name in sorted(verify(listing(tmp_path)[0].path).files) if name.startswith("part")] == [
         "part-0000-state.safetensors",
         "part-0000-weights.safetensors",
         "part-0001-state.safetensors",
         "part-0001-weights.safetensors",
         "parts.json",
     ]
+    resumed = run(trains, 2, 2, tmp_path, 3, options, timeout=LIMIT)[0]
+    assert differing(straight, resumed) == []
+    assert listing(tmp_path)[0].about["progress"]["steps"] == 15
 
 
 # Any number of processes
@@ -270,3 +274,15 @@ def test_checkpoint_in_parts_is_refused_by_who_cannot_read_it(tmp_path):
     other = Learner(make().model, torch.nn.MSELoss(), sgd, plugins=plugins, standard=False)
     with pytest.raises(CheckpointError, match="loopkit sharded export"):
         other.fit(loader(), epochs=1)
+
+
+def sees_another_disk(rank, directory):
+    if rank == 1:
+        os.path.isdir = lambda path: False
+    with pytest.raises(CheckpointError, match=r"rank 1 does not see .*give a directory of a file system that all"):
+        make(directory=directory).fit(loader(2), epochs=1)
+
+
+@pytest.mark.slow
+def test_directory_that_not_all_processes_see_is_refused_before_the_first_step(tmp_path):
+    run(sees_another_disk, 2, tmp_path, timeout=LIMIT)
