@@ -58,6 +58,7 @@ ELSEWHERE = {
     "sam": "loopkit-sam",
     "save_pretrained": "loopkit-huggingface",
     "save_weights": "loopkit-export",
+    "sharded_checkpoint": "loopkit-sharded",
     "tensorboard": "loopkit-tensorboard",
     "wandb": "loopkit-wandb",
     "upload": "loopkit-remote",
@@ -73,6 +74,7 @@ SUBCOMMANDS = {
     "replay": "loopkit-insight",
     "report": "loopkit-monitor",
     "run": "loopkit-files",
+    "sharded": "loopkit-sharded",
     "watch": "loopkit-monitor",
 }
 """Subcommands that the project's distributions add, and which one to install for each."""

@@ -509,7 +509,7 @@ class Learner:
         core = self._core
         return Epoch(core, phase, source, length) if core.fit is None else core.fit.turn(phase, source, length)
 
-    def state_dict(self, at: Mark | None = None, *, positions: bool = True) -> dict[str, Any]:
+    def state_dict(self, at: Mark | None = None, *, positions: bool = True, whole: bool = True) -> dict[str, Any]:
         """Everything that decides how training goes on from here, bit for bit.
 
         That is: the models' own weights (never averaged ones) and buffers, optimizers, open accumulation windows,
@@ -521,6 +521,7 @@ class Learner:
             positions: Without, it holds nothing of open epochs and their data, and can be made in mid-step.
             at: What ``epoch.mark()`` returned when an epoch that does not train began: the state as of then, after a
                 step of it has failed.
+            whole: Gather sharded tensors in each process. Without, they stay ``DTensor``s, of which each has its part.
 
         Of several processes, all must call it; each gets what differs from one to another, too, and any number of
         processes can load it.
@@ -528,7 +529,7 @@ class Learner:
         Raises:
             StateError: A step is under way, or an epoch that a hook runs, or the data has no position to be saved.
         """
-        return saved(self._core, at, positions)
+        return saved(self._core, at, positions, whole)
 
     def load_state_dict(
         self, state: Mapping[str, Any], *, allow: Collection[str] = (), replay: bool = True, own: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import torch
@@ -47,8 +47,8 @@ def _whole(value: Any, made: dict[int, Tensor]) -> Any:
     return made[id(value)]
 
 
-def weights(model: nn.Module) -> dict[str, Any]:
-    """The ``state_dict`` of a model, with whole tensors as by `whole`; tied ones are the same tensor again."""
+def weights(model: nn.Module, whole: Callable[[Any], Any] = whole) -> dict[str, Any]:
+    """The ``state_dict`` of a model, sharded tensors made whole, or as told; tied ones are the same tensor again."""
     state = dict(model.state_dict())
     if any(is_sharded(value) for value in state.values()):
         first: dict[int, str] = {}
@@ -63,15 +63,17 @@ def weights(model: nn.Module) -> dict[str, Any]:
 
 
 def like(value: Tensor, other: Tensor) -> Tensor:
-    """A whole tensor, which all processes have, sharded as ``other`` is; what is sharded already stays as it is.
+    """A whole tensor, which all processes have, sharded as ``other`` is.
 
-    No collective: each process keeps its part.
+    No collective: each process keeps its part. What is sharded in another way is sent, by all of them together.
     """
-    if not is_sharded(other) or is_sharded(value):
+    if not is_sharded(other):
         return value
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     shards = cast(DTensor, other)
+    if is_sharded(value):
+        return cast(DTensor, value).redistribute(shards.device_mesh, shards.placements)
     kept = value.detach().to(shards.device)
     return distribute_tensor(kept, shards.device_mesh, shards.placements, src_data_rank=None)
 

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from loopkit.learner import Learner
 
 STATE, TENSORS, STRUCTURE = "state.json", "state.safetensors", "structure.json"
+PARTS = "parts.json"
+"""What says where the parts of sharded tensors are, in a checkpoint that several processes have written."""
+PART = "part-"
+"""How the names of files with such parts begin."""
 
 
 @dataclass
@@ -50,6 +54,11 @@ class Contents:
         Raises:
             StateError: Something cannot be saved; names it.
         """
+        return cls.made(state, {name: structure(model) for name, model in learner.models.items()})
+
+    @classmethod
+    def made(cls, state: Mapping[str, Any], structures: dict[str, Structure]) -> Contents:
+        """Take the state of models of these structures apart."""
         weights: dict[str, dict[str, Tensor]] = {}
         rest: dict[str, dict[str, Any]] = {}
         for name, values in state["models"].items():
@@ -58,7 +67,7 @@ class Contents:
             }
             rest[name] = {key: value for key, value in values.items() if not isinstance(value, Tensor)}
         value, tensors = encode({**state, "models": rest}, where="")
-        contents = cls(value, {**weights, TENSORS: tensors}, {n: structure(m) for n, m in learner.models.items()})
+        contents = Contents(value, {**weights, TENSORS: tensors}, structures)
         for file, named in contents.tensors.items():
             check(named, file)
         return contents
@@ -111,13 +120,19 @@ def number(value: Any) -> float | str:
     return made if math.isfinite(made) else repr(made)
 
 
-def read_state(manifest: Manifest) -> dict[str, Any]:
-    """Read and verify a whole state.
+def read_state(manifest: Manifest, *, parts: bool = False) -> dict[str, Any]:
+    """Read and verify a whole state; with ``parts`` that of several processes, too, with nothing in sharded tensors.
 
     Raises:
+        CheckpointError: It is that of several processes.
         CorruptCheckpointError: A file is not what was written.
     """
-    names = [name for name in manifest.files if name.endswith(".safetensors")]
+    if PARTS in manifest.files and not parts:
+        raise CheckpointError(
+            f"{manifest.path} holds the parts of several processes. Load it by ShardedCheckpoint or load of "
+            f"loopkit-sharded, or make one of it that is in one piece: loopkit sharded export {manifest.path} DIR"
+        )
+    names = [name for name in manifest.files if name.endswith(".safetensors") and not name.startswith(PART)]
     names.sort(key=lambda name: -manifest.files[name].size)
     try:
         with ExitStack() as stack:  # the hashing of the largest goes on while the next is read

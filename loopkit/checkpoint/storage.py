@@ -418,7 +418,44 @@ def write(
     ...     print(manifest.path.name, manifest.about, read_file(manifest, "words.txt"))
     000001-best {'epoch': 3} b'one two'
     """
-    _check_names(files, label)
+    with drafted(directory, about, label=label) as draft:
+        for name, chunks in files.items():
+            draft.write(name, chunks)
+    return draft.manifest
+
+
+class Draft:
+    """A checkpoint that is being written, below a hidden name."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path = path
+        """Where its files are until it is whole."""
+        self.at = path
+        """What is being made, for errors."""
+        self.manifest = manifest
+        """What it will say of itself."""
+
+    def write(self, name: str, chunks: Iterable[Buffer]) -> None:
+        """Write one file."""
+        self.add(name, write_file(self.path / _checked(name), chunks))
+
+    def add(self, name: str, info: FileInfo) -> None:
+        """Take in a file that was written to its ``path``, by this process or another one."""
+        self.manifest.files[_checked(name)] = info
+
+
+@contextmanager
+def drafted(directory: Path, about: Mapping[str, Any], *, label: str = "") -> Iterator[Draft]:
+    """Inside, the files of a checkpoint are written; it is there at the end, as by `write`, or not at all.
+
+    Raises:
+        CheckpointError: the operating system refused; its error is the cause.
+        StateError: ``about`` is no plain JSON.
+    """
+    if not LABEL.fullmatch(label):
+        raise CheckpointError(
+            f"the label {label!r} cannot be a part of a file name. Use at most 100 letters, digits and ._=+-"
+        )
     _check_about(about)
     _make_directory(directory)
     clean(directory)
@@ -426,26 +463,22 @@ def write(
     final = directory / (f"{number:06d}-{label}" if label else f"{number:06d}")
     at = directory / f".tmp-{identity().token}-{secrets.token_hex(4)}"
     _in_flight.add(at)
-    path = at
+    draft = Draft(at, Manifest(final, number, dict(about), {}, FORMAT))
     try:
         system.mkdir(at)
-        written = {}
-        for name, chunks in files.items():
-            path = at / name
-            written[name] = _write_file(path, chunks)
-        manifest = Manifest(final, number, dict(about), written, FORMAT)
-        path = at / MANIFEST
-        _write_file(path, [_encode(manifest)])
-        path = at
+        yield draft
+        draft.at = at / MANIFEST
+        _write_file(draft.at, [_encode(draft.manifest)])
+        draft.at = at
         _sync_directory(at)
-        path = final
+        draft.at = final
         system.rename(at, final)
-        path = directory
+        draft.at = directory
         _sync_directory(directory)
     except BaseException as error:
-        failure = refused("write", path, error) if _is_ours(error) else error
+        failure = refused("write", draft.at, error) if _is_ours(error) else error
         try:
-            if path == directory:  # renamed, but perhaps not for long
+            if draft.at == directory:  # renamed, but perhaps not for long
                 system.rename(final, at)
             _delete(at)
         except OSError as second:
@@ -455,11 +488,24 @@ def write(
         raise failure from error
     finally:
         _in_flight.discard(at)
-    return manifest
 
 
 def _is_ours(error: BaseException) -> bool:
     return isinstance(error, OSError) and not isinstance(error, CheckpointError)
+
+
+def write_file(path: Path, chunks: Iterable[Buffer]) -> FileInfo:
+    """Write one new file, durably.
+
+    Raises:
+        CheckpointError: the operating system refused; its error is the cause.
+    """
+    try:
+        return _write_file(path, chunks)
+    except OSError as error:
+        if not _is_ours(error):
+            raise
+        raise refused("write", path, error) from error
 
 
 def _write_file(path: Path, chunks: Iterable[Buffer]) -> FileInfo:
@@ -506,17 +552,13 @@ def _make_directory(directory: Path) -> None:
         raise refused("make", at, error) from error
 
 
-def _check_names(files: Mapping[str, Any], label: str) -> None:
-    if not LABEL.fullmatch(label):
+def _checked(name: str) -> str:
+    if not FILE_NAME.fullmatch(name) or name == MANIFEST:
         raise CheckpointError(
-            f"the label {label!r} cannot be a part of a file name. Use at most 100 letters, digits and ._=+-"
+            f"{name!r} cannot be the name of a file in a checkpoint. Use letters, digits and ._=+-, and another "
+            f"name than {MANIFEST}"
         )
-    for name in files:
-        if not FILE_NAME.fullmatch(name) or name == MANIFEST:
-            raise CheckpointError(
-                f"{name!r} cannot be the name of a file in a checkpoint. Use letters, digits and ._=+-, and another "
-                f"name than {MANIFEST}"
-            )
+    return name
 
 
 def _check_about(about: Mapping[str, Any]) -> None:

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from loopkit.sharded import is_sharded
+
 BUCKET_BYTES = 25 << 20
 
 
@@ -39,7 +41,8 @@ def copy_buffers(models: Iterable[nn.Module]) -> None:
 
 
 def _copy_from_first(tensors: Sequence[Tensor]) -> None:
-    _exchange(tensors, lambda flat: dist.broadcast(flat, src=0, async_op=True), BUCKET_BYTES, None)
+    whole = [tensor for tensor in tensors if not is_sharded(tensor)]
+    _exchange(whole, lambda flat: dist.broadcast(flat, src=0, async_op=True), BUCKET_BYTES, None)
 
 
 def _exchange(tensors: Sequence[Tensor], send: Callable[[Tensor], Any], size: int, dtype: torch.dtype | None) -> None:

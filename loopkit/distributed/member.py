@@ -115,6 +115,10 @@ class Member(Shown):
         self._compare_models(name, model)
         return self.wrap(learner, name, model)
 
+    def place(self) -> tuple[int, int]:
+        """Which part of the data is this process's, and of how many."""
+        return self.world.rank, self.world.size
+
     def wrap(self, learner: Learner, name: str, model: nn.Module) -> nn.Module:
         """Let a model take part; there are other processes."""
         return model
@@ -128,7 +132,7 @@ class Member(Shown):
         of = f"of the data of phase {phase.name!r}"
         self._data |= {f"{key} {of}": told for key, told in facts_of(data).items()}
         tail = self._tail if phase.training else "uneven"  # each sample is counted, and once
-        rank, size = self.world.rank, self.world.size
+        rank, size = self.place()
         part, said = shard(data, rank, size, tail, seed=self._seed, epoch=epoch, training=phase.training)
         if said and said not in self._said and self.world.rank == 0:
             print(f"loopkit: phase {phase.name!r}: {said}", file=sys.stderr)

@@ -27,10 +27,10 @@ PHASE = ".phase"
 """The owner of what a phase keeps for an epoch; no plugin can be called so."""
 
 
-def saved(core: Core, at: Mark | None = None, positions: bool = True) -> dict[str, Any]:
+def saved(core: Core, at: Mark | None = None, positions: bool = True, whole: bool = True) -> dict[str, Any]:
     """What ``Learner.state_dict`` returns, if it can be made now."""
     if not positions:
-        return collect(core, None, positions=False)
+        return collect(core, None, positions=False, whole=whole)
     if at is not None:
         epochs = core.open_epochs
         runs = epochs[-1:] == [at.epoch] and all(epoch.between for epoch in epochs[:-1])
@@ -50,14 +50,16 @@ def saved(core: Core, at: Mark | None = None, positions: bool = True) -> dict[st
             "state_dict of several processes inside an accumulation window, which holds gradients of this process "
             "alone: call it after the window's update"
         )
-    state = collect(core, at)
+    state = collect(core, at, whole=whole)
     if core.world.size > 1:
         state["ranks"] = core.world.gather(_own_parts(state, core.registry.plugins))
     return state
 
 
-def collect(core: Core, mark: Mark | None, positions: bool = True) -> dict[str, Any]:
+def collect(core: Core, mark: Mark | None, positions: bool = True, whole: bool = True) -> dict[str, Any]:
     """The state; without positions there is nothing in it of open epochs and their data."""
+    # What stands in the weights' place is exchanged with them in the memory of sharded ones.
+    gather = sharded.whole if whole else copy.deepcopy if core.models.weights.by else lambda value: value
     plugins, models = core.registry.plugins, core.models
     kept = {} if mark is None else mark.plugins
     state: dict[str, Any] = {
@@ -77,13 +79,13 @@ def collect(core: Core, mark: Mark | None, positions: bool = True) -> dict[str, 
         state["phases"].update(mark.phases)
     with models.weights.own():
         for name, model in models.items():
-            state["models"][name] = sharded.weights(model)
+            state["models"][name] = sharded.weights(model, gather)
             state["buffers"][name] = {key: tensor.detach() for key, tensor in unsaved_buffers(model).items()}
         if positions:
             state.update(core.resume.parts(core, mark))
         else:
             state.update({"epochs": [], "data": {}, "nested": {}, "fit": None, "generators": generators.save()})
-    for part in ("optimizers", "plugins", "epochs"):
+    for part in ("optimizers", "plugins", "epochs") if whole else ():
         state[part] = sharded.whole(state[part])
     return state
 

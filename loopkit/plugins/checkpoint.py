@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 LOGGED = re.compile(r"\.lock|media|log(-\d+)?\.(jsonl|csv)|events\.out\.tfevents\..*")
 """What a run has beside its checkpoints: the lock, and logs."""
+Chosen = tuple[Manifest, dict[str, Any]]
+"""A checkpoint, and the state in it."""
 EVERY_EPOCH, SAVE_OPTIONS = every(epochs=1), SaveOptions()
 """The defaults."""
 
@@ -95,6 +97,8 @@ class Checkpoint(Shown):
     optional = ("step_end",)
     syncs = ("step_end", "phase_end")
     """Saving reads the parameters."""
+    everywhere = False
+    """Whether each process saves a part of its own: all of them `write`, and sharded tensors are not gathered."""
 
     def __init__(
         self,
@@ -216,7 +220,8 @@ class Checkpoint(Shown):
             self._changed = ""
         if self._tried == 1 and can_save and not waits:
             self._try(learner)  # what optimizers hold is made in the first update
-        self._writer.check()
+        if not self.everywhere:  # else all processes raise what went wrong at their next save
+            self._writer.check()
         if fit is None or not can_save:
             return
         due = learner.progress.updates >= self._next_updates
@@ -240,7 +245,8 @@ class Checkpoint(Shown):
             self._measured = True
         if not fit.can_save:  # the epoch of a hook: what it measured counts when that hook is over
             return
-        self._writer.check()
+        if not self.everywhere:
+            self._writer.check()
         value, self._measured = self._value(learner) if self._measured else None, False
         complete = not fit.open_epochs and fit.position.by_fit and not fit.position.validate
         due = complete and self._is_epoch_due(learner)
@@ -270,6 +276,19 @@ class Checkpoint(Shown):
                 self._snapshot.clear()
             self._release()
 
+    def contents(self, learner: Learner, state: dict[str, Any]) -> Contents:
+        """A state as files; all processes call it."""
+        return Contents.of(learner, state)
+
+    def write(self, contents: Contents, about: dict[str, Any], label: str) -> Manifest | None:
+        """Write a checkpoint, in a thread of its own if ``background``; None in a process that does not know of it."""
+        self.keep_directory()
+        return storage.write(self.directory, contents.files(), about, label=label)
+
+    def read(self, learner: Learner, manifest: Manifest) -> dict[str, Any]:
+        """Read and verify a state, or this process's part of it."""
+        return read_state(manifest)
+
     def _take_directory(self) -> None:
         storage.probe(self.directory)
         self._lock = Lock(self.directory)
@@ -278,7 +297,7 @@ class Checkpoint(Shown):
             say(self._lock.took_over)
         storage.clean(self.directory, everything=True)
 
-    def _keep_directory(self) -> None:
+    def keep_directory(self) -> None:
         """Take the directory anew if it, or the lock in it, was removed, moved or replaced under the run."""
         was, lock = self.directory, self._lock
         self.directory = storage.resolved(was)  # a link may have been left in its place
@@ -329,27 +348,56 @@ class Checkpoint(Shown):
 
     def _start(self, learner: Learner) -> None:
         """Take the directory; go on from a checkpoint if that was asked for, in all processes from the same one."""
-        chosen = refusal = None
-        if learner.world.rank == 0:
-            try:
-                self._take_directory()
-                chosen = None if self._begun else self._choose(learner)
-            except Exception as error:
-                refusal = error
-        about = None if refusal is None else f"{type(refusal).__name__}: {refusal}"
-        path, why = learner.world.share((None if chosen is None else str(chosen[0].path), about))
-        if refusal is not None:
-            raise refusal
-        if why is not None:
-            raise CheckpointError(f"rank 0 could not begin: {why}")
         self._made = made(learner)
-        if path is not None:
+        held = False
+        while True:
+            chosen = refusal = None
+            if learner.world.rank == 0:
+                try:
+                    if not held:
+                        self._take_directory()
+                        held = True
+                    chosen = None if self._begun else self._choose(learner)
+                except Exception as error:
+                    refusal = error
+            about = None if refusal is None else f"{type(refusal).__name__}: {refusal}"
+            path, why = learner.world.share((None if chosen is None else str(chosen[0].path), about))
+            if refusal is not None:
+                raise refusal
+            if why is not None:
+                raise CheckpointError(f"rank 0 could not begin: {why}")
+            if path is None:
+                return
             own = self.resume if isinstance(self.resume, Path) else Path(path)  # each may have a disk of its own
-            manifest, state = chosen or self._read(own)
-            self._load(learner, manifest, state)
-            self._newest_own = manifest
+            if self.everywhere:
+                chosen = self._read_together(learner, own, chosen)
+            else:
+                chosen = chosen or self._read(learner, own)
+            if chosen is not None:
+                break
+        manifest, state = chosen
+        self._load(learner, manifest, state)
+        self._newest_own = manifest
 
-    def _choose(self, learner: Learner) -> tuple[Manifest, dict[str, Any]] | None:
+    def _read_together(self, learner: Learner, path: Path, read: Chosen | None) -> Chosen | None:
+        """What each process has read of a checkpoint; None if one of them found its part damaged."""
+        problem = None
+        try:
+            read = read or self._read(learner, path)
+        except CheckpointError as error:
+            problem = str(error), isinstance(error, CorruptCheckpointError)
+        problem = next(filter(None, learner.world.gather(problem)), None)
+        if problem is None:
+            return read
+        text, damaged = problem
+        if isinstance(self.resume, Path) or not damaged:
+            raise (CorruptCheckpointError if damaged else CheckpointError)(text)
+        self._damaged.add(path)
+        if learner.world.rank == 0:
+            warn(f"{text} ({path} is passed over)")
+        return None
+
+    def _choose(self, learner: Learner) -> Chosen | None:
         found = storage.listing(self.directory)
         if self.resume is None:
             if self._overwrite and (found or found.problems):
@@ -360,10 +408,10 @@ class Checkpoint(Shown):
         if isinstance(self.resume, Path):
             if self.resume.parent != self.directory:
                 self._refuse_others(found)
-            chosen = self._read(self.resume)
+            chosen = self._read(learner, self.resume)
             self._source = chosen[0].path
             return chosen
-        newest = self._newest(found)
+        newest = self._newest(learner, found)
         if newest is not None:
             manifest, state = newest
             fit, number = state.get("fit"), 1 if learner.current is None else learner.current.position.number
@@ -379,10 +427,9 @@ class Checkpoint(Shown):
             say(f"{self.directory} holds no checkpoint: the run begins")
         return newest
 
-    @staticmethod
-    def _read(path: Path) -> tuple[Manifest, dict[str, Any]]:
+    def _read(self, learner: Learner, path: Path) -> Chosen:
         manifest = storage.read_manifest(path)
-        return manifest, read_state(manifest)
+        return manifest, self.read(learner, manifest)
 
     def _refuse_others(self, found: Listing) -> None:
         paths = [*(manifest.path for manifest in found), *found.problems]
@@ -405,15 +452,17 @@ class Checkpoint(Shown):
         count = "a checkpoint" if len(known) == 1 else f"{len(known)} checkpoints"
         say(f"removed {count} of an earlier run in {self.directory}: {', '.join(sorted(known))}")
 
-    def _newest(self, found: Listing) -> tuple[Manifest, dict[str, Any]] | None:
+    def _newest(self, learner: Learner, found: Listing) -> Chosen | None:
         """The newest checkpoint that can be read, with what is wrong with newer ones said aloud."""
         for path, error in found.problems.items():
             if isinstance(error, FormatVersionError):
                 raise error
             warn(f"{error} ({path} is passed over)")
         for manifest in found:
+            if manifest.path in self._damaged:
+                continue
             try:
-                return manifest, read_state(manifest)
+                return manifest, self.read(learner, manifest)
             except CorruptCheckpointError as error:
                 self._damaged.add(manifest.path)
                 warn(f"{error} ({manifest.path} is passed over)")
@@ -456,7 +505,7 @@ class Checkpoint(Shown):
         return counts.epochs, counts.steps, counts.updates, fit is not None and fit.position.validate
 
     def _try(self, learner: Learner) -> None:
-        Contents.of(learner, learner.state_dict()).files()
+        self.contents(learner, learner.state_dict(whole=not self.everywhere)).files()
         self._tried += 1
 
     def _save(
@@ -469,9 +518,9 @@ class Checkpoint(Shown):
             if (settle := getattr(plugin, "settle", None)) is not None:
                 settle(learner)
         _check_finite(learner)
-        state = {**learner.state_dict(at), "made": self._made}
-        contents = Contents.of(learner, state)
-        if learner.world.rank > 0:
+        state = {**learner.state_dict(at, whole=not self.everywhere), "made": self._made}
+        contents = self.contents(learner, state)
+        if learner.world.rank > 0 and not self.everywhere:
             self._saved_at = self._here(learner)
             self._plan_next(learner)
             return
@@ -490,11 +539,11 @@ class Checkpoint(Shown):
         """Write and rotate; in a thread of its own if ``background``."""
         if self._snapshot is not None:
             self._snapshot.wait()
-        self._keep_directory()
-        label = f"step-{about['progress']['steps']}"
-        self._newest_own = storage.write(self.directory, contents.files(), about, label=label)
+        written = self.write(contents, about, f"step-{about['progress']['steps']}")
         self._saved_at = here
-        self._rotate(partial(self._remover.remove, self._surplus(self._found())))
+        if written is not None:
+            self._newest_own = written
+            self._rotate(partial(self._remover.remove, self._surplus(self._found())))
 
     def _surplus(self, found: Listing) -> list[Path]:
         """Which checkpoints go; this alone says what is kept: the newest, the best, and the one that was resumed."""

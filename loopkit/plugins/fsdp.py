@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -10,13 +11,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from loopkit import devices
 from loopkit.distributed.buckets import copy_buffers, copy_state
 from loopkit.distributed.member import Member
 from loopkit.errors import PhaseError, PluginError
 from loopkit.groups import named_parameters
 from loopkit.hooks import hookimpl
 from loopkit.sharded import is_sharded, like
-from loopkit.words import nearest
+from loopkit.words import is_count, nearest
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -53,8 +55,18 @@ class FSDP(Member):
         sync_each_step: When an update takes several steps, sum gradients over the processes in each of them, not in the
             last alone: less memory, more communication. It also makes a run that goes on with a state from between
             such steps bitwise the one that was not interrupted; without, it differs in how that update is rounded.
+        mesh: Over which processes to shard, all of them by default. ``(2, 4)``: two copies of the model, each sharded
+            over four processes; gradients are averaged over both. Or a ``DeviceMesh`` of one or two such dimensions.
+        init: For models on the meta device: a function that fills a module's own parameters and buffers, such as
+            ``lambda module: module.reset_parameters()``. It is called for each module that has some, unit by unit, so
+            that no process holds more than a unit of what is not sharded yet.
+        offload: Keep parameters, gradients and moments in main memory; units are on the device while they compute.
         shard, tail, backend, timeout: As in `Member`.
         name: The plugin's name.
+
+    A model that is sharded already, by ``fully_shard`` or ``parallelize_module`` (tensor parallel), is taken as it is:
+    what its gradients need over the processes is up to it. Data are shared out along ``mesh``: ``mesh["dp"]`` of a mesh
+    ``("dp", "tp")``, so that processes which hold parts of one layer get the same batch. Give no ``wrap`` then.
 
     Each process counts the same in the mean, also in a last batch whose parts differ by one sample (``tail="uneven"``).
     Buffers are each process's own while training. Epochs that do not train begin with those of rank 0. Optimizers that
@@ -73,6 +85,7 @@ class FSDP(Member):
     """
 
     owns = ("grads.sync",)
+    per_process = ("mesh",)
 
     def __init__(
         self,
@@ -81,6 +94,9 @@ class FSDP(Member):
         mixed_precision: torch.dtype | MixedPrecisionPolicy | None = None,
         reshard_after_forward: bool = True,
         sync_each_step: bool = False,
+        mesh: DeviceMesh | tuple[int, ...] | None = None,
+        init: Callable[[nn.Module], Any] | None = None,
+        offload: bool = False,
         shard: bool = True,
         tail: str = "uneven",
         backend: str | None = None,
@@ -105,7 +121,14 @@ class FSDP(Member):
                 f"FSDP(mixed_precision={mixed_precision!r}): it is a dtype such as torch.bfloat16{hint}, or a "
                 f"MixedPrecisionPolicy"
             )
+        if isinstance(mesh, tuple) and not (len(mesh) in (1, 2) and all(map(is_count, mesh))):
+            raise PluginError(f"FSDP(mesh={mesh!r}): it is one or two numbers of processes, such as (2, 4)")
+        if init is not None and not callable(init):
+            raise PluginError(f"FSDP(init={init!r}): it is a function that fills a module's own parameters")
         self.name = name
+        self._mesh = mesh
+        self._init = init
+        self._offload = offload
         self._wrap = wrap
         self._mixed_precision = mixed_precision
         self._reshard_after_forward = reshard_after_forward
@@ -113,36 +136,77 @@ class FSDP(Member):
         self._meshes: dict[str, DeviceMesh] = {}
         self._roots: list[Any] = []
         """The models."""
+        self._taken: set[str] = set()
+        """The names of models that were sharded before."""
+        self._synced: list[Any] = []
+        """Modules that sum gradients for themselves and all in them."""
         self._sharded: list[Any] = []
         """The models and their units."""
         self._syncing = True
         """Whether backward sums gradients over the processes."""
         self._unsummed = False
+        """Whether there may be gradients that are not yet summed over the processes."""
         self._shown: list[tuple[Tensor, Tensor | None]] = []
         """Parameters with gradients that are not summed, while whoever saves sees them as if they were."""
-        """Whether there may be gradients that are not yet summed over the processes."""
 
     def wrap(self, learner: Learner, name: str, model: nn.Module) -> nn.Module:
-        """Shard a model."""
+        """Shard a model, or take it as it is if it is sharded already."""
         from torch.distributed.fsdp import fully_shard
 
+        if any(map(is_sharded, model.parameters())) and self._wrap is None and self._init is None:
+            return self._take(name, model)
         if learner.optimizers:
             raise PluginError(
                 f"plugin {self.name!r} is added to a learner whose optimizers hold the whole parameters: give "
                 f"Learner(plugins=[FSDP(...)]), with optimizers as factories"
             )
         units = self._find_units(name, model)
-        device = _check(self.name, name, model, units)
-        copy_state([model])
-        mesh = self._mesh(device)
+        device = _check(self.name, name, model, units, self._init is not None)
+        mesh = self._mesh_on(device)
         policy, outer = self._policies()
-        for unit in units:
-            fully_shard(unit, mesh=mesh, reshard_after_forward=self._reshard_after_forward, mp_policy=policy)
         last = None if self._reshard_after_forward else False  # None: it is kept until its backward, which comes next
-        fully_shard(model, mesh=mesh, reshard_after_forward=last, mp_policy=outer)
+        more = {"offload_policy": self._offload_policy()} if self._offload else {}
+        if self._init is None:
+            copy_state([model])
+        for unit in (*units, model):
+            if self._init is not None:
+                self._fill(unit, device)
+                copy_state([unit])
+            reshard, how = (last, outer) if unit is model else (self._reshard_after_forward, policy)
+            fully_shard(unit, mesh=mesh, reshard_after_forward=reshard, mp_policy=how, **more)
         self._roots.append(model)
+        self._synced.append(model)
         self._sharded += [*units, model]
         return model
+
+    def _take(self, name: str, model: nn.Module) -> nn.Module:
+        from torch.distributed.fsdp import FSDPModule
+
+        if self._mixed_precision is not None or self._offload:
+            raise PluginError(f"plugin {self.name!r}: {ALREADY.format(name=name)}")
+        within = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        inner = {id(child) for module in within for child in module.modules() if child is not module}
+        self._roots.append(model)
+        self._taken.add(name)
+        self._synced += [module for module in within if id(module) not in inner]
+        self._sharded += within
+        self._sync_each_step = True  # whole gradients that are not summed can themselves be sharded
+        return model
+
+    def _fill(self, unit: nn.Module, device: str) -> None:
+        """Give what is on the meta device memory and values."""
+        assert self._init is not None
+        with torch.no_grad():
+            for module in unit.modules():
+                own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+                if any(tensor.is_meta for tensor in own):
+                    module.to_empty(device=device, recurse=False)
+                    self._init(module)
+
+    def _offload_policy(self) -> Any:
+        from torch.distributed.fsdp import CPUOffloadPolicy
+
+        return CPUOffloadPolicy(pin_memory=torch.accelerator.is_available())
 
     def _find_units(self, name: str, model: nn.Module) -> list[nn.Module]:
         """The modules to shard by themselves, inner ones first."""
@@ -174,13 +238,42 @@ class FSDP(Member):
         inner = MixedPrecisionPolicy(param_dtype=given, reduce_dtype=torch.float32)
         return inner, MixedPrecisionPolicy(given, torch.float32, output_dtype=torch.float32)
 
-    def _mesh(self, device: str) -> DeviceMesh:
-        """All processes, in one line."""
-        from torch.distributed.device_mesh import init_device_mesh
+    def _mesh_on(self, device: str) -> DeviceMesh:
+        """The given mesh; by default all processes, in one line."""
+        from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+        given = self._mesh
+        if isinstance(given, DeviceMesh):
+            if given.ndim > 2 or given.device_type != device:
+                raise PluginError(f"plugin {self.name!r}: mesh is {given}: give one or two dimensions, on {device}")
+            self._sync_each_step |= given.size() != self.world.size  # what is not summed is summed over all
+            return given
+        sizes = given or (self.world.size,)
+        if math.prod(sizes) != self.world.size:
+            raise PluginError(f"plugin {self.name!r}: mesh is {sizes}, and there are {self.world.size} processes")
         if device not in self._meshes:
-            self._meshes[device] = init_device_mesh(device, (self.world.size,))
+            names = ("copies", "parts")[-len(sizes) :]
+            self._meshes[device] = init_device_mesh(device, sizes, mesh_dim_names=names)
         return self._meshes[device]
+
+    def place(self) -> tuple[int, int]:
+        """This process's place along the mesh, and its length."""
+        mesh, number = self._mesh, 0
+        if mesh is None or isinstance(mesh, tuple):
+            return super().place()
+        for at, size in zip(mesh.get_coordinate() or (), mesh.shape, strict=True):
+            number = number * size + at
+        return number, mesh.size()
+
+    @hookimpl
+    def setup_data(self, learner: Learner, phase: Phase, data: Any) -> Any:
+        """Take this process's part of the data."""
+        if phase.name == "predict" and self._shard and self.place()[1] != self.world.size:
+            raise PluginError(
+                f"plugin {self.name!r}: predict, where several processes have the same batch: outputs would come "
+                f"several times. Take learner.predict_batches with data of your own, and shard=False"
+            )
+        return super().setup_data(learner, phase, data)
 
     @hookimpl(before=("checkpoint",))
     def fit_begin(self, learner: Learner) -> None:
@@ -200,7 +293,8 @@ class FSDP(Member):
 
     def equal(self, learner: Learner) -> dict[str, Tensor]:
         """The parameters of which each process holds the whole."""
-        return {name: p for name, p in named_parameters(learner.models) if not is_sharded(p)}
+        own = {name: model for name, model in learner.models.items() if name not in self._taken}
+        return {name: p for name, p in named_parameters(own) if not is_sharded(p)}
 
     def _check_optimizers(self, learner: Learner) -> None:
         for name, optimizer in learner.optimizers.items() if self._roots else ():
@@ -237,7 +331,7 @@ class FSDP(Member):
         try:
             yield
         except BaseException:
-            for model in self._roots:
+            for model in self._synced:
                 model.reset_iter_state()  # forward or backward may have been left in the middle
             raise
         if not step.had_backward:
@@ -281,7 +375,7 @@ class FSDP(Member):
         self._unsummed = self._unsummed or not syncing
         if syncing != self._syncing:
             self._syncing = syncing
-            for model in self._roots:
+            for model in self._synced:
                 model.set_requires_gradient_sync(syncing)
 
     def _reshard(self) -> None:
@@ -328,18 +422,25 @@ def _own_grad(internal: Any) -> Tensor | None:
     return kept if kept is not None or not hasattr(internal, "_unsharded_param") else internal._unsharded_param.grad
 
 
-def _check(plugin: str, name: str, model: nn.Module, units: list[nn.Module]) -> str:
+ALREADY = (
+    "model {name!r} is sharded already, or shares a module with one that is: leave out wrap, mixed_precision, init and "
+    "offload to take it as it is, or give another model"
+)
+
+
+def _check(plugin: str, name: str, model: nn.Module, units: list[nn.Module], fills: bool) -> str:
     """Refuse what cannot be sharded; returns the type of the device."""
     where = f"plugin {plugin!r}: model {name!r}"
     if any(is_sharded(p) for p in model.parameters()):
-        raise PluginError(
-            f"{where} is sharded already, or shares a module with one that is: give it a model of its own"
-        )
+        raise PluginError(f"plugin {plugin!r}: {ALREADY.format(name=name)}")
     kinds = set()
     for path, p in model.named_parameters():
-        kinds.add(p.device.type)
-        if p.device.type == "meta":
-            raise PluginError(f"{where}: parameter {path!r} is on the meta device: make it on a real one")
+        kinds.add(devices.local_device().type if p.is_meta and fills else p.device.type)
+        if p.is_meta and not fills:
+            raise PluginError(
+                f"{where}: parameter {path!r} is on the meta device: give FSDP(init=...), which fills it, or make the "
+                f"model on a real one"
+            )
         if not p.is_contiguous():
             raise PluginError(
                 f"{where}: parameter {path!r} is not contiguous, which fully_shard does not take: leave out "

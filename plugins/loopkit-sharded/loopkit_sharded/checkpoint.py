@@ -1,0 +1,129 @@
+"""Checkpoint, with each process writing and reading its part of what is sharded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from loopkit.checkpoint import storage
+from loopkit.checkpoint.bundle import Contents, describe, find, restore
+from loopkit.checkpoint.storage import Manifest
+from loopkit.errors import CheckpointError
+from loopkit.plugins import Checkpoint
+from loopkit_sharded import reader
+from loopkit_sharded.writer import PartContents, write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from loopkit import Learner
+    from loopkit.checkpoint.storage import Draft
+
+__all__ = ["ShardedCheckpoint", "load", "save"]
+
+SLOWEST = 1800.0
+"""Seconds by which one process may write longer than another; one that dies is noticed at once."""
+
+
+class ShardedCheckpoint(Checkpoint):
+    """`loopkit.plugins.Checkpoint`, with which no process gathers what is sharded.
+
+    Each process writes its part of the parameters, moments and averages, and reads its part again; any number of
+    processes can go on, also one. Rank 0 writes all else. All processes must see the directory. Where nothing is
+    sharded, the checkpoints are those of `Checkpoint`, and either reads those of a model that is in one piece.
+
+    Processes speak of a save in a group of their own, so that it can go on beside steps
+    (``options=SaveOptions(background=True)``), from copies in main memory.
+
+    Args: As those of `Checkpoint`.
+
+    Example::
+
+        Learner(model, loss_fn, torch.optim.AdamW, plugins=[FSDP(), ShardedCheckpoint("runs/a", resume="auto")])
+    """
+
+    everywhere = True
+    _group: dist.ProcessGroup | None = None
+    _processes = 1
+
+    def contents(self, learner: Learner, state: dict[str, Any]) -> Contents:
+        """A state as files: of this process."""
+        made = PartContents.taken(learner, state)
+        if made.found and self._group is None:
+            _check_shared(learner, self.directory)
+            self._group, self._processes = _own_group(learner), learner.world.size
+        return made
+
+    def write(self, contents: Contents, about: dict[str, Any], label: str) -> Manifest | None:
+        """Write a checkpoint together with the other processes."""
+        assert isinstance(contents, PartContents)
+        if not contents.found:
+            return super().write(contents, about, label) if contents.rank == 0 else None
+        return write(contents, self._draft(about, label), self._group, self._processes)
+
+    @contextmanager
+    def _draft(self, about: dict[str, Any], label: str) -> Iterator[Draft]:
+        self.keep_directory()
+        with storage.drafted(self.directory, about, label=label) as draft:
+            yield draft
+
+    def read(self, learner: Learner, manifest: Manifest) -> dict[str, Any]:
+        """Read and verify a state: this process's part of it."""
+        return reader.read(learner, manifest)
+
+
+def _own_group(learner: Learner) -> dist.ProcessGroup | None:
+    if learner.world.size == 1:
+        return None
+    limit = timedelta(seconds=max(learner.world.timeout, SLOWEST))
+    made: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=limit)
+    return made
+
+
+def _check_shared(learner: Learner, directory: Path) -> None:
+    """Refuse a directory that another process does not see."""
+    path = learner.world.share(str(directory))
+    seen = learner.world.gather(os.path.isdir(path))
+    if not all(seen):
+        raise CheckpointError(
+            f"rank {seen.index(False)} does not see {path}, where rank 0 is to save: give a directory of a file system "
+            f"that all processes share"
+        )
+
+
+def save(learner: Learner, directory: str | Path, reason: str = "asked for") -> Manifest | None:
+    """Save a learner as a new checkpoint below a directory; all processes call it. The manifest is rank 0's alone.
+
+    Raises:
+        CheckpointError: It cannot be written.
+        StateError: Something cannot be saved, or a step is under way.
+    """
+    contents = PartContents.taken(learner, state := learner.state_dict(whole=False))
+    path, label = storage.resolved(directory), f"step-{learner.progress.steps}"
+    about = describe(learner, contents, reason, state["metrics"])
+    if not contents.found:
+        return storage.write(path, contents.files(), about, label=label) if contents.rank == 0 else None
+    group = _own_group(learner)
+    try:
+        return write(contents, storage.drafted(path, about, label=label), group, learner.world.size)
+    finally:
+        if group is not None:
+            dist.destroy_process_group(group)
+
+
+def load(learner: Learner, path: str | Path, *, allow: Collection[str] = (), replay: bool = True) -> Manifest:
+    """Load a checkpoint into a learner, each process its part; see `loopkit.checkpoint.load`.
+
+    Raises:
+        CheckpointError: There is no such checkpoint, or it is damaged.
+        StateError: It does not fit; nothing was changed.
+    """
+    manifest = find(Path(path).absolute())
+    restore(learner, manifest, reader.read(learner, manifest), allow=allow, replay=replay)
+    return manifest

@@ -1,0 +1,288 @@
+"""ShardedCheckpoint: processes write their parts, and others go on with them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+from contextlib import nullcontext
+
+import pytest
+import torch
+from distributed.processes import run
+from small import LIMIT, differing, gathered, loader, make, whole
+
+from loopkit import Learner, ValidationPhase, checkpoint, every, hookimpl
+from loopkit.checkpoint import storage
+from loopkit.checkpoint.storage import listing, verify
+from loopkit.errors import CheckpointError, CorruptCheckpointError
+from loopkit.plugins import Checkpoint, SaveOptions, WeightAverage
+from loopkit_sharded import load, save
+
+BACKGROUND = SaveOptions(background=True)
+
+
+def sgd(params):
+    return torch.optim.SGD(params, lr=0.05, momentum=0.9)
+
+
+def trains(rank, processes, directory, epochs, options):
+    learner = make(directory=directory, resume="auto", keep=9, **options)
+    learner.fit(loader(processes), epochs=epochs)
+    return whole(learner)
+
+
+@pytest.mark.parametrize("options", [{}, pytest.param({"options": BACKGROUND}, marks=pytest.mark.slow)])
+def test_resumed_run_is_bitwise_the_one_that_was_not_interrupted(tmp_path, options):
+    options = {"save": every(updates=3), **options}
+    straight = run(trains, 2, 2, tmp_path, 3, options, timeout=LIMIT)[0]
+    for each in listing(tmp_path):
+        if each.about["progress"]["steps"] > 9:  # of 15; an epoch has 5
+            shutil.rmtree(each.path)
+    assert [name for name in sorted(verify(listing(tmp_path)[0].path).files) if name.startswith("part")] == [
+        "part-0000-state.safetensors",
+        "part-0000-weights.safetensors",
+        "part-0001-state.safetensors",
+        "part-0001-weights.safetensors",
+        "parts.json",
+    ]
+    resumed = run(trains, 2, 2, tmp_path, 3, options, timeout=LIMIT)[0]
+    assert differing(straight, resumed) == []
+    assert listing(tmp_path)[0].about["progress"]["steps"] == 15
+
+
+# Any number of processes
+
+
+def goes_on(rank, processes, source, target, epochs):
+    learner = make(optimizer=sgd)
+    if source is not None:
+        load(learner, source)
+    if epochs:
+        learner.fit(loader(processes), epochs=epochs)
+    save(learner, target)
+    return whole(learner)
+
+
+def chain(directory, trained):
+    """What is held after each of 4, 2, 1 and 4 processes, each of which goes on from the one before."""
+    held, source = [], None
+    for index, (processes, epochs) in enumerate(zip((4, 2, 1, 4), trained, strict=True)):
+        target = directory / str(index)
+        args = processes, source, target, epochs
+        held.append(run(goes_on, processes, *args, timeout=LIMIT)[0] if processes > 1 else goes_on(0, *args))
+        source = target
+    return held
+
+
+def test_four_two_one_and_four_processes_hold_the_same_bits(tmp_path):
+    first, *others = chain(tmp_path, (1, 0, 0, 0))
+    assert [differing(first, other) for other in others] == [[], [], []]
+
+
+@pytest.mark.slow
+def test_four_two_one_and_four_processes_train_as_one(tmp_path):
+    one = make(optimizer=sgd)
+    one.fit(loader(), epochs=4)
+    for name, value in chain(tmp_path, (1, 1, 1, 1))[-1].items():
+        torch.testing.assert_close(value, whole(one)[name], rtol=0, atol=1e-6)  # sums in another order
+
+
+# A save that does not come to its end
+
+
+class Dies(storage.System):
+    """The process is killed at one of the calls into the system, by its number or name, or the call fails."""
+
+    def __init__(self, at, act):
+        self.at, self.act, self.count = at, act, 0
+
+    def before(self, name):
+        self.count += 1
+        if self.at in (name, self.count):
+            self.act()
+
+    def after(self, name):
+        if self.at == f"after {name}":
+            self.act()
+
+
+def _counted(name):
+    def call(self, *args):
+        self.before(name)
+        done = getattr(storage.System, name)(self, *args)
+        self.after(name)
+        return done
+
+    return call
+
+
+CALLS = ("open", "write", "fsync", "close", "listdir", "mkdir", "rename")
+for each in CALLS:
+    setattr(Dies, each, _counted(each))
+
+
+def full():
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def saves_twice(rank, directory, victim, at, act):
+    learner = make()
+    learner.fit(loader(2), epochs=1)
+    save(learner, directory)
+    learner.fit(loader(2), epochs=1)
+    if rank == victim:
+        storage.system = Dies(at, act)
+    save(learner, directory)
+    return storage.system.count if rank == victim else None
+
+
+def states(directory):
+    """What two saves hold that nothing has disturbed."""
+    run(saves_twice, 2, directory, 0, None, killed, timeout=LIMIT)
+    return [held(each.path) for each in reversed(listing(directory))]
+
+
+def held(path):
+    learner = make()
+    load(learner, path)
+    return whole(learner)
+
+
+def kill(directory, expected, victim, at):
+    """Kill a process in its second save: there is the first or the second, whole."""
+    outcomes = run(saves_twice, 2, directory, victim, at, killed, timeout=LIMIT, check=False)
+    assert outcomes[victim].code == -signal.SIGKILL
+    assert outcomes[1 - victim].code is not None  # it did not wait until it was killed, too
+    found = listing(directory)
+    assert not found.problems
+    assert differing(held(verify(found[0].path).path), expected[found[0].number - 1]) == []
+    return found[0].number
+
+
+def test_kill_in_a_save_leaves_the_one_before_it(tmp_path):
+    expected = states(tmp_path / "whole")
+    for index, (victim, at, newest) in enumerate([(0, "mkdir", 1), (0, "after rename", 2), (1, 6, 1)]):
+        assert kill(tmp_path / str(index), expected, victim, at) == newest
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("victim", [0, 1])
+def test_kill_at_any_call_of_a_save_leaves_a_whole_one(tmp_path, victim):
+    calls = run(saves_twice, 2, tmp_path / "counted", victim, None, killed, timeout=LIMIT)[victim]
+    expected = states(tmp_path / "whole")
+    found = [kill(tmp_path / str(at), expected, victim, at) for at in range(1, calls + 1)]
+    assert found == sorted(found)
+    assert set(found) == ({1, 2} if victim == 0 else {1})
+
+
+def fails(rank, directory):
+    learner = make(directory=directory, keep=9, options=BACKGROUND)
+
+    class Full:
+        @hookimpl
+        def epoch_begin(self):
+            if rank == 1 and learner.progress.epochs == 1:
+                learner.plugins["checkpoint"]._writer.join()  # the first save has ended
+                storage.system = Dies(3, full)
+
+    learner.add(Full())
+    with pytest.raises(CheckpointError, match=r"rank 1: cannot write .*part-0001.*ENOSPC.* Free some space"):
+        learner.fit(loader(2), epochs=3)
+
+
+def test_failure_of_one_process_is_that_of_all_and_leaves_the_save_before(tmp_path):
+    run(fails, 2, tmp_path, timeout=LIMIT)
+    assert [each.number for each in listing(tmp_path)] == [1]
+    assert [name for name in os.listdir(tmp_path) if name.startswith(".tmp")] == []
+
+
+def resumes(rank, directory):
+    learner = make(directory=directory, resume="auto", keep=9)
+    says = pytest.warns(UserWarning, match=r"part-0001-state.safetensors has changed .* is passed over")
+    with says if rank == 0 else nullcontext():
+        learner.fit(loader(2), epochs=2)
+    return learner.progress.epochs, whole(learner)
+
+
+@pytest.mark.slow
+def test_part_that_one_process_finds_damaged_is_passed_over_by_all(tmp_path):
+    whole_run = run(trains, 2, 2, tmp_path, 2, {}, timeout=LIMIT)[0]
+    newest = listing(tmp_path)[0]
+    assert newest.number == 2
+    file = newest.path / "part-0001-state.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(CorruptCheckpointError, match=r"part-0001-state\.safetensors has changed"):
+        load(make(), newest.path)
+    for epochs, found in run(resumes, 2, tmp_path, timeout=LIMIT):
+        assert epochs == 2
+        assert differing(found, whole_run) == []
+
+
+# With others
+
+
+def averages(rank, directory):
+    seen = []
+
+    class Look:
+        @hookimpl(phase=ValidationPhase, reads=("*",))
+        def step_end(self, learner, step):
+            if step.index == 2:
+                parts = learner.state_dict(whole=False)["models"]["model"]
+                seen.append((learner.state_dict()["models"]["model"], parts, learner.model.state_dict()))
+
+    learner = make(WeightAverage(0.5), Look(), directory=directory)
+    learner.fit(loader(2), loader(2), epochs=1)
+    ((weights, parts, average),) = seen
+    assert differing(gathered(parts), weights) == []  # not the average, which stands in their place
+    assert differing(gathered(average), weights) == []  # which is gone by now
+    expected = learner.state_dict()["plugins"]["weight_average"]["model"]["tensors"]
+    assert len(differing(expected, weights)) == 6
+    other = make(WeightAverage(0.5))
+    load(other, directory)
+    assert differing(other.state_dict()["plugins"]["weight_average"]["model"]["tensors"], expected) == []
+
+
+def test_average_is_saved_in_parts_and_never_as_the_weights(tmp_path):
+    run(averages, 2, tmp_path, timeout=LIMIT)
+
+
+def test_checkpoint_of_a_model_in_one_piece_is_an_ordinary_one(tmp_path):
+    learner = make(directory=tmp_path)
+    learner.fit(loader(), epochs=1)
+    names = sorted(listing(tmp_path)[0].files)
+    assert names == ["model.safetensors", "state.json", "state.safetensors", "structure.json"]
+    other = make()
+    checkpoint.load(other, tmp_path)
+    assert differing(whole(learner), whole(other)) == []
+
+
+def test_checkpoint_in_parts_is_refused_by_who_cannot_read_it(tmp_path):
+    run(trains, 2, 2, tmp_path, 1, {}, timeout=LIMIT)
+    with pytest.raises(CheckpointError, match=r"holds the parts of several processes\. Load it by ShardedCheckpoint"):
+        checkpoint.load(make(), tmp_path)
+    plugins = [Checkpoint(tmp_path, resume="auto")]
+    other = Learner(make().model, torch.nn.MSELoss(), sgd, plugins=plugins, standard=False)
+    with pytest.raises(CheckpointError, match="loopkit sharded export"):
+        other.fit(loader(), epochs=1)
+
+
+def sees_another_disk(rank, directory):
+    if rank == 1:
+        os.path.isdir = lambda path: False
+    with pytest.raises(CheckpointError, match=r"rank 1 does not see .*give a directory of a file system that all"):
+        make(directory=directory).fit(loader(2), epochs=1)
+
+
+@pytest.mark.slow
+def test_directory_that_not_all_processes_see_is_refused_before_the_first_step(tmp_path):
+    run(sees_another_disk, 2, tmp_path, timeout=LIMIT)
