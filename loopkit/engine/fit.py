@@ -239,8 +239,8 @@ class Fit:
         self._go_on()
         if goes_on:
             say(
-                f"the fit goes on where it was interrupted, after epoch {core.progress.epochs} and step "
-                f"{core.progress.steps:,} (learner.forget() would begin a new one)"
+                f"the fit goes on where it was interrupted, after {core.progress.epochs} complete epochs and "
+                f"{core.progress.steps:,} steps (learner.forget() would begin a new one)"
             )
         if (left := core.resume.unfinished) and not self.resumed:
             say(f"{left}; this is a new fit, which begins that epoch anew")
