@@ -614,7 +614,7 @@ def breaks(hook):
 def test_plugin_raises_in_a_hook(hook):
     before, after = Ends("a"), Ends("z")
     learner = make(before, breaks(hook), after)
-    parts = f"in {hook} of plugin 'breaks'", "" if hook.startswith("fit") else f"phase 'train', epoch 1"
+    parts = f"in {hook} of plugin 'breaks'", "" if hook.startswith("fit") else "phase 'train', epoch 1"
     error = fails(learner, Broken, lambda: learner.fit(batches(), epochs=1), *parts)
     assert (before.ends, after.ends) == (1, 1)
     assert len(error.__notes__) == 1
