@@ -1097,6 +1097,14 @@ def test_same_refuses_what_is_no_count(batches):
         loopkit.data.same([torch.ones(2)], batches=batches)
 
 
+def test_same_refuses_to_leave_out_batches_that_were_repeated():
+    batch = torch.ones(2)
+    with pytest.raises(LoaderError, match="20 batches are given several times, .*give the list itself as the data"):
+        loopkit.data.same([batch] * 20)
+    assert len(loopkit.data.same([batch] * 20, batches=20)) == 20
+    assert len(loopkit.data.same([batch, torch.ones(2)])) == 1
+
+
 def test_same_of_nothing_is_refused():
     with pytest.raises(EmptyDataError, match="no batch"):
         loopkit.data.same([])

@@ -504,7 +504,8 @@ def _early_stopping(plugin: EarlyStopping, draft: Draft) -> None:
         return
     if phase not in ("train", "val"):
         raise NoWrittenForm(f"its metric is of phase {phase!r}")
-    criterion, low = plugin._given, criteria.direction(plugin, draft.learner.plugins.values()) == "min"
+    criterion = plugin._given
+    low = not plugin.needs_mode or criteria.direction(plugin, draft.learner.plugins.values()) == "min"
     draft.imports.add("import math")
     worst = "math.inf" if low else "-math.inf"
     value = f"metrics[{quoted(plugin.monitor)}]"
