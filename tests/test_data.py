@@ -1099,7 +1099,7 @@ def test_same_refuses_what_is_no_count(batches):
 
 def test_same_refuses_to_leave_out_batches_that_were_repeated():
     batch = torch.ones(2)
-    with pytest.raises(LoaderError, match="20 batches are given several times, .*give the list itself as the data"):
+    with pytest.raises(LoaderError, match=r"20 batches are given several times, .*give the list itself as the data"):
         loopkit.data.same([batch] * 20)
     assert len(loopkit.data.same([batch] * 20, batches=20)) == 20
     assert len(loopkit.data.same([batch, torch.ones(2)])) == 1
