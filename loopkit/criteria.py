@@ -117,6 +117,8 @@ class Criterion(Shown):
     fields: ClassVar[tuple[str, ...]] = ()
     needs_training = False
     """Whether it wants the training's values too, by `observe_training`."""
+    needs_mode = True
+    """Whether it goes by which values are better."""
 
     def update(self, value: float, mode: Mode = "min") -> str:
         """Take in the next value; return why it is time to stop, or an empty string."""
@@ -232,6 +234,7 @@ class NumberLimit(Criterion):
     """
 
     fields = ("count",)
+    needs_mode = False
 
     def __init__(self, n: int) -> None:
         self.n = _whole("NumberLimit", "n", n)
@@ -252,6 +255,7 @@ class TimeLimit(Criterion):
     """
 
     fields = ("seconds",)
+    needs_mode = False
 
     def __init__(self, seconds: float) -> None:
         self.limit = _number("TimeLimit", "seconds", seconds)
@@ -333,6 +337,8 @@ class Divergence(Criterion):
 
 class InvalidValue(Criterion):
     """A value that is nan or infinite."""
+
+    needs_mode = False
 
     def update(self, value: float, mode: Mode = "min") -> str:  # noqa: D102
         return "" if math.isfinite(value) else f"is {value}"
@@ -436,7 +442,7 @@ class _Warmup(Criterion):
         self.criterion = criterion
         self.n = n
         self.count = 0
-        self.needs_training = criterion.needs_training
+        self.needs_training, self.needs_mode = criterion.needs_training, criterion.needs_mode
 
     def __repr__(self) -> str:
         return f"warmup({self.criterion!r}, {self.n})"
@@ -473,6 +479,7 @@ class _Pair(Criterion):
         self.first = first
         self.second = second
         self.needs_training = first.needs_training or second.needs_training
+        self.needs_mode = first.needs_mode or second.needs_mode
 
     def reasons(self, value: float, mode: Mode) -> list[str]:
         reasons = [self.first.update(value, mode), self.second.update(value, mode)]

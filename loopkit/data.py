@@ -718,7 +718,8 @@ def same(loader: Any, batches: int = 1) -> Loader:
         batches: How many to take, from 1; all, if there are fewer.
 
     Raises:
-        LoaderError: ``batches`` is no count.
+        LoaderError: ``batches`` is no count; or ``loader`` is a list with a batch in several places, such as
+            ``[batch] * 20``, of which it would leave some out.
         EmptyDataError: There is no batch.
 
     Example::
@@ -727,8 +728,14 @@ def same(loader: Any, batches: int = 1) -> Loader:
         >>> len(few), [batch.tolist() for batch in few] * 2
         (2, [[0, 1], [2, 3], [0, 1], [2, 3]])
     """
+    count = _whole("batches", batches, 1)
+    if isinstance(loader, (list, tuple)) and count < len(loader) and len({id(each) for each in loader}) < len(loader):
+        raise LoaderError(
+            f"the {len(loader)} batches are given several times, and same would take the first {count}: give the "
+            f"{type(loader).__name__} itself as the data, which are the same in every epoch"
+        )
     source = loader.map(lambda batch: batch) if isinstance(loader, Loader) else loader
-    return _SameLoader(list(itertools.islice(source, _whole("batches", batches, 1))))
+    return _SameLoader(list(itertools.islice(source, count)))
 
 
 class _SameLoader(_FunctionLoader):

@@ -337,7 +337,7 @@ class Learner:
             )
         source = Source(self._core.registry, *self._core.phases.training(train))
         validations = [] if val is None and validate is None else self._validations(val, validate)
-        planned = limits.planned(source.length, self._core.accumulate)
+        planned = limits.planned(source.length, self._core.accumulate, len(self.optimizers))
         fit = FitLoop(self._core, limits, planned, on_interrupt, source, validations, loader_timeout)
         fit.begin()
         try:

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from loopkit import devices
-from loopkit.batches import count_samples
+from loopkit.batches import count_samples, describe
+from loopkit.errors import PluginError
 from loopkit.options import Shown
 from loopkit.words import takes
 
@@ -284,7 +285,13 @@ def classes_axis(outputs: Tensor, targets: Tensor, axis: int | None = None) -> i
     Raises:
         ValueError: The shapes are neither ``(..., classes)`` and ``(...)`` nor ``(n, classes, ...)`` and ``(n, ...)``,
             or are both and ``axis`` does not say which; or there is one class only.
+        PluginError: Either is no tensor, such as a pair that a phase of one's own made.
     """
+    if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
+        raise PluginError(
+            f"outputs are {describe(outputs)} and targets {describe(targets)}: a metric of classes compares two "
+            f"tensors; let the phase put these on step.outputs and step.targets, or give Metrics(..., phase='val')"
+        )
     if axis is None and outputs.ndim == 2 and targets.ndim == 1:  # by far the most frequent
         samples, classes = outputs.shape
         if classes > 1 and samples == targets.shape[0]:

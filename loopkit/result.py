@@ -15,7 +15,7 @@ class Planned:
     epochs: int | None = None
     steps: int | None = None
     updates: int | None = None
-    """For a phase that makes one update per window."""
+    """Of each optimizer, for a phase that updates each once per window; ``max_updates`` counts those of all."""
 
 
 @dataclass(repr=False)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from types import BuiltinMethodType, CellType, CodeType, FunctionType, MethodType, ModuleType, NoneType
+from types import CodeType, FunctionType, ModuleType, NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -25,11 +26,11 @@ from loopkit.learner import Learner
 if TYPE_CHECKING:
     from loopkit.phases import Phase
 
-MOST, LONG = 10_000, 100
-"""Objects of the data that are looked at for generators, and of one list or dict."""
+MOST, LONG = 10_000, 1000
+"""Objects of the data that are looked at for generators, and of one list, dict or module."""
 LOCKS = {type(make()): make for make in (threading.Lock, threading.RLock)}
 """A copy of what holds a lock holds a new one."""
-LEAVES = (Tensor, ModuleType, type, str, bytes, int, float, NoneType)
+LEAVES = (Tensor, ModuleType, CodeType, str, bytes, int, float, NoneType)
 FOREIGN = ("builtins", "loopkit", "numpy", "random", "torch")
 """Packages whose classes use no generators but those that their attributes hold, and those of all."""
 KEPT = ("clip", "device", "eval_mode", "freeze", "memory_format", "mixed_precision", "noise")
@@ -137,33 +138,16 @@ def as_before(learner: Learner, data: Any) -> Iterator[None]:
 
 
 def reached(data: Any) -> list[Any]:
-    """The data and what its attributes, its functions and theirs lead to; `MOST` objects."""
+    """The data and what they lead to: attributes, items, functions, classes and their modules; `MOST` objects."""
     found, seen = [data], {id(data)}
     for each in found:
-        for value in _within(each):
-            if id(value) not in seen and not isinstance(value, LEAVES) and len(found) < MOST:
+        for value in islice(gc.get_referents(each), LONG):
+            if id(value) not in seen and not isinstance(value, LEAVES) and not _is_foreign(value) and len(found) < MOST:
                 seen.add(id(value))
                 found.append(value)
     return found
 
 
-def _within(value: Any) -> Iterable[Any]:
-    """What an object holds; of a function, the variables that it uses."""
-    if isinstance(value, FunctionType):
-        held = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
-        held += [value.__globals__[name] for name in _names(value.__code__) if name in value.__globals__]
-        return *held, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()
-    if isinstance(value, partial):
-        return value.func, *value.args, *value.keywords.values()
-    if isinstance(value, (MethodType, BuiltinMethodType)):
-        return value.__self__, getattr(value, "__func__", None)
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple, set)) else ()
-    own = [cls for cls in type(value).__mro__ if cls.__module__.partition(".")[0] not in FOREIGN]
-    methods = [getattr(each, "__func__", each) for cls in own for each in vars(cls).values()]
-    functions = [each for each in methods if isinstance(each, FunctionType)]
-    return *islice(items, LONG), *getattr(value, "__dict__", {}).values(), *functions
-
-
-def _names(code: CodeType) -> set[str]:
-    """The names of the globals that it may use, in functions within it too."""
-    return set(code.co_names).union(*(_names(each) for each in code.co_consts if isinstance(each, CodeType)))
+def _is_foreign(value: Any) -> bool:
+    """Whether it is a class or a function that uses no generators but those of all."""
+    return isinstance(value, (type, FunctionType)) and str(value.__module__).partition(".")[0] in FOREIGN

@@ -186,7 +186,7 @@ def test_error_in_a_hook_has_one_note_that_says_where(hook):
     with pytest.raises(ZeroDivisionError) as caught:
         learner.fit(batches(2), epochs=1)
     assert caught.value is error
-    assert error.__notes__ == [f"loopkit: in {hook} of plugin 'fragile', phase 'train', epoch 2, step 1"]
+    assert error.__notes__ == [f"loopkit: in {hook} of plugin 'fragile', phase 'train', epoch 3, step 1"]
 
 
 @pytest.mark.parametrize("hook", ["epoch_begin", "epoch_end", "phase_end"])
@@ -194,8 +194,7 @@ def test_error_in_a_hook_of_the_epoch_has_one_note_that_says_where(hook):
     error = ZeroDivisionError("oh")
     with pytest.raises(ZeroDivisionError):
         make_learner(raising(hook, error, name="fragile")).fit(batches(2), epochs=1)
-    epoch = 1 if hook == "phase_end" else 0  # an epoch counts before its phase_end
-    assert error.__notes__ == [f"loopkit: in {hook} of plugin 'fragile', phase 'train', epoch {epoch}"]
+    assert error.__notes__ == [f"loopkit: in {hook} of plugin 'fragile', phase 'train', epoch 1"]
 
 
 @pytest.mark.parametrize("hook", ["step_context", "epoch_context", "move_batch", "optimizer_step"])
@@ -204,7 +203,7 @@ def test_error_in_a_hook_that_is_no_event_has_one_note_that_names_the_plugin(hoo
     with pytest.raises(ZeroDivisionError):
         make_learner(raising(hook, error, name="fragile")).fit(batches(2), epochs=1)
     (note,) = error.__notes__
-    assert note.startswith(f"loopkit: in {hook} of plugin 'fragile', phase 'train', epoch 0")
+    assert note.startswith(f"loopkit: in {hook} of plugin 'fragile', phase 'train', epoch 1")
 
 
 @pytest.mark.parametrize("when", ["entering", "leaving"])
@@ -223,7 +222,7 @@ def test_error_of_a_context_manager_has_one_note_that_names_the_plugin(hook, whe
     with pytest.raises(ZeroDivisionError):
         learner.fit(batches(1), epochs=1)
     (note,) = error.__notes__
-    assert note.startswith(f"loopkit: in {hook} of plugin 'fragile', phase 'train', epoch 0")
+    assert note.startswith(f"loopkit: in {hook} of plugin 'fragile', phase 'train', epoch 1")
     assert not learner._core.epochs
 
 
@@ -237,7 +236,7 @@ def test_error_in_the_phase_has_one_note_that_says_where():
     with pytest.raises(ZeroDivisionError):
         make_learner(phases=[Broken()]).fit(batches(1), epochs=1)
     (note,) = error.__notes__
-    assert note.startswith("loopkit: in Broken.step, phase 'train', epoch 0, step 0")
+    assert note.startswith("loopkit: in Broken.step, phase 'train', epoch 1, step 0")
 
 
 def test_error_of_the_loader_has_one_note_that_says_which_batch():
@@ -249,7 +248,7 @@ def test_error_of_the_loader_has_one_note_that_says_which_batch():
 
     with pytest.raises(OSError, match="disk"):
         make_learner().fit(loader, epochs=1)
-    assert error.__notes__ == ["loopkit: the loader raised this while making batch 2, phase 'train', epoch 0"]
+    assert error.__notes__ == ["loopkit: the loader raised this while making batch 2, phase 'train', epoch 1"]
 
 
 def test_error_leaves_the_learner_usable():

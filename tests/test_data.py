@@ -441,6 +441,39 @@ def test_state_after_a_break_resumes_in_the_same_epoch() -> None:
     assert same(list(loader), expected[1:])
 
 
+def sharded() -> Any:
+    return TensorLoader(torch.arange(23), batch_size=2, shuffle=True).shard(1, 2)
+
+
+def resumed_elsewhere() -> Any:
+    """Goes on where two processes were, with samples of its own."""
+    two, loader = sharded(), TensorLoader(torch.arange(23), batch_size=2, shuffle=True)
+    two.set_indices(torch.arange(22, -1, -1))
+    next(iter(two))
+    loader.load_state_dict(two.state_dict())
+    return loader
+
+
+def sampled() -> Any:
+    return ResumableSampler(23, seed=3)
+
+
+@pytest.mark.parametrize("make", [sharded, resumed_elsewhere, sampled])
+def test_an_iterator_that_is_left_early_leaves_no_position_behind(make: Any) -> None:
+    left, whole = make(), make()
+    for _ in zip(range(2), left, strict=False):
+        pass
+    after = left.state_dict()  # of who stops here, and goes on in mid-epoch
+    assert (after["epoch"], after["position"] > 0) == (0, True)
+    list(whole)
+    assert left.state_dict(next_epoch=True) == whole.state_dict(next_epoch=True)
+    ahead = iter(left)
+    assert left.state_dict() == after  # no batch of it was asked for
+    assert torch.equal(*(torch.as_tensor(next(each)) for each in (ahead, iter(whole))))
+    assert left.state_dict() == whole.state_dict()
+    assert same(*([torch.as_tensor(batch) for batch in each] for each in (left, whole)))
+
+
 def test_an_iterator_that_was_not_used_begins_no_epoch() -> None:
     loader = TensorLoader(torch.arange(9), batch_size=2, shuffle=True)
     iter(loader)
@@ -1095,6 +1128,14 @@ def test_same_goes_on_at_its_position_and_refuses_other_batches():
 def test_same_refuses_what_is_no_count(batches):
     with pytest.raises(LoaderError, match="batches"):
         loopkit.data.same([torch.ones(2)], batches=batches)
+
+
+def test_same_refuses_to_leave_out_batches_that_were_repeated():
+    batch = torch.ones(2)
+    with pytest.raises(LoaderError, match=r"20 batches are given several times, .*give the list itself as the data"):
+        loopkit.data.same([batch] * 20)
+    assert len(loopkit.data.same([batch] * 20, batches=20)) == 20
+    assert len(loopkit.data.same([batch, torch.ones(2)])) == 1
 
 
 def test_same_of_nothing_is_refused():

@@ -6,6 +6,8 @@ Each oracle is a loop with the penalty written in, and bitwise.
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 
 import pytest
 import torch
@@ -218,6 +220,24 @@ def test_closure_that_returns_another_loss_than_was_replaced_is_refused():
     learner = Learner(net(), nn.MSELoss(), lbfgs, phases=[Numbers()], plugins=[Penalty()], standard=False)
     with pytest.raises(PhaseError, match=r"closure .* returned another loss than it gave to step.backward"):
         learner.fit(batches(1), epochs=1)
+
+
+def test_step_that_is_cancelled_within_its_closure_is_freed_at_once():
+    steps = []
+
+    def cancel(step):
+        assert step.closure is not None
+        steps.append(weakref.ref(step))
+        raise CancelStep
+
+    plugins = [on("backward_end", cancel)]
+    learner = Learner(net(), nn.MSELoss(), lbfgs, phases=[WithClosure()], plugins=plugins, standard=False)
+    gc.disable()
+    try:
+        learner.fit(batches(2), epochs=1)
+        assert [step() for step in steps] == [None, None]
+    finally:
+        gc.enable()
 
 
 # Several processes

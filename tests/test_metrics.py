@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
+from loopkit.errors import PluginError
 from loopkit.metrics import F1, Accuracy, BinaryAccuracy, FunctionMetric, Loss, Mean, Metric, Precision, Recall, added
 
 sklearn = Late("sklearn.metrics")
@@ -164,6 +165,15 @@ def test_accuracy_refuses_an_axis_that_does_not_fit():
 def test_accuracy_refuses_targets_of_the_shape_of_the_outputs():
     with pytest.raises(ValueError, match=r"\(3, 2\) and targets \(3, 2\)"):
         Accuracy().update(torch.zeros(3, 2), torch.zeros(3, 2))
+
+
+@pytest.mark.parametrize("metric", [Accuracy, F1])
+def test_metric_of_classes_refuses_targets_that_are_several_tensors(metric):
+    labels = torch.zeros(3, dtype=torch.long)
+    with pytest.raises(
+        PluginError, match=r"targets tuple\(Tensor\[3, 4\] .*: a metric of classes compares two tensors"
+    ):
+        metric().update(torch.zeros(3, 4), (torch.zeros(3, 4), labels))
 
 
 def test_accuracy_refuses_a_single_class():

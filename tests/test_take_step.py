@@ -166,7 +166,7 @@ def test_error_of_the_plugin_is_its_own():
 
     with pytest.raises(ValueError, match="oh") as caught:
         make(on("take_step", act)).fit(batches(1), epochs=1)
-    assert caught.value.__notes__ == ["loopkit: in take_step of plugin 'acting', phase 'train', epoch 0, step 0"]
+    assert caught.value.__notes__ == ["loopkit: in take_step of plugin 'acting', phase 'train', epoch 1, step 0"]
 
 
 def test_two_plugins_in_the_place_of_the_step_are_refused():

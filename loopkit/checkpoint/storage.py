@@ -191,7 +191,7 @@ class Manifest:
     def __repr__(self) -> str:
         """What a person looks for; ``about`` and ``files`` have the rest."""
         progress = said if isinstance(said := self.about.get("progress"), Mapping) else {}
-        counters = [f"{word[:-1]} {progress[word]}" for word in ("epochs", "steps") if word in progress]
+        counters = [f"{progress[word]} {word}" for word in ("epochs", "steps") if word in progress]
         when = [str(self.about[key]) for key in ("reason", "time") if key in self.about]
         values = [f"{name} {_short(value)}" for name, value in self.metrics.items()]
         size = f"{len(self.files)} file{'s' * (len(self.files) != 1)}, {in_bytes(self.size)}"

@@ -64,7 +64,15 @@ class Core:
 
     def where(self, phase: Phase, step: Step | None) -> str:
         """Phase, epoch and step, for messages."""
-        return f"phase {phase.name!r}, epoch {self.progress.epochs}" + ("" if step is None else f", step {step.index}")
+        return f"phase {phase.name!r}, epoch {self.number}" + ("" if step is None else f", step {step.index}")
+
+    @property
+    def number(self) -> int:
+        """The training epoch that runs, or after which something else does, as people count: from 1.
+
+        Logs and states count the epochs that are complete, `Progress.epochs`.
+        """
+        return self.progress.epochs + any(epoch.trains for epoch in self.open_epochs)
 
     def say_once(self, text: str) -> None:
         """Print a line for people on standard error, unless it was printed before; in the first process alone."""

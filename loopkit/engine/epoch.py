@@ -141,6 +141,11 @@ class Epoch:
         """Whether this process asks for something that the processes have not agreed on yet."""
         return self._loop.asks or self._core.requests.asks
 
+    @property
+    def number(self) -> int:
+        """Which training epoch it is, or comes after, or is run in: from 1, over all fits, for people to read."""
+        return self._core.number
+
     def where(self, step: Step | None = None) -> str:
         """Phase, epoch and step, for messages."""
         return self._core.where(self.phase, step)

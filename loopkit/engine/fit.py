@@ -59,16 +59,17 @@ class Limits:
         now = self.saved()
         return any(limit is not None and (now[name] or math.inf) > limit for name, limit in before.items())
 
-    def planned(self, length: int | None, accumulate: int) -> Planned:
-        """How far a fit over so many batches an epoch goes."""
+    def planned(self, length: int | None, accumulate: int, optimizers: int = 1) -> Planned:
+        """How far a fit over so many batches an epoch goes, in which each window updates so many optimizers."""
         finite = int(self.epochs) if self.epochs is not None and self.epochs != math.inf else None
-        steps, updates = self.max_steps, self.max_updates
+        steps, most = self.max_steps, self.max_updates
+        most = updates = None if most is None else math.ceil(most / max(optimizers, 1))
         if finite is not None and length is not None:
             steps = min(finite * length, steps or finite * length)
         if steps is not None and length is not None:
             full, rest = divmod(steps, length)
             updates = full * math.ceil(length / accumulate) + math.ceil(rest / accumulate)
-            updates = min(updates, self.max_updates or updates)
+            updates = min(updates, most or updates)
         return Planned(finite, steps, updates)
 
 
@@ -223,8 +224,8 @@ class Fit:
         self._go_on()
         if goes_on:
             say(
-                f"the fit goes on where it was interrupted, after epoch {core.progress.epochs} and step "
-                f"{core.progress.steps:,} (learner.forget() would begin a new one)"
+                f"the fit goes on where it was interrupted, after {core.progress.epochs} complete epochs and "
+                f"{core.progress.steps:,} steps (learner.forget() would begin a new one)"
             )
         if (left := core.resume.unfinished) and not self.resumed:
             say(f"{left}; this is a new fit, which begins that epoch anew")

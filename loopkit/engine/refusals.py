@@ -206,7 +206,11 @@ def check_monitors(
 def check_modes(plugins: Mapping[str, Any]) -> None:
     """Refuse a plugin that goes by a metric of which nobody says when it is better, before any has done a thing."""
     for plugin in plugins.values():
-        if isinstance(getattr(plugin, "monitor", None), str) and hasattr(plugin, "mode"):
+        if (
+            isinstance(getattr(plugin, "monitor", None), str)
+            and hasattr(plugin, "mode")
+            and getattr(plugin, "needs_mode", True)
+        ):
             direction(plugin, plugins.values())
 
 

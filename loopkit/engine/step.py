@@ -340,21 +340,21 @@ class Step:
         begin = frame.fire[UpdateBegin]
         self.optimizer_name, self.optimizer, self.params = window.name, optimizer, window.params
         self.skip_reason = None
-        if closure is not None:
-            self.closure = closure
-        if closure is None:
-            window.rescale()
-            if begin is not None:
-                begin(self)
-        if self.skip_reason is None:
-            default = optimizer.step if closure is None else partial(optimizer.step, closure)
-            if frame.optimizer_step is None:
-                default()
-            else:
-                frame.optimizer_step(self, optimizer, closure, default)
-        self._end_update(window)
-        if closure is not None:
-            self.closure = None
+        self.closure = closure
+        try:
+            if closure is None:
+                window.rescale()
+                if begin is not None:
+                    begin(self)
+            if self.skip_reason is None:
+                default = optimizer.step if closure is None else partial(optimizer.step, closure)
+                if frame.optimizer_step is None:
+                    default()
+                else:
+                    frame.optimizer_step(self, optimizer, closure, default)
+            self._end_update(window)
+        finally:
+            self.closure = None  # which holds the step, and so its graph
 
     def _end_update(self, window: Window) -> None:
         """The parameters have moved, or the update was skipped."""

@@ -481,7 +481,8 @@ class Checkpoint(Shown):
         doubt = f"; it may differ in the last bits ({', '.join(changed)})" if changed else ""
         counts = learner.progress
         if learner.world.rank == 0:
-            say(f"resumed {manifest.path} at epoch {counts.epochs}, step {counts.steps:,}{doubt}")
+            epochs = f"{counts.epochs} epoch{'s' * (counts.epochs != 1)}"
+            say(f"resumed {manifest.path} after {epochs} and {counts.steps:,} steps{doubt}")
         saved = state.get("made", self._made)
         left = [name for name in state["plugins"] if "made" in state and name not in learner.plugins]
         if found := changes(saved, self._made, left):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from loopkit import sharded
-from loopkit.criteria import Criterion, Mode, NumberSinceBest, checked_mode, direction, is_better
+from loopkit.criteria import Criterion, Mode, NumberSinceBest, better, checked_mode, direction, is_better
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 from loopkit.options import Shown
@@ -34,7 +34,7 @@ class EarlyStopping(Shown):
         monitor: The metric, as ``"<phase>/<metric>"``.
         patience: Stop after so many values without an improvement, from 1: `loopkit.criteria.NumberSinceBest`.
         mode: ``"min"`` if lower values are better, ``"max"`` if higher ones are; by default as the metric says, else
-            the fit is refused.
+            the fit is refused, unless the criterion does not ask (`loopkit.criteria.InvalidValue`, limits).
         min_delta: Only what is better by more than this is an improvement for ``patience``, at least 0.
         restore_best: At ``fit_end``, put back the parameters and buffers with which the best value was measured,
             bitwise. The optimizer and ``learner.metrics`` stay as they are; after an error everything does.
@@ -44,7 +44,7 @@ class EarlyStopping(Shown):
         best_device: Where the best parameters are kept, such as ``"cpu"``; by default where they are.
         name: The plugin's name.
 
-    The best value is the best finite one, by however little; nan and infinity never are.
+    The best value is the best finite one, by however little; nan and infinity never are. Without a mode there is none.
 
     What is restored is what was measured. It is copied at ``epoch_end``, while the contexts of the epoch are entered:
     if a plugin has put averaged weights in place for the epoch, those are kept and become the parameters at the end.
@@ -154,11 +154,12 @@ class EarlyStopping(Shown):
         if phase.name != self._phase:
             return
         measured = keep.pop("measured", None)
-        mode = direction(self, learner.plugins.values())
+        plugins = learner.plugins.values()
+        mode = direction(self, plugins) if self.needs_mode else self.mode or better(self.monitor, plugins)
         value = learner.world.share(self._value(learner, phase, self.monitor))
-        if is_better(value, self.best, mode):
+        if mode is not None and is_better(value, self.best, mode):
             self.best, self.best_epoch, self._best = value, learner.progress.epochs, measured
-        if reason := learner.world.share(self.criterion.update(value, mode)):
+        if reason := learner.world.share(self.criterion.update(value, mode or "min")):
             reason = f"{self.monitor}: {reason}"
             self.reason = reason if learner.stop(reason, by=self.name) else ""
 
@@ -173,6 +174,11 @@ class EarlyStopping(Shown):
             return
         if self._best is not None:
             _restore(learner, self._best, self.name)
+
+    @property
+    def needs_mode(self) -> bool:
+        """Whether it goes by which values of the metric are better."""
+        return self.restore_best or self.criterion.needs_mode
 
     def metrics(self) -> tuple[str, ...]:
         """The state names of the metrics that it reads."""

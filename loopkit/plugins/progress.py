@@ -116,8 +116,7 @@ class Progress(Shown):
         planned = None if (fit := learner.current) is None else fit.result.planned.epochs
         if fit is None or not planned:
             return epoch.name
-        number = learner.progress.epochs - self._done_before + any(each.trains for each in fit.open_epochs)
-        return f"epoch {number}/{planned} {epoch.name}"
+        return f"epoch {epoch.number - self._done_before}/{planned} {epoch.name}"
 
     def _bar(self, learner: Learner, epoch: Epoch) -> _Bar:
         drawn = _bar_class()(

@@ -45,7 +45,8 @@ class Schedule(Shown):
     Args:
         schedule: A function ``k -> factor``, such as those of `loopkit.schedules`. One without a length, such as
             ``cosine()``, spans the whole fit (each fit anew), which then needs a length: ``epochs`` and data with
-            ``len()``, or ``max_updates``. The length is counted for phases that update once per window.
+            ``len()``, or ``max_updates``. The length is counted for phases that update each optimizer once per window;
+            a warning says so where there are more updates.
         key: The hyperparameter in ``optimizer.param_groups``, such as ``"lr"``, ``"momentum"``, ``"weight_decay"``;
             ``"betas[0]"`` is the first of a tuple. Groups that do not have it are left alone.
         attribute: Instead of a key, an attribute of modules, as a pattern: ``"*.dropout.p"``.
@@ -170,6 +171,12 @@ class Schedule(Shown):
         """Advance to the next update; other optimizers, whose updates of this step may come later, at its end."""
         if self._every == "update" and step.optimizer_name == self._leader:
             self.count += 1
+            if self._whole_fit is not None and self.count == sum(self._whole_fit) + 1:
+                warn(
+                    f"plugin {self.name!r}: {self.schedule!r} was to span the whole fit, {self._whole_fit[1]} updates, "
+                    f"and there are more: phase {step.epoch.name!r} updates an optimizer several times a window, or "
+                    f"not all of them, or accumulate was changed; give the schedule updates="
+                )
             self._set(learner, first=True)
             self._others_follow = len(self._seen) > 1
 

@@ -36,7 +36,8 @@ class Guard:
         self._untouched = False
         self._before: dict[str, Tensor] = {}
         self._updates = 0
-        self._step: Step | None = None
+        self._at_work = False
+        """Whether an optimizer that evaluates a closure has been at the weights in this step."""
 
     def arm(self, hook: str) -> None:
         """The next step that makes no update ends in this hook."""
@@ -46,18 +47,22 @@ class Guard:
         """Compare nothing any more."""
         self._off = True
 
-    def begin(self, learner: Learner, step: Step) -> None:
+    def begin(self, learner: Learner) -> None:
         """A step begins. It is not compared where other weights stand in the place of the models' own."""
-        self._step = step
+        self._at_work = False
         over = self._trouble is not None and not self._trouble.armed
         found = {} if self._off or over or learner.models.weights.by else weights(learner)
         self._before = {name: tensor.clone() for name, tensor in found.items()}
         self._updates = learner.progress.updates
 
+    def evaluated(self) -> None:
+        """An optimizer has evaluated its closure, and may move the weights to evaluate it again."""
+        self._at_work = True
+
     def end(self, learner: Learner) -> str:
         """A step has ended: the path of what differs, if it made no update, and no optimizer was at one."""
         before, self._before = self._before, {}
-        if not before or (self._step and self._step.closure) or learner.progress.updates != self._updates:
+        if not before or self._at_work or learner.progress.updates != self._updates:
             return ""
         now, kept = weights(learner), _own(learner, self.order[0][1], self._untouched)
         return difference({k: before[k] for k in kept}, {k: now[k] for k in kept}, "params", ())
@@ -91,14 +96,20 @@ def _own(learner: Learner, plugin: str, untouched: bool) -> list[str]:
 
 class _Before:
     name = FIRST
+    optional = ("update_begin",)
 
     def __init__(self, guard: Guard) -> None:
         self.guard = guard
 
     @hookimpl
-    def step_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
+    def step_begin(self, learner: Learner, phase: Phase) -> None:
         if phase.training:
-            self.guard.begin(learner, step)
+            self.guard.begin(learner)
+
+    @hookimpl
+    def update_begin(self, step: Step) -> None:
+        if step.closure is not None:
+            self.guard.evaluated()
 
 
 class _After:

@@ -329,7 +329,7 @@ def test_manifest_is_shown_in_a_few_lines(tmp_path):
         == str(manifest)
         == (
             f"checkpoint {manifest.path}\n"
-            "  epoch 2, step 20, epoch, 2024-01-01T00:00:00Z\n"
+            "  2 epochs, 20 steps, epoch, 2024-01-01T00:00:00Z\n"
             "  train/loss 0.123457, val/loss nan\n"
             "  2 files, 1.5 KiB"
         )

@@ -59,7 +59,7 @@ def test_data_that_ends_early_on_one_process_is_said_to(victim):
     ended = trial(plan)
     assert not ended.faults(plan)
     said = (
-        f"the data of rank {victim} ended early, after 7 steps of phase 'train', epoch 0, and rank {1 - victim} is at"
+        f"the data of rank {victim} ended early, after 7 steps of phase 'train', epoch 1, and rank {1 - victim} is at"
     )
     assert all(f"{said} step 7" in text for text in (*ended.texts(), ended.victim.error))
 
@@ -178,7 +178,7 @@ def leaves(rank, cancel):
 def test_a_step_that_one_process_alone_cancels_ends_the_run(cancel):
     for each in run(leaves, 2, cancel, check=False):
         text = each.value or each.output
-        assert "after it cancelled a step: phase 'train', epoch 0, step 3" in text
+        assert "after it cancelled a step: phase 'train', epoch 1, step 3" in text
 
 
 class KilledIn:

@@ -259,7 +259,7 @@ def test_bad_loss_of_one_process_has_one_consequence_in_all(policy, sync, accumu
     assert one[4] == other[4] == (policy == "rollback")
     assert one[2] == []
     (said,) = other[2]  # the process that has the bad loss, alone, shows it
-    assert said.startswith("the loss is nan (phase 'train', epoch 0, step 4; batch:")
+    assert said.startswith("the loss is nan (phase 'train', epoch 1, step 4; batch:")
 
 
 @pytest.mark.parametrize("sync", SYNCS)
@@ -328,7 +328,7 @@ def test_both_end_at_the_bound_together():
 
     one, other = run(each, 2)
     assert one.startswith("the loss is nan")
-    assert other.startswith("the loss of rank 0 is infinite or not a number (phase 'train', epoch 0, step 6)")
+    assert other.startswith("the loss of rank 0 is infinite or not a number (phase 'train', epoch 1, step 6)")
     assert "2 in a row were skipped (max_skips=2)" in one
     assert "2 in a row were skipped (max_skips=2)" in other
 

@@ -428,10 +428,10 @@ def own_event(name):
 
 
 ELSEWHERE = {
-    "forward": "in Broken.step, phase 'train', epoch 0, step 1",
-    "loss_fn": "in TrainingPhase.step, phase 'train', epoch 0, step 1",
-    "loader": "the loader raised this while making batch 1, phase 'train', epoch 0",
-    "iter": "the loader raised this while making batch 0, phase 'train', epoch 0",
+    "forward": "in Broken.step, phase 'train', epoch 1, step 1",
+    "loss_fn": "in TrainingPhase.step, phase 'train', epoch 1, step 1",
+    "loader": "the loader raised this while making batch 1, phase 'train', epoch 1",
+    "iter": "the loader raised this while making batch 0, phase 'train', epoch 1",
     "factory": "",
 }
 
@@ -508,7 +508,7 @@ def test_fault_of_the_instrument_has_a_note_and_ends_the_fit_for_all():
     with pytest.raises(Fault) as caught:
         fit(learner)
     assert caught.value is error
-    assert error.__notes__ == ["loopkit: in loss_begin of plugin 'a', phase 'train', epoch 0, step 0"]
+    assert error.__notes__ == ["loopkit: in loss_begin of plugin 'a', phase 'train', epoch 1, step 0"]
     assert [each.counts["fit_end"] for each in three] == [1, 1, 1]
 
 
@@ -746,7 +746,7 @@ def test_note_names_the_plugin_although_two_share_a_function():
 
     with pytest.raises(Fault):
         fit(small([plugin("a"), plugin("b"), plugin("c")]))
-    assert error.__notes__ == ["loopkit: in loss_begin of plugin 'b', phase 'train', epoch 0, step 0"]
+    assert error.__notes__ == ["loopkit: in loss_begin of plugin 'b', phase 'train', epoch 1, step 0"]
 
 
 # Contexts that fail while something else is on its way

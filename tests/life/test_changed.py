@@ -96,6 +96,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:plugin 'schedule'.* and there are more")
 @pytest.mark.parametrize(("change", "said"), CHANGES.values(), ids=CHANGES)
 def test_change_of_the_script_is_said_in_one_line(change, said, tmp_path, capsys):
     interrupt(tmp_path, Script())

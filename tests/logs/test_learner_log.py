@@ -118,7 +118,7 @@ def test_log_says_the_error_at_its_line() -> None:
     learner = make_learner(Listener(), phases=[Phase()])
     with pytest.raises(LogError, match="log a scalar") as caught:
         learner.run("train", batches(1))
-    assert caught.value.__notes__[0].startswith("loopkit: in Phase.step, phase 'train', epoch 0, step 0")
+    assert caught.value.__notes__[0].startswith("loopkit: in Phase.step, phase 'train', epoch 1, step 0")
 
 
 def test_log_keeps_the_value_that_it_was_given() -> None:

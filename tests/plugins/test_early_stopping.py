@@ -210,6 +210,18 @@ def test_metric_of_which_nobody_says_when_it_is_better_is_refused_at_the_begin(m
     assert made.progress.steps == 0
 
 
+def test_criterion_that_does_not_go_by_a_mode_asks_for_none():
+    criterion = InvalidValue() | TimeLimit(9e9) | warmup(NumberLimit(2), 1)
+    result = run(plugin := EarlyStopping("val/score", criterion=criterion), Script(1.0, 2.0, 3.0), epochs=9)[1]
+    assert (result.reason, result.epochs, plugin.best) == ("stop", 3, None)
+    for asks in (
+        EarlyStopping("val/score", criterion=criterion | Patience(9)),
+        EarlyStopping("val/score", criterion=criterion, restore_best=True),
+    ):
+        with pytest.raises(PluginError, match="nothing says whether"):
+            run(asks, Script(1.0))
+
+
 def test_checkpoints_that_are_to_be_overwritten_stay_where_a_mode_is_missing(tmp_path):
     tiny_problem().learner(plugins=[Checkpoint(tmp_path)], standard=False).fit(tiny_problem().train, epochs=1)
     before = {path.name for path in tmp_path.iterdir()}

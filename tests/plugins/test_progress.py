@@ -200,6 +200,20 @@ def test_bar_shows_phase_epoch_and_steps(clock):
         assert shown == [(str(n), str(steps)) for n in range(steps + 1)]
 
 
+@pytest.mark.parametrize(("hook", "phase"), [("step_end", "train"), ("step_end", "val"), ("phase_end", "train")])
+def test_epoch_has_the_same_number_in_the_bar_and_in_the_note_on_an_error(clock, hook, phase):
+    def fail(learner, **at):
+        if at["phase"].name == phase and learner.progress.steps >= 4:
+            raise ZeroDivisionError
+
+    file = Terminal()
+    learner = make_learner(Progress(file=file), clock.plugin, on(hook, fail, "fails"))
+    with pytest.raises(ZeroDivisionError) as caught:
+        learner.fit(batches(2), batches(1), epochs=3)
+    assert [text for text in bars(file.getvalue()) if text.startswith("epoch")][-1].startswith(f"epoch 2/3 {phase}")
+    assert caught.value.__notes__[0].startswith(f"loopkit: in {hook} of plugin 'fails', phase '{phase}', epoch 2")
+
+
 def test_bar_shows_values_late(clock):
     file = Terminal()
     make_learner(Progress(file=file), Metrics(loss=ones), clock.plugin).fit(batches(3), epochs=1)

@@ -454,6 +454,47 @@ def test_schedule_without_a_length_ends_with_the_fit(limits, total):
     assert learner.optimizer.param_groups[0]["lr"] == 0.0
 
 
+class Both(TrainingPhase):
+    """Updates two optimizers in each step."""
+
+    def step(self, learner, step):
+        inputs, targets = step.batch
+        for name, model in learner.models.items():
+            step.backward(mse_loss(model(inputs), targets), name)
+            step.update(name)
+
+
+@pytest.mark.parametrize("limits", [{"epochs": 2}, {"max_updates": 12}, {"max_updates": 11}, {"max_steps": 6}], ids=str)
+def test_schedule_without_a_length_ends_with_the_fit_of_two_optimizers(limits):
+    def models():
+        torch.manual_seed(7)
+        return {"one": nn.Linear(4, 1), "two": nn.Linear(4, 1)}
+
+    rates = {"one": 0.1, "two": 0.5}
+    optimizers = {name: partial(SGD, lr=rate) for name, rate in rates.items()}
+    learner = Learner(models(), None, optimizers, phases=[Both()], plugins=[Schedule(cosine())], standard=False)
+    assert learner.fit(make_batches(3), **limits).updates == 12
+    by_hand = models()
+    for name, model in by_hand.items():
+        optimizer = SGD(model.parameters(), lr=rates[name])
+        for k, (inputs, targets) in enumerate(make_batches(3) * 2):
+            optimizer.param_groups[0]["lr"] = rates[name] * cosine(6)(k)
+            optimizer.zero_grad()
+            mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+        assert all(
+            torch.equal(p, q) for p, q in zip(model.parameters(), learner.models[name].parameters(), strict=True)
+        )
+        assert learner.optimizers[name].param_groups[0]["lr"] == 0.0
+
+
+def test_schedule_that_is_over_before_the_fit_is_warned_of_once():
+    with pytest.warns(
+        UserWarning, match=r"cosine\(.* was to span the whole fit, 3 updates, and there are more: phase 'two'"
+    ):
+        two(Schedule(cosine())).fit(make_batches(6), max_updates=6)  # "generator" is updated in every second step
+
+
 def test_schedule_without_a_length_per_epoch_ends_with_the_fit():
     record = Record()
     tiny(Schedule(linear(), every="epoch"), record).fit(iter_of(make_batches(2)), epochs=4)

@@ -57,7 +57,7 @@ def test_error_names_phase_epoch_step_and_batch():
     with pytest.raises(NonFiniteError) as caught:
         learner.fit(spoilt(4, at=2), epochs=1)
     assert str(caught.value) == (
-        "the loss is nan (phase 'train', epoch 1, step 2; batch: tuple(Tensor[4, 3] float32 cpu, Tensor[4, 1] float32 "
+        "the loss is nan (phase 'train', epoch 2, step 2; batch: tuple(Tensor[4, 3] float32 cpu, Tensor[4, 1] float32 "
         "cpu)). Its backward has not run: the parameters are those before this step. Look at this batch, or lower lr"
     )
 
@@ -117,7 +117,7 @@ def test_late_error_names_phase_and_epoch():
     learner = learner_with(StopOnNonFinite(late=True))
     with pytest.raises(NonFiniteError) as caught:
         learner.fit(spoilt(4, at=1), epochs=1)
-    assert "one of the steps 1 to 1 (phase 'train', epoch 0)" in str(caught.value)
+    assert "one of the steps 1 to 1 (phase 'train', epoch 1)" in str(caught.value)
     assert "updates since then have used it" in str(caught.value)
 
 
@@ -223,13 +223,13 @@ def fit_with_a_bad_gradient(**options):
 def test_bad_gradient_with_a_finite_loss_is_named_before_the_optimizer_moves():
     message, learner, good = fit_with_a_bad_gradient(gradients=True)
     assert message.startswith("the gradient of parameter 'weight' holds ")
-    assert "phase 'train', epoch 0, step 2; batch: tuple(Tensor[4, 3] float32 cpu" in message
+    assert "phase 'train', epoch 1, step 2; batch: tuple(Tensor[4, 3] float32 cpu" in message
     assert all(torch.equal(p, q) for p, q in zip(learner.model.parameters(), good.model.parameters(), strict=True))
 
 
 def test_bad_gradient_is_noticed_by_the_next_loss_if_gradients_are_not_looked_at():
     message, _, _ = fit_with_a_bad_gradient()
-    assert message.startswith("the loss is nan (phase 'train', epoch 0, step 3")
+    assert message.startswith("the loss is nan (phase 'train', epoch 1, step 3")
 
 
 def test_bad_gradient_is_found_late_where_numbers_are_read_late():
@@ -336,7 +336,7 @@ class InfiniteGradient(TrainingPhase):
 @pytest.mark.parametrize("optimizer", [adam, momentum])
 def test_skip_of_a_bad_gradient_is_as_if_the_batch_had_not_been_there(optimizer):
     data = batches(5)
-    with pytest.warns(UserWarning, match=r"the gradient of parameter '0.weight' .*epoch 0, step 2; batch: tuple"):
+    with pytest.warns(UserWarning, match=r"the gradient of parameter '0.weight' .*epoch 1, step 2; batch: tuple"):
         one = trained(data, StopOnNonFinite("skip"), optimizer=optimizer, phases=[InfiniteGradient(2)])
     assert same(one, trained(without(data, 2), optimizer=optimizer))
     assert one.progress.updates == 4

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loopkit.checkpoint import bundle, storage
 from loopkit.checkpoint.diff import differences
@@ -19,6 +19,9 @@ from loopkit.phases import Phase
 from loopkit.plugin import plugin_name
 from loopkit.testing.bits import difference, not_allowed, plain, weights
 from loopkit.testing.case import Case, described, seed_all
+
+if TYPE_CHECKING:
+    from loopkit.engine.epoch import Epoch
 
 EPOCHS = 3
 DRAWN = {"training step": 2, "other step": 1, "epoch": 1}
@@ -198,16 +201,16 @@ class _Kill:
         self.run, self.at, self.directory = run, at, directory
 
     @hookimpl(reads=("*",))
-    def step_end(self, learner: Learner, phase: Phase, step: Any) -> None:
-        where = f"after step {step.index} of phase {phase.name!r} in epoch {learner.progress.epochs}"
+    def step_end(self, learner: Learner, phase: Phase, epoch: Epoch, step: Any) -> None:
+        where = f"after step {step.index} of phase {phase.name!r} in epoch {epoch.number}"
         kind = "training step" if phase.training else "other step"
         if phase.training and (step.index + 1) % learner.accumulate and not step.last:
             kind, where = "open window", f"{where} with accumulate={learner.accumulate}"
         self._place(learner, where, kind)
 
     @hookimpl(reads=("*",))
-    def phase_end(self, learner: Learner, phase: Phase) -> None:
-        self._place(learner, f"after phase {phase.name!r} in epoch {learner.progress.epochs}", "epoch")
+    def phase_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
+        self._place(learner, f"after phase {phase.name!r} in epoch {epoch.number}", "epoch")
 
     def _place(self, learner: Learner, where: str, kind: str) -> None:
         if learner.current is not None and not learner.current.can_save:

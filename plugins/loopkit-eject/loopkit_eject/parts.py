@@ -261,13 +261,13 @@ def _stop_on_non_finite(plugin: StopOnNonFinite, draft: Draft) -> None:
         draft.add(
             "train_end",
             'if not math.isfinite(metrics.get("train/loss", 0.0)):',
-            f'{TAB}raise FloatingPointError(f"epoch {{epoch}}: a loss was infinite or undefined")',
+            f'{TAB}raise FloatingPointError(f"epoch {{epoch + 1}}: a loss was infinite or undefined")',
         )
     else:
         draft.add(
             "check",
             "if not math.isfinite(loss.item()):",
-            f'{TAB}raise FloatingPointError(f"epoch {{epoch}}, step {{step}}: loss {{loss}}")',
+            f'{TAB}raise FloatingPointError(f"epoch {{epoch + 1}}, step {{step}}: loss {{loss}}")',
         )
     draft.imports.add("import math")
     if gradients:
@@ -276,7 +276,7 @@ def _stop_on_non_finite(plugin: StopOnNonFinite, draft: Draft) -> None:
             "gradients",
             "grads = [p.grad for p in params if p.grad is not None]",
             "if not all(grad.isfinite().all() for grad in grads):",
-            f'{TAB}raise FloatingPointError(f"epoch {{epoch}}: a gradient is infinite or undefined")',
+            f'{TAB}raise FloatingPointError(f"epoch {{epoch + 1}}: a gradient is infinite or undefined")',
         )
 
 
@@ -504,7 +504,8 @@ def _early_stopping(plugin: EarlyStopping, draft: Draft) -> None:
         return
     if phase not in ("train", "val"):
         raise NoWrittenForm(f"its metric is of phase {phase!r}")
-    criterion, low = plugin._given, criteria.direction(plugin, draft.learner.plugins.values()) == "min"
+    criterion = plugin._given
+    low = not plugin.needs_mode or criteria.direction(plugin, draft.learner.plugins.values()) == "min"
     draft.imports.add("import math")
     worst = "math.inf" if low else "-math.inf"
     value = f"metrics[{quoted(plugin.monitor)}]"

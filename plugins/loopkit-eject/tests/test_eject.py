@@ -288,7 +288,7 @@ def test_a_bad_loss_ends_the_script_before_its_backward() -> None:
     before = [p.clone() for p in model.parameters()]
     train = [(torch.full((4, 5), math.nan), torch.zeros(4, dtype=torch.long))]
     source = eject(learner(), EPOCHS, val=False)
-    with pytest.raises(FloatingPointError, match="epoch 0, step 0: loss nan"):
+    with pytest.raises(FloatingPointError, match="epoch 1, step 0: loss nan"):
         run(source)["train"](model, train, sgd(model.parameters()), nn.CrossEntropyLoss())
     assert all(map(torch.equal, before, model.parameters()))
 
@@ -297,7 +297,7 @@ def test_a_bad_loss_that_is_looked_for_late_ends_the_epoch() -> None:
     train = [(torch.full((4, 5), math.nan), torch.zeros(4, dtype=torch.long))]
     source = eject(learner(StopOnNonFinite(late=True)), EPOCHS, val=False)
     model = network()
-    with pytest.raises(FloatingPointError, match="epoch 0: a loss was infinite"):
+    with pytest.raises(FloatingPointError, match="epoch 1: a loss was infinite"):
         run(source)["train"](model, train, sgd(model.parameters()), nn.CrossEntropyLoss())
 
 

@@ -208,8 +208,8 @@ class StreamLoader(Shown):
         found = sum(1 for _ in islice(stream, self.taken))
         if found < self.taken:
             raise StateError(
-                f"epoch {self.epoch} of the dataset ended after {found} samples, but {self.taken} were used before: it "
-                f"is not the same dataset"
+                f"epoch {self.epoch + 1} of the dataset ended after {found} samples, but {self.taken} were used "
+                f"before: it is not the same dataset"
             )
         return stream
 

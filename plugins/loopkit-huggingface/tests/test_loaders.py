@@ -141,7 +141,7 @@ def test_a_stream_that_became_shorter_is_refused():
     next(batches), next(batches)
     again = StreamLoader(stream(5), batch_size=4)
     again.load_state_dict(loader.state_dict())
-    with pytest.raises(StateError, match="epoch 0 of the dataset ended after 5 samples, but 8 were used before"):
+    with pytest.raises(StateError, match="epoch 1 of the dataset ended after 5 samples, but 8 were used before"):
         next(iter(again))
 
 

@@ -86,7 +86,7 @@ def test_replay_in_the_second_epoch_and_twice(tmp_path):
                 super().fail(learner, step, where)
 
     error, path = failed(make(ReplayBundle(tmp_path), phase=Second(3)))
-    assert "epoch 1, step 3" in str(error)
+    assert "epoch 2, step 3" in str(error)
     learner = make(phase=Second(3), seed=7)
     for _ in range(2):
         assert str(again(path, learner, anomaly=False)) == str(error)
@@ -207,7 +207,7 @@ def test_the_failed_learner_is_left_as_the_error_left_it(tmp_path):
 
 def test_a_batch_that_cannot_be_saved_is_refused_at_the_first_step(tmp_path):
     learner = make(ReplayBundle(tmp_path), phases=[])
-    with pytest.raises(StateError, match=r"cannot save this batch \(phase 'train', epoch 0, step 0\).*object"):
+    with pytest.raises(StateError, match=r"cannot save this batch \(phase 'train', epoch 1, step 0\).*object"):
         learner.fit([(*batches(1)[0], object())], epochs=1)
     assert learner.progress.steps == 0
 

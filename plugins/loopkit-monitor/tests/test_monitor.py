@@ -503,7 +503,7 @@ def test_the_error_of_a_run_is_at_its_end(tmp_path):
         make_learner(Monitor(tmp_path), On("step_end", fail, "wrong")).fit(batches(1), epochs=1)
     (end,) = read_log(tmp_path).ends
     assert end["error"] == "ValueError: too bad"
-    assert "loopkit: in step_end of plugin 'wrong', phase 'train', epoch 0, step 0" in end["notes"]
+    assert "loopkit: in step_end of plugin 'wrong', phase 'train', epoch 1, step 0" in end["notes"]
 
 
 def test_it_is_imported_without_the_server_and_the_server_without_it():
