@@ -15,7 +15,11 @@ PAGE = (Path(__file__).parent.parent / "docs/architecture.md").read_text()
 
 
 class Listener:
-    """Listens around backward and the update, so that a step goes its long way."""
+    """Listens when the fit begins, and around backward and the update, so that a step goes its long way."""
+
+    @hookimpl
+    def fit_begin(self) -> None:
+        pass
 
     @hookimpl
     def backward_end(self) -> None:

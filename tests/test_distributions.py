@@ -136,7 +136,7 @@ def test_each_plugin_and_metric_is_shown_in_a_line(folder: Path) -> None:
 
     def is_shown(name: str) -> bool:
         if name not in classes:
-            return name in ("__repr__", "Shown", "Metric", "Backend", "Member")
+            return name in ("__repr__", "Shown", "Metric", "Backend", "Member", "Checkpoint")
         return any(map(is_shown, classes[name]))
 
     assert sorted(name for name in names & classes.keys() if not is_shown(name)) == []
