@@ -270,6 +270,8 @@ def test_checkpoint_in_parts_is_refused_by_who_cannot_read_it(tmp_path):
     run(trains, 2, 2, tmp_path, 1, {}, timeout=LIMIT)
     with pytest.raises(CheckpointError, match=r"holds the parts of several processes\. Load it by ShardedCheckpoint"):
         checkpoint.load(make(), tmp_path)
+    with pytest.raises(CheckpointError, match="holds the parts of several processes"):
+        checkpoint.load_weights(make().model, tmp_path, strict=False)
     plugins = [Checkpoint(tmp_path, resume="auto")]
     other = Learner(make().model, torch.nn.MSELoss(), sgd, plugins=plugins, standard=False)
     with pytest.raises(CheckpointError, match="loopkit sharded export"):
