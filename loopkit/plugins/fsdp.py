@@ -269,7 +269,9 @@ class FSDP(Member):
         mesh, number = self._mesh, 0
         if mesh is None or isinstance(mesh, tuple):
             return super().place()
-        for at, size in zip(mesh.get_coordinate() or (), mesh.shape, strict=True):
+        if (place := mesh.get_coordinate()) is None:
+            raise PluginError(f"plugin {self.name!r}: rank {self.world.rank} is not in mesh {mesh}: each must be")
+        for at, size in zip(place, mesh.shape, strict=True):
             number = number * size + at
         return number, mesh.size()
 
