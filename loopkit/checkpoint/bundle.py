@@ -127,11 +127,8 @@ def read_state(manifest: Manifest, *, parts: bool = False) -> dict[str, Any]:
         CheckpointError: It is that of several processes.
         CorruptCheckpointError: A file is not what was written.
     """
-    if PARTS in manifest.files and not parts:
-        raise CheckpointError(
-            f"{manifest.path} holds the parts of several processes. Load it by ShardedCheckpoint or load of "
-            f"loopkit-sharded, or make one of it that is in one piece: loopkit sharded export {manifest.path} DIR"
-        )
+    if not parts:
+        check_whole(manifest)
     names = [name for name in manifest.files if name.endswith(".safetensors") and not name.startswith(PART)]
     names.sort(key=lambda name: -manifest.files[name].size)
     try:
@@ -149,6 +146,19 @@ def read_state(manifest: Manifest, *, parts: bool = False) -> dict[str, Any]:
     if STRUCTURE in manifest.files:
         read_structures(manifest)
     return state
+
+
+def check_whole(manifest: Manifest) -> None:
+    """Refuse a checkpoint that holds the parts of several processes.
+
+    Raises:
+        CheckpointError: It does.
+    """
+    if PARTS in manifest.files:
+        raise CheckpointError(
+            f"{manifest.path} holds the parts of several processes. Load it by ShardedCheckpoint or load of "
+            f"loopkit-sharded, or make one of it that is in one piece: loopkit sharded export {manifest.path} DIR"
+        )
 
 
 def read_structures(manifest: Manifest) -> dict[str, Structure]:

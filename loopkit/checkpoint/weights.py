@@ -23,7 +23,7 @@ from torch.nn.parameter import is_lazy
 
 from loopkit import sharded
 from loopkit.checkpoint import storage
-from loopkit.checkpoint.bundle import STRUCTURE, best, read_state, read_structures, weights_file
+from loopkit.checkpoint.bundle import STRUCTURE, best, check_whole, read_state, read_structures, weights_file
 from loopkit.checkpoint.storage import Manifest
 from loopkit.checkpoint.structure import (
     Structure,
@@ -693,6 +693,7 @@ def nothing_in(path: Path, problems: Mapping[Path, Exception]) -> CheckpointErro
 
 
 def _from_checkpoint(manifest: Manifest, which: str | None) -> _Found:
+    check_whole(manifest)
     models = models_in(manifest)
     if which is None and len(models) != 1:
         raise StateError(

@@ -111,9 +111,13 @@ class Member(Shown):
     def setup_model(self, learner: Learner, name: str, model: nn.Module) -> nn.Module:
         """Join the others, and let the model take part."""
         if not self.join(learner):
-            return model
+            return self.alone(model)
         self._compare_models(name, model)
         return self.wrap(learner, name, model)
+
+    def alone(self, model: nn.Module) -> nn.Module:
+        """Let a model take part; there are no other processes."""
+        return model
 
     def place(self) -> tuple[int, int]:
         """Which part of the data is this process's, and of how many."""

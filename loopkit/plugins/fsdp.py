@@ -133,6 +133,8 @@ class FSDP(Member):
         self._mixed_precision = mixed_precision
         self._reshard_after_forward = reshard_after_forward
         self._sync_each_step = sync_each_step
+        self._each_step = sync_each_step
+        """Whether gradients are summed in each step, asked for or not."""
         self._meshes: dict[str, DeviceMesh] = {}
         self._roots: list[Any] = []
         """The models."""
@@ -148,6 +150,12 @@ class FSDP(Member):
         """Whether there may be gradients that are not yet summed over the processes."""
         self._shown: list[tuple[Tensor, Tensor | None]] = []
         """Parameters with gradients that are not summed, while whoever saves sees them as if they were."""
+
+    def alone(self, model: nn.Module) -> nn.Module:
+        """Fill a model that is on the meta device."""
+        if self._init is not None:
+            self._fill(model, devices.local_device().type)
+        return model
 
     def wrap(self, learner: Learner, name: str, model: nn.Module) -> nn.Module:
         """Shard a model, or take it as it is if it is sharded already."""
@@ -190,7 +198,7 @@ class FSDP(Member):
         self._taken.add(name)
         self._synced += [module for module in within if id(module) not in inner]
         self._sharded += within
-        self._sync_each_step = True  # whole gradients that are not summed can themselves be sharded
+        self._each_step = True  # whole gradients that are not summed can themselves be sharded
         return model
 
     def _fill(self, unit: nn.Module, device: str) -> None:
@@ -246,7 +254,7 @@ class FSDP(Member):
         if isinstance(given, DeviceMesh):
             if given.ndim > 2 or given.device_type != device:
                 raise PluginError(f"plugin {self.name!r}: mesh is {given}: give one or two dimensions, on {device}")
-            self._sync_each_step |= given.size() != self.world.size  # what is not summed is summed over all
+            self._each_step |= given.size() != self.world.size  # what is not summed is summed over all
             return given
         sizes = given or (self.world.size,)
         if math.prod(sizes) != self.world.size:
@@ -261,7 +269,9 @@ class FSDP(Member):
         mesh, number = self._mesh, 0
         if mesh is None or isinstance(mesh, tuple):
             return super().place()
-        for at, size in zip(mesh.get_coordinate() or (), mesh.shape, strict=True):
+        if (place := mesh.get_coordinate()) is None:
+            raise PluginError(f"plugin {self.name!r}: rank {self.world.rank} is not in mesh {mesh}: each must be")
+        for at, size in zip(place, mesh.shape, strict=True):
             number = number * size + at
         return number, mesh.size()
 
@@ -327,7 +337,7 @@ class FSDP(Member):
             if self._unsummed and not epoch.window_open:  # the window was dropped
                 self._take_unsummed()
             due = step.last or all(window.count + 1 >= window.size for window in epoch.windows)
-            self._set_syncing(due or self._sync_each_step)
+            self._set_syncing(due or self._each_step)
         try:
             yield
         except BaseException:

@@ -23,7 +23,7 @@ from loopkit import Learner
 from loopkit.data import TensorLoader
 from loopkit.distributed import join
 from loopkit.errors import PluginError
-from loopkit.plugins import FSDP, ClipGradNorm
+from loopkit.plugins import FSDP, ClipGradNorm, ToDevice
 
 LIMIT = 60.0
 STEPS, SIZE = 4, 4
@@ -195,6 +195,18 @@ def offloaded(rank, size, accumulate):
 )
 def test_training_is_bitwise_the_loop_by_hand(act, size, accumulate):
     run(act, size, size, accumulate, timeout=LIMIT)
+
+
+def test_model_without_values_is_filled_in_one_process_too():
+    filled = net()
+    with torch.no_grad():
+        for module in filled:
+            if isinstance(module, nn.Linear):
+                fill(module)
+    with torch.device("meta"):
+        model = net()
+    Learner(model, nn.MSELoss(), adam, plugins=[ToDevice(), FSDP(wrap=nn.Linear, init=fill)], standard=False)
+    same(full(model), full(filled))
 
 
 WIDTH, UNITS = 1024, 8
