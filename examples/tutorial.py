@@ -53,9 +53,8 @@ with torch.no_grad():
 import matplotlib.pyplot as plt
 
 figure, axes = plt.subplots()
-for phase in ("train", "val"):
-    rows = [row for row in result.history if row["phase"] == phase]
-    axes.plot([row["epoch"] for row in rows], [row[f"{phase}/loss"] for row in rows], label=phase)
+for phase, rows in learner.plugins["history"].frame().groupby("phase"):
+    axes.plot(rows["epoch"], rows["loss"], label=phase)
 axes.set(xlabel="epoch", ylabel="loss")
 axes.legend()
 figure.savefig("wine.png")

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
+import inspect
 import os
 import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from pages import blocks
 from torch import Tensor
+
+import loopkit
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "migrating.md").read_text()
@@ -74,6 +81,97 @@ def programs(section: str) -> list[str]:
     """The programs of a section: loopkit's last, after those that load what the first one has saved."""
     there, here, *more = [block.text for block in blocks(SECTIONS[section]) if block.language == "python"]
     return [there, *more, here]
+
+
+ROWS = {
+    name: [row.strip("| ").split(" | ") for row in text.splitlines() if row.startswith("|")]
+    for name, text in re.findall(r"(?ms)^## (?:From )?(.+?)$\n(.*?)(?=^## |\Z)", PAGE)
+}
+"""The rows of the tables of each section."""
+
+
+def named(section: str) -> set[str]:
+    """The words in the left columns of a section."""
+    return {word for row in ROWS[section] for word in re.findall(r"\w+", row[0])}
+
+
+def lightning() -> Iterator[Iterable[str]]:
+    import lightning.pytorch as library
+    from lightning.pytorch import callbacks
+
+    yield from (inspect.signature(each).parameters for each in (library.Trainer, library.Trainer.fit))
+    yield set(callbacks.__all__) - {"Callback"}
+    yield (name for name in dir(callbacks.Callback) if name[0] != "_")
+
+
+def ignite() -> Iterator[Iterable[str]]:
+    from ignite import engine, handlers
+
+    functions = (engine.Engine.run, engine.create_supervised_trainer, engine.create_supervised_evaluator)
+    yield from (inspect.signature(each).parameters for each in functions)
+    yield (event.name for event in engine.Events)
+    yield handlers.__all__
+
+
+def accelerate() -> Iterator[Iterable[str]]:
+    from accelerate import Accelerator
+
+    yield inspect.signature(Accelerator).parameters
+
+
+def transformers() -> Iterator[Iterable[str]]:
+    import transformers as library
+
+    fields = dataclasses.fields(library.TrainingArguments)
+    yield (field.name for field in fields if field.init and field.name[0] != "_")
+    yield from (inspect.signature(each).parameters for each in (library.Trainer, library.Trainer.train))
+    yield (name for name in dir(library.TrainerCallback) if name[0] != "_")
+    yield (name for name in dir(library) if name.endswith("Callback") and name != "TrainerCallback")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("section", "library"),
+    [("Lightning", lightning), ("Ignite", ignite), ("Accelerate", accelerate), ("the HF Trainer", transformers)],
+)
+def test_each_argument_and_callback_of_a_library_has_its_row(
+    section: str, library: Callable[[], Iterator[Iterable[str]]]
+) -> None:
+    pytest.importorskip(MODULES[section])
+    names = {name for group in library() for name in group} - {"self", "args", "kwargs"}
+    assert len(names) > 20
+    assert names - named(section) == set()
+
+
+SOURCES = [
+    "loopkit.plugins",
+    "loopkit",
+    "loopkit.schedules",
+    "loopkit.criteria",
+    "loopkit.data",
+    "loopkit.groups",
+    *(f"loopkit_{name}" for name in ("augment", "control", "data", "export", "insight", "metrics", "remote", "sam")),
+]
+"""Where the names of the right columns are looked for."""
+
+
+def test_options_that_the_tables_name_are_there() -> None:
+    known: dict[str, Any] = {"fit": loopkit.Learner.fit, "predict": loopkit.Learner.predict}
+    for source in SOURCES:
+        if find_spec(source) is not None:
+            module = importlib.import_module(source)
+            known = {**{name: getattr(module, name) for name in getattr(module, "__all__", ())}, **known}
+    used = 0
+    for row in (row for rows in ROWS.values() for row in rows):
+        for name, given in re.findall(r"(?<![\w.])(\w+)\(([^()`]*)\)", row[-1]):
+            if name in known:
+                parameters = inspect.signature(known[name]).parameters
+                for option in re.findall(r"(?:^|, )(\w+)=", given):
+                    any_other = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+                    assert option in parameters or any_other, f"{name}({given}) in {row}"
+                    used += 1
+    assert used > 60
 
 
 def test_each_section_is_compared() -> None:

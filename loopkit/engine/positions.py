@@ -238,15 +238,14 @@ def resume(data: Any, saved: Mapping[str, Any], skip: int) -> Iterator[Any]:
     if skip and _kind(data) == SEQUENCE:
         batches: Iterator[Any] = map(data.__getitem__, range(skip, len(data)))
     else:
+        if hasattr(data, "restart_on_stop_iteration"):  # torchdata.nodes: begin another at an epoch's end
+            vars(data)["restart_on_stop_iteration"] = not saved["running"]
         batches = iter(data)
-        for index in range(skip):
-            try:
-                next(batches)
-            except StopIteration:
-                raise StateError(
-                    f"{_name(data)} ended after {index} batches, but {skip} of this epoch were used before: "
-                    f"the data is not the same. Begin without its position, or restore the data"
-                ) from None
+        if (used := sum(1 for _ in zip(range(skip), batches, strict=False))) < skip:
+            raise StateError(
+                f"{_name(data)} ended after {used} batches, but {skip} of this epoch were used before: "
+                f"the data is not the same. Begin without its position, or restore the data"
+            )
     if saved["running"]:
         _set_generators(data, saved["own"])
     return batches

@@ -5,6 +5,7 @@ import torch
 from datasets import Dataset, IterableDataset
 from small import gpt2, learner, same, weights
 from torch.utils.data import BatchSampler, DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
 
 from loopkit import data, every, hookimpl
@@ -167,6 +168,16 @@ class KillAt:
             raise Killed
 
 
+class PauseAt:
+    def __init__(self, step):
+        self.step = step
+
+    @hookimpl
+    def step_end(self, learner):
+        if learner.progress.steps == self.step:
+            learner.pause("test")
+
+
 def random_mask(rows):
     """A collator that draws from torch's generator."""
     batch = {key: torch.tensor([row[key] for row in rows]) for key in ("input_ids", "labels")}
@@ -210,6 +221,44 @@ def test_a_loader_of_torch_over_a_dataset_goes_on_too():
     loader = DataLoader(table().with_format("torch"), 4, sampler=data.ResumableSampler(10, shuffle=False))
     assert isinstance(loader.batch_sampler, BatchSampler)
     assert ids(loader) == ids(DatasetLoader(table(), 4))
+
+
+def stacked(rows):
+    return {key: torch.tensor([row[key] for row in rows]) for key in ("input_ids", "labels")}
+
+
+def sharded(shards):
+    for shard in shards:
+        for row in rows(4):
+            yield {"input_ids": [shard, *row["input_ids"][1:]], "labels": row["labels"]}
+
+
+def streamed(loader, shuffled):
+    dataset = IterableDataset.from_generator(sharded, gen_kwargs={"shards": [3, 4, 5, 6]})
+    dataset = dataset.shuffle(seed=1, buffer_size=3) if shuffled else dataset
+    collate = random_mask if loader is DataLoader else stacked  # the state has no generators of workers
+    return loader(dataset, batch_size=2, num_workers=2, collate_fn=collate)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata's use of torch
+@pytest.mark.parametrize(("loader", "shuffled"), [(StatefulDataLoader, False), (DataLoader, True)])
+@pytest.mark.parametrize("step", [3, 11])
+def test_a_stream_in_loaders_with_workers_goes_on_with_the_same_bits(loader, shuffled, step):
+    def run(model, *plugins, state=None):
+        used = learner(model, *plugins, seed=0)
+        if state is not None:
+            used.load_state_dict(state)
+        used.fit(streamed(loader, shuffled), epochs=2, on_interrupt="return")
+        return used
+
+    whole, cut, again = gpt2(), gpt2(), gpt2()
+    expected = run(whole)
+    assert expected.progress.steps == 16
+    first = run(cut, PauseAt(step))
+    first.remove("pause_at")
+    found = run(again, state=first.state_dict())
+    assert same(weights(again), weights(whole))
+    assert found.progress == expected.progress
 
 
 @pytest.mark.parametrize("make", [lambda rows: DatasetLoader(rows, 2), lambda rows: StreamLoader(rows, 2)])

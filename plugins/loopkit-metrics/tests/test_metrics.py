@@ -7,11 +7,12 @@ import torch
 import torchmetrics
 from torch import nn
 from torchmetrics.functional import classification as functional
+from torchmetrics.functional import regression as errors
 
 import loopkit_metrics
 from loopkit import Learner, data
 from loopkit.logs import Table
-from loopkit.metrics import F1
+from loopkit.metrics import F1, Precision, Recall
 from loopkit.plugins import Metrics
 from loopkit_metrics import (
     AUROC,
@@ -130,6 +131,16 @@ TABLE = {
     "ap of labels": (AveragePrecision, several, precision("macro")),
     "quantile": (lambda: Quantile(error, 0.3), numbers, lambda o, t: np.quantile(error(o, t), 0.3)),
     "quantiles": (lambda: Quantile(error, [0, 0.5, 1]), numbers, lambda o, t: np.quantile(error(o, t), [0, 0.5, 1])),
+    "precision per class": (
+        lambda: Precision(average=None),
+        classes,
+        lambda o, t: reference.precision_score(t, o.argmax(1), average=None, labels=range(4), zero_division=0),
+    ),
+    "recall per class": (
+        lambda: Recall(average=None),
+        classes,
+        lambda o, t: reference.recall_score(t, o.argmax(1), average=None, labels=range(4), zero_division=0),
+    ),
     "f1 per class": (
         lambda: F1(average=None),
         classes,
@@ -150,21 +161,50 @@ def test_metric_equals_its_reference_in_random_cases(name):
             np.testing.assert_allclose(found, wanted, **CLOSE)
 
 
+def multiclass(name, **options):
+    return lambda o, t: getattr(functional, f"multiclass_{name}")(o, t, 4, **options)
+
+
+NONE, WEIGHTED, AP = {"average": "none"}, {"average": "weighted"}, "average_precision"
 TORCHMETRICS = {
-    "auroc": (lambda: AUROC(**LOGITS), lambda o, t: functional.multiclass_auroc(o, t, 4)),
-    "ap": (lambda: AveragePrecision(**LOGITS), lambda o, t: functional.multiclass_average_precision(o, t, 4)),
-    "top2": (lambda: TopK(2), lambda o, t: functional.multiclass_accuracy(o, t, 4, top_k=2, average="micro")),
-    "confusion": (ConfusionMatrix, lambda o, t: functional.multiclass_confusion_matrix(o, t, 4)),
-    "f1 per class": (lambda: F1(average=None), lambda o, t: functional.multiclass_f1_score(o, t, 4, average="none")),
+    "mse": (MSE, numbers, errors.mean_squared_error),
+    "mae": (MAE, numbers, errors.mean_absolute_error),
+    "rmse": (RMSE, numbers, lambda o, t: errors.mean_squared_error(o, t, squared=False)),
+    "r2": (R2, numbers, errors.r2_score),
+    "r2 of columns": (R2, columns, errors.r2_score),
+    "auroc": (AUROC, binary, functional.binary_auroc),
+    "auroc of classes": (lambda: AUROC(**LOGITS), classes, multiclass("auroc")),
+    "auroc weighted": (lambda: AUROC("weighted", **LOGITS), classes, multiclass("auroc", **WEIGHTED)),
+    "auroc per class": (lambda: AUROC(None, **LOGITS), classes, multiclass("auroc", **NONE)),
+    "auroc of labels": (AUROC, several, lambda o, t: functional.multilabel_auroc(o, t, 3)),
+    "ap": (AveragePrecision, binary, functional.binary_average_precision),
+    "ap of classes": (lambda: AveragePrecision(**LOGITS), classes, multiclass(AP)),
+    "ap weighted": (
+        lambda: AveragePrecision("weighted", **LOGITS),
+        classes,
+        multiclass(AP, **WEIGHTED),
+    ),
+    "ap per class": (lambda: AveragePrecision(None, **LOGITS), classes, multiclass(AP, **NONE)),
+    "ap of labels": (AveragePrecision, several, lambda o, t: functional.multilabel_average_precision(o, t, 3)),
+    "top2": (lambda: TopK(2), classes, multiclass("accuracy", top_k=2, average="micro")),
+    "confusion": (ConfusionMatrix, classes, multiclass("confusion_matrix")),
+    "confusion true": (lambda: ConfusionMatrix("true"), classes, multiclass("confusion_matrix", normalize="true")),
+    "confusion pred": (lambda: ConfusionMatrix("pred"), classes, multiclass("confusion_matrix", normalize="pred")),
+    "confusion all": (lambda: ConfusionMatrix("all"), classes, multiclass("confusion_matrix", normalize="all")),
+    "f1 per class": (lambda: F1(average=None), classes, multiclass("f1_score", **NONE)),
+    "precision per class": (lambda: Precision(average=None), classes, multiclass("precision", **NONE)),
+    "recall per class": (lambda: Recall(average=None), classes, multiclass("recall", **NONE)),
 }
+"""It has neither a quantile nor a mean that forgets by weights."""
 
 
+@pytest.mark.filterwarnings("ignore:.*NaN values found in confusion matrix have been replaced")
 @pytest.mark.parametrize("name", TORCHMETRICS)
 def test_metric_equals_torchmetrics_in_random_cases(name):
-    make, expected = TORCHMETRICS[name]
+    make, draw, expected = TORCHMETRICS[name]
     generator = torch.Generator().manual_seed(0)
     for _ in range(CASES):
-        outputs, targets = classes(generator, 20)
+        outputs, targets = draw(generator, 20)
         metric = make()
         metric.update(outputs, targets)
         np.testing.assert_allclose(metric.compute(), expected(outputs, targets), rtol=1e-6)  # it counts in float32
