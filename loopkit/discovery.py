@@ -72,6 +72,7 @@ SUBCOMMANDS = {
     "replay": "loopkit-insight",
     "report": "loopkit-monitor",
     "run": "loopkit-files",
+    "runs": "loopkit-monitor",
     "watch": "loopkit-monitor",
 }
 """Subcommands that the project's distributions add, and which one to install for each."""
