@@ -133,6 +133,7 @@ COMMANDS: tuple[tuple[str, str, str, str], ...] = (
     ("command-plugin", "One of them", "loopkit plugins early_stopping", ""),
     ("command-hooks", "What a plugin can be made of", "loopkit hooks", ""),
     ("command-checkpoints", "Checkpoints of a run", "loopkit checkpoint list digits/wide/checkpoints", ""),
+    ("command-runs", "The runs of a folder", "loopkit runs digits", ""),
     ("command-watch", "A run, while it goes on or afterwards", "loopkit watch digits/wide --once", ""),
     ("command-report", "Runs as one file", "loopkit report digits -o report.html", ""),
     ("command-help", "All commands", "loopkit --help", ""),

@@ -74,6 +74,7 @@ SUBCOMMANDS = {
     "replay": "loopkit-insight",
     "report": "loopkit-monitor",
     "run": "loopkit-files",
+    "runs": "loopkit-monitor",
     "sharded": "loopkit-sharded",
     "watch": "loopkit-monitor",
 }

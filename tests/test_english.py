@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-LONGEST = 35
+LONGEST = 31
 NOT_OURS = re.compile(r"(?i)(?<!forward )(?<!backward )\b(?:pass(?:es)?|edges?|verbs?)\b(?!:)")
 """An epoch is no *pass*, the place between two steps no *edge*, and ``step.backward`` no *verb*."""
 LEFT: dict[str, int] = {}

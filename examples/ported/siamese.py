@@ -1,4 +1,4 @@
-"""A siamese network says whether two images show the same digit: a model of two inputs, and pairs made by the loader.
+"""A siamese network says whether two images show the same digit: a model of pairs, and a loader that makes them.
 
 Source: Koch, Zemel, Salakhutdinov 2015, "Siamese Neural Networks for One-shot Image Recognition".
 """
@@ -7,7 +7,7 @@ import torch
 from both import digits, train_twice
 from torch import nn
 
-from loopkit import Learner, TrainingPhase, ValidationPhase
+from loopkit import Learner
 from loopkit.data import TensorLoader
 from loopkit.plugins import Metrics
 
@@ -21,8 +21,9 @@ class Siamese(nn.Module):
         )
         self.head = nn.Linear(64, 1)
 
-    def forward(self, one, other):
-        return self.head((self.encoder(one) - self.encoder(other)).abs()).squeeze(1)
+    def forward(self, pair):
+        one, other = map(self.encoder, pair)
+        return self.head((one - other).abs()).squeeze(1)
 
 
 make = Siamese
@@ -67,38 +68,24 @@ def by_hand(model, data, epochs):
     optimizer = adam(model.parameters())
     for epoch in range(epochs):
         model.train()
-        for (one, other), same in train:
+        for pair, same in train:
             optimizer.zero_grad()
-            loss_fn(model(one, other), same).backward()
+            loss_fn(model(pair), same).backward()
             optimizer.step()
         model.eval()
         with torch.no_grad():
-            rights = torch.cat([right(model(*pair), same) for pair, same in val])
+            rights = torch.cat([right(model(pair), same) for pair, same in val])
         print(f"epoch {epoch + 1}  val/right {rights.mean():.4f}")
 
 
-class Pairs:
-    def forward(self, learner, inputs):
-        return learner.model(*inputs)
-
-
-class Train(Pairs, TrainingPhase):
-    pass
-
-
-class Validate(Pairs, ValidationPhase):
-    pass
-
-
 def with_loopkit(model, data, epochs, *plugins):
-    learner = Learner(model, loss_fn, adam, phases=[Train(), Validate()], plugins=[Metrics(right), *plugins])
-    learner.fit(*data, epochs=epochs)
+    Learner(model, loss_fn, adam, plugins=[Metrics(right), *plugins]).fit(*data, epochs=epochs)
 
 
 def main():
     model = train_twice(make, data, by_hand, with_loopkit, epochs=12)
-    ((one, other), same) = next(iter(data()[1]))
-    print(f"right about {right(model(one, other), same).mean():.3f} of pairs of images that it has not seen")
+    pair, same = next(iter(data()[1]))
+    print(f"right about {right(model(pair), same).mean():.3f} of pairs of images that it has not seen")
 
 
 if __name__ == "__main__":

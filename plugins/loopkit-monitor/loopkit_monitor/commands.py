@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-__all__ = ["monitor", "report", "watch"]
+from loopkit.cli import JSON, argument, plain, say, standalone, table
+
+__all__ = ["monitor", "report", "runs", "watch"]
+
+OTHER = re.compile(r"^(run|resources)/|/(step|running)$")
+"""Names that are no metrics of an epoch."""
+MOST_METRICS = 4
+"""Of a run in a line."""
 
 
 def monitor(words: Sequence[str]) -> int:
@@ -65,6 +73,38 @@ def report(words: Sequence[str]) -> int:
         print(f"loopkit report: error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+@standalone(
+    "runs", argument("folder", metavar="DIR", type=Path, nargs="?", default=Path("runs"), help="runs by default"), JSON
+)
+def runs(options: argparse.Namespace) -> int:
+    """List the runs below a folder, the latest first: how each is doing, how far it is, and its last metrics.
+
+    Example: loopkit runs runs --json
+
+    Exit code: 0, or 1 if there is no run.
+    """
+    from loopkit_monitor import views
+    from loopkit_monitor.store import Store
+
+    store = Store(options.folder)
+    store.poll()
+    found = views.runs(store)["runs"]
+    if options.json:
+        say(views.encode({"runs": found}).decode())
+    elif found:
+        rows = [("run", "state", "epoch", "step", "metrics")]
+        for run in found:
+            names = [name for name in run["metrics"] if not OTHER.search(name)]
+            names.sort(key=lambda name: not name.startswith("val/"))
+            said = " ".join(f"{plain(name)} {run['metrics'][name]:.4g}" for name in names[:MOST_METRICS])
+            rows.append((plain(run["id"]), run["status"], str(run["epoch"]), str(run["step"]), said))
+        for line in table(rows):
+            say(line)
+    else:
+        say(f"{plain(str(options.folder), 1000)} holds no log: name the folder that a LogTo or a Monitor writes to")
+    return 0 if found else 1
 
 
 def _become(module: str, words: Sequence[str]) -> NoReturn:

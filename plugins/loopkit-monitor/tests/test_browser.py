@@ -600,6 +600,21 @@ def test_checkpoints_tell_which_is_best_and_which_are_there(tmp_path, serve, vis
     expect(page.locator("#tab-checkpoints .count")).to_have_text("5")
 
 
+def test_matrix_is_shaded_and_a_table_is_not(tmp_path, serve, visit):
+    writer = Writer(tmp_path / "runs" / "a" / "log.jsonl")
+    writer.begin()
+    writer.other("val/confusion_matrix", "table", columns=["", "cat", "dog"], rows=[["cat", 8, 2], ["dog", 0, 4]])
+    writer.other("val/worst", "table", columns=["sample", "loss"], rows=[[3, 0.5], [4, 0.25]])
+    page = visit(serve(tmp_path / "runs").address, "/run/a/media")
+    cells = page.get_by_role("region", name="val/confusion_matrix").locator("td.heat")
+    expect(cells).to_have_text(["8", "2", "0", "4"], timeout=TIMEOUT)
+    assert [cell.evaluate("each => each.style.getPropertyValue('--heat')") for cell in cells.all()] == [
+        *("1", "0.25", "0", "0.5")
+    ]
+    expect(page.get_by_role("region", name="val/worst").locator("td")).to_have_count(4)
+    expect(page.get_by_role("region", name="val/worst").locator("td.heat")).to_have_count(0)
+
+
 def test_hyperparameters_stand_before_options_of_plugins_and_results(tmp_path, serve, visit):
     writer = Writer(tmp_path / "runs" / "a" / "log.jsonl")
     writer.begin(hyperparameters={"width": 8, "plugins.ema.decay": 0.9})
@@ -796,6 +811,14 @@ def test_page_fits_a_phone(shared_runs, visit):
             page.evaluate("(({scrollWidth, clientWidth}) => scrollWidth - clientWidth)(document.querySelector('main'))")
             == 0
         )
+
+
+def test_table_and_scatter_fit_a_phone(shared_runs, visit):
+    page = visit(shared_runs.address, "/table", width=360, height=740)
+    page.get_by_text("Scatter").click()
+    expect(page.locator(".dots a")).to_have_count(2, timeout=TIMEOUT)
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    assert page.evaluate("(main => main.scrollWidth - main.clientWidth)(document.querySelector('main'))") == 0
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from training import On, batches, make_learner
 
 from loopkit.logs import Image, Table, Text, read_log
 from loopkit.plugins import Checkpoint, LogMetrics, LogTo, Metrics
-from loopkit_monitor import Monitor, Report, report
+from loopkit_monitor import Monitor, Report, commands, report
 from loopkit_monitor.commands import report as command
 from loopkit_monitor.store import Store
 
@@ -422,3 +422,23 @@ def test_command_without_a_log_says_so(tmp_path, capsys, path):
     assert command([str(tmp_path / path), "-o", str(tmp_path / "r.html")]) == 2
     assert "loopkit report: error: " in capsys.readouterr().err
     assert not (tmp_path / "r.html").exists()
+
+
+def test_runs_are_listed_the_latest_first(tmp_path, capsys):
+    for name, reason in (("one", None), ("two", "ValueError: no")):
+        writer = Writer(tmp_path / name / "log.jsonl")
+        writer.begin()
+        writer.together({"val/loss": 0.25, "lr": 0.1, "train/loss": 0.5}, epoch=1, step=3)
+        writer.end(error=reason)
+    assert commands.runs([str(tmp_path)]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["run", "state", "epoch", "step", "metrics"]
+    assert {line.split()[0]: line.split()[1:6] for line in lines} == {
+        "one": ["finished", "1", "3", "val/loss", "0.25"],
+        "two": ["crashed", "1", "3", "val/loss", "0.25"],
+    }
+    assert commands.runs([str(tmp_path), "--json"]) == 0
+    assert {run["id"] for run in json.loads(capsys.readouterr().out)["runs"]} == {"one", "two"}
+    (tmp_path / "empty").mkdir()
+    assert commands.runs([str(tmp_path / "empty")]) == 1
+    assert "holds no log" in capsys.readouterr().out

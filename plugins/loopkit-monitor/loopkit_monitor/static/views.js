@@ -428,11 +428,22 @@ function content(data, id, item, kind) {
   if (kind === "table") {
     const columns = Array.isArray(item.columns) ? item.columns : [], rows = Array.isArray(item.rows) ? item.rows : [];
     const numeric = columns.flatMap((_, at) => (rows.some((row) => typeof row[at] === "number") ? [at] : []));
-    return h("div", {}, table(columns, rows.slice(0, 200).map((row) => row.map(shown)), { numeric, label: item.name }),
+    const made = table(columns, rows.slice(0, 200).map((row) => row.map(shown)), { numeric, label: item.name });
+    if (columns[0] === "" && rows.length === columns.length - 1) heat(made, rows);
+    return h("div", {}, made,
       rows.length > 200 ? h("p", { class: "muted" }, `and ${count(rows.length - 200)} more rows`) : null);
   }
   if (kind === "file") return h("a", { href: data.source.file(id, item.file), download: item.path ?? "" }, item.path ?? item.file);
   return h("pre", {}, item.text ?? JSON.stringify(item, null, 1));
+}
+
+/** Shade a matrix, such as one of confusions: a square with names at its left and above. */
+function heat(made, rows) {
+  const values = rows.map((row) => row.slice(1).map(number)), most = Math.max(...values.flat().filter(Number.isFinite), 0);
+  made.querySelectorAll("tbody tr").forEach((line, at) => [...line.cells].slice(1).forEach((cell, place) => {
+    cell.classList.add("heat");
+    cell.style.setProperty("--heat", Math.max(values[at][place] / most, 0) || 0);
+  }));
 }
 
 function histogram({ counts = [], edges = [], name }) {
