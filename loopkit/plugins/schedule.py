@@ -174,8 +174,8 @@ class Schedule(Shown):
             if self._whole_fit is not None and self.count == sum(self._whole_fit) + 1:
                 warn(
                     f"plugin {self.name!r}: {self.schedule!r} was to span the whole fit, {self._whole_fit[1]} updates, "
-                    f"and there are more: phase {step.epoch.name!r} updates an optimizer several times a window, or not "
-                    f"all of them, or accumulate was changed; give the schedule updates="
+                    f"and there are more: phase {step.epoch.name!r} updates an optimizer several times a window, or "
+                    f"not all of them, or accumulate was changed; give the schedule updates="
                 )
             self._set(learner, first=True)
             self._others_follow = len(self._seen) > 1
