@@ -331,7 +331,7 @@ class Learner:
             )
         source = Source(self._core.registry, *self._core.phases.training(train))
         validations = [] if val is None and validate is None else self._validations(val, validate)
-        planned = limits.planned(source.length, self._core.accumulate, len(self.optimizers))
+        planned = limits.planned(source.length, self._core.accumulate, len(self._core.models.optimizers))
         fit = self._fit(limits, planned, on_interrupt, loader_timeout)
         fit.begin([source.phase, *[each.source.phase for each in validations]], validations)
         try:

@@ -217,7 +217,7 @@ def test_what_is_compared_are_parameters_and_buffers_that_are_copied(sync, buffe
 
 
 def test_checksum_is_of_every_bit_of_every_tensor():
-    tensors = [torch.arange(4.0), torch.tensor([1 + 2j]), torch.ones(3, dtype=torch.uint8)]
+    tensors = [torch.arange(4.0), torch.tensor([1 + 2j], dtype=torch.complex128), torch.ones(3, dtype=torch.uint8)]
     plain = checksums(tensors)
     assert checksums([tensor.clone() for tensor in tensors]) == plain
     for index, tensor in enumerate(tensors):
