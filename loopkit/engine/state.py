@@ -58,6 +58,7 @@ def saved(core: Core, at: Mark | None = None, positions: bool = True) -> dict[st
 
 def collect(core: Core, mark: Mark | None, positions: bool = True) -> dict[str, Any]:
     """The state; without positions there is nothing in it of open epochs and their data."""
+    core.requests.settle()  # a plugin that puts a stop off keeps it in its state
     plugins, models = core.registry.plugins, core.models
     kept = {} if mark is None else mark.plugins
     state: dict[str, Any] = {
