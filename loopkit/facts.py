@@ -95,6 +95,7 @@ def _function(value: Any, depth: int) -> str:
     if code is None:
         return name
     held = [*inspect.getclosurevars(value).nonlocals.values(), *(value.__defaults__ or ())]
+    held += (value.__kwdefaults__ or {}).values()
     kept = [fact(part, depth + 1) for part in held]
     return f"{name} {hashed((_said(code, value.__doc__), kept))}"
 

@@ -32,7 +32,7 @@ from loopkit.notes import warn
 from loopkit.phases import Phase
 from loopkit.plugin import unwrapped
 from loopkit.progress import Progress
-from loopkit.result import FitResult, Planned
+from loopkit.result import FitResult, Planned, StopRequest
 from loopkit.words import is_count, nearest, takes
 from loopkit.world import World
 
@@ -558,7 +558,7 @@ class Learner:
 
     # Requests
 
-    def stop(self, reason: str = "", by: str = "") -> bool:
+    def stop(self, reason: str = "", by: str = "") -> StopRequest:
         """Ask for the end of the run: the current step ends, then the epoch with its events, then the fit.
 
         Asked for in an epoch that does not train, it takes effect at that epoch's end. The last weights are validated,
@@ -569,13 +569,14 @@ class Learner:
             by: Who asks; plugins give their name.
 
         Returns:
-            Whether it counts: False if a plugin puts it off (`loopkit.plugin.Plugin.hold_stop`).
+            The request. Between two steps it is answered; a plugin may put it off (`loopkit.plugin.Plugin.hold_stop`),
+            which ``put_off`` then says. So any thread, and a handler of a signal, may call this.
 
         Raises:
             PhaseError: Nothing is running that could end.
         """
         self._check_running("stop")
-        return self._core.stop(reason, by)
+        return self._core.requests.stop(reason, by)
 
     def pause(self, reason: str = "", by: str = "") -> None:
         """Ask that this process ends where it is, as SIGTERM does, and the run goes on when it is started again.

@@ -121,7 +121,8 @@ class Plugin(Protocol):
         ...
 
     def hold_stop(self, learner: Learner, reason: str, by: str) -> bool:
-        """Whether it puts off a stop that was asked for, to ask for it later itself. ``learner.stop`` calls it."""
+        """Whether it puts off a stop that was asked for, to ask for it later itself. Asked between two steps,
+        for each ``learner.stop``."""
         ...
 
     unsaved: bool

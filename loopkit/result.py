@@ -18,6 +18,16 @@ class Planned:
     """Of each optimizer, for a phase that updates each once per window; ``max_updates`` counts those of all."""
 
 
+@dataclass
+class StopRequest:
+    """A stop that was asked for."""
+
+    reason: str
+    by: str
+    put_off: bool = False
+    """Whether a plugin has put it off; known once it was answered, between two steps."""
+
+
 @dataclass(repr=False)
 class FitResult:
     """What ``fit`` returns. An early stop is a result like any other, not an error."""

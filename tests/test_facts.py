@@ -38,6 +38,22 @@ def test_functions_that_compute_something_else_have_other_facts():
     assert fact(lambda o, t: (o - t).mean()) == fact(lambda o, t: (o - t).mean())
 
 
+def counted(x):
+    """Says something of itself."""
+    return x.sum(), 1
+
+
+def counted_without_words(x):
+    return x.sum(), 1
+
+
+counted_without_words.__qualname__ = counted_without_words.__name__ = "counted"
+
+
+def test_docstring_of_a_function_makes_no_difference():
+    assert fact(counted) == fact(counted_without_words)
+
+
 def test_modules_are_told_by_class_and_options():
     assert fact(nn.MSELoss()) != fact(nn.MSELoss(reduction="sum"))
     assert fact(nn.CrossEntropyLoss(torch.ones(3))) != fact(nn.CrossEntropyLoss(torch.arange(3.0)))
@@ -62,6 +78,17 @@ def scaled_more(x, by=3.0):
 scaled_more.__qualname__ = scaled_more.__name__ = "scaled"
 
 
+def keyword(x, *, by=2.0):
+    return x * by
+
+
+def keyword_more(x, *, by=3.0):
+    return x * by
+
+
+keyword_more.__qualname__ = keyword_more.__name__ = "keyword"
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -70,6 +97,11 @@ scaled_more.__qualname__ = scaled_more.__name__ = "scaled"
         (nn.Dropout(0.1).forward, nn.Dropout(0.2).forward),
         (scaled, scaled_more),
         (lambda x: x.sum(), lambda x: x.mean()),
+        (lambda x: [y + 1 for y in x], lambda x: [y + 2 for y in x]),
+        (keyword, keyword_more),
+        (torch.zeros(4), torch.zeros(4, dtype=torch.int32)),
+        (torch.zeros(4, 2), torch.zeros(2, 4)),
+        (nn.Dropout(0.1).train, nn.Dropout(0.1).eval),
     ],
     ids=[
         "keyword of a partial",
@@ -77,6 +109,11 @@ scaled_more.__qualname__ = scaled_more.__name__ = "scaled"
         "object of a method",
         "default of a function",
         "names in a function",
+        "code within a function",
+        "default of a keyword of a function",
+        "dtype of a tensor",
+        "shape of a tensor",
+        "name of a method",
     ],
 )
 def test_fact_tells_what_is_held_apart(one, other):

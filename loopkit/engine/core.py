@@ -45,7 +45,7 @@ class Core:
         self.metrics: dict[str, float] = {}
         self.world = World()
         self.logbook = Logbook(self.progress)
-        self.requests = Requests()
+        self.requests = Requests(self.holds)
         self.registry = Registry(learner, phases, order, self.logbook, self.where)
         self.resume = Resume()
         self.phase_states = PhaseStates(phases)
@@ -85,13 +85,11 @@ class Core:
         self.world = world
         self.requests.join(world)
 
-    def stop(self, reason: str, by: str) -> bool:
-        """Ask for the end of the run, unless a plugin puts that off."""
+    def holds(self, reason: str, by: str) -> bool:
+        """Whether a plugin puts off a stop; all are asked."""
         holds = [plugin.hold_stop for plugin in self.registry.plugins.values() if hasattr(plugin, "hold_stop")]
         held = [hold(self.learner, reason, by) for hold in holds]
-        if not any(held):
-            self.requests.stop(reason, by)
-        return not any(held)
+        return any(held)
 
     def enter(self, fit: Fit | None) -> None:
         """A fit begins; None: it is over."""

@@ -7,12 +7,14 @@ together, it takes effect in all of them, at the place where they next agree (`R
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loopkit.engine.signals import Signals
 from loopkit.errors import Cancel, CancelEpoch, CancelFit, WorldError
 from loopkit.events import SignalBegin
+from loopkit.result import StopRequest
 from loopkit.world import World
 
 if TYPE_CHECKING:
@@ -71,13 +73,18 @@ class Wishes:
 
 
 class Requests:
-    """What was asked for and has not taken effect yet. Any thread, and any handler of a signal, may ask."""
+    """What was asked for and has not taken effect yet. Any thread, and any handler of a signal, may ask.
 
-    def __init__(self) -> None:
+    Args:
+        holds: Whether a plugin puts off a stop of this reason, by this plugin; asked where stops are answered.
+    """
+
+    def __init__(self, holds: Callable[[str, str], bool] = lambda reason, by: False) -> None:
+        self._holds = holds
+        self._waiting: list[StopRequest] = []
         self.version = 0
         """The one number that the loop looks at after each step: it changes with every request, and every plan."""
-        self.stopped: Stop | None = None
-        """The stop that is in force."""
+        self._stopped: Stop | None = None
         self.signal: signal.Signals | None = None
         """The signal that was caught, during ``signal_begin``."""
         self.waits = False
@@ -102,8 +109,8 @@ class Requests:
 
     def begin(self, signals: Signals | None) -> None:
         """A fit begins, and nothing is asked for."""
-        self._signals, self._asked, self._due, self.stopped, self.signal = signals, Wishes(), None, None, None
-        self.waits, self.validations = False, frozenset()
+        self._signals, self._asked, self._due, self._stopped, self.signal = signals, Wishes(), None, None, None
+        self._waiting, self.waits, self.validations = [], False, frozenset()
 
     def end(self) -> None:
         """A fit is over; signals are not listened to any more."""
@@ -111,11 +118,11 @@ class Requests:
 
     def resume(self, stopped: Stop | None) -> None:
         """Go on with a stop that was asked for before a state was saved."""
-        self.stopped = self.stopped or stopped
+        self._stopped = self._stopped or stopped
 
     def forget_stop(self) -> None:
         """The stop that was in force does not count any more."""
-        self.stopped = None
+        self._stopped = None
 
     def change(self) -> None:
         """Let the loop look again: at the plan, and at what is asked for."""
@@ -126,13 +133,30 @@ class Requests:
         self.waits = True
         self.change()
 
-    def stop(self, reason: str, by: str) -> None:
+    def stop(self, reason: str, by: str) -> StopRequest:
         """Ask for the end of the run."""
-        if self.together:
-            self._asked |= Wishes(stop=Stop(reason, by))
-        elif self.stopped is None:
-            self.stopped = Stop(reason, by)
-            self.change()
+        request = StopRequest(reason, by)
+        self._waiting.append(request)
+        self.change()
+        return request
+
+    @property
+    def stopped(self) -> Stop | None:
+        """The stop that is in force, once those that wait are answered."""
+        self.settle()
+        return self._stopped
+
+    def settle(self) -> None:
+        """Answer the stops that were asked for: ask who puts them off."""
+        while self._waiting:
+            request = self._waiting.pop(0)
+            request.put_off = self._holds(request.reason, request.by)
+            if not request.put_off:
+                stop = Stop(request.reason, request.by)
+                if self.together:
+                    self._asked |= Wishes(stop=stop)
+                else:
+                    self._stopped = self._stopped or stop
 
     def pause(self, reason: str, by: str) -> None:
         """Ask for the end of this process, at the next place where the state can be saved."""
@@ -166,7 +190,7 @@ class Requests:
     @property
     def asks(self) -> bool:
         """Whether this process asks for something that the processes have not agreed on yet."""
-        return self.waits or self._asked.any
+        return self.waits or bool(self._waiting) or self._asked.any
 
     def answer(self, core: Core) -> None:
         """Between two steps, or two epochs: let plugins save, and end the process if that is asked for.
@@ -225,6 +249,7 @@ class Requests:
             WorldError: The processes have parted.
         """
         world = self._world
+        self.settle()
         self.waits = False  # first: a signal may come between any two lines
         if self._due is not None:
             self.waits = True
@@ -239,7 +264,7 @@ class Requests:
             said = world.gather((asked.stop, own, asked.save, asked.ending, asked.validations))
             stops, cancels, saves, endings, validations = zip(*said, strict=True)
             ending, stop = _first(endings), _first(stops)
-            self.stopped = self.stopped or (None if stop is None else Stop(*stop))
+            self._stopped = self._stopped or (None if stop is None else Stop(*stop))
             self.validations = self.validations.union(*validations)
             agreed = _strongest([each for each in cancels if each is not None])
             due = Wishes(save=any(saves), ending=None if ending is None else Ending(*ending))

@@ -58,6 +58,7 @@ def saved(core: Core, at: Mark | None = None, positions: bool = True, whole: boo
 
 def collect(core: Core, mark: Mark | None, positions: bool = True, whole: bool = True) -> dict[str, Any]:
     """The state; without positions there is nothing in it of open epochs and their data."""
+    core.requests.settle()  # a plugin that puts a stop off keeps it in its state
     # What stands in the weights' place is exchanged with them in the memory of sharded ones.
     gather = sharded.whole if whole else copy.deepcopy if core.models.weights.by else lambda value: value
     plugins, models = core.registry.plugins, core.models

@@ -165,13 +165,22 @@ class Window:
         self._settling = step, factor
         return factor
 
+    def factor(self) -> float | Tensor:
+        """What makes the gradients those of the window as it is, once they are multiplied by it."""
+        if not self.weighted or self._settled or (self._even and self.count == self.size):
+            return 1.0
+        return self.size * _divisor(self.first) / _divisor(self.total)
+
     def rescale(self) -> None:
         """Make the gradients those of the window as it is."""
-        if not self.weighted or self._settled or (self._even and self.count == self.size):
-            return
-        factor = self.size * _divisor(self.first) / _divisor(self.total)
+        factor = self.factor()
         if isinstance(factor, Tensor) or factor != 1.0:
             self._multiply(factor)
+
+    def take_factor(self) -> float | Tensor:
+        """`factor`, for a plugin that multiplies by it, in the place of `rescale`."""
+        factor, self._settled = self.factor(), True
+        return factor
 
     def _multiply(self, factor: float | Tensor) -> None:
         grads = [p.grad for p in self.params if p.grad is not None]

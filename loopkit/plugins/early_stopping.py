@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from loopkit import Epoch
     from loopkit.learner import Learner
     from loopkit.phases import Phase
-    from loopkit.result import FitResult
+    from loopkit.result import FitResult, StopRequest
 
 PATIENCE = 5
 
@@ -116,11 +116,18 @@ class EarlyStopping(Shown):
         self.reason = ""
         """Why it asked for the end."""
         self._ended = False
+        self._asked: StopRequest | None = None
         self._best: dict[str, Tensor] | None = None
+
+    def _hear(self) -> None:
+        """A stop that a plugin has put off is none."""
+        if self._asked is not None and self._asked.put_off:
+            self.reason, self._asked = "", None
 
     @hookimpl(before=("average",), after=("checkpoint",))  # and so, turned round, in fit_end
     def fit_begin(self, learner: Learner) -> None:
         """Start the clock; start from nothing if it ended a fit, and this one is another."""
+        self._hear()
         fit = learner.current
         if self.reason and fit is not None and not fit.stopped:
             if self._ended or fit.resumed:  # because a limit was raised
@@ -161,12 +168,13 @@ class EarlyStopping(Shown):
             self.best, self.best_epoch, self._best = value, learner.progress.epochs, measured
         if reason := learner.world.share(self.criterion.update(value, mode or "min")):
             reason = f"{self.monitor}: {reason}"
-            self.reason = reason if learner.stop(reason, by=self.name) else ""
+            self.reason, self._asked = reason, learner.stop(reason, by=self.name)
 
     @hookimpl(updates=lambda plugin: ("params", "buffers") if plugin.restore_best else ())
     def fit_end(self, learner: Learner, result: FitResult) -> None:
         """Put back the best parameters."""
         self.criterion.pause()
+        self._hear()
         if result.by == self.name:  # also by a stop that was put off
             self.reason = result.message
         self._ended = self.reason != ""
@@ -202,6 +210,7 @@ class EarlyStopping(Shown):
 
     def state_dict(self) -> dict[str, Any]:
         """The criterion's state, the best value and, with ``restore_best``, its parameters and buffers."""
+        self._hear()
         return {
             "criterion": self.criterion.state_dict(),
             "best": self.best,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from loopkit import devices
 from loopkit.distributed.buckets import copy_buffers, copy_state
 from loopkit.distributed.member import Member
-from loopkit.errors import PhaseError, PluginError
+from loopkit.errors import PhaseError, PluginError, WorldError
 from loopkit.groups import named_parameters
 from loopkit.hooks import hookimpl
 from loopkit.sharded import is_sharded, like
@@ -68,7 +68,8 @@ class FSDP(Member):
     what its gradients need over the processes is up to it. Data are shared out along ``mesh``: ``mesh["dp"]`` of a mesh
     ``("dp", "tp")``, so that processes which hold parts of one layer get the same batch. Give no ``wrap`` then.
 
-    Each process counts the same in the mean, also in a last batch whose parts differ by one sample (``tail="uneven"``).
+    Each process counts the same in the mean, also in a last batch whose parts differ by one sample (``tail="uneven"``);
+    among the steps of an update each has its weight. With ``sync_each_step`` these must be the same in all processes.
     Buffers are each process's own while training. Epochs that do not train begin with those of rank 0. Optimizers that
     work number by number (SGD, Adam, AdamW, RMSprop) take sharded parameters; torch 2.13's Adafactor and Muon do not.
 
@@ -148,6 +149,8 @@ class FSDP(Member):
         """Whether backward sums gradients over the processes."""
         self._unsummed = False
         """Whether there may be gradients that are not yet summed over the processes."""
+        self._factor: float | Tensor | None = None
+        """What this step has multiplied the gradients of its window by, if it has begun to sum them."""
         self._shown: list[tuple[Tensor, Tensor | None]] = []
         """Parameters with gradients that are not summed, while whoever saves sees them as if they were."""
 
@@ -336,6 +339,7 @@ class FSDP(Member):
         if phase.training:
             if self._unsummed and not epoch.window_open:  # the window was dropped
                 self._take_unsummed()
+            self._factor = None
             due = step.last or all(window.count + 1 >= window.size for window in epoch.windows)
             self._set_syncing(due or self._each_step)
         try:
@@ -343,25 +347,54 @@ class FSDP(Member):
         except BaseException:
             for model in self._synced:
                 model.reset_iter_state()  # forward or backward may have been left in the middle
+            if self._factor is not None and not step.had_backward:
+                self._scale_unsummed(1 / self._factor)
             raise
         if not step.had_backward:
             self._reshard()
+
+    @hookimpl(phase="training")
+    def backward_begin(self, step: Step) -> None:
+        """Where gradients are summed in this backward: make them those of the whole window before, in each process."""
+        if not self._roots or not self._syncing or self._sync_each_step:
+            return
+        if self._factor is None:  # else it is a further backward of the step
+            factors = [window.settle(step, step.weight) for window in step.epoch.windows]
+            self._factor = factors[0]  # the windows are in step
+            self._scale_unsummed(self._factor)
+        step.seed = _scaled(step.seed, self._factor)
+
+    def _scale_unsummed(self, factor: float | Tensor) -> None:
+        grads = [grad for _, grad in self._unsummed_grads()]
+        if grads and (isinstance(factor, Tensor) or factor != 1.0):
+            devices.scale(grads, factor)
+
+    def _compare_weights(self, learner: Learner, phase: Phase, step: Step) -> None:
+        """Refuse gradients that were summed before all weights of their window were known, if these differ."""
+        factor = float(step.epoch.window(step.optimizer_name).factor())  # host sync: a weight that is a tensor
+        most, least = learner.world.highest(factor, -factor)
+        if most != -least:
+            raise WorldError(
+                f"the steps of an update have weights that differ from process to process (phase {phase.name!r}, step "
+                f"{step.index}), and were summed over the processes before all were known: give "
+                f"{type(self).__name__}(sync_each_step=False)"
+            )
 
     @hookimpl(writes=("grads",))
     def update_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Sum what is not summed yet, as when an epoch ends in the middle of a window."""
         if not self._roots:
             return
+        if self._sync_each_step:
+            self._compare_weights(learner, phase, step)
         if self._unsummed:
-            before = [(p, p.grad) for p in step.params]
-            for p in step.params:
-                p.grad = None
-            for p, grad in self._sum(self._take_unsummed()):
+            factors: dict[int, float | Tensor] = {}
+            for window in step.epoch.windows:
+                if window.count:
+                    factors |= dict.fromkeys(map(id, window.params), window.take_factor())
+            grads = [(p, _scaled(grad, factors.get(id(p), 1.0))) for p, grad in self._take_unsummed()]
+            for p, grad in self._sum(grads):
                 p.grad = grad if p.grad is None else p.grad + grad
-            step.epoch.window(step.optimizer_name).rescale()  # which has found no gradients so far
-            for p, earlier in before:
-                if earlier is not None:
-                    p.grad = earlier if p.grad is None else p.grad + earlier
         if all(p.grad is None for p in step.params):
             raise PhaseError(
                 f"no gradient came to any parameter of optimizer {step.optimizer_name!r} in phase {phase.name!r}, step "
@@ -424,6 +457,10 @@ class FSDP(Member):
         for module in self._sharded:
             for group in module._get_fsdp_state()._fsdp_param_groups:
                 yield from group.fsdp_params
+
+
+def _scaled(value: Any, factor: float | Tensor) -> Any:
+    return value * factor if isinstance(factor, Tensor) or factor != 1.0 else value
 
 
 def _own_grad(internal: Any) -> Tensor | None:

@@ -468,3 +468,11 @@ def test_a_pass_exchanges_little_more_than_a_loop_by_hand():
             "allgather": 4,  # two to compare how the processes are set up, two to compare the pass
             "broadcast": 2,  # buffers of two dtypes, at the end of the pass
         }
+
+
+def test_cancel_of_the_fit_outweighs_that_of_an_epoch_whoever_raised_it():
+    said = [("CancelEpoch", "one", "a"), ("CancelFit", "two", "b"), ("CancelFit", "three", "c")]
+    cancel = requests._strongest(said)
+    assert (type(cancel).__name__, cancel.reason, cancel.by) == said[1]
+    assert requests._strongest(said[:1]).reason == "one"
+    assert requests._strongest([]) is None

@@ -10,10 +10,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from distributed.processes import run
 from loopkit import Learner, TrainingPhase, hookimpl
 from loopkit.data import TensorLoader
+from loopkit.distributed.checksum import checksums, combined
 from loopkit.errors import WorldError
 from loopkit.metrics import Accuracy
 from loopkit.plugins import (
     DDP,
+    FSDP,
     Checkpoint,
     ClipGradNorm,
     ClipGradValue,
@@ -191,9 +193,39 @@ class Counting(DDP):
 def counted(rank):
     ddp = Counting()
     learner = Learner(nn.Linear(6, 3), nn.CrossEntropyLoss(), torch.optim.AdamW, plugins=[ddp], standard=False)
+    state = learner.state_dict()
+    learner.evaluate(loader())
     learner.fit(loader(), loader(), epochs=10)
+    learner.load_state_dict(state)
+    learner.fit(loader(), epochs=1)
     return ddp.asked
 
 
 def test_parameters_are_compared_at_most_once_in_100_steps():
-    assert run(counted, 2) == [[24, 144]] * 2
+    assert run(counted, 2) == [[24, 144, 24]] * 2
+
+
+@pytest.mark.parametrize(
+    ("sync", "buffers"), [(DDP, True), (lambda: DDP(broadcast_buffers=False), False), (FSDP, False)]
+)
+def test_what_is_compared_are_parameters_and_buffers_that_are_copied(sync, buffers):
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    plugin = sync()
+    learner = Learner(model, nn.MSELoss(), torch.optim.SGD, plugins=[plugin], standard=False)
+    names = [name for name, _ in (*model.named_parameters(), *(model.named_buffers() if buffers else ()))]
+    assert list(plugin.equal(learner)) == names
+
+
+def test_checksum_is_of_every_bit_of_every_tensor():
+    tensors = [torch.arange(4.0), torch.tensor([1 + 2j], dtype=torch.complex128), torch.ones(3, dtype=torch.uint8)]
+    plain = checksums(tensors)
+    assert checksums([tensor.clone() for tensor in tensors]) == plain
+    for index, tensor in enumerate(tensors):
+        changed = [each.clone() for each in tensors]
+        changed[index][-1] = tensor[-1] + (
+            1e-6j if tensor.is_complex() else 2**-20 if tensor.is_floating_point() else 1
+        )
+        now = checksums(changed)
+        assert [a == b for a, b in zip(now, plain, strict=True)] == [each != index for each in range(3)]
+        assert combined(now) != combined(plain)
+    assert combined(plain) <= 2**53

@@ -630,15 +630,20 @@ def differing(rank, what):
         learner.optimizer.param_groups[0]["lr"] = 0.1 * (rank + 1)
     if what == "accumulate":
         learner.accumulate = rank + 1
+    if what == "trained":
+        learner.model[0].requires_grad_(rank == 0)
+    if what == "progress":  # one has loaded a state
+        learner.progress.steps = rank
     with pytest.raises(WorldError, match="rank 1 is not set up as rank 0") as caught:
         learner.fit(TensorLoader(*samples(), batch_size=4), epochs=1)
     assert model is not None
     return str(caught.value)
 
 
-@pytest.mark.parametrize("what", ["plugins", "model", "optimizer", "accumulate"])
+@pytest.mark.parametrize("what", ["plugins", "model", "optimizer", "accumulate", "trained", "progress"])
 def test_processes_that_differ_are_refused_before_the_first_step(what):
     words = {"plugins": "list of plugins", "model": "model", "optimizer": "lr", "accumulate": "2 steps"}
+    words |= {"trained": "choice of trained parameters", "progress": "its progress differs (0 epochs, 1 steps"}
     assert all(words[what] in text for text in run(differing, 2, what))
 
 

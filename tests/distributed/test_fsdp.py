@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch._dynamo  # fully_shard does, which takes seconds in each process
 import torch.distributed as dist
+from helpers import on
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -20,7 +21,7 @@ from loopkit import CancelStep, Learner, TrainingPhase, checkpoint, hookimpl
 from loopkit.checkpoint.structure import structure
 from loopkit.data import TensorLoader
 from loopkit.distributed import join
-from loopkit.errors import PhaseError, PluginError
+from loopkit.errors import PhaseError, PluginError, WorldError
 from loopkit.plugins import FSDP, ClipGradNorm, GradNoise, GradNorm, MixedPrecision, WeightAverage
 
 LIMIT = 120.0
@@ -194,6 +195,62 @@ def closes_open_window(rank):
 
 def test_window_that_is_open_at_the_end_of_a_pass_is_summed():
     run(closes_open_window, 2, timeout=LIMIT)
+
+
+WEIGHTS = [[3.0, 5.0, 1.0, 1.0, 7.0], [4.0, 4.0, 2.0, 6.0, 1.0]]
+
+
+class Weighing(TrainingPhase):
+    """Sets the weights of steps, which differ from process to process."""
+
+    def step(self, learner, step):
+        step.weight = WEIGHTS[learner.world.rank][step.index]
+        super().step(learner, step)
+
+
+def weighs(rank, size, length, cancelled):
+    sgd = lambda params: torch.optim.SGD(params, lr=0.5)  # noqa: E731
+    plugins = [on("backward_begin", lambda step: cancel_at(step, cancelled))]
+    learner = make(*plugins, optimizer=sgd, phases=[Weighing()], accumulate=size)
+    given = batches(rank)
+    learner.fit(given if length else lambda: iter(given), epochs=1)
+    return full(learner.model.parameters())
+
+
+def cancel_at(step, index):
+    if step.index == index:
+        raise CancelStep
+
+
+@pytest.mark.parametrize(("length", "cancelled"), [(True, None), (False, None), (True, 3)])
+def test_each_process_counts_the_same_whatever_its_weights_are(length, cancelled):
+    trained = run(weighs, 2, 2, length, cancelled, timeout=LIMIT)
+    model = net()
+    steps = [index for index in range(5) if index != cancelled]
+    for window in (steps[:2], steps[2:4], steps[4:]):
+        sums = [torch.zeros_like(p) for p in model.parameters()]
+        for rank in (0, 1) if window else ():
+            whole = sum(WEIGHTS[rank][index] for index in window)
+            for index in window:
+                x, y = batches(rank)[index]
+                loss = nn.functional.mse_loss(model(x), y) * (WEIGHTS[rank][index] / whole / 2)
+                for total, grad in zip(sums, torch.autograd.grad(loss, list(model.parameters())), strict=True):
+                    total += grad
+        with torch.no_grad():
+            for p, total in zip(model.parameters(), sums, strict=True):
+                p -= 0.5 * total
+    for params in trained:
+        for mine, other in zip(params, model.parameters(), strict=True):
+            torch.testing.assert_close(mine, other.detach())  # summed in another order
+
+
+def weighs_in_each_step(rank):
+    with pytest.raises(WorldError, match=r"weights that differ from process to process .*FSDP\(sync_each_step=False\)"):
+        make(phases=[Weighing()], accumulate=2, fsdp={"sync_each_step": True}).fit(batches(rank), epochs=1)
+
+
+def test_weights_that_differ_are_refused_where_each_step_is_summed():
+    run(weighs_in_each_step, 2, timeout=LIMIT)
 
 
 class CancelAt:

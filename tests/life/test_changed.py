@@ -16,9 +16,11 @@ from fixtures.scenarios import SCENARIOS, STATES
 from torch import nn
 
 from life.runs import STEPS, at, kill, killed, tensors
-from loopkit import Learner, TrainingPhase, every
+from loopkit import Learner, TrainingPhase, every, hookimpl
+from loopkit.checkpoint.made import changes, made
 from loopkit.data import TensorLoader
 from loopkit.errors import StateError
+from loopkit.options import Shown
 from loopkit.plugins import (
     DDP,
     Checkpoint,
@@ -147,6 +149,72 @@ def test_many_changes_are_counted(tmp_path, capsys):
     (line,) = lines(capsys)
     assert line.count("is Tanh, was ReLU") == 10
     assert line.endswith("and 4 more")
+
+
+class Doubles(Shown):
+    """Changes gradients; where it writes may differ."""
+
+    per_process = ("path",)
+
+    def __init__(self, factor=2.0, path="a"):
+        self.factor, self.path = factor, path
+
+    @hookimpl(updates=("grads",))
+    def update_begin(self, step):
+        """Does nothing here."""
+
+
+def record(layer=None, plugins=(), rates=(0.1,), models=("model",)):
+    """What a learner is made of, with an optimizer for each model and a group for each rate."""
+    made_of = {name: nn.Sequential(nn.Linear(2, 2), layer or nn.Identity()) for name in models}
+    optimizers = {
+        name: torch.optim.SGD([{"params": [p], "lr": r} for p, r in zip(m.parameters(), rates, strict=False)], lr=1.0)
+        for name, m in made_of.items()
+    }
+    if len(models) == 1:
+        (made_of,), (optimizers,) = made_of.values(), optimizers.values()
+    return made(Learner(made_of, nn.MSELoss(), optimizers, plugins=plugins, standard=False))
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "said"),
+    [
+        ({"layer": nn.Dropout(0.1)}, {"layer": nn.Dropout1d(0.2)}, "module '1' is Dropout1d, was Dropout"),
+        (
+            {"layer": nn.Sequential(nn.ReLU(), nn.Tanh())},
+            {"layer": nn.Sequential(nn.ReLU())},
+            "module '1.1' is none, was Tanh",
+        ),
+        (
+            {"models": ("a", "b"), "layer": nn.ReLU()},
+            {"models": ("a", "b"), "layer": nn.Tanh()},
+            "module 'a.1' is Tanh, was ReLU; module 'b.1' is Tanh, was ReLU",
+        ),
+        ({"rates": (0.1, 0.2)}, {"rates": (0.1, 0.3)}, "lr of group 1 0.3 here, saved 0.2 holds"),
+        (
+            {"models": ("a", "b")},
+            {"models": ("a", "b"), "rates": (0.5,)},
+            "lr of optimizer 'a' 0.5 here, saved 0.1 holds; lr of optimizer 'b' 0.5 here, saved 0.1 holds",
+        ),
+        ({"plugins": [Doubles()]}, {"plugins": [Doubles(path="b")]}, ""),
+        ({"plugins": [Doubles()]}, {"plugins": [Doubles(3.0)]}, "factor of plugin 'doubles' is 3.0, was 2.0"),
+        ({"plugins": [Checkpoint("a")]}, {"plugins": [Checkpoint("a", keep=7)]}, ""),
+    ],
+)
+def test_changes_are_said_once_and_in_words(then, now, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert changes(record(**then), record(**now)) == said
+
+
+def test_plugin_that_is_gone_is_said_once_though_its_state_has_no_taker():
+    said = "plugin 'doubles' is none, was Doubles"
+    assert changes(record(plugins=[Doubles()]), record(), ["doubles"]) == said
+
+
+def test_option_that_one_version_of_a_class_knows_alone_is_no_change():
+    now = record(nn.Dropout(0.1))
+    then = {**now, "module '1'": {**now["module '1'"], "older": "1"}}
+    assert changes(then, now) == changes(now, then) == ""
 
 
 def test_data_of_other_content_are_warned_of(tmp_path):

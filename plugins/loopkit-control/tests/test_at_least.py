@@ -1,5 +1,7 @@
 """Stops that are put off: when they take effect, and that a run goes on with them."""
 
+import threading
+
 import pytest
 from helpers import on
 from test_accumulate import bits, data, made
@@ -68,3 +70,25 @@ def test_at_least_refuses(given):
 
 def test_plugin_keeps_the_contract():
     check_plugin(lambda: AtLeast(updates=3))
+
+
+@pytest.mark.parametrize("updates", [2, 99])
+def test_holder_is_asked_in_the_thread_of_the_fit_whoever_asks_for_the_stop(updates):
+    asked, requests = [], []
+
+    class Holds(AtLeast):
+        def hold_stop(self, learner, reason, by):
+            asked.append((threading.current_thread() is threading.main_thread(), learner.progress.updates))
+            return super().hold_stop(learner, reason, by)
+
+    def ask(learner):
+        if learner.progress.updates == 1:  # in the second step, before its update
+            thread = threading.Thread(target=lambda: requests.append(learner.stop("why", by="asking")))
+            thread.start()
+            thread.join()
+            assert asked == []
+
+    result = made(on("loss_begin", ask, "asking"), Holds(updates=updates)).fit(data(), epochs=1)
+    assert asked == [(True, 2)]
+    assert requests[0].put_off == (updates == 99)
+    assert (result.reason, result.updates) == (("stop", 2) if updates == 2 else ("epochs", len(data())))
