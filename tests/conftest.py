@@ -44,7 +44,7 @@ HUGE, COLLAPSE = 1 << 21, 25
 
 
 def use_huge_pages() -> None:
-    """Put the memory into pages of 2 MiB where Linux can: a fork, of which there are many, takes a third of the time."""
+    """Put the memory into pages of 2 MiB where Linux can: a fork takes a third of the time."""
     if not sys.platform.startswith("linux"):
         return
     advise = ctypes.CDLL(None).madvise
