@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -35,3 +37,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         overlooked[:] = now
         gc.collect()
         gc.freeze()
+        use_huge_pages()
+
+
+HUGE, COLLAPSE = 1 << 21, 25
+
+
+def use_huge_pages() -> None:
+    """Put the memory into pages of 2 MiB where Linux can: a fork takes a third of the time."""
+    if not sys.platform.startswith("linux"):
+        return
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        place, rights, _, _, file, *name = line.split()
+        first, end = (int(each, 16) for each in place.split("-"))
+        if rights.startswith("rw") and file == "0" and name in ([], ["[heap]"]):
+            for start in range(-(-first // HUGE) * HUGE, end - HUGE + 1, HUGE):
+                advise(start, HUGE, COLLAPSE)  # what cannot be is left as it is

@@ -217,7 +217,7 @@ GOOD = {
 }
 
 
-LIKE_SHIPPED = {"counting", "clip", "mean_loss", "schedule"}
+LIKE_SHIPPED = {"counting", "clip", "mean_loss", "schedule", "event_log"}
 """Plugins such as these pass it in plugins/."""
 
 
@@ -1557,7 +1557,9 @@ class KeepsLast:
         self.losses.append(step.loss.detach().clone())
 
 
-@pytest.mark.parametrize(("count", "cleared"), [(200, False), (300, False), (50, True)])
+@pytest.mark.parametrize(
+    ("count", "cleared"), [pytest.param(200, False, marks=pytest.mark.slow), (300, False), (50, True)]
+)
 def test_bounded_memory_accepts_the_last_losses(count, cleared):
     check_plugin(lambda: KeepsLast(count, cleared), checks=["bounded_memory"])
 
@@ -1576,7 +1578,8 @@ class KeepsUntilFull(KeepsLosses):
         self.losses = [] if len(self.losses) + 1 == self.size else [*self.losses, step.loss.detach()]
 
 
-@pytest.mark.parametrize("size", [14, 55, 115, 128])  # fuller at each count, or at the end of each pass
+# fuller at each count, or at the end of each pass
+@pytest.mark.parametrize("size", [14, 128, *(pytest.param(size, marks=pytest.mark.slow) for size in (55, 115))])
 def test_bounded_memory_accepts_a_buffer_that_is_emptied(size):
     check_plugin(lambda: KeepsUntilFull(size), checks=["bounded_memory"])
 
@@ -1851,7 +1854,7 @@ def test_check_plugin_reports_all_broken_promises_together():
         step.outputs.tolist()
 
     with pytest.raises(ContractError) as caught:
-        check_plugin(plugin("backward_begin", sloppy))
+        check_plugin(plugin("backward_begin", sloppy), skip=["bounded_memory"])
     checks = [message.partition(":")[0] for message in caught.value.broken]
     assert checks == ["declared_access", "no_graph_kept", "no_device_sync", "unknown_phases", "unknown_phases"]
     assert str(caught.value).startswith("plugin 'offender' breaks 5 promises:\n  1. declared_access: ")
@@ -1877,12 +1880,12 @@ def test_check_plugin_says_once_that_no_fit_succeeds():
 )
 def test_check_plugin_says_once_what_several_checks_find(factory, check):
     with pytest.raises(ContractError) as caught:
-        check_plugin(factory)
+        check_plugin(factory, skip=["bounded_memory"])  # which takes the longest, and has a word of its own
     assert [message.partition(":")[0] for message in caught.value.broken] == [check]
 
 
 def test_check_plugin_skips_checks():
-    check_plugin(plugin("backward_begin", read_loss), skip=["declared_access", "unknown_phases"])
+    check_plugin(plugin("backward_begin", read_loss), skip=["declared_access", "unknown_phases", "bounded_memory"])
 
 
 def test_contract_error_is_a_loopkit_and_an_assertion_error():
@@ -1929,7 +1932,7 @@ class Surveyor:
 
 
 def test_check_plugin_runs_phases_of_your_own():
-    check_plugin(Surveyor, phases=[SurveyPhase()])
+    check_plugin(Surveyor, phases=[SurveyPhase()], skip=["bounded_memory"])
 
 
 def test_check_plugin_watches_events_of_your_own():
@@ -1954,7 +1957,7 @@ def test_check_plugin_takes_a_problem_of_your_own():
         sgd = {"net": lambda params: torch.optim.SGD(params, lr=0.1)}
         return Problem({"net": net}, None, sgd, [torch.ones(3, 2)] * 3)
 
-    check_plugin(Counting, phases=[Distance()], problem=problem)
+    check_plugin(Counting, phases=[Distance()], problem=problem, skip=["bounded_memory"])
 
 
 # overhead

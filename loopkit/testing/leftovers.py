@@ -40,6 +40,7 @@ class Calls:
 
     def __init__(self, plugin: Any) -> None:
         self.plugin = plugin
+        self._watched = plugin_name(plugin)
         self.begun = self.ended = 0
         self.seconds = 0.0
         """How long the last ``fit_end`` took."""
@@ -47,7 +48,7 @@ class Calls:
     @hookimpl
     def instrument_call(self, target: Target, call: Callable[..., Any]) -> Callable[..., Any]:
         """Count the call, if it is the plugin's."""
-        if target.plugin != plugin_name(self.plugin):
+        if target.plugin != self._watched:
             return call
 
         def counted(*values: Any) -> Any:

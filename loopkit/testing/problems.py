@@ -46,7 +46,7 @@ def tiny_problem(seed: int = 0, samples: int = 20, batch_size: int = 6) -> Probl
         problem.learner(standard=False).fit(problem.train, problem.val, epochs=2)
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 3))
         train, val = (
             list(zip(torch.split(x, batch_size), torch.split(y, batch_size), strict=True))
@@ -63,7 +63,7 @@ def tiny_problem(seed: int = 0, samples: int = 20, batch_size: int = 6) -> Probl
 def adversarial_problem(train: list[Any]) -> Problem:
     """Two models and optimizers, for a phase with two backwards and updates."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         models = {"critic": nn.Linear(4, 1), "generator": nn.Linear(4, 4)}
 
     def optimizer(params: Any) -> torch.optim.Optimizer:

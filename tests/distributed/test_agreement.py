@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import halved, on
+from helpers import on
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distributed.processes import run
+from distributed.processes import run, run_each
 from loopkit import CancelEpoch, CancelFit, CancelStep, Learner, TrainingPhase, every, hookimpl, metrics
 from loopkit.data import TensorLoader
 from loopkit.distributed import member
@@ -146,6 +146,8 @@ REASONS = {
 }
 
 
+HALVES = [0, pytest.param(1, marks=pytest.mark.slow)]
+"""Of cases that differ in two ways."""
 ASKED = [
     ("stop", "step_end"),
     ("stop", "update_end"),
@@ -157,59 +159,66 @@ ASKED = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "who"), halved(ASKED, [0, 1]))
-def test_what_one_process_asks_for_ends_all_at_the_same_step(asked, who):
-    what, hook = asked
-    told, ats = zip(*run(outcome, 2, who, what, hook), strict=True)
-    assert same(*told)
-    reason, *counts = told[0]["result"][:3], *told[0]["result"][3:7]
-    assert reason == REASONS[what]
-    epochs, steps, updates, _ = counts
-    first = steps - 40 if what == "cancel_epoch" else steps
-    at = ats[who]
-    assert at <= first <= 2 * at + 2  # the steps between two agreements at most double
-    assert updates == steps
-    assert epochs == {"cancel_epoch": 2, "SIGTERM": 0, "SIGINT": 0}.get(what, 1)
+@pytest.mark.parametrize("half", HALVES)
+def test_what_one_process_asks_for_ends_all_at_the_same_step(half):
+    cases = [(asked, (number + half) % 2) for number, asked in enumerate(ASKED)]
+    for (asked, who), found in zip(cases, run_each(outcome, 2, [(who, *asked) for asked, who in cases]), strict=True):
+        what, _ = asked
+        told, ats = zip(*found, strict=True)
+        assert same(*told)
+        reason, *counts = told[0]["result"][:3], *told[0]["result"][3:7]
+        assert reason == REASONS[what]
+        epochs, steps, updates, _ = counts
+        first = steps - 40 if what == "cancel_epoch" else steps
+        at = ats[who]
+        assert at <= first <= 2 * at + 2  # the steps between two agreements at most double
+        assert updates == steps
+        assert epochs == {"cancel_epoch": 2, "SIGTERM": 0, "SIGINT": 0}.get(what, 1)
 
 
 WHATS = ["stop", "cancel_epoch", "cancel_fit", "SIGTERM"]
 
 
-@pytest.mark.parametrize("what", WHATS)
-def test_what_is_asked_for_in_the_last_step_is_not_lost(what):
-    told, _ = zip(*run(outcome, 2, 1, what, "step_end", 1, 6), strict=True)
-    assert same(*told)
-    assert told[0]["result"][:3] == REASONS[what]
-    assert told[0]["result"][4] == (12 if what == "cancel_epoch" else 6)
+def test_what_is_asked_for_in_the_last_step_is_not_lost():
+    for what, found in zip(WHATS, run_each(outcome, 2, [(1, what, "step_end", 1, 6) for what in WHATS]), strict=True):
+        told, _ = zip(*found, strict=True)
+        assert same(*told)
+        assert told[0]["result"][:3] == REASONS[what]
+        assert told[0]["result"][4] == (12 if what == "cancel_epoch" else 6)
 
 
-@pytest.mark.parametrize(("what", "hook"), halved(WHATS, ["epoch_begin", "epoch_end", "phase_end"]))
-def test_what_is_asked_for_at_the_ends_of_a_pass_takes_effect_there(what, hook):
-    told, _ = zip(*run(outcome, 2, 1, what, hook, 1, 6, True), strict=True)
-    assert same(*told)
-    assert told[0]["result"][:3] == REASONS[what]
-    steps = told[0]["result"][4]
-    begins = {"stop": 0, "cancel_epoch": 6, "cancel_fit": 0, "SIGTERM": 1}  # a signal, after the first step
-    assert steps == (begins[what] if hook == "epoch_begin" else 12 if what == "cancel_epoch" else 6)
+@pytest.mark.parametrize("half", HALVES)
+def test_what_is_asked_for_at_the_ends_of_a_pass_takes_effect_there(half):
+    cases = [(what, hook) for what in WHATS for hook in ("epoch_begin", "epoch_end", "phase_end")][half::2]
+    ended = run_each(outcome, 2, [(1, what, hook, 1, 6, True) for what, hook in cases])
+    for (what, hook), found in zip(cases, ended, strict=True):
+        told, _ = zip(*found, strict=True)
+        assert same(*told)
+        assert told[0]["result"][:3] == REASONS[what]
+        steps = told[0]["result"][4]
+        begins = {"stop": 0, "cancel_epoch": 6, "cancel_fit": 0, "SIGTERM": 1}  # a signal, after the first step
+        assert steps == (begins[what] if hook == "epoch_begin" else 12 if what == "cancel_epoch" else 6)
 
 
-@pytest.mark.parametrize("what", ["stop", "cancel_fit", "SIGTERM"])
-def test_an_open_window_delays_it_to_its_update(what):
-    told, ats = zip(*run(outcome, 2, 1, what, "step_end", 3), strict=True)
-    assert same(*told)
-    steps, updates = told[0]["result"][4:6]
-    assert steps == 3 * updates
-    assert ats[1] <= steps <= 2 * ats[1] + 4
+def test_an_open_window_delays_it_to_its_update():
+    cases = ["stop", "cancel_fit", "SIGTERM"]
+    for _, found in zip(cases, run_each(outcome, 2, [(1, what, "step_end", 3) for what in cases]), strict=True):
+        told, ats = zip(*found, strict=True)
+        assert same(*told)
+        steps, updates = told[0]["result"][4:6]
+        assert steps == 3 * updates
+        assert ats[1] <= steps <= 2 * ats[1] + 4
 
 
-@pytest.mark.parametrize(("what", "who"), [("save", 0), ("save", 1), ("SIGUSR1", 1)])
-def test_a_save_that_one_asks_for_is_made_by_all_at_one_step(what, who):
-    told, ats = zip(*run(outcome, 2, who, what), strict=True)
-    assert same(*told)
-    assert told[0]["result"][0] == "epochs"
-    [(step, name)] = told[0]["signalled"]
-    assert ats[who] <= step <= 2 * ats[who] + 2
-    assert name is None
+def test_a_save_that_one_asks_for_is_made_by_all_at_one_step():
+    cases = [("save", 0), ("save", 1), ("SIGUSR1", 1)]
+    for (_, who), found in zip(cases, run_each(outcome, 2, [(who, what) for what, who in cases]), strict=True):
+        told, ats = zip(*found, strict=True)
+        assert same(*told)
+        assert told[0]["result"][0] == "epochs"
+        [(step, name)] = told[0]["signalled"]
+        assert ats[who] <= step <= 2 * ats[who] + 2
+        assert name is None
 
 
 class SlowOnce:
@@ -248,12 +257,12 @@ def bounded(rank, how):
     return ended(learner, learner.fit(data, val, **limits[how]))
 
 
-@pytest.mark.parametrize("how", ["early", "max_steps", "max_updates"])
-def test_limits_that_all_see_need_no_more(how):
-    one, other = run(bounded, 2, how)
-    assert same(one, other)
-    assert one["result"][0] == {"early": "stop"}.get(how, how)
-    assert one["result"][4] == (10 if how == "early" else 7)
+def test_limits_that_all_see_need_no_more():
+    cases = ["early", "max_steps", "max_updates"]
+    for how, (one, other) in zip(cases, run_each(bounded, 2, [(how,) for how in cases]), strict=True):
+        assert same(one, other)
+        assert one["result"][0] == {"early": "stop"}.get(how, how)
+        assert one["result"][4] == (10 if how == "early" else 7)
 
 
 class Begins:
@@ -271,12 +280,12 @@ def begins(rank, what):
     return ended(learner, learner.fit(TensorLoader(*samples(6), batch_size=2), epochs=2, on_interrupt="return"))
 
 
-@pytest.mark.parametrize("what", ["stop", "cancel_fit", "SIGTERM"])
-def test_what_is_asked_for_in_fit_begin_holds_for_all(what):
-    one, other = run(begins, 2, what)
-    assert same(one, other)
-    assert one["result"][:2] == (REASONS[what][0], REASONS[what][1])
-    assert one["result"][4] <= 1
+def test_what_is_asked_for_in_fit_begin_holds_for_all():
+    cases = ["stop", "cancel_fit", "SIGTERM"]
+    for what, (one, other) in zip(cases, run_each(begins, 2, [(what,) for what in cases]), strict=True):
+        assert same(one, other)
+        assert one["result"][:2] == (REASONS[what][0], REASONS[what][1])
+        assert one["result"][4] <= 1
 
 
 class InValidation:
@@ -312,16 +321,17 @@ def within(rank, what, phase):
     return {**ended(learner, result), "seen": seen.steps, "val": result.metrics.get("val/accuracy")}
 
 
-@pytest.mark.parametrize(("what", "phase"), halved(WHATS, ["train", "val"]))
-def test_a_validation_in_the_middle_of_a_pass_keeps_what_the_pass_was_asked_for(what, phase):
-    one, other = run(within, 2, what, phase)
-    assert same(one, other)
-    if what == "cancel_epoch" and phase == "val":  # it ends the validation alone, here and there
-        assert one["result"][:2] == ("epochs", "")
-        assert one["result"][4] == 24
-    else:
-        assert one["result"][0] == REASONS[what][0]
-        assert 4 <= one["result"][4] <= 10
+@pytest.mark.parametrize("half", HALVES)
+def test_a_validation_in_the_middle_of_a_pass_keeps_what_the_pass_was_asked_for(half):
+    cases = [(what, ("train", "val")[(number + half) % 2]) for number, what in enumerate(WHATS)]
+    for (what, phase), (one, other) in zip(cases, run_each(within, 2, cases), strict=True):
+        assert same(one, other)
+        if what == "cancel_epoch" and phase == "val":  # it ends the validation alone, here and there
+            assert one["result"][:2] == ("epochs", "")
+            assert one["result"][4] == 24
+        else:
+            assert one["result"][0] == REASONS[what][0]
+            assert 4 <= one["result"][4] <= 10
 
 
 def again(rank):

@@ -81,7 +81,12 @@ def counted(rank, kind, directory):
     ("kind", "train", "val"),
     [
         # When an epoch begins, the processes compare what it is, and agree; when it ends, they agree again.
-        ("ddp", {"allgather": OBJECTS, "allreduce": STEPS + 2}, {"allgather": OBJECTS, "allreduce": 2}),
+        pytest.param(
+            "ddp",
+            {"allgather": OBJECTS, "allreduce": STEPS + 2},
+            {"allgather": OBJECTS, "allreduce": 2},
+            marks=pytest.mark.slow,  # all of these come in the next one, too
+        ),
         # Metrics gather once; the checkpoint shares whether it is due, and gathers what is of each process.
         (
             "saved",

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from distributed.processes import run
+from distributed.processes import run, run_each
 from loopkit import CancelStep, Learner, TrainingPhase, checkpoint, hookimpl
 from loopkit.checkpoint.structure import structure
 from loopkit.data import TensorLoader
@@ -118,7 +118,7 @@ def trains_as_by_hand(rank, accumulate, clip, options):
     ("accumulate", "clip", "options"),
     [
         pytest.param(1, None, {}, marks=pytest.mark.slow),
-        (1, 0.1, {"reshard_after_forward": False}),
+        pytest.param(1, 0.1, {"reshard_after_forward": False}, marks=pytest.mark.slow),
         pytest.param(2, None, {}, marks=pytest.mark.slow),
         (2, 0.1, {"wrap": lambda path, module: isinstance(module, nn.Linear)}),
         pytest.param(1, None, {"mixed_precision": torch.bfloat16}, marks=pytest.mark.slow),
@@ -180,9 +180,10 @@ def sums(rank, each_step):
     return seen
 
 
-@pytest.mark.parametrize(("each_step", "expected"), [(False, [False, True, False, True, True]), (True, [True] * 5)])
-def test_gradients_are_summed_in_the_last_step_of_a_window_or_in_each(each_step, expected):
-    assert run(sums, 2, each_step, timeout=LIMIT) == [expected] * 2
+def test_gradients_are_summed_in_the_last_step_of_a_window_or_in_each():
+    last, each = run_each(sums, 2, [(False,), (True,)], timeout=LIMIT)
+    assert last == ([False, True, False, True, True],) * 2
+    assert each == ([True] * 5,) * 2
 
 
 def closes_open_window(rank):
@@ -281,9 +282,8 @@ def cancels(rank, hook, left):
     same(full(learner.model.parameters()), full(other.model.parameters()))
 
 
-@pytest.mark.parametrize(("hook", "left"), [("loss_begin", (0, 2, 3, 4, 5)), ("backward_end", (2, 3, 4, 5))])
-def test_cancelled_step_leaves_what_the_window_had_or_drops_it(hook, left):
-    run(cancels, 2, hook, left, timeout=LIMIT)
+def test_cancelled_step_leaves_what_the_window_had_or_drops_it():
+    run_each(cancels, 2, [("loss_begin", (0, 2, 3, 4, 5)), ("backward_end", (2, 3, 4, 5))], timeout=LIMIT)
 
 
 class Fails(nn.Module):
@@ -344,10 +344,9 @@ def norms(rank, norm_type):
     return clip.norm.item()
 
 
-@pytest.mark.parametrize("norm_type", [2.0, 1.0, math.inf])
-def test_norm_is_that_of_the_whole_gradient(norm_type):
-    one, other = run(norms, 2, norm_type, timeout=LIMIT)
-    assert one == other
+def test_norm_is_that_of_the_whole_gradient():
+    for one, other in run_each(norms, 2, [(2.0,), (1.0,), (math.inf,)], timeout=LIMIT):
+        assert one == other
 
 
 def noise(rank):
@@ -410,9 +409,8 @@ def evaluates(rank, reshard):
     torch.testing.assert_close(learner.predict(batches(rank, 2)), expected.detach())
 
 
-@pytest.mark.parametrize("reshard", [True, False])
-def test_evaluation_is_that_of_the_whole_model_and_changes_nothing(reshard):
-    run(evaluates, 2, reshard, timeout=LIMIT)
+def test_evaluation_is_that_of_the_whole_model_and_changes_nothing():
+    run_each(evaluates, 2, [(True,), (False,)], timeout=LIMIT)
 
 
 def statistics(rank):

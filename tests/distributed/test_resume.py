@@ -278,7 +278,11 @@ def identical(one, other):
 
 @pytest.mark.parametrize(
     ("sizes", "stops"),
-    [((1, 2, 1, 4), (2, 4, 9)), ((2, 1, 4, 2), (3, 12, 17)), ((2, 4, 1), (10, 20))],
+    [
+        ((1, 2, 1, 4), (2, 4, 9)),
+        pytest.param((2, 1, 4, 2), (3, 12, 17), marks=pytest.mark.slow),
+        ((2, 4, 1), (10, 20)),
+    ],
     ids=["one_epoch", "several_epochs", "between_epochs"],
 )
 def test_a_run_goes_on_with_another_number_of_processes(tmp_path, sizes, stops):

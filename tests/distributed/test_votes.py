@@ -302,8 +302,7 @@ class Gradient(nn.Module):
         return outputs
 
 
-@pytest.mark.parametrize("sync", SYNCS)
-@pytest.mark.parametrize("policy", ["skip", "rollback"])
+@pytest.mark.parametrize(("policy", "sync"), halved(["skip", "rollback"], SYNCS))
 def test_bad_gradient_of_one_process_has_one_consequence_in_all(policy, sync):
     def each(rank):
         make = lambda rank: [StopOnNonFinite(policy, snapshot_every=2)]  # noqa: E731
@@ -385,7 +384,7 @@ def test_early_stopping_decides_and_restores_by_rank_0():
     assert one[4] == 3
 
 
-@pytest.mark.parametrize("device", [None, "cpu"])
+@pytest.mark.parametrize("device", [pytest.param(None, marks=pytest.mark.slow), "cpu"])
 def test_early_stopping_restores_sharded_parameters(device):
     def each(rank):
         stopping = EarlyStopping("train/own", patience=2, restore_best=True, best_device=device, mode="min")

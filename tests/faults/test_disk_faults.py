@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import differences, on
+from helpers import differences, halved, on
 from torch import nn
 
 from faults.forked import call_forked
@@ -184,8 +184,7 @@ def calls(stopped, tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize("background", [False, True], ids=["sync", "background"])
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize(("background", "part"), halved([False, True], range(2)))
 def test_call_that_is_refused_is_said_and_the_run_goes_on(stopped, reference, calls, tmp_path, background, part):
     total = len(calls[background])
     failed = []
@@ -215,8 +214,7 @@ def test_every_call_that_is_refused_is_said_and_the_run_goes_on(
     assert set(unsaid) <= {"flush_soon", "unlink", "rmdir", *looking}, unsaid
 
 
-@pytest.mark.parametrize("background", [False, True], ids=["sync", "background"])
-@pytest.mark.parametrize("number", NUMBERS, ids=errno.errorcode.get)
+@pytest.mark.parametrize(("background", "number"), halved([False, True], NUMBERS))
 def test_disk_that_breaks_for_good_ends_the_run_with_its_cause(stopped, reference, tmp_path, number, background):
     directory = shutil.copytree(stopped, tmp_path / "run")
 

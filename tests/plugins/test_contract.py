@@ -98,8 +98,13 @@ SKIPPED = {"History(steps=True)": ROWS, "throttle(History(steps=True), seconds=0
 RARE = {
     "DDP(overlap=False, weighted=True)",
     "FSDP(nn.Linear)",
+    "LogMetrics",
     "LogTo(every=1)",
+    "Metrics",
+    "Progress",
     "StopOnNonFinite(gradients=True)",
+    "StopOnNonFinite('skip')",
+    "WeightAverage",
     "call_on(StepEnd)",
     "throttle(History(steps=True), seconds=0)",
 }

@@ -786,7 +786,7 @@ def test_option_out_of_range_is_refused(options):
 @pytest.mark.parametrize(  # with its defaults, and by epochs, it is in test_contract.py
     "options",
     [
-        {"use_buffers": True},
+        pytest.param({"use_buffers": True}, marks=pytest.mark.slow),
         pytest.param({"decay": None, "every": 2}, marks=pytest.mark.slow),
         {"update_bn": tiny_problem().train},
     ],
