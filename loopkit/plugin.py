@@ -76,6 +76,8 @@ class Plugin(Protocol):
     mode: str | None
     """Whether that metric is better where it is lower, ``"min"``, or higher, ``"max"``; None: as the metric says. A
     warning tells of a score with ``"min"``."""
+    needs_mode: bool
+    """Whether it goes by which values of the metric are better. Without it, True."""
 
     def higher_is_better(self, metric: str) -> bool | None:
         """Whether higher values of a metric that it makes are better; None if that is not said, or it is another's."""
