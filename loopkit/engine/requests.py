@@ -143,7 +143,8 @@ class Requests:
     @property
     def stopped(self) -> Stop | None:
         """The stop that is in force, once those that wait are answered."""
-        self.settle()
+        if self._waiting:
+            self.settle()
         return self._stopped
 
     def settle(self) -> None:

@@ -217,7 +217,7 @@ class FSDP(Member):
     def _offload_policy(self) -> Any:
         from torch.distributed.fsdp import CPUOffloadPolicy
 
-        return CPUOffloadPolicy(pin_memory=torch.accelerator.is_available())
+        return CPUOffloadPolicy(devices.accelerator() is not None)  # pinned, for copies to one
 
     def _find_units(self, name: str, model: nn.Module) -> list[nn.Module]:
         """The modules to shard by themselves, inner ones first."""
