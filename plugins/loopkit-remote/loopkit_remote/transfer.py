@@ -109,7 +109,7 @@ class Mirror:
         if (found or logs) and self._changed_logs():
             self._bring_logs()
         if not found:
-            if self._surplus() != self._kept:
+            if {*self._known} - self._here() != self._kept:
                 self._drop()
             return False
         with _opened(self._directory / found[0]) as held:
@@ -145,24 +145,23 @@ class Mirror:
         self._known[name] = digest
         self._drop()
 
-    def _surplus(self) -> set[str]:
-        """Checkpoints that the store has, and the directory has no more."""
-        return set(self._known or ()) - {manifest.path.name for manifest in listing(self._directory)}
+    def _here(self) -> set[str]:
+        return {manifest.path.name for manifest in listing(self._directory)}
 
     def _drop(self) -> None:
         """Remove from the store what the directory has no more, and what comes after its newest; keep two at least."""
-        here = {manifest.path.name for manifest in listing(self._directory)}
+        here = self._here()
         top = max(here, key=number_of, default="")
         if self._known is None or top not in self._known:
             return
-        older = sorted((each for each in self._surplus() if number_of(each) < number_of(top)), key=number_of)
-        older = older[len(older) - max(0, WHOLE - len(here & set(self._known))) :]
+        older = sorted((each for each in {*self._known} - here if number_of(each) < number_of(top)), key=number_of)
+        older = older[len(older) - max(0, WHOLE - len(here & {*self._known})) :]
         for each in folders(self._store):
             if each not in here and each not in older:  # one of the same number, or a higher one, is of a line left
-                self._known.pop(each, None)
                 self._store.remove(f"{each}/{MANIFEST}")  # first: it is no checkpoint any more
                 self._store.remove(each, recursive=True)
-        self._kept = self._surplus()
+                self._known.pop(each, None)
+        self._kept = {*self._known} - here
 
     def _changed_logs(self) -> list[str]:
         return [name for name, (_, seen) in self._log_files().items() if self._seen.get(name) != seen]

@@ -154,22 +154,9 @@ def test_writes_that_do_not_arrive_are_found_and_made_again(saved, tmp_path, tro
     assert contents(tmp_path / "there").items() <= contents(saved).items()
 
 
-def test_store_that_hangs_holds_up_no_step_and_the_end_for_as_long_as_it_may(tmp_path):
-    learner = make(Checkpoint(tmp_path), Upload(URL, wait=0.2))
-    begin = learner.plugins["upload"].fit_begin
-
-    def begun(learner):
-        begin(learner)
-        Shaky.gate = threading.Event()  # from now on
-
-    learner.plugins["upload"].fit_begin = begun
-    learner.fit(train(), epochs=1)
-    Shaky.gate = None
-
-
-def test_what_was_not_uploaded_is_said(tmp_path):
+def test_store_that_hangs_holds_up_no_step_and_the_end_no_longer_than_it_may(tmp_path):
     closing = on("epoch_begin", lambda: setattr(Shaky, "gate", threading.Event()), "closing")
-    ending = []
+    ending, begin = [], time.monotonic()
     learner = make(Checkpoint(tmp_path, save=every(updates=1)), Upload(URL, wait=0.3), closing)
     learner.add(on("phase_end", lambda: ending.append(time.monotonic()), "ending"))
     with pytest.warns(
@@ -177,7 +164,8 @@ def test_what_was_not_uploaded_is_said(tmp_path):
         match=r"000005-step-4, 00000\d-step-\d of .* was not uploaded within 0.3 s: loopkit_remote.upload\('",
     ):
         learner.fit(train(), epochs=1)
-    assert 0.3 <= time.monotonic() - ending[-1] < 3
+    assert ending[-1] - begin < 15  # a call waits for 20 s
+    assert 0.3 <= time.monotonic() - ending[-1] < 5
     gate, Shaky.gate = Shaky.gate, None
     gate.set()
     assert len(upload(tmp_path, URL)) == 2
