@@ -39,8 +39,7 @@ class Calls:
     name = "~calls"
 
     def __init__(self, plugin: Any) -> None:
-        self.plugin = plugin
-        self._watched = plugin_name(plugin)
+        self.plugin, self._watched = plugin, plugin_name(plugin)
         self.begun = self.ended = 0
         self.seconds = 0.0
         """How long the last ``fit_end`` took."""

@@ -96,6 +96,7 @@ ROWS = ["bounded_memory"]  # it keeps the loss of every step, until the pass end
 SKIPPED = {"History(steps=True)": ROWS, "throttle(History(steps=True), seconds=0)": ROWS}
 """What some cannot promise."""
 RARE = {
+    "ChannelsLast",
     "DDP(overlap=False, weighted=True)",
     "FSDP(nn.Linear)",
     "LogMetrics",
@@ -108,7 +109,7 @@ RARE = {
     "call_on(StepEnd)",
     "throttle(History(steps=True), seconds=0)",
 }
-"""Those that differ from another one here in an option that the tests of their own modules are about."""
+"""Those that differ from another one, here or in the tests of its own module, in an option or in the model."""
 ALONE = {
     "FSDP(nn.Linear)": "torch's batch norm on the CPU takes no bfloat16",
     "History(steps=True)": "the rows of steps are those of each process; one that goes on gets those of rank 0",

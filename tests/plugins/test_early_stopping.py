@@ -631,7 +631,10 @@ def test_bad_options_are_refused(options, message):
     [
         pytest.param(lambda: EarlyStopping(patience=2), marks=pytest.mark.slow),
         lambda: EarlyStopping("val/loss", patience=1, restore_best=True, best_device="cpu"),
-        lambda: EarlyStopping(criterion=ProgressQuotient(0.1, 2) | warmup(TimeLimit(1000), 1)),
+        pytest.param(
+            lambda: EarlyStopping(criterion=ProgressQuotient(0.1, 2) | warmup(TimeLimit(1000), 1)),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["plain", "restore", "criterion"],
 )

@@ -998,9 +998,13 @@ def test_plateau_needs_phase_and_metric():
     ("factory", "skip"),
     [
         (lambda: Schedule(warmup(2, then=cosine(6))), []),
-        (lambda: Schedule(cosine()), ["unknown_phases"]),  # which run in fits without a length
+        pytest.param(  # the phases run in fits without a length
+            lambda: Schedule(cosine()), ["unknown_phases"], marks=pytest.mark.slow
+        ),
         pytest.param(lambda: Schedule(linear(6), "momentum", every="epoch"), [], marks=pytest.mark.slow),
-        (lambda: Schedule(linear(6), attribute="*.p"), ["unknown_phases"]),  # some have no dropout
+        pytest.param(  # some have no dropout
+            lambda: Schedule(linear(6), attribute="*.p"), ["unknown_phases"], marks=pytest.mark.slow
+        ),
         (lambda: TorchSchedule(SGD_TORCH), ["unknown_phases", "options_kept"]),  # several optimizers; scheduler is made
         (lambda: (Plateau("train/loss"), Metrics()), []),
     ],
