@@ -206,7 +206,7 @@ def _outcome(case: Case, names: Sequence[str]) -> tuple[list[str], BaseException
 @contextmanager
 def _only_new_objects() -> Iterator[None]:
     """Let the garbage collector overlook what is there already: to go over all of torch takes 80 ms."""
-    mine = gc.get_freeze_count() == 0
+    mine = len(gc.get_objects()) > 100_000 and gc.get_freeze_count() == 0  # to count a million frozen ones takes 50 ms
     if mine:
         gc.freeze()
     try:
