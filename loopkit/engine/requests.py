@@ -136,15 +136,15 @@ class Requests:
     @property
     def stopped(self) -> Stop | None:
         """The stop that is in force, once those that wait are answered."""
-        self.settle()
+        if self._waiting:
+            self.settle()
         return self._stopped
 
     def settle(self) -> None:
         """Answer the stops that were asked for: ask who puts them off."""
         while self._waiting:
             request = self._waiting.pop(0)
-            request.put_off = self._holds(request.reason, request.by)
-            if not request.put_off:
+            if not request.answer(self._holds(request.reason, request.by)):
                 stop = Stop(request.reason, request.by)
                 if self.together:
                     self._asked |= Wishes(stop=stop)
