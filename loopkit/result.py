@@ -27,6 +27,11 @@ class StopRequest:
     put_off: bool = False
     """Whether a plugin has put it off; known once it was answered, between two steps."""
 
+    def answer(self, put_off: bool) -> bool:
+        """Whether it was put off is known now."""
+        self.put_off = put_off
+        return put_off
+
 
 @dataclass(repr=False)
 class FitResult:

@@ -269,7 +269,7 @@ def test_plugins_lists_names_versions_and_first_lines(tmp_path, monkeypatch, cap
 def test_api_prints_signatures_and_first_lines(capsys):
     code, lines, _ = run(capsys, "api")
     assert code == 0
-    at = lines.index("        .stop(reason: 'str' = '', by: 'str' = '') -> 'bool'")
+    at = lines.index("        .stop(reason: 'str' = '', by: 'str' = '') -> 'StopRequest'")
     assert (
         lines[at + 1].strip()
         == "Ask for the end of the run: the current step ends, then the epoch with its events, then the fit."

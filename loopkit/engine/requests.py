@@ -151,8 +151,7 @@ class Requests:
         """Answer the stops that were asked for: ask who puts them off."""
         while self._waiting:
             request = self._waiting.pop(0)
-            request.put_off = self._holds(request.reason, request.by)
-            if not request.put_off:
+            if not request.answer(self._holds(request.reason, request.by)):
                 stop = Stop(request.reason, request.by)
                 if self.together:
                     self._asked |= Wishes(stop=stop)
