@@ -128,7 +128,7 @@ class Row:
 ROWS = [
     #   what                                                                bound   goal
     Row("assignments to attributes of another Learner, Fit, Epoch, ...",       0,     0, owned),
-    Row("assignments to attributes of other objects",                          46,  None, others),
+    Row("assignments to attributes of other objects",                          45,  None, others),
     Row("reads of another object's private names",                             0,     0, private),
     Row("modules in circles of imports that run",                               0,     0, circles_that_run),
     Row("modules in circles, with what annotations name",                       0,     0, circles_named),
@@ -140,8 +140,8 @@ ROWS = [
     Row("public members of a Learner",                                        33,    30, learner_members),
     Row("arguments of Learner",                                                9,     9, learner_arguments),
     Row("arguments of fit",                                                    8,     8, fit_arguments),
-    Row("code lines of ground, hooks, plugin, phases, engine and learner",   6985,  4200, core_lines),
-    Row("code lines of loopkit",                                            24491, 20000, all_lines),
+    Row("code lines of ground, hooks, plugin, phases, engine and learner",   6987,  4200, core_lines),
+    Row("code lines of loopkit",                                            24493, 20000, all_lines),
     Row("public names",                                                      206,   200, public_names),
     Row("calls of a bare training step",                                       14,    15, calls_of_a_step),
     Row("files of a bare training step",                                        3,     4, files_of_a_step),

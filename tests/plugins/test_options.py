@@ -92,6 +92,9 @@ GIVEN = {
             "mixed_precision": torch.bfloat16,
             "reshard_after_forward": False,
             "sync_each_step": True,
+            "mesh": (1,),
+            "init": wrap,
+            "offload": True,
             **MEMBER,
             "name": "shards",
         }
