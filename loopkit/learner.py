@@ -521,7 +521,7 @@ class Learner:
             positions: Without, it holds nothing of open epochs and their data, and can be made in mid-step.
             at: What ``epoch.mark()`` returned when an epoch that does not train began: the state as of then, after a
                 step of it has failed.
-            whole: Gather sharded tensors in each process. Without, they stay ``DTensor``s, of which each has its part.
+            whole: Gather sharded tensors in each process. Without, each process has its part of them, a ``DTensor``.
 
         Of several processes, all must call it; each gets what differs from one to another, too, and any number of
         processes can load it.
