@@ -295,6 +295,7 @@ def test_emulated_keeps_the_contract():
 
 
 @pytest.mark.filterwarnings("ignore:plugin 'cuda_graph'")
+@pytest.mark.slow
 def test_fallback_keeps_the_contract():
     check_plugin(CudaGraph)
 
