@@ -470,11 +470,11 @@ def drafted(directory: Path, about: Mapping[str, Any], *, label: str = "") -> It
         draft.at = at / MANIFEST
         _write_file(draft.at, [_encode(draft.manifest)])
         draft.at = at
-        _sync_directory(at)
+        sync_directory(at)
         draft.at = final
         system.rename(at, final)
         draft.at = directory
-        _sync_directory(directory)
+        sync_directory(directory)
     except BaseException as error:
         failure = refused("write", draft.at, error) if _is_ours(error) else error
         try:
@@ -518,7 +518,8 @@ def _write_file(path: Path, chunks: Iterable[Buffer]) -> FileInfo:
     return info
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """Wait until the names in a directory are on the disk."""
     file = system.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         system.fsync(file)
@@ -543,7 +544,7 @@ def _make_directory(directory: Path) -> None:
             except FileExistsError:
                 if not at.is_dir():
                     raise
-            _sync_directory(at.parent)
+            sync_directory(at.parent)
     except FileExistsError as error:
         raise CheckpointError(
             f"{at} is a file, not a directory: checkpoints need a directory of their own. Choose another one"
@@ -606,7 +607,7 @@ def write_plain(path: Path | str, chunks: Iterable[Buffer]) -> FileInfo:
     try:
         written = _write_file(at, chunks)
         system.rename(at, path)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
     except BaseException as error:
         failure = refused("write", path, error) if _is_ours(error) else error
         try:
@@ -985,7 +986,7 @@ def remove(paths: Iterable[Path]) -> None:
             except FileNotFoundError:
                 continue
             # Else its files may be gone after a loss of power, and its name still there.
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
             _delete(hidden)
         except OSError as error:
             raise refused("remove", path, error) from error
@@ -1096,7 +1097,7 @@ def probe(directory: Path | str) -> Path:
         _write_file(trial, [bytes(4096)])
         system.rename(trial, renamed)
         system.unlink(renamed)
-        _sync_directory(path)
+        sync_directory(path)
     except OSError as error:
         try:
             _delete(trial)

@@ -94,8 +94,7 @@ class Core:
     def enter(self, fit: Fit | None) -> None:
         """A fit begins; None: it is over."""
         self.fit = fit
-        if fit is not None:
-            self.result = fit.result
+        self.result = self.result if fit is None else fit.result
 
     def forget_metrics(self, prefix: str) -> None:
         """Forget the values of the metrics whose names begin so."""

@@ -22,14 +22,7 @@ if TYPE_CHECKING:
 class FitLoop(Fit):
     """A fit that trains on some data, and validates when that is due.
 
-    Args:
-        core: The learner's.
-        limits: What ends it.
-        planned: How far it is meant to go, for displays and schedules.
-        on_interrupt: What comes after ``fit_end`` when a signal or a pause ended the fit; None: signals are not caught.
-        train: What it trains on.
-        validations: What it validates on, in this order.
-        timeout: Seconds that the workers of a ``DataLoader`` may take for a batch.
+    Args: As those of `Fit`, and what it trains on, and what it validates on, in this order.
     """
 
     def __init__(

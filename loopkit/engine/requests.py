@@ -190,6 +190,7 @@ class Requests:
     @property
     def asks(self) -> bool:
         """Whether this process asks for something that the processes have not agreed on yet."""
+        self.settle()
         return self.waits or bool(self._waiting) or self._asked.any
 
     def answer(self, core: Core) -> None:

@@ -128,7 +128,7 @@ def check_given(train: Any, val: Any) -> None:
         )
     if isinstance(val, (list, tuple)) and any(isinstance(each, (DataLoader, Loader)) for each in val):
         raise PhaseInputError('val is a list of loaders: give several sets by name, {"val": a, "ood": b}')
-    if val is not None and _is_array(train) and _is_array(val):
+    if _is_array(train) and _is_array(val):
         raise PhaseInputError(
             f"fit(X, y) with {describe(train)} and {describe(val)}: fit takes batches, and the second argument is the "
             f"data of the validation. Did you mean fit(loopkit.data.TensorLoader(X, y, batch_size=32), epochs=...)?"

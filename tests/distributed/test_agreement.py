@@ -487,3 +487,15 @@ def test_cancel_of_the_fit_outweighs_that_of_an_epoch_whoever_raised_it():
     assert (type(cancel).__name__, cancel.reason, cancel.by) == said[1]
     assert requests._strongest(said[:1]).reason == "one"
     assert requests._strongest([]) is None
+
+
+def test_stop_that_waits_for_its_answer_is_asked_for():
+    mailbox = requests.Requests()
+    mailbox.join(SimpleNamespace(size=2))
+    assert not mailbox.asks
+    mailbox.stop("enough", "somebody")
+    assert mailbox.asks
+    put_off = requests.Requests(lambda reason, by: True)
+    put_off.join(SimpleNamespace(size=2))
+    put_off.stop("enough", "somebody")
+    assert not put_off.asks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from loopkit.data import Loader, LoaderError, Shares
 from loopkit.errors import EmptyDataError
-from loopkit_data.tokens import MASKED, checked_dtype, mixed
+from loopkit_data.tokens import MASKED, TokenFile, mixed
 
 CHUNK = 1 << 22
 """Tokens that are looked at in one go, for the ends of documents."""
@@ -140,36 +139,18 @@ class _File:
     """The documents of a file of tokens, read one by one."""
 
     def __init__(self, path: Path, dtype: str, boundary: int) -> None:
-        self.path, self.dtype = path, checked_dtype("Documents", dtype)
-        size = path.stat().st_size
-        if size % self.dtype.itemsize:
-            raise LoaderError(f"Documents: {path} has {size} bytes, no whole number of {dtype}: give its dtype")
-        tokens, ends = size // self.dtype.itemsize, [np.zeros(1, np.int64)]
-        with path.open("rb") as file:
-            for low in range(0, tokens, CHUNK):
-                chunk = np.fromfile(file, self.dtype, CHUNK)
-                ends.append(np.flatnonzero(chunk == boundary) + low + 1)
+        self._tokens = TokenFile("Documents", path, dtype)
+        tokens, ends = self._tokens.tokens, [np.zeros(1, np.int64)]
+        for low in range(0, tokens, CHUNK):
+            chunk = self._tokens.read([low], min(CHUNK, tokens - low))
+            ends.append(np.flatnonzero(chunk == boundary) + low + 1)
         if ends[-1].size == 0 or ends[-1][-1] != tokens:
             ends.append(np.array([tokens]))  # the last document may lack its end
         places = np.unique(np.concatenate(ends))
         self.begins, self.lengths = places[:-1], np.diff(places)
-        self._open()
-
-    def _open(self) -> None:
-        self._file = os.open(self.path, os.O_RDONLY)
-        weakref.finalize(self, os.close, self._file)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_file"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._open()
 
     def __getitem__(self, number: int) -> NDArray[np.int64]:
-        width = self.dtype.itemsize
-        read = os.pread(self._file, int(self.lengths[number]) * width, int(self.begins[number]) * width)
-        return np.frombuffer(read, self.dtype).astype(np.int64)
+        return self._tokens.read([int(self.begins[number])], int(self.lengths[number]))
 
 
 def _shuffled(count: int, key: Any) -> NDArray[np.int64]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,27 +65,13 @@ class Tokens(Loader):
         if order not in ("random", "sequential"):
             raise LoaderError(f"Tokens: order is {order!r}: it is 'random' or 'sequential'")
         self.path, self.block, self.batch_size, self.order = Path(path), block, batch_size, order
-        self.dtype, self.seed, self.boundary = checked_dtype("Tokens", dtype), seed, boundary
-        size = self.path.stat().st_size
-        self.tokens, rest = divmod(size, self.dtype.itemsize)
-        if rest:
-            raise LoaderError(f"Tokens: {path} has {size} bytes, no whole number of {dtype}: give its dtype")
+        self.seed, self.boundary = seed, boundary
+        self._file = TokenFile("Tokens", self.path, dtype)
+        self.dtype, self.tokens = self._file.dtype, self._file.tokens
         self.samples = (self.tokens - 1) // block
         if self.samples < 1:
             raise EmptyDataError(f"Tokens: {path} has {self.tokens} tokens, a block takes {block + 1}")
         super().__init__(Shares(self.samples, batch_size))
-        self._open()
-
-    def _open(self) -> None:
-        self._file = os.open(self.path, os.O_RDONLY)
-        weakref.finalize(self, os.close, self._file)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_file"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._open()
 
     def identity(self) -> dict[str, Any]:  # noqa: D102
         shared = {"processes": self._shares.size, "tail": self._shares.tail} if self._shares.size > 1 else {}
@@ -108,10 +94,7 @@ class Tokens(Loader):
             yield self._batch(self.places(epoch, *self._shares.part(self._rank, start, step)))
 
     def _batch(self, places: NDArray[np.int64]) -> Any:
-        width = self.dtype.itemsize
-        length = (self.block + 1) * width
-        read = b"".join([os.pread(self._file, length, place * width) for place in places.tolist()])
-        tokens = torch.from_numpy(np.frombuffer(read, self.dtype).astype(np.int64).reshape(len(places), -1))
+        tokens = torch.from_numpy(self._file.read(places.tolist(), self.block + 1).reshape(len(places), -1))
         inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         return (inputs, targets) if self.boundary is None else self._packed(self.boundary, inputs, targets)
 
@@ -124,11 +107,45 @@ class Tokens(Loader):
         return {"inputs": inputs, "targets": masked, "documents": documents, "positions": count - begins}
 
 
-def checked_dtype(what: str, dtype: str) -> np.dtype[Any]:
-    """The dtype of the tokens in a file."""
-    if np.dtype(dtype).kind not in "iu":
-        raise LoaderError(f"{what}: dtype is {dtype!r}: tokens are whole numbers, such as 'uint16'")
-    return np.dtype(dtype)
+class TokenFile:
+    """A file of tokens that is read in places; a copy of it in another process opens it anew.
+
+    Args:
+        what: The loader that reads it, for errors.
+        path: The file.
+        dtype: Of its tokens.
+
+    Raises:
+        LoaderError: Tokens of this dtype are no whole numbers, or the file has no whole number of them.
+    """
+
+    def __init__(self, what: str, path: Path, dtype: str) -> None:
+        if np.dtype(dtype).kind not in "iu":
+            raise LoaderError(f"{what}: dtype is {dtype!r}: tokens are whole numbers, such as 'uint16'")
+        self.path, self.dtype = path, np.dtype(dtype)
+        size = path.stat().st_size
+        self.tokens, rest = divmod(size, self.dtype.itemsize)
+        """How many there are."""
+        if rest:
+            raise LoaderError(f"{what}: {path} has {size} bytes, no whole number of {dtype}: give its dtype")
+        self._open()
+
+    def _open(self) -> None:
+        self._file = os.open(self.path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._file)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_file"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._open()
+
+    def read(self, places: Sequence[int], count: int) -> NDArray[np.int64]:
+        """So many tokens from each place on, one place behind the other."""
+        width = self.dtype.itemsize
+        read = b"".join([os.pread(self._file, count * width, place * width) for place in places])
+        return np.frombuffer(read, self.dtype).astype(np.int64)
 
 
 def mixed(number: Any) -> Any:

@@ -22,7 +22,15 @@ from typing import Any, BinaryIO, TypeVar
 from loopkit.checkpoint import Manifest, listing, verify
 from loopkit.checkpoint.bundle import monitored
 from loopkit.checkpoint.processes import identity
-from loopkit.checkpoint.storage import CHECKPOINT_NAME, MANIFEST, FileInfo, decode_manifest, remove, resolved
+from loopkit.checkpoint.storage import (
+    CHECKPOINT_NAME,
+    MANIFEST,
+    FileInfo,
+    decode_manifest,
+    remove,
+    resolved,
+    sync_directory,
+)
 from loopkit.errors import CorruptCheckpointError
 from loopkit.notes import warn
 from loopkit.plugins.checkpoint import LOGGED
@@ -400,7 +408,7 @@ def _fetch(store: Store, manifest: Manifest, data: bytes, directory: Path) -> Pa
             warn(f"the checkpoint {store}/{name} is damaged, and passed over: {error}")
             return None
         made.rename(target)
-        _sync(directory)
+        sync_directory(directory)
         return target
     finally:
         if made.exists():
@@ -435,11 +443,3 @@ def _write(path: Path, pieces: Any) -> FileInfo:
         file.flush()
         os.fsync(file.fileno())
     return FileInfo(size, sha256.hexdigest())
-
-
-def _sync(directory: Path) -> None:
-    file = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
