@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from loopkit.commands.hooks import Entry, markdown, tables
+from loopkit_testing.hooks_tables import Entry, markdown, tables
 
 PAGE = Path(__file__).parent / "hooks.md"
 

@@ -110,7 +110,7 @@ print(learner.explain())
 SUMMARY = (
     RUNS
     + """
-from loopkit.summary import summarize
+from loopkit_insight import summarize
 learner, train, val = make()
 print(summarize(learner, next(iter(train))))
 """
@@ -127,7 +127,7 @@ print(read_log("digits/wide"))
 COMMANDS: tuple[tuple[str, str, str, str], ...] = (
     ("fit", "A fit in a terminal", "python train.py", FIT),
     ("explain", "Which plugin does what, and when: `learner.explain()`", "python explain.py", PLAN),
-    ("summary", "A model before training: `loopkit.summary.summarize(learner, batch)`", "python summary.py", SUMMARY),
+    ("summary", "A model before training: `summarize(learner, batch)`", "python summary.py", SUMMARY),
     ("log", 'A learner, and a log: `read_log("digits/wide")`', "python log.py", RECORD),
     ("command-plugins", "The plugins that are installed", "loopkit plugins", ""),
     ("command-plugin", "One of them", "loopkit plugins early_stopping", ""),

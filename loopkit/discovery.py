@@ -69,13 +69,18 @@ ELSEWHERE = {
 SUBCOMMANDS = {
     "eject": "loopkit-eject",
     "explain": "loopkit-files",
+    "hooks": "loopkit-testing",
     "mlflow": "loopkit-mlflow",
     "monitor": "loopkit-monitor",
+    "new-backend": "loopkit-testing",
+    "new-phase": "loopkit-testing",
+    "new-plugin": "loopkit-testing",
     "replay": "loopkit-insight",
     "report": "loopkit-monitor",
     "run": "loopkit-files",
     "runs": "loopkit-monitor",
     "sharded": "loopkit-sharded",
+    "verify-resume": "loopkit-testing",
     "watch": "loopkit-monitor",
 }
 """Subcommands that the project's distributions add, and which one to install for each."""

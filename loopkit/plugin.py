@@ -86,11 +86,11 @@ class Plugin(Protocol):
     # When a check asks for it
 
     syncs: tuple[str, ...] | bool
-    """Hooks of steps in which it may wait for the device, since it must; True for all. `loopkit.testing` refuses a wait
+    """Hooks of steps in which it may wait for the device, since it must; True for all. `loopkit_testing` refuses a wait
     in others. Without it, none."""
     volatile: tuple[str, ...]
     """Keys of its state, and names that it logs, whose values two equal runs need not share, such as measured seconds.
-    `loopkit.testing` leaves them out."""
+    `loopkit_testing` leaves them out."""
 
     # To save its state
 

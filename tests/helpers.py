@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from loopkit_testing import Case, check_plugin
+from loopkit_testing.declaration import declaration
 from torch import nn
 
 from loopkit import Event, Learner, hookimpl
 from loopkit.hooks import hooks
-from loopkit.testing import Case, check_plugin
-from loopkit.testing.declaration import declaration
 
 
 class Late:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import gc
 import io
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,6 @@ import loopkit
 from loopkit import checkpoint, cli
 from loopkit.discovery import SUBCOMMANDS
 from loopkit.errors import LoopkitError
-from loopkit.hooks import STATES
 from loopkit.plugins import Checkpoint
 from loopkit.reference import public_modules
 
@@ -193,9 +190,7 @@ def added(tmp_path, monkeypatch):
         "def fail(words):\n    raise FileNotFoundError('no such run')\n\n"
         "number = 3\n"
     )
-    lines = "".join(
-        f"{name} = added_commands:{name}\n" for name in ("main", "leave", "fail", "number", "verify-resume")
-    )
+    lines = "".join(f"{name} = added_commands:{name}\n" for name in ("main", "leave", "fail", "number", "plugins"))
     install(tmp_path, "loopkit-added", f"[loopkit.commands]\n{lines}", added_commands=source)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     yield tmp_path
@@ -205,8 +200,8 @@ def added(tmp_path, monkeypatch):
 def test_subcommand_of_another_distribution_is_imported_when_it_is_named(added, capsys):
     assert "from other distributions: " in (text := " ".join(run(capsys, "--help")[1]))
     assert "main (loopkit-added)" in text
-    assert "verify-resume (loopkit-added)" not in text  # the own one counts
-    assert run(capsys, "verify-resume", "--help")[1][0].startswith("usage: loopkit verify-resume")
+    assert "plugins (loopkit-added)" not in text  # the own one counts
+    assert run(capsys, "plugins", "--help")[1][0].startswith("usage: loopkit plugins")
     assert "added_commands" not in sys.modules
     assert run(capsys, "main")[:2] == (0, ["main"])
     assert run(capsys, "main", "--epochs", 3)[:2] == (3, ["main --epochs 3"])
@@ -308,35 +303,6 @@ def test_api_finds_a_name_whose_case_differs(capsys):
     assert run(capsys, "api", "logto")[1][0].startswith("    LogTo(")
 
 
-def test_hooks_prints_a_table_of_each_kind_of_name(capsys):
-    code, lines, _ = run(capsys, "hooks")
-    assert code == 0
-    heads = [line for line, below in pairwise(lines) if set(below) == {"="}]
-    assert heads == ["hooks", "states", "words", "provides", "checks"]
-    shown = [re.sub(" +", " ", line) for line in lines]
-    assert any(line.startswith("update_end The optimizer has changed the parameters;") for line in shown)
-    one = run(capsys, "hooks", "states")[1]
-    assert (one[0], len(one) > len(STATES)) == ("states", True)
-    assert json.loads("\n".join(run(capsys, "hooks", "grads", "--json")[1])) == {
-        "states": [{"state": "grads", "what it is": STATES["grads"], "doc": STATES["grads"]}]
-    }
-
-
-def test_hooks_of_one_name_prints_all_that_is_said_of_it(capsys):
-    code, lines, _ = run(capsys, "hooks", "update_begin")
-    assert (code, lines[0]) == (0, "hooks: update_begin, event, learner, phase, epoch, step")
-    assert "    it fires after each evaluation of the closure." in lines
-    assert [line for line in run(capsys, "hooks", "progress")[1] if line[0] != " "] == [
-        "states: progress",
-        "provides: progress",
-    ]
-    assert run(capsys, "hooks", "reads")[1][0] == "words: reads, hook, class, to look on"
-    assert run(capsys, "hooks", "no_graph_kept")[1][1].startswith("    A step's graphs are freed before")
-    code, out, (line,) = run(capsys, "hooks", "grad")
-    assert (code, out) == (2, [])
-    assert "there is no hook, state, word or check 'grad' (did you mean 'grads'?): `loopkit hooks` lists them" in line
-
-
 def test_help_needs_no_torch():
     """The module itself: the package's own imports come before it."""
     code = (
@@ -345,12 +311,12 @@ def test_help_needs_no_torch():
         f"package.__path__ = {list(loopkit.__path__)!r}\n"
         "sys.modules['loopkit'] = package\n"
         "from loopkit.cli import main\n"
-        "assert main(['verify-resume', '--help']) == 0\n"
+        "assert main(['plugins', '--help']) == 0\n"
         "assert not {'torch', 'numpy', 'pluggy'} & sys.modules.keys()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "Prove that a run" in done.stdout
+    assert "List the plugins" in done.stdout
 
 
 def test_program_alone_freezes_what_it_imported_and_a_caller_is_left_alone(monkeypatch, capsys):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import on
+from loopkit_testing import check_plugin
 from torch import nn
 from torch.nn.functional import mse_loss
 
@@ -14,7 +15,6 @@ from loopkit.checkpoint import best, load_weights
 from loopkit.errors import PhaseError, PhaseInputError, PluginConflict, PluginError
 from loopkit.metrics import F1
 from loopkit.plugins import Checkpoint, ClipGradNorm
-from loopkit.testing import check_plugin
 
 
 def sgd(params):

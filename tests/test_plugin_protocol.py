@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 
 import pytest
+from loopkit_testing.hooks_tables import tables
 
-from loopkit.commands.hooks import tables
 from loopkit.hooks import hooks
 from loopkit.plugin import Plugin
 

@@ -25,7 +25,6 @@ from loopkit.plugins import (
 )
 from loopkit.result import FitResult
 from loopkit.schedules import cosine
-from loopkit.summary import summarize
 from loopkit.tabular import html
 
 
@@ -132,13 +131,6 @@ def test_explanation_of_the_standard_stack_fits_a_screen():
     lines = str(made(*stack, accumulate=2).explain()).splitlines()
     assert len(lines) < 24
     assert max(map(len, lines)) < 100
-
-
-def test_summary_is_two_tables(batches):
-    told = summarize(made(standard=False), batches[0])
-    assert repr(told) == str(told)
-    assert told._repr_html_().count("<table>") == 2
-    assert "26 parameters" in told._repr_html_()
 
 
 def test_log_shows_each_name_once(tmp_path, batches):

@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 from helpers import halved
+from loopkit_testing import ContractError, check_plugin
 from torch import nn
 
 from distributed.processes import run
@@ -16,7 +17,6 @@ from loopkit import Learner, hookimpl
 from loopkit.data import TensorLoader
 from loopkit.distributed import World
 from loopkit.errors import NonFiniteError, PluginError, WorldError
-from loopkit.lr_finder import LRFinder
 from loopkit.plugins import (
     DDP,
     FSDP,
@@ -33,7 +33,6 @@ from loopkit.plugins import (
     throttle,
 )
 from loopkit.schedules import cosine
-from loopkit.testing import ContractError, check_plugin
 
 SIZE = 4  # samples of a process in a step
 STEPS = 10
@@ -453,13 +452,3 @@ def test_throttle_by_seconds_is_refused():
 
     one, other = run(each, 2)
     assert one == other
-
-
-def test_lr_finder_is_refused():
-    def each(rank):
-        learner, _ = make_learner(rank)
-        with pytest.raises(WorldError, match="in one process alone, with 2 times the batch_size"):
-            LRFinder().run(learner, TensorLoader(*samples(), batch_size=SIZE))
-        return True
-
-    assert run(each, 2) == [True, True]

@@ -7,7 +7,6 @@ import warnings
 
 import pytest
 import torch
-from test_verify_resume import forked
 from torch import nn
 
 from life.runs import STEPS, at, end, kill, killed, make, rows, same, sigterm, train, val
@@ -15,7 +14,6 @@ from loopkit import Learner, TrainingPhase, ValidationPhase, every
 from loopkit.data import from_function
 from loopkit.errors import LoopkitError, PhaseError
 from loopkit.plugins import Checkpoint, History, Metrics
-from loopkit.verify_resume import verify_resume
 
 PLACES = random.Random(0).sample([(epochs, index) for epochs in range(2) for index in range(STEPS)], 4)
 
@@ -281,42 +279,6 @@ def test_attributes_that_are_volatile_are_not_warned_of(tmp_path):
 
 def test_phase_that_changes_nothing_is_not_warned_of(tmp_path):
     assert warned(TrainingPhase(), tmp_path) == []
-
-
-SCRIPT = """
-import warnings
-import torch
-from loopkit import TrainingPhase
-from loopkit.testing import tiny_problem
-
-warnings.simplefilter("default")
-
-
-class Reinforces(TrainingPhase):
-    def __init__(self):
-        super().__init__()
-        self.baseline = 0.0
-
-    def loss(self, learner, outputs, targets):
-        self.baseline = 0.5 * self.baseline + 0.5 * float(outputs.detach().mean())
-        return learner.loss_fn(outputs, targets) + self.baseline * outputs.mean()
-
-
-def make():
-    torch.manual_seed(0)
-    problem = tiny_problem()
-    return problem.learner(phases=[Reinforces()]), {"train": problem.train, "val": problem.val, "epochs": 2}
-"""
-
-
-def test_verify_resume_points_at_a_phase_that_keeps_unsaved_state(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    (tmp_path / "reinforces.py").write_text(SCRIPT)
-    *_, found = verify_resume(f"{tmp_path}/reinforces.py:make", kill_at=[3], launch=forked)
-    assert found.problem.startswith("DIFFERENT")
-    assert "phase 'train'" in found.problem
-    assert "baseline" in found.problem
 
 
 def test_string_in_the_place_of_names_is_refused_with_the_comma():

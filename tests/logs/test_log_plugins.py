@@ -9,14 +9,14 @@ import pytest
 import torch
 from distributed.processes import run
 from helpers import differences, on
+from loopkit_testing import Case
+from loopkit_testing.processes import compared, train_together
 from torch import nn
 
 from logs.together import FAILURES, fit, fit_in_two, make, trained
 from loopkit import Learner
 from loopkit.logs import read_log
 from loopkit.plugins import LogHyperparameters, LogMetrics, LogTo
-from loopkit.testing import Case
-from loopkit.testing.processes import compared, train_together
 
 
 def logging(log: Path) -> list[Any]:

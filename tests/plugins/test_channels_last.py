@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from loopkit_testing import Problem, check_plugin
 from torch import nn
 
 from loopkit import Learner, hookimpl
 from loopkit.batches import map_tensors
 from loopkit.plugins.channels_last import ChannelsLast
 from loopkit.plugins.to_device import ToDevice
-from loopkit.testing import Problem, check_plugin
 
 LAST = torch.channels_last
 Pair = collections.namedtuple("Pair", "image label")

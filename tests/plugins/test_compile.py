@@ -5,12 +5,12 @@ import io
 
 import pytest
 import torch
+from loopkit_testing import check_plugin, tiny_problem
 from torch import nn
 
 from loopkit import Learner, hookimpl
 from loopkit.plugins.compile import Compile
 from loopkit.plugins.to_device import ToDevice
-from loopkit.testing import check_plugin, tiny_problem
 
 
 @pytest.fixture(autouse=True)

@@ -5,13 +5,13 @@ import warnings
 
 import pytest
 import torch
+from loopkit_testing import check_plugin, tiny_problem
 from torch import nn
 
 from loopkit import Learner, Phase, hookimpl
 from loopkit.errors import PluginError
 from loopkit.events import BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, UpdateSkipped
 from loopkit.plugins.cuda_graph import CudaGraph
-from loopkit.testing import check_plugin, tiny_problem
 
 
 class Emulated(CudaGraph):

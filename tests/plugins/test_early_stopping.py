@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from helpers import on
+from loopkit_testing import check_plugin, tiny_problem
 
 from loopkit import CancelEpoch, every, hookimpl
 from loopkit.checkpoint import best
@@ -25,7 +26,6 @@ from loopkit.errors import PluginError
 from loopkit.metrics import F1, Accuracy
 from loopkit.plugins import Checkpoint, Metrics, Plateau
 from loopkit.plugins.early_stopping import EarlyStopping
-from loopkit.testing import check_plugin, tiny_problem
 
 NAN = math.nan
 

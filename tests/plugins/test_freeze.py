@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from loopkit_testing import check_plugin
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.optim import SGD, AdamW
@@ -13,7 +14,6 @@ from torch.optim import SGD, AdamW
 from loopkit import Learner, TrainingPhase, every, hookimpl
 from loopkit.errors import PluginConflict, PluginError
 from loopkit.plugins.freeze import EvalMode, Freeze
-from loopkit.testing import check_plugin
 
 EPOCHS, LENGTH = 4, 3
 

@@ -8,13 +8,13 @@ import math
 import pytest
 import torch
 from helpers import batches, make_learner, on, raising
+from loopkit_testing import check_plugin
 from torch import nn
 
 from loopkit import CancelStep, Learner, Phase
 from loopkit.errors import OrderError, PluginError
 from loopkit.events import BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, UpdateSkipped
 from loopkit.plugins.gradients import ClipGradNorm, ClipGradValue, GradNoise, GradNorm
-from loopkit.testing import check_plugin
 
 SHAPES = ((3, 4), (5,), (2, 3, 2), (1,))
 NORM_TYPES = (1.0, 2, 2.0, 3.5, math.inf)

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from helpers import EventLog, on, raising
+from loopkit_testing import check_plugin, tiny_problem
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,7 +18,6 @@ from loopkit.errors import PhaseError, PluginConflict, PluginError
 from loopkit.plugins.gradients import ClipGradNorm, GradNorm
 from loopkit.plugins.mixed_precision import MixedPrecision
 from loopkit.plugins.schedule import Schedule
-from loopkit.testing import check_plugin, tiny_problem
 
 SIZES = (4, 4, 4, 4, 4, 4, 4, 3)  # a tail of two steps in windows of 3
 DTYPES = ["float32", "bfloat16", "float16"]

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 from helpers import on
+from loopkit_testing import check_plugin
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.optim import SGD, AdamW, lr_scheduler
@@ -19,7 +20,6 @@ from loopkit.groups import param_groups
 from loopkit.plugins.metrics import Metrics
 from loopkit.plugins.schedule import Plateau, Schedule, TorchSchedule
 from loopkit.schedules import constant, cosine, linear, one_cycle_momentum, warmup
-from loopkit.testing import check_plugin
 
 EPOCHS, LENGTH = 2, 6
 TOTAL = EPOCHS * LENGTH

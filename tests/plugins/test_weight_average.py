@@ -6,6 +6,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from helpers import on, raising
+from loopkit_testing import check_plugin, tiny_problem
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn, update_bn
@@ -16,7 +17,6 @@ from loopkit.events import BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, U
 from loopkit.plugins import Metrics
 from loopkit.plugins.early_stopping import EarlyStopping
 from loopkit.plugins.weight_average import WeightAverage
-from loopkit.testing import check_plugin, tiny_problem
 
 
 @pytest.fixture(autouse=True)

@@ -1,9 +1,8 @@
 """A small problem with images."""
 
 import torch
+from loopkit_testing import Problem, tiny_problem
 from torch import nn
-
-from loopkit.testing import Problem, tiny_problem
 
 CLASSES = 3
 

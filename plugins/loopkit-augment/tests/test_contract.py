@@ -2,10 +2,10 @@
 
 import pytest
 from distributed.processes import run
+from loopkit_testing import Case, plugin_contract
+from loopkit_testing.processes import compared, train_together
 from problems import CLASSES, images
 
-from loopkit.testing import Case, plugin_contract
-from loopkit.testing.processes import compared, train_together
 from loopkit_augment import CutMix, LabelSmoothing, Mixup
 
 FORKED = {"two_processes": "it is test_plugin_keeps_in_two_processes, which starts them faster"}

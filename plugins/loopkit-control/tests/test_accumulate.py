@@ -3,13 +3,13 @@
 import pytest
 import torch
 from helpers import on
+from loopkit_testing import check_plugin
 from torch import nn
 
 from loopkit import Learner
 from loopkit.data import TensorLoader
 from loopkit.errors import PluginConflict, PluginError
 from loopkit.plugin import has_a_say
-from loopkit.testing import check_plugin
 from loopkit_control import Accumulate
 
 INPUTS = torch.randn(44, 3, generator=torch.Generator().manual_seed(0))

@@ -4,12 +4,12 @@ import threading
 
 import pytest
 from helpers import on
+from loopkit_testing import check_plugin
 from test_accumulate import bits, data, made
 
 from loopkit.criteria import NumberLimit
 from loopkit.errors import PluginError
 from loopkit.plugins import EarlyStopping
-from loopkit.testing import check_plugin
 from loopkit_control import AtLeast
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import on
+from loopkit_testing import check_plugin
 from pages import run_page
 from test_accumulate import bits, data, made
 
 from loopkit.errors import PluginError
 from loopkit.options import options_of
-from loopkit.testing import check_plugin
 from loopkit_control import Deadline
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from distributed.processes import run
 from helpers import EventLog, on
+from loopkit_testing import check_plugin
 from torch import nn
 
 from loopkit import Learner, TrainingPhase
@@ -13,7 +14,6 @@ from loopkit.data import TensorLoader
 from loopkit.errors import PhaseError, PluginError
 from loopkit.metrics import Accuracy
 from loopkit.plugins import DDP, ClipGradNorm, Metrics, MixedPrecision
-from loopkit.testing import check_plugin
 from loopkit_control import MicroBatch
 
 INPUTS = torch.randn(44, 6, generator=torch.Generator().manual_seed(0))

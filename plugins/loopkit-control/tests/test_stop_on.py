@@ -3,13 +3,13 @@
 import pytest
 import torch
 from helpers import on
+from loopkit_testing import check_plugin
 from test_accumulate import INPUTS, TARGETS, bits, data, made
 from torch import nn
 
 from loopkit.criteria import Criterion, Divergence, InvalidValue, NumberLimit, NumberSinceBest, ProgressQuotient
 from loopkit.data import TensorLoader
 from loopkit.errors import PluginError
-from loopkit.testing import check_plugin
 from loopkit_control import StopOn
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import batches, make_learner
+from loopkit_testing import check_plugin
 from pages import run_page
 from torch import nn
 
@@ -13,7 +14,6 @@ from loopkit import Learner, sharded
 from loopkit.checkpoint import load_weights
 from loopkit.errors import PhaseError, PluginError
 from loopkit.plugins import Metrics, WeightAverage
-from loopkit.testing import check_plugin
 from loopkit_export import SaveWeights, export, load
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torch.export

@@ -1062,7 +1062,7 @@ def test_differences_name_places():
 
 
 def test_save_config_keeps_the_contract(tmp_path):
-    from loopkit.testing import check_plugin
+    from loopkit_testing import check_plugin
 
     check_plugin(lambda: SaveConfig(Config({"fit": {"epochs": 1}}), [tmp_path]))
 

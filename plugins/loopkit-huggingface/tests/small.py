@@ -4,10 +4,10 @@ import copy
 from functools import partial
 
 import torch
+from loopkit_testing import Problem
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
 from loopkit import Learner
-from loopkit.testing import Problem
 from loopkit_huggingface import PredictionPhase, TrainingPhase, ValidationPhase
 
 VOCABULARY, LENGTH = 40, 12

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from loopkit_testing import plugin_contract
 from small import VOCABULARY, bert, classes, gpt2, learner, phases, problem, same, sgd, texts, weights
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -16,7 +17,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel, P
 from loopkit import Learner, hookimpl
 from loopkit.errors import PluginError
 from loopkit.plugins import Checkpoint, EarlyStopping, Metrics, WeightAverage
-from loopkit.testing import plugin_contract
 from loopkit_huggingface import SavePretrained
 
 

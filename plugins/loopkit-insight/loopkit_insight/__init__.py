@@ -13,16 +13,20 @@ from loopkit_insight.log_gradients import LogGradients
 from loopkit_insight.log_histograms import LogHistograms
 from loopkit_insight.log_predictions import LogPredictions
 from loopkit_insight.log_resources import LogResources
+from loopkit_insight.lr_finder import LRFinder, LRFinderResult
 from loopkit_insight.module_profile import ModuleProfile
 from loopkit_insight.peak_memory import PeakMemory
 from loopkit_insight.profile import Profile
 from loopkit_insight.replay_bundle import ReplayBundle, replay
+from loopkit_insight.summary import Summary, summarize
 from loopkit_insight.watch import Watch
 
 __version__ = "0.1.0"
 __all__ = [
     "Cost",
     "FindSyncs",
+    "LRFinder",
+    "LRFinderResult",
     "LogGradients",
     "LogHistograms",
     "LogPredictions",
@@ -31,7 +35,9 @@ __all__ = [
     "PeakMemory",
     "Profile",
     "ReplayBundle",
+    "Summary",
     "Sync",
     "Watch",
     "replay",
+    "summarize",
 ]

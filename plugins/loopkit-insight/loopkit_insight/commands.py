@@ -31,7 +31,7 @@ def replay(options: argparse.Namespace) -> int:
 
     from loopkit.checkpoint.storage import read_manifest
     from loopkit.hooks import hookimpl
-    from loopkit.verify_resume import made
+    from loopkit.scripts import made
     from loopkit_insight.replay_bundle import replay as run_again
 
     class Begun:

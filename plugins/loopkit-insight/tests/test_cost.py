@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import pytest
 import torch
 from helpers import batches, on, raising
+from loopkit_testing import tiny_problem
 from torch import nn
 
 from loopkit import CancelStep, Learner, PredictionPhase, hookimpl
 from loopkit.logs import Backend, Table
 from loopkit.plugins import ClipGradNorm, LogTo, Metrics, MixedPrecision
-from loopkit.testing import tiny_problem
 from loopkit_insight import Cost, FindSyncs, ModuleProfile
 
 

@@ -7,13 +7,13 @@ import inspect
 import numpy as np
 import pytest
 import torch
+from loopkit_testing import tiny_problem
 from torch import nn
 
 from loopkit import Learner, TrainingPhase, hookimpl
 from loopkit.logs import Backend, Table
 from loopkit.plugins import ClipGradNorm, GradNorm, LogTo, Metrics, Schedule
 from loopkit.schedules import cosine
-from loopkit.testing import tiny_problem
 from loopkit_insight import FindSyncs, Sync
 
 

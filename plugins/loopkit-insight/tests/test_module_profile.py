@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from helpers import on, raising
+from loopkit_testing import tiny_problem
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -15,7 +16,6 @@ from loopkit import CancelStep, Learner
 from loopkit.errors import PluginError
 from loopkit.logs import Backend, Table
 from loopkit.plugins import ClipGradNorm, LogTo, Metrics
-from loopkit.testing import tiny_problem
 from loopkit_insight import ModuleProfile
 
 TIMES = ("forward", "forward own", "backward", "backward own")

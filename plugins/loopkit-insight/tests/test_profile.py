@@ -7,11 +7,11 @@ import pytest
 import torch
 from distributed.processes import run
 from helpers import on, raising
+from loopkit_testing import tiny_problem
 
 from loopkit import CancelStep
 from loopkit.errors import PluginError
 from loopkit.plugins import DDP
-from loopkit.testing import tiny_problem
 from loopkit_insight import Profile
 
 

@@ -7,6 +7,7 @@ import weakref
 import pytest
 import torch
 from distributed.processes import run
+from loopkit_testing import tiny_problem
 from torch import nn
 
 from loopkit import CancelStep, Learner, Phase, hookimpl
@@ -14,7 +15,6 @@ from loopkit.data import TensorLoader
 from loopkit.errors import PluginError
 from loopkit.metrics import Mean
 from loopkit.plugins import DDP
-from loopkit.testing import tiny_problem
 from loopkit_insight import Watch
 
 SIZES = (4, 4, 3)  # the last batch is smaller

@@ -39,7 +39,7 @@ REFUSED = {
     "EMAWeightAveraging": "it swaps the module that the loop trains; use loopkit.plugins.WeightAverage",
     "BaseFinetuning": "it adds parameters to the optimizer; use loopkit.plugins.Freeze",
     "BackboneFinetuning": "it adds parameters to the optimizer; use loopkit.plugins.Freeze",
-    "LearningRateFinder": "it runs fits of its own; use loopkit.lr_finder",
+    "LearningRateFinder": "it runs fits of its own; use LRFinder of loopkit-insight",
     "BatchSizeFinder": "it runs fits of its own, and changes the data",
     "ModelPruning": "it rewrites parameters, and what checkpoints hold of them",
     "ModelSummary": "it reads a whole LightningModule; log loopkit.logs.Graph(model)",

@@ -39,7 +39,7 @@ REFUSED = {
     "ModelCheckpoint": "it writes pickles; loopkit.plugins.Checkpoint saves and resumes the whole run",
     "DiskSaver": "it writes pickles; loopkit.plugins.Checkpoint saves and resumes the whole run",
     "EMAHandler": "it keeps a second model, whose state it does not save; use loopkit.plugins.WeightAverage",
-    "FastaiLRFinder": "it runs and resets the loop; use loopkit.lr_finder",
+    "FastaiLRFinder": "it runs and resets the loop; use LRFinder of loopkit-insight",
     "ReduceLROnPlateauScheduler": "it writes a temporary pickle; use loopkit.plugins.Plateau",
     "BatchSizeScheduler": "it owns the loop's data",
     "StateParamScheduler": "it sets attributes of an engine's state, which nothing reads here; use Schedule",

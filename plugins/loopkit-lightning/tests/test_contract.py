@@ -3,10 +3,10 @@
 import io
 
 import torch
+from loopkit_testing import plugin_contract
 from trainers import pl  # imports Lightning, whose warnings it silences
 
 from loopkit.plugins import Metrics
-from loopkit.testing import plugin_contract
 from loopkit_lightning import IgniteHandler, LightningCallback
 
 MEASURED = [

@@ -1,9 +1,9 @@
 """The plugin keeps the contract of plugins, alone and in two processes."""
 
 from distributed.processes import run
+from loopkit_testing import Case, plugin_contract
+from loopkit_testing.processes import compared, train_together
 
-from loopkit.testing import Case, plugin_contract
-from loopkit.testing.processes import compared, train_together
 from loopkit_local import AverageParameters, EverySteps
 
 FORKED = {"two_processes": "it is test_plugin_keeps_in_two_processes, which starts them faster"}

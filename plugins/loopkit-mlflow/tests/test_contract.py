@@ -3,8 +3,8 @@
 import os
 
 import pytest
+from loopkit_testing import plugin_contract
 
-from loopkit.testing import plugin_contract
 from loopkit_mlflow import mlflow
 
 

@@ -2,8 +2,9 @@
 
 import tempfile
 
+from loopkit_testing import plugin_contract
+
 from loopkit.plugins import ClipGradNorm, LogMetrics, LogTo, Metrics
-from loopkit.testing import plugin_contract
 from loopkit_monitor import Monitor, Report
 
 PLACE = tempfile.TemporaryDirectory()

@@ -5,12 +5,12 @@ import warnings
 import optuna
 import pytest
 import torch
+from loopkit_testing import EventLog, plugin_contract, tiny_problem
 from torch import nn
 
 from loopkit import Learner, every, hookimpl
 from loopkit.errors import PluginError, StateError
 from loopkit.plugins import Checkpoint, Metrics
-from loopkit.testing import EventLog, plugin_contract, tiny_problem
 from loopkit_optuna import OptunaPruning
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from loopkit_testing import check_plugin
 from torch import nn
 
 from loopkit import Learner, every, hookimpl
 from loopkit.errors import PluginError
 from loopkit.plugins import Checkpoint, SaveOptions
-from loopkit.testing import check_plugin
 
 pytest.importorskip("ray", reason="Ray is not installed")
 

@@ -12,6 +12,7 @@ import torch
 from distributed.processes import run
 from helpers import on
 from life.runs import Killed, at, end, kill, make, same, train, val, whole
+from loopkit_testing import check_plugin
 from pages import run_page
 from shaky import URL, Shaky, shaky  # noqa: F401 - a fixture
 
@@ -21,7 +22,6 @@ from loopkit.checkpoint.storage import MANIFEST
 from loopkit.errors import PluginError
 from loopkit.logs import read_log
 from loopkit.plugins import DDP, Checkpoint, LogMetrics, LogTo
-from loopkit.testing import check_plugin
 from loopkit_remote import RemoteError, Upload, download, upload
 from loopkit_remote.store import Store
 from loopkit_remote.transfer import Mirror

@@ -2,9 +2,9 @@
 
 import pytest
 from distributed.processes import run
+from loopkit_testing import Case, plugin_contract
+from loopkit_testing.processes import compared, train_together
 
-from loopkit.testing import Case, plugin_contract
-from loopkit.testing.processes import compared, train_together
 from loopkit_sam import ASAM, SAM
 
 FORKED = {"two_processes": "it is test_plugin_keeps_in_two_processes, which starts them faster"}

@@ -2,7 +2,8 @@
 
 import tempfile
 
-from loopkit.testing import plugin_contract
+from loopkit_testing import plugin_contract
+
 from loopkit_sharded import ShardedCheckpoint
 
 FORKED = {"two_processes": "its directory has to be that of all of them: see test_checkpoint.py"}

@@ -9,6 +9,7 @@ import tempfile
 import pytest
 import torch
 from conftest import LogLoss, LogOnce
+from loopkit_testing import plugin_contract
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
 import loopkit_tensorboard.backend
@@ -16,7 +17,6 @@ from loopkit import hookimpl
 from loopkit.errors import LogError, PluginError
 from loopkit.logs import Run, Text
 from loopkit.plugins import LogTo
-from loopkit.testing import plugin_contract
 from loopkit_tensorboard import TensorBoard, tensorboard
 
 DIRECTORY = tempfile.mkdtemp()

@@ -1,8 +1,8 @@
 """The plugin keeps the contract of plugins."""
 
 import pytest
+from loopkit_testing import plugin_contract, tiny_problem
 
-from loopkit.testing import plugin_contract, tiny_problem
 from loopkit_whole_step import WholeStep
 
 

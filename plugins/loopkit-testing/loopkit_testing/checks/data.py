@@ -1,0 +1,141 @@
+"""Checks of what a plugin does to the data, and of what it makes of them."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import Tensor
+
+from loopkit.errors import PluginError
+from loopkit.hooks import Target, hookimpl
+from loopkit.learner import Learner
+from loopkit.plugin import plugin_name
+from loopkit_testing.bits import difference, plain, tensors_in
+from loopkit_testing.case import Case, seed_all
+from loopkit_testing.ends import watched_ends
+from loopkit_testing.troubles import Disturbance
+
+
+def loader_kept(case: Case) -> list[str]:
+    """The tensors that the loader gives are not changed in place: they may be the data set itself.
+
+    Observed by the versions of the tensors, before and after each call of a hook, and of both ends of a context. That
+    a plugin declares ``updates=("batch",)`` does not help: it changes a copy, or puts another batch in its place.
+    """
+    plugins = case.plugins()
+    watch = _LoaderWatch(plugin_name(plugins[0]))
+    case.bench([*plugins, Disturbance(), watch]).train(epochs=1, load=watch.given)
+    return [
+        f"{hook} changes one of the loader's tensors in place (of shape {shape}): it may be the data set itself, which "
+        f"would change with every epoch. Make another one (x * 2, not x.mul_(2)), or change x.clone(), and put that in "
+        f"its place"
+        for hook, shape in watch.found.items()
+    ]
+
+
+class _LoaderWatch:
+    """Looks at the versions of the loader's tensors around the calls of one plugin."""
+
+    name = "~loader_watch"
+
+    def __init__(self, plugin: str) -> None:
+        self.plugin = plugin
+        self.found: dict[str, tuple[int, ...]] = {}
+        self._tensors: list[Tensor] = []
+
+    def given(self, batches: list[Any]) -> list[Any]:
+        """What the fit is given."""
+        self._tensors += tensors_in(batches)
+        return batches
+
+    @hookimpl
+    def instrument_call(self, target: Target, call: Callable[..., Any]) -> Callable[..., Any]:
+        hook = target.hook
+        if target.plugin != self.plugin:
+            return call
+
+        def watched(*values: Any) -> Any:
+            with self._during(hook):
+                result = call(*values)
+            return (
+                watched_ends(result, lambda: self._during(hook))
+                if hook.endswith("_context") and result is not None
+                else result
+            )
+
+        return watched
+
+    @contextmanager
+    def _during(self, hook: str) -> Iterator[None]:
+        before = [tensor._version for tensor in self._tensors]
+        try:
+            yield
+        finally:
+            for tensor, version in zip(self._tensors, before, strict=False):
+                if tensor._version != version:
+                    self.found.setdefault(hook, tuple(tensor.shape))
+
+
+def metrics_reset(case: Case) -> list[str]:
+    """What it makes of an epoch's data does not depend on the epochs before: its metrics begin anew.
+
+    An epoch of other data comes first, in which no update is made; then one that is compared with that of a fresh
+    plugin. A metric that is meant to go on is named in ``volatile``. `PluginError` or
+    ``ValueError`` refuses a loop of one's own, or a second epoch in it, plainly.
+    """
+    plugins = case.plugins()
+    problem = case.problem()
+    found = []
+    for phase, data in ((case.val_phase, problem.val), (case.train_phase, problem.train)):
+        if not data or len(data) < 2:
+            continue
+        try:
+            alone = _metrics(case, phase, data, first=False)
+            after = _metrics(case, phase, data, first=True)
+        except (PluginError, ValueError):
+            continue
+        ignored = case.ignored(plugins)
+        for name in alone.keys() & after.keys():
+            volatile = any(fnmatchcase(each, name) or fnmatchcase(each, name.partition("/")[2]) for each in ignored)
+            if not volatile and difference(alone[name], after[name], name, ()):
+                found.append(
+                    f"metrics[{name!r}] is {after[name]!r} where another epoch came before, and {alone[name]!r} "
+                    f"without: begin anew in each epoch, with epoch.store(self), which is empty then; or, if it is "
+                    f'meant to go on, say volatile = ("{name.partition("/")[2]}",) in the class'
+                )
+    return found
+
+
+class _NoUpdates:
+    name = "~no_updates"
+
+    @hookimpl
+    def update_begin(self, step: Any) -> None:
+        step.skip_update("a vote of a test")
+
+
+def _metrics(case: Case, phase: str, data: list[Any], first: bool) -> dict[str, Any]:
+    """What a plugin alone adds to the metrics of an epoch over the last batch."""
+    batches = copy.deepcopy(data)
+
+    def run(plugins: list[Any]) -> dict[str, Any]:
+        seed_all()
+        learner: Learner = case.bench([*plugins, _NoUpdates()])
+        state = copy.deepcopy({name: model.state_dict() for name, model in learner.models.items()})
+        with warnings.catch_warnings(), learner.rounds():
+            warnings.simplefilter("ignore")
+            for part in ([batches[:-1]] if first else []) + [batches[-1:]]:
+                for name, model in learner.models.items():
+                    model.load_state_dict(state[name])
+                seed_all()
+                learner.run(phase, part)
+        return {name: plain(value) for name, value in learner.metrics.items()}
+
+    plugins = case.plugins()
+    others = run(case.plugins()[1:]) if len(plugins) > 1 else {}
+    return {name: value for name, value in run(plugins).items() if name not in others}

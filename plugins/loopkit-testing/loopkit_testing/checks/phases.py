@@ -1,0 +1,71 @@
+"""The check under phases that the plugin's author never saw."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from loopkit.errors import StepStateError
+from loopkit.phases import PredictionPhase
+from loopkit_testing.case import Case, described, refuses_model
+from loopkit_testing.problems import adversarial_problem, tiny_problem
+from loopkit_testing.troubles import Adversarial, Bare, NoBackward, Strange, TwoBackwards
+
+
+class _Stream:
+    """Data that do not know how many they are."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
+def unknown_phases(case: Case) -> list[str]:
+    """It works under phases that its author never saw, with accumulation, and with data that have no length.
+
+    They are: a phase without backward, one with two models, two optimizers and two backwards, one with two backwards
+    for one update, one whose step puts nothing on the step, and prediction; and validation and prediction outside of a
+    fit. A plugin that is for some phases only limits its hooks to them with ``@hookimpl(phase=...)``. A
+    `PluginError` in ``setup_model`` is a plain refusal of a model that does not suit the plugin.
+    """
+    broken = []
+    for phase in (NoBackward(), Adversarial(), TwoBackwards(), Bare(), PredictionPhase()):
+        problem = tiny_problem()
+        if isinstance(phase, Adversarial):
+            problem = adversarial_problem(problem.train)
+        try:
+            learner = problem.learner(plugins=case.plugins(), phases=(*case.phases, phase), standard=False)
+            with warnings.catch_warnings(), learner.rounds():
+                warnings.filterwarnings("ignore", message="plugin .* is never called")
+                for _ in range(2):
+                    learner.run(phase, problem.train)
+        except Exception as error:
+            if refuses_model(error):
+                continue
+            unset = next((e for e in (error, error.__cause__) if isinstance(e, StepStateError)), None)
+            hint = "; ask with getattr(step, ..., None), or limit the hook with @hookimpl(phase=...)" if unset else ""
+            what = phase.what if isinstance(phase, Strange) else "prediction (outputs alone)"
+            broken.append(f"under {what}, the fit {described(unset or error)}{hint}")
+    try:
+        case.bench(case.plugins(), accumulate=3).train()
+    except Exception as error:
+        if case.accumulates():
+            broken.append(f"with accumulate=3, the fit {described(error)}")
+    learner = case.bench(case.plugins())
+    try:
+        learner.train(load=_Stream)
+    except Exception as error:
+        broken.append(f"with data without a length, where epoch.length is None, the fit {described(error)}")
+    learner = case.bench(case.plugins())
+    try:
+        if learner.problem.val is not None:
+            learner.evaluate(learner.problem.val, case.val_phase)
+    except Exception as error:
+        broken.append(
+            f"outside of a fit, where fit_begin does not come, a validation {described(error)}; what it needs it makes "
+            f"when it is made, or in setup_model"
+        )
+    return broken

@@ -1,0 +1,57 @@
+"""The subcommand that runs what a script makes: ``loopkit verify-resume``."""
+
+from __future__ import annotations
+
+import argparse
+
+from loopkit.cli import argument, say, standalone
+
+
+@standalone(
+    "verify-resume",
+    argument("target", metavar="SCRIPT.py:FUNCTION", help="a function that returns a learner's fit"),
+    argument("--kill-at", metavar="STEP", type=int, nargs="+", default=[], help="steps to kill at (default: a few)"),
+    argument("--signal", choices=("KILL", "TERM"), default="KILL", help="how to kill (default: KILL)"),
+    argument("--epochs", metavar="N", type=int, help="epochs of the fit, in place of those that the function gives"),
+    argument(
+        "--ignore",
+        metavar="KEY",
+        action="append",
+        default=["seconds"],
+        help="leave out what has this key in a state, as 'seconds' always is: measured times (may be given again)",
+    ),
+    argument("--timeout", metavar="SECONDS", type=float, default=600.0, help="for each process (default: 600)"),
+)
+def verify_resume(options: argparse.Namespace) -> int:
+    """Prove that a run with its plugins resumes exactly: kill it, resume it, and compare every bit.
+
+    FUNCTION takes no arguments and makes a new Learner. It returns its fit, not yet called:
+
+        def make_learner():
+            learner = Learner(model(), nn.MSELoss(), sgd, plugins=[MyPlugin()], seed=0)
+            return functools.partial(learner.fit, train, val, epochs=3)
+
+    or the learner with the arguments of its fit: return learner, {"train": train, "val": val, "epochs": 3}
+
+    The script runs as by `python SCRIPT.py`, but is not __main__. The fit runs whole, twice, and is then killed at
+    each STEP and resumed, each time in a process of its own. A checkpoint is saved at every update, in a temporary
+    directory; the learner's own plugin for checkpoints is left out. On a difference, the first plugin whose state
+    differs is named.
+
+    Exit code: 0 if every bit of the final states is the same, 1 if not, 2 if the run fails by itself.
+    """
+    from loopkit_testing.verify_resume import verify_resume as outcomes
+
+    problems = 0
+    for outcome in outcomes(
+        options.target,
+        kill_at=options.kill_at,
+        signal_name=options.signal,
+        epochs=options.epochs,
+        ignore=options.ignore,
+        timeout=options.timeout,
+    ):
+        say(str(outcome))
+        problems += bool(outcome.problem)
+    say("NOT VERIFIED: this run does not resume exactly" if problems else "verified: this run resumes exactly")
+    return 1 if problems else 0

@@ -1,0 +1,139 @@
+"""The weights after a step that made no update, compared with those before it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from torch import Tensor
+
+from loopkit.engine.step import Step
+from loopkit.hooks import hookimpl, hooks
+from loopkit.learner import Learner
+from loopkit.phases import Phase
+from loopkit.plugin import plugin_name
+from loopkit_testing.bits import difference, weights
+from loopkit_testing.case import Case
+from loopkit_testing.troubles import Trouble
+
+FIRST, LAST = "!!before", "~~after"
+UNTOUCHED = ("move_batch", "step_begin", "step_context")
+"""The hooks of a step that come before the model runs, which changes buffers by itself."""
+MOVED = "weights are left moved"
+
+
+class Guard:
+    """Compares, bit by bit, the weights after a step that made no update with those before it."""
+
+    def __init__(self, plugins: list[Any], trouble: Trouble | None = None) -> None:
+        self._trouble = trouble
+        self.plugins = [_Before(self), _After(self)]
+        self.order = [pair for p in plugins for pair in ([FIRST, plugin_name(p)], [plugin_name(p), LAST])]
+        self.whole = ""
+        """What differs after a step that nobody cancelled."""
+        self._moved = ""
+        self._off = False
+        self._untouched = False
+        self._before: dict[str, Tensor] = {}
+        self._updates = 0
+        self._at_work = False
+        """Whether an optimizer that evaluates a closure has been at the weights in this step."""
+
+    def arm(self, hook: str) -> None:
+        """The next step that makes no update ends in this hook."""
+        self._before, self._moved, self._untouched = {}, "", hook in UNTOUCHED
+
+    def switch_off(self) -> None:
+        """Compare nothing any more."""
+        self._off = True
+
+    def begin(self, learner: Learner) -> None:
+        """A step begins. It is not compared where other weights stand in the place of the models' own."""
+        self._at_work = False
+        over = self._trouble is not None and not self._trouble.armed
+        found = {} if self._off or over or learner.models.weights.by else weights(learner)
+        self._before = {name: tensor.clone() for name, tensor in found.items()}
+        self._updates = learner.progress.updates
+
+    def evaluated(self) -> None:
+        """An optimizer has evaluated its closure, and may move the weights to evaluate it again."""
+        self._at_work = True
+
+    def end(self, learner: Learner) -> str:
+        """A step has ended: the path of what differs, if it made no update, and no optimizer was at one."""
+        before, self._before = self._before, {}
+        if not before or self._at_work or learner.progress.updates != self._updates:
+            return ""
+        now, kept = weights(learner), _own(learner, self.order[0][1], self._untouched)
+        return difference({k: before[k] for k in kept}, {k: now[k] for k in kept}, "params", ())
+
+    def compare(self, learner: Learner) -> None:
+        """The step was cancelled, or has failed; not compared if a plugin has cancelled it by itself."""
+        moved = self.end(learner)
+        if self._trouble is None or not self._trouble.armed:
+            self._moved = self._moved or moved
+
+    def told(self) -> str:
+        """A message, if weights were left moved."""
+        if not self._moved:
+            return ""
+        return (
+            f"{MOVED}: the step made no update, and {self._moved} is not what it was before it. Put them back in "
+            f"backward_end, and with finally in a step_context, which is left after a cancel and an error too: "
+            f"backward_end comes after neither, and step_cancelled after no error"
+        )
+
+
+def _own(learner: Learner, plugin: str, untouched: bool) -> list[str]:
+    """The names of the parameters, and of the buffers if nothing has run that may change them."""
+    impls = [impl.entry for hook in hooks() for impl in learner._core.registry.implementations(hook)]
+    changed = {s.split(".")[0] for e in impls if e.plugin == plugin for s in (*e.updates, *e.writes)}
+    params = [f"{top}.{name}" for top, model in learner.models.items() for name, _ in model.named_parameters()]
+    now = weights(learner)
+    buffers = untouched and not changed & {"buffers", "model", "weights"}
+    return [name for name in now if buffers or name in params]
+
+
+class _Before:
+    name = FIRST
+    optional = ("update_begin",)
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+
+    @hookimpl
+    def step_begin(self, learner: Learner, phase: Phase) -> None:
+        if phase.training:
+            self.guard.begin(learner)
+
+    @hookimpl
+    def update_begin(self, step: Step) -> None:
+        if step.closure is not None:
+            self.guard.evaluated()
+
+
+class _After:
+    name = LAST
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+
+    @hookimpl
+    def step_cancelled(self, learner: Learner) -> None:
+        self.guard.compare(learner)
+
+    @hookimpl
+    def step_end(self, learner: Learner) -> None:
+        self.guard.whole = self.guard.whole or self.guard.end(learner)
+
+
+def guarded(case: Case, plugins: list[Any], trouble: Trouble) -> Guard:
+    """A guard for these plugins, which is off if they move weights in whole steps without an update, too."""
+    guard = Guard(plugins, trouble)
+    again = case.plugins()
+    trial = Guard(again)
+    with suppress(Exception):  # another check reports it
+        case.bench([*again, *trial.plugins], order=trial.order, accumulate=2).train(epochs=1, short=True)
+    if trial.whole:
+        guard.switch_off()
+    return guard
