@@ -4,10 +4,10 @@ from pathlib import Path
 from types import MemberDescriptorType
 from typing import Any
 
+from loopkit_testing.reference import public_modules
 from sphinx.application import Sphinx
 from sphinx.ext.autodoc import INSTANCEATTR
 
-from loopkit.reference import public_modules
 from loopkit.version import __version__
 
 project = "loopkit"

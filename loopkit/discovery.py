@@ -67,6 +67,7 @@ ELSEWHERE = {
 }
 """Plugins that the project's distributions add, and which one to install for each."""
 SUBCOMMANDS = {
+    "api": "loopkit-testing",
     "eject": "loopkit-eject",
     "explain": "loopkit-files",
     "hooks": "loopkit-testing",

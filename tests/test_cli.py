@@ -19,7 +19,6 @@ from loopkit import checkpoint, cli
 from loopkit.discovery import SUBCOMMANDS
 from loopkit.errors import LoopkitError
 from loopkit.plugins import Checkpoint
-from loopkit.reference import public_modules
 
 
 def run(capsys, *words):
@@ -259,48 +258,6 @@ def test_plugins_lists_names_versions_and_first_lines(tmp_path, monkeypatch, cap
     assert (code, lines[-2]) == (1, "LOOPKIT_PLUGINS allows by name: none")
     assert lines[-1].startswith(f"broken: {tmp_path}")
     assert "\x1b" not in lines[-1]
-
-
-def test_api_prints_signatures_and_first_lines(capsys):
-    code, lines, _ = run(capsys, "api")
-    assert code == 0
-    at = lines.index("        .stop(reason: 'str' = '', by: 'str' = '') -> 'StopRequest'")
-    assert (
-        lines[at + 1].strip()
-        == "Ask for the end of the run: the current step ends, then the epoch with its events, then the fit."
-    )
-    assert lines.index("loopkit") < at < lines.index("loopkit.plugins")
-    assert sum(line.startswith("    Learner(") for line in lines) == 1  # loopkit, and not loopkit.learner as well
-    assert not [line for line in lines if " at 0x" in line or "loopkit.commands" in line]
-    modules = [line for line in lines if line.startswith("loopkit")]
-    assert modules == [name for name, module in public_modules().items() if module.__all__]
-
-
-def test_api_of_one_name_prints_the_docstring(capsys):
-    code, lines, _ = run(capsys, "api", "ClipGradNorm")
-    assert (code, lines[0].split("(")[0]) == (0, "    ClipGradNorm")
-    assert "        Raises:" in lines
-    assert any(line.startswith("        .update_begin(") for line in lines)
-    assert run(capsys, "api", "Learner.fit")[1][0].startswith("        .fit(train: ")
-    assert run(capsys, "api", "loopkit.plugins")[1][0] == "loopkit.plugins"
-    code, out, (line,) = run(capsys, "api", "ClipGradNrom")
-    assert (code, out) == (2, [])
-    assert "nothing public is called 'ClipGradNrom' (did you mean 'ClipGradNorm'?)" in line
-
-
-def test_api_of_a_class_has_what_it_inherits(capsys):
-    code, lines, _ = run(capsys, "api", "ValidationPhase")
-    assert code == 0
-    assert any(line.startswith("        .unpack(") for line in lines)
-    assert run(capsys, "api", "ValidationPhase.unpack")[1][0].startswith("        .unpack(batch: ")
-    everything = run(capsys, "api")[1]
-    assert sum(line.startswith("        .unpack(batch: ") for line in everything) == 1
-
-
-def test_api_finds_a_name_whose_case_differs(capsys):
-    code, lines, _ = run(capsys, "api", "Checkpoint.best")
-    assert (code, lines[0].split("(")[0]) == (0, "    best")
-    assert run(capsys, "api", "logto")[1][0].startswith("    LogTo(")
 
 
 def test_help_needs_no_torch():

@@ -1,11 +1,10 @@
-"""``loopkit plugins`` and ``loopkit api``: what is installed, and what can be imported."""
+"""``loopkit plugins``: what is installed."""
 
 from __future__ import annotations
 
 import argparse
 import inspect
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from loopkit.cli import JSON, argument, command, plain, say, say_json, table
@@ -114,24 +113,3 @@ def _options(factory: Callable[..., Any]) -> str:
         for each in signature.parameters.values()
     ]
     return str(signature.replace(parameters=parameters, return_annotation=signature.empty))
-
-
-@command(
-    "api",
-    argument("name", metavar="NAME", nargs="?", default="", help="a module, class, function or method, such as fit"),
-    JSON,
-)
-def show_api(options: argparse.Namespace) -> int:
-    """Print the public API: signatures and first lines of all of it, or the whole docstring of NAME.
-
-    NAME is a path or the end of one: loopkit.plugins, ClipGradNorm, Learner.fit.
-
-    Exit code: 0, or 2 if nothing is called NAME.
-    """
-    from loopkit.reference import chosen, shown
-
-    if options.json:
-        say_json([asdict(item) for item in chosen(options.name)])
-    else:
-        say(shown(options.name).strip("\n"))
-    return 0

@@ -21,9 +21,9 @@ from loopkit import hookimpl
 from loopkit.hooks import hooks
 from loopkit.logs import Table
 from loopkit.options import Shown
-from loopkit.syncs import TensorReads, caller, tensors
 from loopkit.tabular import aligned
 from loopkit_insight.calls import around, with_default
+from loopkit_insight.syncs import TensorReads, caller, tensors
 
 if TYPE_CHECKING:
     from loopkit.hooks import Target
@@ -61,8 +61,8 @@ class FindSyncs(Shown):
     """Name the lines that make the host wait for the device inside a step: of plugins, phases, models and losses.
 
     With a model on CUDA, torch's sync debug mode tells each real wait that it knows of. Elsewhere calls that read a
-    tensor on the host are observed (`loopkit.syncs.TensorReads`), which would wait on an accelerator; so what will be
-    slow there is found on a CPU; but nothing inside compiled code. It is for a few steps: a step takes longer.
+    tensor on the host are observed (`syncs.TensorReads`), which would wait on an accelerator. So what will be slow
+    there is found on a CPU, but nothing inside compiled code. It is for a few steps: a step takes longer.
 
     Watched are the phases' steps and the hooks that belong to a step, their contexts and ``move_batch``; not
     ``epoch_end``, where values may be read. Lines with the comment ``# host sync: why`` are reported as deliberate.

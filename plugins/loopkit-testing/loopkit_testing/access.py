@@ -15,6 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from loopkit_insight.syncs import OPTIMIZERS, is_torch, tensors
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -22,7 +23,6 @@ from loopkit.engine.order import EVERYTHING, Entry
 from loopkit.engine.step import Step
 from loopkit.hooks import Target, hookimpl
 from loopkit.learner import Learner
-from loopkit.syncs import OPTIMIZERS, is_torch, tensors
 from loopkit_testing.bits import Bits, tensors_in
 from loopkit_testing.ends import watched_ends
 

@@ -1,10 +1,11 @@
-"""The subcommand that runs what a script makes: ``loopkit verify-resume``."""
+"""``loopkit api`` and ``loopkit verify-resume``."""
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 
-from loopkit.cli import argument, say, standalone
+from loopkit.cli import JSON, argument, say, say_json, standalone
 
 
 @standalone(
@@ -55,3 +56,24 @@ def verify_resume(options: argparse.Namespace) -> int:
         problems += bool(outcome.problem)
     say("NOT VERIFIED: this run does not resume exactly" if problems else "verified: this run resumes exactly")
     return 1 if problems else 0
+
+
+@standalone(
+    "api",
+    argument("name", metavar="NAME", nargs="?", default="", help="a module, class, function or method, such as fit"),
+    JSON,
+)
+def show_api(options: argparse.Namespace) -> int:
+    """Print the public API: signatures and first lines of all of it, or the whole docstring of NAME.
+
+    NAME is a path or the end of one: loopkit.plugins, ClipGradNorm, Learner.fit.
+
+    Exit code: 0, or 2 if nothing is called NAME.
+    """
+    from loopkit_testing.reference import chosen, shown
+
+    if options.json:
+        say_json([asdict(item) for item in chosen(options.name)])
+    else:
+        say(shown(options.name).strip("\n"))
+    return 0

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from loopkit_insight.syncs import TensorReads, is_torch, tensors
 from torch import Tensor
 
 from loopkit.engine.step import Step
@@ -18,7 +19,6 @@ from loopkit.hooks import Target, hookimpl, hooks
 from loopkit.learner import Learner
 from loopkit.phases import Phase
 from loopkit.plugin import plugin_name
-from loopkit.syncs import TensorReads, is_torch, tensors
 from loopkit_testing.bits import tensors_in
 from loopkit_testing.case import Case
 from loopkit_testing.ends import watched_ends
@@ -33,9 +33,9 @@ def no_device_sync(case: Case) -> list[str]:
     """Nothing that belongs to a step waits for the device, but what the plugin declares.
 
     Observed in hooks that take a step, in their contexts and in ``move_batch``: calls that read a tensor on the host
-    (`loopkit.syncs.TensorReads`). On the CPU these cost nothing, so a plugin that reads there alone, or must read, says
-    so with a class attribute: ``syncs = ("backward_begin",)`` names the hooks in which it may, ``syncs = True`` is all
-    of them. Not counted: the ``default`` of replacements, `loopkit.plugins.late.LateValues`, which does not wait on an
+    (``TensorReads``). On the CPU these cost nothing, so a plugin that reads there alone, or must read, says so with a
+    class attribute: ``syncs = ("backward_begin",)`` names the hooks in which it may, ``syncs = True`` is all of them.
+    Not counted: the ``default`` of replacements, `loopkit.plugins.late.LateValues`, which does not wait on an
     accelerator, and what a hook has made on the host itself, such as a sample of a distribution. It is observed over a
     hundred steps, for reads that do not come in each.
     """
