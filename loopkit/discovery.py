@@ -68,6 +68,7 @@ ELSEWHERE = {
 """Plugins that the project's distributions add, and which one to install for each."""
 SUBCOMMANDS = {
     "api": "loopkit-testing",
+    "diff": "loopkit-testing",
     "eject": "loopkit-eject",
     "explain": "loopkit-files",
     "hooks": "loopkit-testing",

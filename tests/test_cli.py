@@ -118,33 +118,7 @@ def test_verify_of_nothing_exits_with_1(tmp_path, capsys):
     assert run(capsys, "checkpoint", "verify", tmp_path)[:2] == (1, [f"{tmp_path} is no checkpoint, and holds none"])
 
 
-def test_diff_of_equal_states(saved, capsys):
-    assert run(capsys, "checkpoint", "diff", saved, newest(saved))[:2] == (0, ["equal in every bit"])
-
-
-def test_diff_names_the_first_difference_and_counts_parts(saved, capsys):
-    code, lines, _ = run(capsys, "checkpoint", "diff", saved / "000001-step-4", saved / "000002-step-8")
-    assert code == 1
-    assert len(lines) == 2
-    assert lines[0].startswith("models.model.bias: 1 of 1 values differ, first at [0]: ")
-    assert "models.model 2" in lines[1]
-    assert "progress 4" in lines[1]
-    code, every, _ = run(capsys, "checkpoint", "diff", "--all", saved / "000001-step-4", saved / "000002-step-8")
-    assert (code, every[0], every[-1]) == (1, *lines)
-    assert len(every) - 1 == int(lines[1].split()[0])
-    assert "progress.steps: 4 / 8" in every
-    ignored = run(capsys, "checkpoint", "diff", saved, saved / "000002-step-8", "--all", "--ignore", "steps")[1]
-    assert not any(line.startswith("progress.steps:") for line in ignored)
-
-
-def test_diff_of_a_damaged_state_exits_with_2(saved, capsys):
-    damage(saved / "000002-step-8" / "model.safetensors")
-    code, out, err = run(capsys, "checkpoint", "diff", saved, saved / "000002-step-8")
-    assert (code, out, len(err)) == (2, [], 1)
-    assert err[0].startswith("loopkit: error: ")
-
-
-@pytest.mark.parametrize("words", [("list",), ("inspect",), ("verify",), ("diff", ".")])
+@pytest.mark.parametrize("words", [("list",), ("inspect",), ("verify",)])
 def test_a_path_that_is_not_there_is_one_line_and_exit_2(words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, err = run(capsys, "checkpoint", *words, "missing")

@@ -93,40 +93,6 @@ def verify_checkpoint(options: argparse.Namespace) -> int:
     return 0 if whole else 1
 
 
-@command(
-    "checkpoint diff",
-    argument("one", metavar="A", type=Path, help="a checkpoint, or a directory of them, of which the newest is taken"),
-    argument("other", metavar="B", type=Path, help="likewise"),
-    argument("--all", action="store_true", help="list every difference, not the first one alone"),
-    argument(
-        "--ignore",
-        metavar="KEY",
-        action="append",
-        default=[],
-        help="leave out what has this key, at any depth; 'seconds' are measured times (may be given again)",
-    ),
-)
-def diff_checkpoints(options: argparse.Namespace) -> int:
-    """Compare two saved states bit by bit: the first difference, and how many there are in each part.
-
-    Exit code: 0 if they are equal, 1 if they differ, 2 if one cannot be read.
-    """
-    from loopkit.checkpoint.bundle import find, read_state
-    from loopkit.checkpoint.diff import count, differences
-
-    manifests = [find(existing(path).absolute()) for path in (options.one, options.other)]
-    one, other = map(read_state, manifests)
-    found = differences(one, other, ignore=options.ignore)
-    if not found:
-        say("equal in every bit")
-        return 0
-    for difference in found if options.all else found[:1]:
-        say(str(difference))
-    counts = ", ".join(f"{part} {number:,}" for part, number in count(found).items())
-    say(f"{len(found):,} item{'s differ' if len(found) > 1 else ' differs'}: {counts}")
-    return 1
-
-
 def _size(manifest: Manifest) -> str:
     from loopkit.checkpoint.storage import in_bytes
 

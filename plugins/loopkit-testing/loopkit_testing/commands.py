@@ -1,11 +1,12 @@
-"""``loopkit api`` and ``loopkit verify-resume``."""
+"""``loopkit api``, ``loopkit diff`` and ``loopkit verify-resume``."""
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
+from pathlib import Path
 
-from loopkit.cli import JSON, argument, say, say_json, standalone
+from loopkit.cli import JSON, argument, existing, say, say_json, standalone
 
 
 @standalone(
@@ -77,3 +78,37 @@ def show_api(options: argparse.Namespace) -> int:
     else:
         say(shown(options.name).strip("\n"))
     return 0
+
+
+@standalone(
+    "diff",
+    argument("one", metavar="A", type=Path, help="a checkpoint, or a directory of them, of which the newest is taken"),
+    argument("other", metavar="B", type=Path, help="likewise"),
+    argument("--all", action="store_true", help="list every difference, not the first one alone"),
+    argument(
+        "--ignore",
+        metavar="KEY",
+        action="append",
+        default=[],
+        help="leave out what has this key, at any depth; 'seconds' are measured times (may be given again)",
+    ),
+)
+def diff(options: argparse.Namespace) -> int:
+    """Compare two saved states bit by bit: the first difference, and how many there are in each part.
+
+    Exit code: 0 if they are equal, 1 if they differ, 2 if one cannot be read.
+    """
+    from loopkit.checkpoint.bundle import find, read_state
+    from loopkit_testing.diff import count, differences
+
+    manifests = [find(existing(path).absolute()) for path in (options.one, options.other)]
+    one, other = map(read_state, manifests)
+    found = differences(one, other, ignore=options.ignore)
+    if not found:
+        say("equal in every bit")
+        return 0
+    for difference in found if options.all else found[:1]:
+        say(str(difference))
+    counts = ", ".join(f"{part} {number:,}" for part, number in count(found).items())
+    say(f"{len(found):,} item{'s differ' if len(found) > 1 else ' differs'}: {counts}")
+    return 1

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import loopkit
 import loopkit_testing
 from loopkit.checkpoint.bundle import find, read_state, save
-from loopkit.checkpoint.diff import Difference, count, differences, part
 from loopkit.checkpoint.encoding import dumps, encode
 from loopkit.checkpoint.tensors import pack
 from loopkit.errors import LoopkitError
@@ -27,6 +26,7 @@ from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
 from loopkit.plugins.checkpoint import Checkpoint
 from loopkit.scripts import ScriptError, made, split
+from loopkit_testing.diff import Difference, count, differences, part
 
 if TYPE_CHECKING:
     from loopkit.phases import Phase

@@ -1,4 +1,4 @@
-"""``loopkit hooks`` and ``loopkit api``."""
+"""``loopkit api``, ``loopkit diff`` and ``loopkit hooks``."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import json
 import re
 from itertools import pairwise
 
+import pytest
+from helpers import batches, make_learner
+
 from loopkit import cli
 from loopkit.hooks import STATES
+from loopkit.plugins import Checkpoint
 from loopkit_testing.reference import public_modules
 
 
 def run(capsys, *words):
     """The exit code, and the lines of standard output and of standard error."""
-    code = cli.main(list(words))
+    code = cli.main([str(word) for word in words])
     captured = capsys.readouterr()
     return code, captured.out.splitlines(), captured.err.splitlines()
 
@@ -87,3 +91,38 @@ def test_api_finds_a_name_whose_case_differs(capsys):
     code, lines, _ = run(capsys, "api", "Checkpoint.best")
     assert (code, lines[0].split("(")[0]) == (0, "    best")
     assert run(capsys, "api", "logto")[1][0].startswith("    LogTo(")
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A directory with three checkpoints of a run."""
+    learner = make_learner(Checkpoint(tmp_path / "run", keep=9))
+    learner.fit(batches(4), epochs=3)
+    return tmp_path / "run"
+
+
+def test_diff_of_equal_states(saved, capsys):
+    assert run(capsys, "diff", saved, saved / "000003-step-12")[:2] == (0, ["equal in every bit"])
+
+
+def test_diff_names_the_first_difference_and_counts_parts(saved, capsys):
+    code, lines, _ = run(capsys, "diff", saved / "000001-step-4", saved / "000002-step-8")
+    assert code == 1
+    assert len(lines) == 2
+    assert lines[0].startswith("models.model.bias: 1 of 1 values differ, first at [0]: ")
+    assert "models.model 2" in lines[1]
+    assert "progress 4" in lines[1]
+    code, every, _ = run(capsys, "diff", "--all", saved / "000001-step-4", saved / "000002-step-8")
+    assert (code, every[0], every[-1]) == (1, *lines)
+    assert len(every) - 1 == int(lines[1].split()[0])
+    assert "progress.steps: 4 / 8" in every
+    ignored = run(capsys, "diff", saved, saved / "000002-step-8", "--all", "--ignore", "steps")[1]
+    assert not any(line.startswith("progress.steps:") for line in ignored)
+
+
+def test_diff_of_a_damaged_state_exits_with_2(saved, capsys):
+    weights = saved / "000002-step-8" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    code, out, err = run(capsys, "diff", saved, saved / "000002-step-8")
+    assert (code, out, len(err)) == (2, [], 1)
+    assert err[0].startswith("loopkit: error: ")

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from loopkit.checkpoint import bundle, storage
-from loopkit.checkpoint.diff import differences
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
 from loopkit.phases import Phase
 from loopkit.plugin import plugin_name
 from loopkit_testing.bits import difference, not_allowed, plain, weights
 from loopkit_testing.case import Case, described, seed_all
+from loopkit_testing.diff import differences
 
 if TYPE_CHECKING:
     from loopkit.engine.epoch import Epoch

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from loopkit.checkpoint.diff import count, differences, part, written
 from loopkit.checkpoint.tensors import DTYPES, PACKED, PAIRS
 from loopkit.errors import StateError
+from loopkit_testing.diff import count, differences, part, written
 
 NAN = float("nan")
 
