@@ -52,7 +52,7 @@ class _Pace:
 
 
 class Member(Shown):
-    """The base of what syncs, such as `DDP` and `FSDP`: one of the processes that train one model together.
+    """The base of what syncs, such as `DDP`: one of the processes that train one model together.
 
     It joins the others, gives each its part of the data, refuses processes that differ, lets all act together on stops,
     cancels, saves and signals, and names the one that failed where another one only sees that nothing comes any more.

@@ -10,7 +10,7 @@ from loopkit.logs.record import Group, Records
 
 
 class Transfer:
-    """Starts to read the scalar tensors of records, in one transfer for each device and dtype.
+    """Starts to read the scalar tensors of records, in one transfer for each device.
 
     Args:
         records: They are changed: where there was a tensor there will be a float.
@@ -19,16 +19,17 @@ class Transfer:
     def __init__(self, records: Records) -> None:
         self._records = records
         self._sent: list[tuple[list[tuple[Group, str]], Tensor]] = []
-        found: dict[tuple[torch.device, torch.dtype], list[tuple[Group, str]]] = {}
+        found: dict[torch.device, dict[torch.dtype, list[tuple[Group, str]]]] = {}
         for group in records.groups:
             if any(issubclass(kind, Tensor) for kind in group.kinds):
                 for name, value in group.values.items():
                     if isinstance(value, Tensor):
-                        found.setdefault((value.device, value.dtype), []).append((group, name))
-        for (device, _), places in found.items():
-            values = torch.stack([group.values[name].reshape(()) for group, name in places])
-            self._sent.append((places, devices.to_host(values.to(devices.exact(device)))))
-        self._arrival = devices.Arrival(device for device, _ in found)
+                        found.setdefault(value.device, {}).setdefault(value.dtype, []).append((group, name))
+        for device, kinds in found.items():
+            stacked = [torch.stack([group.values[name].reshape(()) for group, name in kind]) for kind in kinds.values()]
+            values = torch.cat([each.to(devices.exact(device)) for each in stacked])
+            self._sent.append(([place for kind in kinds.values() for place in kind], devices.to_host(values)))
+        self._arrival = devices.Arrival(found)
 
     @property
     def arrived(self) -> bool:

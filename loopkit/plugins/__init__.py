@@ -14,12 +14,10 @@ from loopkit.plugins.call_on import call_on as call_on
 from loopkit.plugins.channels_last import ChannelsLast as ChannelsLast
 from loopkit.plugins.checkpoint import Checkpoint as Checkpoint
 from loopkit.plugins.compile import Compile as Compile
-from loopkit.plugins.cuda_graph import CudaGraph as CudaGraph
 from loopkit.plugins.ddp import DDP as DDP
 from loopkit.plugins.early_stopping import EarlyStopping as EarlyStopping
 from loopkit.plugins.freeze import EvalMode as EvalMode
 from loopkit.plugins.freeze import Freeze as Freeze
-from loopkit.plugins.fsdp import FSDP as FSDP
 from loopkit.plugins.gradients import ClipGradNorm as ClipGradNorm
 from loopkit.plugins.gradients import ClipGradValue as ClipGradValue
 from loopkit.plugins.gradients import GradNoise as GradNoise

@@ -49,7 +49,7 @@ class ToDevice(Shown):
     def setup_model(self, learner: Learner, model: nn.Module) -> nn.Module:
         """Move the module."""
         self.device = devices.indexed(self.device)
-        if not any(p.is_meta for p in model.parameters()):  # else `FSDP` fills it, where it belongs
+        if not any(p.is_meta for p in model.parameters()):  # else what shards it fills it, where it belongs
             model.to(self.device)
         return model
 

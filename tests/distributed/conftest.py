@@ -3,10 +3,9 @@
 import multiprocessing
 
 import pytest
-import torch._dynamo
-import torch.distributed.fsdp  # noqa: F401
+import torch._dynamo  # noqa: F401
 
-multiprocessing.set_forkserver_preload(["pytest", "torch._dynamo", "torch.distributed.fsdp", "loopkit.plugins"])
+multiprocessing.set_forkserver_preload(["pytest", "torch._dynamo", "loopkit.plugins"])
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,6 @@ from loopkit.errors import WorldError
 from loopkit.metrics import Accuracy
 from loopkit.plugins import (
     DDP,
-    FSDP,
     Checkpoint,
     ClipGradNorm,
     ClipGradValue,
@@ -205,9 +204,7 @@ def test_parameters_are_compared_at_most_once_in_100_steps():
     assert run(counted, 2) == [[24, 144, 24]] * 2
 
 
-@pytest.mark.parametrize(
-    ("sync", "buffers"), [(DDP, True), (lambda: DDP(broadcast_buffers=False), False), (FSDP, False)]
-)
+@pytest.mark.parametrize(("sync", "buffers"), [(DDP, True), (lambda: DDP(broadcast_buffers=False), False)])
 def test_what_is_compared_are_parameters_and_buffers_that_are_copied(sync, buffers):
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     plugin = sync()

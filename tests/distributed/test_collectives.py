@@ -1,6 +1,6 @@
 """How many collectives an epoch costs on two processes: literal numbers, so that none is added unseen.
 
-Counted are the calls of c10d, which all of ``torch.distributed``, DDP and FSDP come down to: to gather objects takes
+Counted are the calls of c10d, which all of ``torch.distributed`` and DDP come down to: to gather objects takes
 two of them, the sizes and the bytes. Operations of the store are apart: a thread makes them by the clock.
 """
 
@@ -10,7 +10,6 @@ from collections import Counter
 
 import pytest
 import torch
-import torch._dynamo  # fully_shard does, which takes seconds in each process
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -18,7 +17,7 @@ from distributed.processes import run
 from loopkit import Learner, hookimpl
 from loopkit.data import TensorLoader
 from loopkit.distributed import member
-from loopkit.plugins import DDP, FSDP, Checkpoint, Metrics
+from loopkit.plugins import DDP, Checkpoint, Metrics
 
 STEPS = 6  # with DDP, each makes one allreduce of the gradients
 OBJECTS = 2  # collectives for one gathering, or sharing, of objects
@@ -50,15 +49,11 @@ class Counts:
             self.found[-1][1].update({event.key.removeprefix("c10d::").strip("_"): event.count for event in events})
 
 
-def plugins_of(kind, directory):
-    if kind == "fsdp":
-        return [FSDP(wrap=nn.Linear, timeout=60)]
-    if kind == "saved":
-        return [DDP(timeout=60), Metrics(), Checkpoint(directory)]
-    return [DDP(timeout=60)]
+def saved(directory):
+    return [DDP(timeout=60), Metrics(), Checkpoint(directory)]
 
 
-def counted(rank, kind, directory):
+def counted(rank, make):
     """The counts of the second training epoch and of the second validation."""
     member.AGREED_EVERY = 1e9  # seconds: else how often processes agree depends on how fast they are
     torch.manual_seed(0)
@@ -67,7 +62,7 @@ def counted(rank, kind, directory):
         nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1)),
         nn.MSELoss(),
         lambda params: torch.optim.AdamW(params, lr=0.05),
-        plugins=[*plugins_of(kind, directory), counts],
+        plugins=[*make(), counts],
         standard=False,
     )
     inputs = torch.randn(8 * STEPS, 5)
@@ -78,36 +73,25 @@ def counted(rank, kind, directory):
 
 
 @pytest.mark.parametrize(
-    ("kind", "train", "val"),
+    ("make", "train", "val"),
     [
         # When an epoch begins, the processes compare what it is, and agree; when it ends, they agree again.
         pytest.param(
-            "ddp",
+            lambda directory: [DDP(timeout=60)],
             {"allgather": OBJECTS, "allreduce": STEPS + 2},
             {"allgather": OBJECTS, "allreduce": 2},
             marks=pytest.mark.slow,  # all of these come in the next one, too
         ),
         # Metrics gather once; the checkpoint shares whether it is due, and gathers what is of each process.
         (
-            "saved",
+            saved,
             {"allgather": 2 * OBJECTS, "allreduce": STEPS + 2, "broadcast": OBJECTS},
             {"allgather": 3 * OBJECTS, "allreduce": 2, "broadcast": OBJECTS},
         ),
-        # Each of two layers is gathered for each forward and each backward, and once more after a validation.
-        (
-            "fsdp",
-            {
-                "allgather_base": 4 * STEPS + 1,
-                "reduce_scatter_base": 2 * STEPS,
-                "allgather": OBJECTS,
-                "allreduce": 2,
-            },
-            {"allgather_base": 2 * STEPS, "allgather": OBJECTS, "allreduce": 2},
-        ),
     ],
 )
-def test_collectives_of_an_epoch(kind, train, val, tmp_path):
-    assert run(counted, 2, kind, tmp_path) == [[train, val]] * 2
+def test_collectives_of_an_epoch(make, train, val, tmp_path):
+    assert run(counted, 2, lambda: make(tmp_path)) == [[train, val]] * 2
 
 
 def begun(rank):

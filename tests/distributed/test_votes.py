@@ -19,7 +19,6 @@ from loopkit.distributed import World
 from loopkit.errors import NonFiniteError, PluginError, WorldError
 from loopkit.plugins import (
     DDP,
-    FSDP,
     ClipGradNorm,
     EarlyStopping,
     EvalMode,
@@ -175,13 +174,6 @@ def test_parameters_thawed_in_the_middle_stay_bitwise_equal():
     check_equal(one[0], other[0])
 
 
-@pytest.mark.parametrize("name", ["noise", "spikes", "clip", "scaling"])
-def test_sharded_parameters_train_with(name):
-    one, other = run(lambda rank: train(rank, KINDS[name], sync=FSDP), 2)
-    check_equal(one[0], other[0])
-    assert (one[1].cancelled, one[1].skipped) == (other[1].cancelled, other[1].skipped)
-
-
 # SkipSpikes
 
 
@@ -191,7 +183,7 @@ def mean_spike(rank, changed, sync, accumulate=1):
 
 
 @pytest.mark.parametrize(
-    ("sync", "accumulate"), halved([DDP, lambda: DDP(overlap=False), lambda: DDP(weighted=True), FSDP], [1, 2])
+    ("sync", "accumulate"), halved([DDP, lambda: DDP(overlap=False), lambda: DDP(weighted=True)], [1, 2])
 )
 def test_spike_of_one_process_is_skipped_in_all(sync, accumulate):
     one, other = run(mean_spike, 2, [(1, 5, 1000.0), (0, 8, 1000.0)], sync, accumulate)
@@ -242,7 +234,7 @@ def bad_loss(rank, policy, sync, accumulate=1):
     return *train(rank, lambda rank: [plugin], [(1, 4, math.nan)], sync=sync, accumulate=accumulate), plugin
 
 
-SYNCS = {"ddp": DDP, "ddp_at_update": lambda: DDP(overlap=False), "fsdp": FSDP}
+SYNCS = {"ddp": DDP, "ddp_at_update": lambda: DDP(overlap=False)}
 
 
 @pytest.mark.parametrize(("policy", "sync", "accumulate"), halved(["skip", "rollback"], SYNCS, [1, 2]))
@@ -261,28 +253,31 @@ def test_bad_loss_of_one_process_has_one_consequence_in_all(policy, sync, accumu
     assert said.startswith("the loss is nan (phase 'train', epoch 1, step 4; batch:")
 
 
-@pytest.mark.parametrize("sync", SYNCS)
-def test_rollback_goes_back_to_what_a_loaded_state_holds(sync):
-    def again(rank, state=None):
-        learner, log = make_learner(rank, StopOnNonFinite("rollback", snapshot_every=100), sync=SYNCS[sync])
+def rolled_back(rank, sync):
+    """The parameters and rollbacks of a run that rolls back, straight on and after its state was loaded."""
+
+    def again(state=None):
+        learner, log = make_learner(rank, StopOnNonFinite("rollback", snapshot_every=100), sync=sync)
         if state is not None:
             learner.load_state_dict(state)
         return learner, log
 
-    def each(rank):
-        whole_run, _ = again(rank)
-        whole_run.run("train", TensorLoader(*samples(), batch_size=SIZE))
-        state = copy.deepcopy(whole_run.state_dict())
-        found = []
-        for learner, log in ((whole_run, None), again(rank, state)):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # it says what it does
-                learner.run("train", TensorLoader(*samples([(1, 2, math.nan)]), batch_size=SIZE))
-            assert log is None or log.cancelled == [2]
-            found.append((params(learner), learner.plugins["stop_on_non_finite"].rollbacks))
-        return found
+    whole_run, _ = again()
+    whole_run.run("train", TensorLoader(*samples(), batch_size=SIZE))
+    state = copy.deepcopy(whole_run.state_dict())
+    found = []
+    for learner, log in ((whole_run, None), again(state)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it says what it does
+            learner.run("train", TensorLoader(*samples([(1, 2, math.nan)]), batch_size=SIZE))
+        assert log is None or log.cancelled == [2]
+        found.append((params(learner), learner.plugins["stop_on_non_finite"].rollbacks))
+    return found
 
-    for straight, resumed in run(each, 2):
+
+@pytest.mark.parametrize("sync", SYNCS)
+def test_rollback_goes_back_to_what_a_loaded_state_holds(sync):
+    for straight, resumed in run(rolled_back, 2, SYNCS[sync]):
         check_equal(straight[0], resumed[0])
         assert straight[1] == resumed[1] == 1
 
@@ -301,14 +296,15 @@ class Gradient(nn.Module):
         return outputs
 
 
+def bad_gradient(rank, policy, sync):
+    torch.manual_seed(0)
+    plugin = StopOnNonFinite(policy, snapshot_every=2)
+    return train(rank, lambda rank: [plugin], [(1, 4, 1000.0)], sync=sync, model=Gradient())
+
+
 @pytest.mark.parametrize(("policy", "sync"), halved(["skip", "rollback"], SYNCS))
 def test_bad_gradient_of_one_process_has_one_consequence_in_all(policy, sync):
-    def each(rank):
-        make = lambda rank: [StopOnNonFinite(policy, snapshot_every=2)]  # noqa: E731
-        torch.manual_seed(0)
-        return train(rank, make, [(1, 4, 1000.0)], sync=SYNCS[sync], model=Gradient())
-
-    one, other = run(each, 2)
+    one, other = run(bad_gradient, 2, policy, SYNCS[sync])
     check_equal(one[0], other[0])
     happened = one[1].skipped if policy == "skip" else one[1].cancelled
     assert happened == (other[1].skipped if policy == "skip" else other[1].cancelled) == [4]
@@ -331,11 +327,10 @@ def test_both_end_at_the_bound_together():
     assert "2 in a row were skipped (max_skips=2)" in other
 
 
-@pytest.mark.parametrize("sync", ["ddp", "fsdp"])
-def test_raise_names_the_process_to_the_others(sync):
+def test_raise_names_the_process_to_the_others():
     def each(rank):
         with pytest.raises((NonFiniteError, WorldError)) as caught:
-            train(rank, lambda rank: [StopOnNonFinite()], [(1, 4, math.nan)], sync=SYNCS[sync])
+            train(rank, lambda rank: [StopOnNonFinite()], [(1, 4, math.nan)])
         return type(caught.value).__name__, str(caught.value)
 
     one, other = run(each, 2)
@@ -383,26 +378,6 @@ def test_early_stopping_decides_and_restores_by_rank_0():
     assert one[4] == 3
 
 
-@pytest.mark.parametrize("device", [pytest.param(None, marks=pytest.mark.slow), "cpu"])
-def test_early_stopping_restores_sharded_parameters(device):
-    def each(rank):
-        stopping = EarlyStopping("train/own", patience=2, restore_best=True, best_device=device, mode="min")
-        kept = []
-
-        class Keep:
-            @hookimpl(reads=("params",))
-            def phase_end(self, learner):
-                kept.append(params(learner))
-
-        after, *_ = train(rank, lambda rank: [Local(rank), stopping, Keep()], epochs=4, sync=FSDP)
-        return kept[0], after, len(kept)
-
-    one, other = run(each, 2)
-    check_equal(one[0], one[1])
-    check_equal(one[1], other[1])
-    assert one[2] == other[2] == 3
-
-
 # One process alone
 
 
@@ -420,9 +395,8 @@ def test_only_what_syncs_may_set_the_world():
         check_plugin(Joins, checks=["declared_access"])
 
 
-@pytest.mark.parametrize("sync", [DDP, FSDP])
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_one_process_alone_trains_bitwise_as_without(sync, accumulate):
+def check_alone(sync, accumulate):
+    """One process is as none."""
     learners = [make_learner(0, accumulate=accumulate, sync=each)[0] for each in (sync, Nothing)]
     for learner in learners:
         torch.manual_seed(3)
@@ -431,6 +405,11 @@ def test_one_process_alone_trains_bitwise_as_without(sync, accumulate):
     check_equal(*map(params, learners))
     assert learners[0].world.size == 1
     assert learners[0].progress == learners[1].progress
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_one_process_alone_trains_bitwise_as_without(accumulate):
+    check_alone(DDP, accumulate)
 
 
 class Nothing:

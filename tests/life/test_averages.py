@@ -6,15 +6,12 @@ import copy
 
 import pytest
 import torch
-import torch.distributed as dist
-from distributed.processes import run
 from torch import nn
 
 from life.runs import at, end, make, rows, same, saved, script, sigterm, train, val
 from loopkit import Learner, checkpoint, every
-from loopkit.data import TensorLoader
 from loopkit.errors import PluginConflict
-from loopkit.plugins import FSDP, Checkpoint, Metrics, SaveOptions, WeightAverage
+from loopkit.plugins import Checkpoint, Metrics, SaveOptions, WeightAverage
 
 FAST, SLOW = 0.3, 0.9
 
@@ -117,40 +114,3 @@ def test_run_that_is_saved_in_a_validation_goes_on(averages, tmp_path):
     checkpoint.load(again, manifest.path)
     again.fit(train(), val(), epochs=3)
     same(uninterrupted(averages), end(again))
-
-
-# Several processes
-
-
-def sharded(rank, directory):
-    """The ends of a run under FSDP, whole, and ended in a validation and resumed."""
-
-    def fit(*plugins, seed):
-        torch.manual_seed(seed)
-        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
-        learner = Learner(
-            model,
-            nn.MSELoss(),
-            lambda params: torch.optim.AdamW(params, lr=0.05),
-            plugins=[FSDP(wrap=nn.Linear, timeout=60), WeightAverage(0.8), Metrics(), *plugins],
-            standard=False,
-        )
-        x = torch.randn(24, 3, generator=torch.Generator().manual_seed(0))
-        data = TensorLoader(x, x.sum(1, keepdim=True), batch_size=3)
-        learner.fit(data, data, epochs=3)
-        state = learner.state_dict()
-        return {part: state[part] for part in ("models", "optimizers", "progress", "metrics")}
-
-    straight = fit(seed=1)
-    with pytest.raises(SystemExit):
-        fit(Checkpoint(directory, save=every(epochs=100)), at(sigterm, phase="val", epochs=2, index=1), seed=1)
-    dist.barrier()  # rank 0 has written it
-    [manifest] = saved(directory)
-    assert manifest.about["progress"]["epochs"] == 2
-    assert "val/loss" not in manifest.about["metrics"]  # the validation was not over
-    dist.barrier()
-    same(straight, fit(Checkpoint(directory, resume="auto"), seed=99))
-
-
-def test_sharded_run_that_sigterm_ends_in_a_validation_goes_on(tmp_path):
-    run(sharded, 2, tmp_path)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import batches, make_learner, on
 
-from loopkit.logs import Backend, Record, Records, Text
+from loopkit.logs import Backend, Record, Records, Text, transfer
 from loopkit.logs.transfer import Transfer
 from loopkit.plugins import LogTo
 
@@ -45,6 +45,15 @@ def test_group_whose_tensors_have_arrived_has_floats_alone() -> None:
     (group,) = read.groups
     assert group.values == {"a": torch.tensor(0.1).item(), "b": 2.0, "c": 3.0}
     assert group.kinds == read.kinds == {float}
+
+
+def test_tensors_of_several_dtypes_are_sent_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[torch.Tensor] = []
+    monkeypatch.setattr(transfer.devices, "to_host", lambda tensor: sent.append(tensor) or tensor)
+    values = {"a": torch.tensor(0.5), "b": torch.tensor(3), "c": torch.tensor(1.5), "d": torch.tensor(True)}
+    read = Transfer(Records([(None, dict(values), ("", 0, 0, 0), BEGIN)])).records()
+    assert len(sent) == 1
+    assert read.groups[0].values == {"a": 0.5, "b": 3.0, "c": 1.5, "d": 1.0}
 
 
 def test_name_that_comes_again_begins_a_group() -> None:

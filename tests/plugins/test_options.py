@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 import loopkit.plugins
 from loopkit import every, hookimpl, schedules
@@ -27,10 +26,6 @@ def sgd(params):
 
 def trend(optimizer):
     return torch.optim.lr_scheduler.StepLR(optimizer, 3)
-
-
-def wrap(path, module):
-    return isinstance(module, nn.Linear)
 
 
 def hits(outputs, targets):
@@ -57,7 +52,6 @@ GIVEN = {
     "ClipGradNorm": [{"max_norm": 0.5, "norm_type": 1.0, "name": "clip"}],
     "ClipGradValue": [{"max_value": 0.5, "name": "clip"}],
     "Compile": [{"dynamic": True, "mode": "default", "backend": "eager", "fullgraph": True}],
-    "CudaGraph": [{"warmup": 5, "max_graphs": 2}],
     "DDP": [
         {
             "overlap": False,
@@ -86,19 +80,6 @@ GIVEN = {
         {"criterion": Patience(3)},
     ],
     "EvalMode": [{"patterns": ("0", "1"), "name": "still"}],
-    "FSDP": [
-        {
-            "wrap": wrap,
-            "mixed_precision": torch.bfloat16,
-            "reshard_after_forward": False,
-            "sync_each_step": True,
-            "mesh": (1,),
-            "init": wrap,
-            "offload": True,
-            **MEMBER,
-            "name": "shards",
-        }
-    ],
     "Freeze": [{"patterns": ("0", {"1": 3}), "thaw_at": 2, "norms": False, "name": "frozen"}],
     "GradNoise": [{"std": 0.2, "decay": 0.5, "seed": 3}],
     "GradNorm": [{"norm_type": 1.0, "clipped": True, "name": "norms"}],

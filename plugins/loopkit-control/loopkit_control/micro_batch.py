@@ -19,7 +19,7 @@ from loopkit.losses import is_sum
 from loopkit.notes import say, warn
 from loopkit.options import Shown
 from loopkit.phases import TrainingPhase
-from loopkit.plugins import FSDP
+from loopkit.sharded import is_sharded
 
 if TYPE_CHECKING:
     from loopkit import Epoch, Step
@@ -47,7 +47,7 @@ class MicroBatch(Shown):
     whether it has fitted. `DDP` averages at ``update_begin`` then.
 
     Raises:
-        PluginError: The size is no count; a training phase has a ``step`` of its own; or with `FSDP`.
+        PluginError: The size is no count; a training phase has a ``step`` of its own; or where parameters are sharded.
         PhaseError: A batch cannot be split, outputs cannot be joined, or the phase sets ``step.weight``.
 
     Example::
@@ -78,8 +78,11 @@ class MicroBatch(Shown):
                 f"plugin {self.name!r} takes the steps of TrainingPhase in parts, and {type(phase).__name__} has a "
                 f"step of its own: give smaller batches and Learner(accumulate=...)"
             )
-        if learner.world.size > 1 and any(isinstance(plugin, FSDP) for plugin in learner.plugins.values()):
-            raise PluginError(f"plugin {self.name!r} goes with DDP and not with FSDP: give Learner(accumulate=...)")
+        if any(is_sharded(p) for model in learner.models.values() for p in model.parameters()):
+            raise PluginError(
+                f"plugin {self.name!r}: the parameters are sharded, and where memory runs out in one process, the "
+                f"others would wait for it in a forward: give Learner(accumulate=...)"
+            )
 
     @hookimpl(phase=TrainingPhase, updates=("inputs", "targets", "outputs", "loss"))
     def take_step(self, learner: Learner, phase: TrainingPhase, epoch: Epoch, step: Step) -> None:

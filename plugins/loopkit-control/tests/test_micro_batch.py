@@ -14,7 +14,7 @@ from loopkit.data import TensorLoader
 from loopkit.errors import PhaseError, PluginError
 from loopkit.metrics import Accuracy
 from loopkit.plugins import DDP, ClipGradNorm, Metrics, MixedPrecision
-from loopkit_control import MicroBatch
+from loopkit_control import MicroBatch, micro_batch
 
 INPUTS = torch.randn(44, 6, generator=torch.Generator().manual_seed(0))
 TARGETS = (INPUTS.sum(1) > 0).long()
@@ -270,3 +270,9 @@ def test_processes_take_smaller_parts_together(accumulate):
     for rank in (0, 1):
         assert tried[rank][0][1:] == fixed[rank][0][1:]
         assert tried[rank][0][0] == fixed[rank][0][0]
+
+
+def test_sharded_parameters_are_refused(monkeypatch):
+    monkeypatch.setattr(micro_batch, "is_sharded", lambda value: True)
+    with pytest.raises(PluginError, match="the parameters are sharded"):
+        fit(made(MicroBatch(2)))

@@ -3,11 +3,12 @@
 import pytest
 import torch
 from datasets import Dataset
+from loopkit_sharded import FSDP
 from small import gpt2, learner, same, sgd, texts, weights
 from transformers import GPT2LMHeadModel
 
 import loopkit
-from loopkit.plugins import DDP, FSDP, Metrics
+from loopkit.plugins import DDP, Metrics
 from loopkit_huggingface import DatasetLoader, Perplexity, SavePretrained
 
 pytestmark = pytest.mark.two_processes

@@ -8,6 +8,7 @@ import pytest
 import torch
 from distributed.processes import run
 from helpers import batches, keeps_contract, on, raising
+from loopkit_sharded import FSDP
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -15,7 +16,7 @@ from loopkit import Learner, Phase
 from loopkit.errors import PluginError
 from loopkit.events import UpdateBegin, UpdateEnd
 from loopkit.logs import Histogram
-from loopkit.plugins import FSDP, ClipGradNorm, LogTo, MixedPrecision
+from loopkit.plugins import ClipGradNorm, LogTo, MixedPrecision
 from loopkit_insight import LogGradients, LogHistograms
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from distributed.processes import run
+from loopkit_sharded import FSDP
 from torch import nn
 
 from loopkit import Learner, hookimpl
 from loopkit.data import TensorLoader
 from loopkit.errors import WorldError
-from loopkit.plugins import DDP, FSDP
+from loopkit.plugins import DDP
 from loopkit_insight import ReplayBundle, replay
 
 SIZE = 4  # samples of a process in a step

@@ -438,7 +438,10 @@ class AverageParameters(Member):
 
     def _both_groups(self) -> tuple[Any, Any]:
         if self._groups is None:
-            self._groups = (dist.group.WORLD, dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout)))
+            limit = timedelta(seconds=self._timeout)
+            beside = isinstance(self.how, Collective) and self.how.delay != 0  # steps may have collectives, too
+            tensors = dist.new_group(timeout=limit) if beside else dist.group.WORLD
+            self._groups = tensors, dist.new_group(backend="gloo", timeout=limit)
         return self._groups
 
     def _control(self) -> Controller:

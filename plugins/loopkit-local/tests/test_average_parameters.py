@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import threading
 import time
 from types import SimpleNamespace
 
@@ -383,6 +384,53 @@ def test_updates_that_one_process_skips_do_not_set_the_processes_apart():
 
 
 # An average that is under way
+
+
+class Counts:
+    """A collective of the user's own after each step, in the default group."""
+
+    def __init__(self):
+        self.found = []
+
+    @hookimpl(reads=("params",))
+    def step_end(self, phase):
+        if phase.training:
+            total = torch.ones(1)
+            dist.all_reduce(total)
+            self.found.append(total.item())
+
+
+def _beside(rank):
+    made = averaging.weighted_mean
+    began = threading.Event()
+
+    def late(*args):  # in rank 0 before the collective of the step, in rank 1 after it
+        if rank:
+            time.sleep(0.3)
+        began.set()
+        return made(*args)
+
+    averaging.weighted_mean = late
+    counts = Counts()
+    begin = Average.__init__
+
+    def begun(self, *args, **given):
+        begin(self, *args, **given)
+        assert rank or began.wait(10)
+        if not rank:
+            time.sleep(0.1)
+
+    Average.__init__ = begun
+    plugin = AverageParameters(EverySteps(3), Collective(delay=None), timeout=20)
+    learner = learner_of(plugin, counts)
+    learner.fit(make_data(), epochs=1)
+    return counts.found, values(learner.model)
+
+
+def test_average_under_way_is_apart_from_what_the_steps_send():
+    one, other = run(_beside, 2, timeout=60)
+    assert set(one[0]) == set(other[0]) == {2.0}
+    assert same(one[1], other[1])
 
 
 def _delayed(rank):

@@ -1,5 +1,6 @@
-"""Checkpoints of sharded models: each process writes its part, and any number of processes reads it."""
+"""Models of which each process holds a part: `FSDP`, and checkpoints that any number of processes reads."""
 
 from loopkit_sharded.checkpoint import ShardedCheckpoint, load, save
+from loopkit_sharded.fsdp import FSDP
 
-__all__ = ["ShardedCheckpoint", "load", "save"]
+__all__ = ["FSDP", "ShardedCheckpoint", "load", "save"]

@@ -2,3 +2,4 @@
 
 import torch._dynamo
 import torch.distributed.fsdp  # noqa: F401
+from distributed.conftest import recorded_elsewhere as recorded_elsewhere

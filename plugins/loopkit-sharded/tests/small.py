@@ -6,8 +6,7 @@ from torch.distributed.tensor import DTensor
 
 from loopkit import Learner
 from loopkit.data import TensorLoader
-from loopkit.plugins import FSDP
-from loopkit_sharded import ShardedCheckpoint
+from loopkit_sharded import FSDP, ShardedCheckpoint
 
 LIMIT = 60.0
 

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from distributed.processes import run
-from small import LIMIT, differing, gathered, loader, make, whole
+from small import LIMIT, adam, differing, gathered, loader, make, whole
 
 from loopkit import Learner, ValidationPhase, checkpoint, every, hookimpl
 from loopkit.checkpoint import storage
@@ -55,8 +55,8 @@ def test_resumed_run_is_bitwise_the_one_that_was_not_interrupted(tmp_path, optio
 # Any number of processes
 
 
-def goes_on(rank, processes, source, target, epochs):
-    learner = make(optimizer=sgd)
+def goes_on(rank, processes, source, target, epochs, optimizer):
+    learner = make(optimizer=optimizer)
     if source is not None:
         load(learner, source)
     if epochs:
@@ -65,27 +65,29 @@ def goes_on(rank, processes, source, target, epochs):
     return whole(learner)
 
 
-def chain(directory, trained):
+def chain(directory, trained, optimizer):
     """What is held after each of 4, 2, 1 and 4 processes, each of which goes on from the one before."""
     held, source = [], None
     for index, (processes, epochs) in enumerate(zip((4, 2, 1, 4), trained, strict=True)):
         target = directory / str(index)
-        args = processes, source, target, epochs
+        args = processes, source, target, epochs, optimizer
         held.append(run(goes_on, processes, *args, timeout=LIMIT)[0] if processes > 1 else goes_on(0, *args))
         source = target
     return held
 
 
-def test_four_two_one_and_four_processes_hold_the_same_bits(tmp_path):
-    first, *others = chain(tmp_path, (1, 0, 0, 0))
+@pytest.mark.parametrize("optimizer", [adam, pytest.param(sgd, marks=pytest.mark.slow)])
+def test_four_two_one_and_four_processes_hold_the_same_bits(tmp_path, optimizer):
+    first, *others = chain(tmp_path, (1, 0, 0, 0), optimizer)
     assert [differing(first, other) for other in others] == [[], [], []]
 
 
 @pytest.mark.slow
-def test_four_two_one_and_four_processes_train_as_one(tmp_path):
-    one = make(optimizer=sgd)
+@pytest.mark.parametrize("optimizer", [adam, sgd])
+def test_four_two_one_and_four_processes_train_as_one(tmp_path, optimizer):
+    one = make(optimizer=optimizer)
     one.fit(loader(), epochs=4)
-    for name, value in chain(tmp_path, (1, 1, 1, 1))[-1].items():
+    for name, value in chain(tmp_path, (1, 1, 1, 1), optimizer)[-1].items():
         torch.testing.assert_close(value, whole(one)[name], rtol=0, atol=1e-6)  # sums in another order
 
 

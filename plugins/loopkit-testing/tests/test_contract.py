@@ -10,14 +10,12 @@ import pytest
 import torch
 from distributed.processes import run
 from helpers import keeps_contract
-from torch import nn
 
 import loopkit.plugins
 from loopkit.events import EpochEnd, StepEnd, snake_case
 from loopkit.metrics import F1, Accuracy
 from loopkit.plugins import (
     DDP,
-    FSDP,
     ChannelsLast,
     History,
     LogMetrics,
@@ -65,8 +63,6 @@ PLUGINS = {
     "ChannelsLast": ChannelsLast,
     "DDP": DDP,
     "DDP(overlap=False, weighted=True)": lambda: DDP(overlap=False, weighted=True),
-    "FSDP": FSDP,
-    "FSDP(nn.Linear)": lambda: FSDP(nn.Linear, mixed_precision=torch.bfloat16),
     "History": History,
     "History(steps=True)": lambda: History(steps=True),
     "LogMetrics": LogMetrics,
@@ -99,7 +95,6 @@ SKIPPED = {"History(steps=True)": ROWS, "throttle(History(steps=True), seconds=0
 RARE = {
     "ChannelsLast",
     "DDP(overlap=False, weighted=True)",
-    "FSDP(nn.Linear)",
     "LogMetrics",
     "LogTo(every=1)",
     "Metrics",
@@ -112,7 +107,6 @@ RARE = {
 }
 """Those that differ from another one, here or in the tests of its own module, in an option or in the model."""
 ALONE = {
-    "FSDP(nn.Linear)": "torch's batch norm on the CPU takes no bfloat16",
     "History(steps=True)": "the rows of steps are those of each process; one that goes on gets those of rank 0",
     "throttle(History(steps=True), seconds=0)": "it refuses several processes, which have a clock each",
 }

@@ -7,7 +7,8 @@
     learner = Learner(model, loss_fn, optimizer, plugins=[WholeStep()])
 """
 
+from loopkit_whole_step.cuda_graph import CudaGraph
 from loopkit_whole_step.whole_step import Shape, WholeStep
 
 __version__ = "0.1.0"
-__all__ = ["Shape", "WholeStep"]
+__all__ = ["CudaGraph", "Shape", "WholeStep"]

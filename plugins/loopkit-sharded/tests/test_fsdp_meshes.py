@@ -12,18 +12,19 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from distributed.processes import run
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from distributed.processes import run
 from loopkit import Learner
 from loopkit.data import TensorLoader
 from loopkit.distributed import join
 from loopkit.errors import PluginError
-from loopkit.plugins import FSDP, ClipGradNorm, ToDevice
+from loopkit.plugins import ClipGradNorm, ToDevice
+from loopkit_sharded import FSDP
 
 LIMIT = 60.0
 STEPS, SIZE = 4, 4

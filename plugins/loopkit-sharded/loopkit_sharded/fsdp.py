@@ -19,6 +19,7 @@ from loopkit.groups import named_parameters
 from loopkit.hooks import hookimpl
 from loopkit.sharded import is_sharded, like
 from loopkit.words import is_count, nearest
+from loopkit_sharded.private import kept
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -435,38 +436,20 @@ class FSDP(Member):
 
     def _unsummed_grads(self) -> list[tuple[Tensor, Tensor]]:
         """The parameters with gradients that are not summed over the processes, and these, whole."""
-        found = []
-        for each in self._internals():
-            grad = _own_grad(each)
-            if grad is not None:
-                found.append((each.sharded_param, grad))
-        return found
+        found = ((each.param, each.own_grad) for each in kept(self._sharded))
+        return [(p, grad) for p, grad in found if grad is not None]
 
     def _take_unsummed(self) -> list[tuple[Tensor, Tensor]]:
         """The same, and remove them where fully_shard keeps them."""
         found = self._unsummed_grads()
-        for each in self._internals():
-            each.unsharded_accumulated_grad = None
-            if hasattr(each, "_unsharded_param"):
-                each._unsharded_param.grad = None
+        for each in kept(self._sharded):
+            each.drop()
         self._unsummed = False
         return found
-
-    def _internals(self) -> Iterator[Any]:
-        """What fully_shard keeps for each parameter; torch has no other way to gradients that are not summed."""
-        for module in self._sharded:
-            for group in module._get_fsdp_state()._fsdp_param_groups:
-                yield from group.fsdp_params
 
 
 def _scaled(value: Any, factor: float | Tensor) -> Any:
     return value * factor if isinstance(factor, Tensor) or factor != 1.0 else value
-
-
-def _own_grad(internal: Any) -> Tensor | None:
-    """The whole gradient of a parameter that this process has added up by itself."""
-    kept: Tensor | None = internal.unsharded_accumulated_grad  # in the dtype of the sum, if that is another one
-    return kept if kept is not None or not hasattr(internal, "_unsharded_param") else internal._unsharded_param.grad
 
 
 ALREADY = (

@@ -10,19 +10,20 @@ import pytest
 import torch
 import torch._dynamo  # fully_shard does, which takes seconds in each process
 import torch.distributed as dist
+from distributed.processes import run, run_each
 from helpers import on
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from distributed.processes import run, run_each
 from loopkit import CancelStep, Learner, TrainingPhase, checkpoint, hookimpl
 from loopkit.checkpoint.structure import structure
 from loopkit.data import TensorLoader
 from loopkit.distributed import join
 from loopkit.errors import PhaseError, PluginError, WorldError
-from loopkit.plugins import FSDP, ClipGradNorm, GradNoise, GradNorm, MixedPrecision, WeightAverage
+from loopkit.plugins import ClipGradNorm, GradNoise, GradNorm, MixedPrecision, WeightAverage
+from loopkit_sharded import FSDP
 
 LIMIT = 120.0
 
