@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from loopkit.batches import move
 from loopkit.discovery import make_plugin
 from loopkit.engine.core import Core
 from loopkit.engine.epoch import Epoch
-from loopkit.engine.fit import Fit, Limits, Validation
+from loopkit.engine.fit import Fit, Limits, next_epoch
 from loopkit.engine.fit_loop import FitLoop
 from loopkit.engine.models import Models
+from loopkit.engine.outputs import predict, predict_batches
 from loopkit.engine.resume import Mark
 from loopkit.engine.roles import Roles
 from loopkit.engine.sources import Source, check_given
 from loopkit.engine.state import apply, saved
 from loopkit.engine.user_loop import Rounds, UserLoop
-from loopkit.errors import EmptyDataError, PhaseError, PluginError
+from loopkit.engine.validations import validations_of
+from loopkit.errors import PhaseError, PluginError
 from loopkit.events import SignalBegin
 from loopkit.every import Every
 from loopkit.generators import seed_everything
@@ -33,7 +34,7 @@ from loopkit.phases import Phase
 from loopkit.plugin import unwrapped
 from loopkit.progress import Progress
 from loopkit.result import FitResult, Planned, StopRequest
-from loopkit.words import is_count, nearest, takes
+from loopkit.words import is_count, takes
 from loopkit.world import World
 
 if TYPE_CHECKING:
@@ -336,8 +337,8 @@ class Learner:
                 "fit has no end: give epochs=, max_steps= or max_updates= (epochs=math.inf if you mean it)"
             )
         source = Source(self._core.registry, *self._core.phases.training(train))
-        validations = [] if val is None and validate is None else self._validations(val, validate)
-        planned = limits.planned(source.length, self._core.accumulate, len(self.optimizers))
+        validations = [] if val is None and validate is None else validations_of(self._core, val, validate)
+        planned = limits.planned(source.length, self._core.accumulate, len(self._core.models.optimizers))
         fit = FitLoop(self._core, limits, planned, on_interrupt, source, validations, loader_timeout)
         fit.begin()
         try:
@@ -347,23 +348,6 @@ class Learner:
         else:
             fit.end(None)
         return fit.result
-
-    def _validations(self, val: Any, validate: Every | Mapping[str, Every] | None) -> list[Validation]:
-        """What to validate on, and when."""
-        if val is None:
-            raise ValueError(f"validate is {validate!r}, but there is no data for it: give val=, or leave it out")
-        sources = {
-            phase.name: Source(self._core.registry, phase, data) for phase, data in self._core.phases.validating(val)
-        }
-        given = validate if isinstance(validate, Mapping) else dict.fromkeys(sources, validate)
-        for name, each in given.items():
-            if name not in sources:
-                raise ValueError(f"validate names {name!r}{nearest(name, sources)}; val has {', '.join(sources)}")
-            if each is not None and not isinstance(each, Every):
-                raise ValueError(f"validate is {each!r}: write every(epochs=1), of `from loopkit import every`")
-        for source in sources.values():
-            _ = source.length  # data without a batch is refused before anything begins
-        return [Validation(source, given.get(name) or Every(epochs=1)) for name, source in sources.items()]
 
     def rounds(
         self, epochs: int | float | None = None, *, planned: Planned | None = None, on_interrupt: str | None = "raise"
@@ -404,7 +388,7 @@ class Learner:
         """
         phase = self.phases.find(phase)
         fit = self._core.fit
-        with self._epoch(phase, Source(self._core.registry, phase, data), None) as epoch:
+        with next_epoch(self._core, phase, Source(self._core.registry, phase, data)) as epoch:
             epoch.run_all(None if fit is None else fit.timeout, True)
         return {name: value for name, value in self.metrics.items() if name.startswith(f"{phase.name}/")}
 
@@ -454,24 +438,8 @@ class Learner:
             device: Where the outputs go, each batch as soon as it is made; None: they stay where the model made them.
             everywhere: False: where several processes share the data, rank 0 alone gets the outputs, the others None.
         """
-        chosen = self._predicting(phase)
-        if isinstance(data, Tensor):
-            data = [data]
-        source = Source(self._core.registry, chosen, data)
-        given = data() if source.made else data
-        source = Source(self._core.registry, chosen, given)
         place = None if device is None else torch.device(device)
-        outputs: list[Any] = []
-        with self._epoch(source.phase, source, None) as epoch:
-            epoch.run(_collecting(epoch, outputs, place))
-            epoch.check_count(True)
-        if self.world.size > 1 and source.epoch()[0] is not given:
-            from loopkit.shards import gather
-
-            outputs = gather(self.world, given, outputs, everywhere)
-            if self.world.rank > 0 and not everywhere:
-                return None
-        return _concatenate(outputs)
+        return predict(self._core, self.phases.of("predict", phase), data, place, everywhere)
 
     def predict_batches(self, data: Any, phase: str | Phase | None = None) -> Iterator[Any]:
         """The outputs batch by batch, each computed when it is asked for.
@@ -479,20 +447,7 @@ class Learner:
         Between batches the modules are in the mode in which the caller left them; the epoch ends, with its events,
         when the iterator is exhausted or closed.
         """
-        return self._predict(Source(self._core.registry, self._predicting(phase), data))
-
-    def _predict(self, source: Source) -> Iterator[Any]:
-        with self._epoch(source.phase, source, None) as epoch:
-            for batch in epoch.batches():
-                step = epoch.step(batch)
-                if "outputs" in vars(step):
-                    epoch.restore_modes()
-                    yield step.outputs
-                    epoch.set_modes()
-            epoch.check_count(True)
-
-    def _predicting(self, phase: str | Phase | None) -> Phase:
-        return self.phases.of("predict", phase)
+        return predict_batches(self._core, Source(self._core.registry, self.phases.of("predict", phase), data))
 
     def epoch(self, phase: str | Phase, length: int | None = None, data: Any = None) -> Epoch:
         """One epoch whose loop is yours: ``with learner.epoch("train") as epoch: ... epoch.step(batch)``.
@@ -503,11 +458,7 @@ class Learner:
             data: What ``epoch.batches()`` goes over, from where a saved state was; needed if the epoch is to be saved.
         """
         phase = self.phases.find(phase)
-        return self._epoch(phase, None if data is None else Source(self._core.registry, phase, data), length)
-
-    def _epoch(self, phase: Phase, source: Source | None, length: int | None) -> Epoch:
-        core = self._core
-        return Epoch(core, phase, source, length) if core.fit is None else core.fit.turn(phase, source, length)
+        return next_epoch(self._core, phase, None if data is None else Source(self._core.registry, phase, data), length)
 
     def state_dict(self, at: Mark | None = None, *, positions: bool = True, whole: bool = True) -> dict[str, Any]:
         """Everything that decides how training goes on from here, bit for bit.
@@ -684,27 +635,3 @@ def no_loss_fn(*args: Any) -> Any:
     raise PhaseError(
         "the phase uses learner.loss_fn, but the learner has none: give Learner(loss_fn=...), or [loss] in a file"
     )
-
-
-def _collecting(epoch: Epoch, outputs: list[Any], place: torch.device | None) -> Iterator[Any]:
-    """The batches of an epoch; when the next one is asked for, the outputs of the last step are kept, at ``place``."""
-    for batch in epoch.batches():
-        yield batch
-        if "outputs" in (made := vars(epoch.current)):
-            made = made["outputs"]
-            outputs.append(made if place is None else move(made, place))  # host sync: wanted there
-
-
-def _concatenate(outputs: list[Any]) -> Any:
-    """Join outputs of batches: tensors along the first dimension, tuples and mappings part by part."""
-    if not outputs:
-        raise EmptyDataError("predict: the phase set no step.outputs")
-    first = outputs[0]
-    if isinstance(first, Tensor):
-        return torch.cat(outputs) if first.ndim else torch.stack(outputs)
-    if isinstance(first, Mapping):
-        return {key: _concatenate([output[key] for output in outputs]) for key in first}
-    if isinstance(first, (tuple, list)):
-        joined = [_concatenate(list(part)) for part in zip(*outputs, strict=True)]
-        return type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)
-    raise PhaseError(f"predict cannot concatenate outputs of type {type(first).__name__}: use predict_batches")

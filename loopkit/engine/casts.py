@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
 
+from loopkit import devices
 from loopkit.engine.routing import Route
 from loopkit.errors import PhaseError
 from loopkit.sharded import part
@@ -85,3 +87,14 @@ class Casts:
                 f"or call torch.clear_autocast_cache() after the change"
             )
         self._values = now
+
+
+@contextmanager
+def autocast_off() -> Iterator[list[tuple[str, torch.dtype]]]:
+    """Switch autocast off; yields the device types and dtypes that it was on for."""
+    on = [device for device in devices.types() if torch.is_autocast_enabled(device)]
+    ambient = [(device, torch.get_autocast_dtype(device)) for device in on]
+    with ExitStack() as stack:
+        for device, _ in ambient:
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield ambient

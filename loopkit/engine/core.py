@@ -121,5 +121,5 @@ class Core:
         """Whether the state can be saved now: no step is under way, nor an epoch that a hook has begun."""
         epochs = self.open_epochs
         if self.hooks:
-            return self.hooks == 1 and all(epoch.between for epoch in epochs)
-        return all(epoch.between for epoch in epochs[:-1]) and all(epoch.at_edge for epoch in epochs[-1:])
+            return self.hooks == 1 and all(epoch.loop.between for epoch in epochs)
+        return all(epoch.loop.between for epoch in epochs[:-1]) and all(epoch.loop.at_edge for epoch in epochs[-1:])

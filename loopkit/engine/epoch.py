@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from loopkit.engine.contexts import Contexts
 from loopkit.engine.loop import Loop, Until, stronger
 from loopkit.engine.plan import Plan
 from loopkit.engine.positions import indices_of, leave
@@ -23,7 +23,7 @@ from loopkit.notes import locate
 from loopkit.phases import Phase
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from loopkit.engine.core import Core
     from loopkit.world import World
@@ -73,9 +73,10 @@ class Epoch:
         self._outer: Epoch | None = None
         self.length = length
         """How many steps there will be, if that is known."""
-        self._loop = Loop(core, self, phase, length)
-        self._contexts = ExitStack()
-        self._modes: list[tuple[nn.Module, bool]] = []
+        self.loop = Loop(core, self, phase, length)
+        """Its steps, for the engine alone."""
+        self.contexts = Contexts(core, phase)
+        """What it runs in, for the engine alone."""
         self._stores: dict[str, dict[str, Any]] = {}
         self._kept: dict[int, tuple[Any, dict[str, Any]]] = {}
         self._source = source
@@ -85,26 +86,26 @@ class Epoch:
     @property
     def plan(self) -> Plan:
         """What the engine calls."""
-        return self._loop.plan
+        return self.loop.plan
 
     @property
     def windows(self) -> tuple[Window, ...]:
         """The accumulation windows, one for each optimizer; none, if it does not train."""
-        return self._loop.windows
+        return self.loop.windows
 
     def window(self, name: str) -> Window:
         """The window of an optimizer."""
-        return self._loop.window(name)
+        return self.loop.window(name)
 
     @property
     def current(self) -> Step | None:
         """The last step that was begun, while the epoch runs."""
-        return self._loop.current
+        return self.loop.current
 
     @property
     def steps(self) -> int:
         """Steps begun so far, cancelled ones included."""
-        return self._loop.steps
+        return self.loop.steps
 
     @property
     def resumed(self) -> bool:
@@ -114,32 +115,27 @@ class Epoch:
     @property
     def at_edge(self) -> bool:
         """Whether no step is under way."""
-        return self._loop.at_edge
-
-    @property
-    def between(self) -> bool:
-        """Whether it is between two steps, with no hook running."""
-        return self._loop.between
+        return self.loop.at_edge
 
     @property
     def window_open(self) -> bool:
         """Whether any optimizer's accumulation window holds gradients that wait for their update."""
-        return any(window.count for window in self._loop.windows)
+        return any(window.count for window in self.loop.windows)
 
     @property
     def stopped(self) -> bool:
         """Whether ``learner.stop`` was called during this epoch, which trains."""
-        return self._loop.stopped
+        return self.loop.stopped
 
     @property
     def agrees(self) -> bool:
         """Whether several processes agree, between two of its steps, on what ends it."""
-        return self._loop.agrees
+        return self.loop.agrees
 
     @property
     def asks(self) -> bool:
         """Whether this process asks for something that the processes have not agreed on yet."""
-        return self._loop.asks or self._core.requests.asks
+        return self.loop.asks or self._core.requests.asks
 
     @property
     def number(self) -> int:
@@ -179,13 +175,13 @@ class Epoch:
     # Its begin
 
     def __enter__(self) -> Epoch:
-        core, phase, loop = self._core, self.phase, self._loop
+        core, phase, loop = self._core, self.phase, self.loop
         if core.requests.waits:
             core.requests.answer(core)
         fitting, in_hook = core.fit is not None, core.hooks > 0
         if not core.epochs and not fitting and not in_hook:
             core.requests.forget_stop()
-        nested = in_hook or (bool(core.epochs) and not all(epoch.between for epoch in core.open_epochs))
+        nested = in_hook or (bool(core.epochs) and not all(epoch.loop.between for epoch in core.open_epochs))
         self.alone = nested or not (phase.training or fitting)
         if not self.alone:
             self.saved = core.resume.take(phase)
@@ -214,60 +210,26 @@ class Epoch:
         self.depth = len(core.epochs)
         core.epochs.append(self)
         core.logbook.move_to(self)
-        self._contexts.callback(self._forget)
         try:
-            if self.trains and core.models.weights.by:
-                self._contexts.enter_context(core.models.weights.own())
-            self._modes = core.models.set_modes(self.trains)
-            if self.trains:
-                self._say_what_differs(core)
-            self._contexts.callback(self.restore_modes)
-            core.forget_metrics(f"{self.name}/")
-            for make in self._loop.plan.epoch_contexts:
-                if (context := make(self)) is not None:
-                    self._contexts.enter_context(context)
-            if (fire := self._loop.plan.fire[EpochBegin]) is not None:
-                fire(self)
-        except (CancelEpoch, CancelFit) as cancel:
-            self.pending = cancel
+            try:
+                if self.trains:
+                    _say_what_differs(core, self)
+                if core.metrics:
+                    core.forget_metrics(f"{self.name}/")
+                self.contexts.enter(self, self.loop.plan.epoch_contexts)
+                if (fire := self.loop.plan.fire[EpochBegin]) is not None:
+                    fire(self)
+            except (CancelEpoch, CancelFit) as cancel:
+                self.pending = cancel
+            if core.world.size > 1:
+                _compare(core.world, self)
+                self.pending = self.loop.settle_cancel(self.pending)
+                if not self.resumed and len(core.open_epochs) > 1:  # what was asked for around it is not for this one
+                    self.loop.count_stops_from(core.requests.stopped)
         except BaseException as error:
-            locate(error, self._loop.of_context("epoch_context", None))
             self._leave(error)
             raise
-        if core.world.size > 1:
-            try:
-                _compare(core.world, self)
-                self.pending = self._loop.settle_cancel(self.pending)
-                if not self.resumed and len(core.open_epochs) > 1:  # what was asked for around it is not for this one
-                    self._loop.count_stops_from(core.requests.stopped)
-            except BaseException as error:
-                self._leave(error)
-                raise
         self.goes_on = self.data is None
-
-    def _say_what_differs(self, core: Core) -> None:
-        """Say once what is done, and may not be meant."""
-        if kept := core.models.kept_in_eval:
-            core.say_once(kept)
-        if self.length is not None and self.length < core.accumulate:
-            many = "1 batch" if self.length == 1 else f"{self.length} batches"
-            core.say_once(
-                f"accumulate is {core.accumulate}, but an epoch of phase {self.name!r} has {many}, and its end closes "
-                f"the window: each update is of {many}"
-            )
-
-    def _forget(self) -> None:
-        self._core.epochs.remove(self)
-        self._loop.close()
-        self._core.logbook.move_to(self._outer)
-
-    def set_modes(self) -> None:
-        """Put the modules in the phase's mode, remembering the one that each was in."""
-        self._modes = self._core.models.set_modes(self.trains)
-
-    def restore_modes(self) -> None:
-        """Put the modules back in the modes in which `set_modes` found them."""
-        self._core.models.restore(self._modes)
 
     def batches(self) -> Iterable[Any]:
         """The batches of the data that the epoch was given, from where a saved state was."""
@@ -279,7 +241,7 @@ class Epoch:
         batches, self.begun, length = core.resume.batches(self)
         if length != self.length:
             self.length = length
-            self._loop.go_on_to(length)
+            self.loop.go_on_to(length)
         self.goes_on = True
         return batches
 
@@ -314,13 +276,7 @@ class Epoch:
 
     def go_on_at(self, steps: int) -> None:
         """Count on from so many steps."""
-        self._loop.go_on_at(steps)
-
-    def last_step(self) -> Step:
-        """The step before the first one of a resumed epoch, as far as it is known."""
-        step = Step(self._loop, self._loop.steps - 1, None, 0)
-        step.ended = step.had_backward = True
-        return step
+        self.loop.go_on_at(steps)
 
     # Its steps
 
@@ -335,7 +291,7 @@ class Epoch:
             raise self.pending
         if self.stopped:
             raise StopEpoch
-        self._loop.refresh()
+        self.loop.refresh()
         self.run((batch,))
         assert self.current is not None
         return self.current
@@ -344,23 +300,29 @@ class Epoch:
         """Run a step for each batch; returns whether they were all taken."""
         if not self.alone:
             self._core.resume.restore_generators()
-        return self._loop.run(batches, until)
+        return self.loop.run(batches, until)
 
-    @contextmanager
-    def feeding(self, timeout: float | None) -> Iterator[Iterable[Any]]:
-        """Its batches; inside, workers of a ``DataLoader`` may take so many seconds for one."""
+    def run_all(
+        self, timeout: float | None, first: bool, run: Callable[[Epoch, Iterable[Any]], bool] | None = None
+    ) -> None:
+        """Run a step for each of its batches.
+
+        Args:
+            timeout: Seconds that the workers of a ``DataLoader`` may take for a batch.
+            first: It is the first epoch over these data.
+            run: What runs the steps, and says whether they were all taken; by default `run`.
+        """
         with bounded_wait(self.data, timeout, lambda: self.steps):
             batches = self.batches()
             if self.pending is not None:
                 raise self.pending
-            yield batches
-
-    def run_all(self, timeout: float | None, first: bool) -> None:
-        """Run a step for each of its batches; ``first`` says that it is the first epoch over these data."""
-        with self.feeding(timeout) as batches:
-            if self.stopped:
+            if run is not None:
+                complete = run(self, batches)
+            elif complete := not self.loop.stopped:
+                complete = self.run(batches)
+            else:
                 self.leave_data()
-            elif self.run(batches):
+            if complete:
                 self.check_count(first)
 
     def check_count(self, first: bool) -> None:
@@ -374,11 +336,6 @@ class Epoch:
             self._core.resume.restore_generators()
             leave(self.data)
 
-    @property
-    def resting(self) -> Any:
-        """A context: inside, the epoch is between two steps, and no hook runs."""
-        return self._loop.resting
-
     def agree(self, *numbers: float) -> list[float]:
         """Let every process act, after this step, on what any of them asks for: stops, cancels, saves and signals.
 
@@ -390,7 +347,7 @@ class Epoch:
         Returns:
             The highest of each number over the processes.
         """
-        return self._loop.agree(*numbers)
+        return self.loop.agree(*numbers)
 
     # Its end
 
@@ -406,7 +363,7 @@ class Epoch:
         Raises:
             BaseException: What was raised in it, unless that ends an epoch normally.
         """
-        core, loop = self._core, self._loop
+        core, loop = self._core, self.loop
         cancel: Cancel | None = self.pending
         loop.refresh()
         try:
@@ -440,7 +397,7 @@ class Epoch:
         Raises:
             CancelFit: The fit, or what is around the epoch, ends by it.
         """
-        core, loop = self._core, self._loop
+        core, loop = self._core, self.loop
         if (fire := loop.plan.fire[PhaseEnd]) is not None:
             core.logbook.move_to(self)
             try:
@@ -456,13 +413,25 @@ class Epoch:
             core.requests.stop(cancel.reason, cancel.by)
 
     def _leave(self, error: BaseException | None) -> None:
-        """Leave the contexts, be it because of an error, which none of them may swallow."""
+        """Leave the contexts, be it because of an error; from here on it is not open."""
         try:
-            self._contexts.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
-        except BaseException as raised:
-            if raised is not error:
-                locate(raised, self._loop.of_context("epoch_context", None))
-            raise
+            self.contexts.leave(error)
+        finally:
+            self._core.epochs.remove(self)
+            self.loop.close()
+            self._core.logbook.move_to(self._outer)
+
+
+def _say_what_differs(core: Core, epoch: Epoch) -> None:
+    """Say once what is done, and may not be meant."""
+    if kept := core.models.kept_in_eval:
+        core.say_once(kept)
+    if epoch.length is not None and epoch.length < core.accumulate:
+        many = "1 batch" if epoch.length == 1 else f"{epoch.length} batches"
+        core.say_once(
+            f"accumulate is {core.accumulate}, but an epoch of phase {epoch.name!r} has {many}, and its end closes "
+            f"the window: each update is of {many}"
+        )
 
 
 def _compare(world: World, epoch: Epoch) -> None:

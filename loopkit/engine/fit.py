@@ -17,8 +17,8 @@ from loopkit.engine.requests import Ending, Interrupted, Stop
 from loopkit.engine.resume import Position
 from loopkit.engine.signals import Signals
 from loopkit.engine.sources import Source
+from loopkit.engine.validations import Validation
 from loopkit.errors import CancelFit, ReentrancyError
-from loopkit.every import Every
 from loopkit.logs.record import Packed
 from loopkit.notes import say, warn
 from loopkit.result import FitResult, Planned
@@ -71,19 +71,6 @@ class Limits:
             updates = full * math.ceil(length / accumulate) + math.ceil(rest / accumulate)
             updates = min(updates, most or updates)
         return Planned(finite, steps, updates)
-
-
-@dataclass(frozen=True)
-class Validation:
-    """What a fit validates on, and when."""
-
-    source: Source
-    every: Every
-
-    @property
-    def phase(self) -> str:
-        """The name of its phase."""
-        return self.source.phase.name
 
 
 class Fit:
@@ -218,10 +205,14 @@ class Fit:
             raise ReentrancyError("a fit is running: call run, evaluate or predict from a hook, not fit")
         core.requests.begin(self._signals)
         core.enter(self)
-        self.position, goes_on = core.resume.begin(replace(core.progress))
-        if self.position.start == core.progress and not self.position.epochs:
+        loaded, goes_on = core.resume.begin()
+        if loaded is None:
+            limits = self.limits.saved()
+            self.position = Position(replace(core.progress), core.resume.fits, bool(self._runs), limits=limits)
+        else:
+            self._go_on(loaded)
+        if not self.resumed:
             core.metrics.clear()
-        self._go_on()
         if goes_on:
             say(
                 f"the fit goes on where it was interrupted, after {core.progress.epochs} complete epochs and "
@@ -237,7 +228,7 @@ class Fit:
         try:
             if self._runs:
                 core.registry.check_fit(self._runs)
-            if core.registry.brackets():
+            if core.registry.brackets:
                 with core.hook():
                     self.begin_plugins()
             if core.world.size > 1:
@@ -253,11 +244,9 @@ class Fit:
         """Go on from the position that was loaded, with the limits of this fit."""
         position = self._core.resume.take_position()
         if position is not None:
-            self.position = position
-            self._go_on()
+            self._go_on(position)
 
-    def _go_on(self) -> None:
-        at = self.position
+    def _go_on(self, at: Position) -> None:
         self.resumed = at.epochs > 0 or at.start != self._core.progress
         reopened = bool(at.limits) and self.limits.raised_from(at.limits)
         stop = None if at.stop is None or reopened else Stop(*at.stop)
@@ -347,6 +336,11 @@ class Fit:
             ending = Ending(signals.ending)  # it came too late to be acted upon
         if ending is not None and self.raises:
             raise _interruption(ending)
+
+
+def next_epoch(core: Core, phase: Phase, source: Source | None, length: int | None = None) -> Epoch:
+    """An epoch that somebody asks for: by itself, or in the fit that is running."""
+    return Epoch(core, phase, source, length) if core.fit is None else core.fit.turn(phase, source, length)
 
 
 def check_count(name: str, value: Any, endless: bool = False) -> None:

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from loopkit.engine.epoch import Epoch
-from loopkit.engine.fit import Fit, Limits, Validation
+from loopkit.engine.fit import Fit, Limits
 from loopkit.engine.loop import Until
 from loopkit.engine.sources import Source
+from loopkit.engine.validations import Validation
 from loopkit.errors import Cancel, PhaseError
 from loopkit.result import Planned
 
@@ -39,6 +40,9 @@ class FitLoop(Fit):
         super().__init__(core, limits, planned, on_interrupt, timeout, runs)
         self._source = train
         self.validations = {each.phase: each for each in validations}
+        by_epochs = None not in [each.every.epochs for each in validations]
+        self._stops_between = bool(limits.max_steps or limits.max_updates) or not by_epochs
+        """Whether every training epoch is looked at between its steps."""
         self._barren = 0
         """Training epochs in a row without a step that was completed."""
 
@@ -131,29 +135,14 @@ class FitLoop(Fit):
         """Run an epoch up to its end, but for ``phase_end``; returns the cancel that ended it, if one did."""
         epoch.__enter__()
         try:
-            with epoch.feeding(self.timeout) as batches:
-                if epoch.trains and self._stops_between():
-                    complete = self._run_in_parts(epoch, batches)
-                elif epoch.stopped:
-                    epoch.leave_data()
-                    complete = False
-                else:
-                    complete = epoch.run(batches)
-                if complete:
-                    epoch.check_count(first)
+            in_parts = epoch.trains and (self._stops_between or self.position.due)
+            epoch.run_all(self.timeout, first, self._run_in_parts if in_parts else None)
         except GeneratorExit as error:  # it ends the epoch normally, and then what is around it
             epoch.finish(epoch.end(error))
             raise
         except BaseException as error:
             return epoch.end(error)
         return epoch.end(None)
-
-    def _stops_between(self) -> bool:
-        """Whether a training epoch is looked at between its steps."""
-        limits = self.limits
-        if limits.max_steps or limits.max_updates or self.position.due:
-            return True
-        return bool(self.validations) and any(each.every.epochs is None for each in self.validations.values())
 
     def _run_in_parts(self, epoch: Epoch, batches: Iterable[Any]) -> bool:
         """Run its steps up to a limit, with the validations that are due between them."""
@@ -186,7 +175,7 @@ class FitLoop(Fit):
     def _between(self, epoch: Epoch) -> bool:
         """Between two steps: run the validations that are due; returns whether a limit is reached."""
         at = self.position
-        with epoch.resting():
+        with epoch.loop.resting():
             self._want("step")
             while at.due:
                 self._validate(at.due[0])

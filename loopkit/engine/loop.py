@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from loopkit.batches import count_samples, describe
 from loopkit.engine.awaited import Awaited
-from loopkit.engine.casts import autocast_is_on
-from loopkit.engine.hints import hint
+from loopkit.engine.casts import autocast_off
+from loopkit.engine.phase_step import PhaseStep, bad_result, explain_error
 from loopkit.engine.plan import Plan
-from loopkit.engine.step import Frame, Step, autocast_off
+from loopkit.engine.step import Frame, Step
 from loopkit.engine.training import Proof
 from loopkit.engine.window import Window
-from loopkit.errors import Cancel, CancelFit, CancelStep, PhaseError, PhaseInputError, StepResultError
+from loopkit.errors import Cancel, CancelFit, CancelStep, PhaseError, PhaseInputError
 from loopkit.events import (
     BackwardBegin,
     BackwardEnd,
@@ -93,8 +93,7 @@ class Loop(Frame):
         """That the phase trains; None if that is known, or it is none that does."""
         self.awaited: Awaited | None = None
         """Watches, in the phase's first epoch, whether the events come that it lists; None if nobody waits for any."""
-        self._casting = False
-        """Whether a step of this epoch has run under autocast."""
+        self._around = PhaseStep(core, phase)
         self._phase_step: Callable[[Learner, Step], Any] = phase.step
         """The phase's own step, or with a plugin in its place."""
         if phase.grad_mode not in GRAD_MODES:
@@ -127,8 +126,7 @@ class Loop(Frame):
     def close(self) -> None:
         """Let go of the last step, whose graph would live on in the cycle of epoch and step."""
         self._taken, self.current = self.steps, None
-        if self._casting:
-            self.casts.end()
+        self._around.end()
         if self._proof is not None:
             self._proof.end()
 
@@ -173,7 +171,7 @@ class Loop(Frame):
         self.plain_backward = None if BackwardBegin in heard or BackwardEnd in heard else only
         quiet = heard.isdisjoint((UpdateBegin, UpdateEnd, UpdateSkipped)) and plan.optimizer_step is None
         self.plain_update = only if quiet else None
-        self._phase_step = self.phase.step if plan.take_step is None else self._take_step
+        self._phase_step = self.phase.step if plan.take_step is None else partial(self._around.taken, plan.take_step)
 
     def await_events(self) -> None:
         """See whether the events come that the phase lists, unless an epoch of it has told."""
@@ -187,6 +185,12 @@ class Loop(Frame):
             self._core.complete.append(self.phase)
             for text in awaited.missed() if self._core.world.rank == 0 else ():
                 warn(text)
+
+    def last_step(self) -> Step:
+        """The step before the first one of an epoch that goes on, as far as it is known."""
+        step = Step(self, self.steps - 1, None, 0)
+        step.ended = step.had_backward = True
+        return step
 
     def refresh(self) -> None:
         """Take over the plan if it has changed."""
@@ -248,16 +252,16 @@ class Loop(Frame):
                 if begin is not None:
                     begin(step)
                 if contexts:
-                    self._run_in_contexts(step)
+                    self._around.in_contexts(phase_step, step, plan)
                 elif (result := phase_step(learner, step)) is not None:
-                    raise self._bad_result(result)
+                    raise bad_result(phase, result)
                 if proof is not None and proof.look(step, step.update_overdue, self.windows):
                     self._end_proof(proof)
                     proof = None
             except Cancel as cancel:
                 self._cancel_step(step, cancel)
             except BaseException as error:
-                self._explain(error, step)
+                self._fail(error, step)
                 raise
             else:
                 step.ended = True
@@ -282,29 +286,16 @@ class Loop(Frame):
                 return False
         return True
 
-    def _take_step(self, learner: Learner, step: Step) -> None:
-        """The step as a plugin takes it in the phase's place."""
-        assert self.plan.take_step is not None
-        self.plan.take_step(step, partial(self._own_step, learner, step))
-
-    def _own_step(self, learner: Learner, step: Step) -> None:
-        """The phase's own step, for a plugin in its place; what it raises is the phase's."""
-        phase_step: Callable[..., Any] = self.phase.step
-        try:
-            if (result := phase_step(learner, step)) is not None:
-                raise self._bad_result(result)
-        except Cancel as cancel:
-            cancel.by = cancel.by or f"phase {self.phase.name}"
-            raise
-        except BaseException as error:
-            self._explain(error, step)
-            raise
-
     def _pass_over(self, step: Step, samples: int) -> None:
         """Leave out a batch that is None, or holds no sample, or refuse it."""
         if step.batch is not None or not self.phase.skip_none or self.agrees:
             raise PhaseInputError(f"batch {step.index} is {describe(step.batch)}: {NONE if samples else EMPTY}")
         step.ended = True
+
+    def _fail(self, error: BaseException, step: Step) -> None:
+        """A step has raised an error."""
+        self.failure = error
+        explain_error(self._core, self.phase, error, step)
 
     def _look_again(self) -> None:
         """The plan or the size of windows has changed, or something was asked for: take it over, and do that."""
@@ -344,43 +335,6 @@ class Loop(Frame):
         agreed, self._agreed = self._agreed, None
         return agreed
 
-    def _run_in_contexts(self, step: Step) -> None:
-        raised: BaseException | None = None
-        first = False
-        try:
-            with ExitStack() as contexts:
-                for make in self.plan.step_contexts:
-                    if (context := make(step)) is not None:
-                        contexts.enter_context(context)
-                if first := not self._casting and autocast_is_on():
-                    self._watch_casts()
-                try:
-                    if (result := self._phase_step(self._core.learner, step)) is not None:
-                        raise self._bad_result(result)
-                except BaseException as error:
-                    raised = error
-                    raise
-        except BaseException as error:
-            if error is not raised and not isinstance(error, Cancel):
-                locate(error, self.of_context("step_context", step))
-            raise
-        finally:
-            if first:
-                self.casts.compare_values(False)
-            del raised  # else a cycle with the traceback would keep the step and its graph
-
-    def _watch_casts(self) -> None:
-        """Look after what autocast caches of the models, and of the modules that the phase itself holds."""
-        self._casting = True
-        own = {name: value for name, value in vars(self.phase).items() if isinstance(value, nn.Module)}
-        self.casts.begin({**own, **self._core.models})
-
-    def of_context(self, hook: str, step: Step | None) -> str:
-        """Where an error was raised that came from entering or leaving a context."""
-        plugins = " or ".join(repr(placed.entry.plugin) for placed in self.plan.order[hook])
-        who = f"in {hook} of plugin {plugins}" if plugins else "at the begin or end of the epoch"
-        return f"{who}, {self._core.where(self.phase, step)}"
-
     def _cancel_step(self, step: Step, cancel: Cancel) -> None:
         step.ended = True
         self.awaited = None  # a later epoch tells
@@ -407,20 +361,6 @@ class Loop(Frame):
     def asks(self) -> bool:
         """Whether this process wants to end the epoch, and the others do not know yet."""
         return self._wanted is not None
-
-    def _bad_result(self, result: Any) -> StepResultError:
-        name = type(self.phase).__name__
-        return StepResultError(
-            f"{name}.step returned {describe(result)}: a step returns nothing. Put results on the step "
-            f"(step.loss = loss) and call step.backward(loss) and step.update()"
-        )
-
-    def _explain(self, error: BaseException, step: Step) -> None:
-        """Say where an error came from, and what the batch was."""
-        self.failure = error
-        where, models = f"in {type(self.phase).__name__}.step, {self._core.where(self.phase, step)}", self._core.models
-        cure = hint(error, step, models)
-        locate(error, f"{where}; batch: {describe(step.batch)}; model on {models.device()}{cure}")
 
     def close_windows(self) -> None:
         """Give each window that is still open its update, after the last step."""

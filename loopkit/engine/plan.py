@@ -61,6 +61,12 @@ class Plan:
     take_step: Callable[[Step, Callable[[], None]], Any] | None
     order: dict[str, list[Placed]]
 
+    def of_context(self, hook: str, where: str) -> str:
+        """Where an error was raised that came from entering or leaving a context of plugins."""
+        plugins = " or ".join(repr(placed.entry.plugin) for placed in self.order[hook])
+        who = f"in {hook} of plugin {plugins}" if plugins else "at the begin or end of the epoch"
+        return f"{who}, {where}"
+
 
 class Compiler:
     """Makes calls from implementations: with the arguments that each asks for, and a note on what it raises.

@@ -60,7 +60,8 @@ class Registry:
         self._specified: set[str] = set()
         self._plans: dict[int, tuple[Phase, Plan]] = {}
         self._learner_plans: dict[str, list[Implementation]] = {}
-        self._brackets: list[tuple[str, Implementation | None, Implementation | None]] | None = None
+        self.brackets: list[tuple[str, Implementation | None, Implementation | None]] = []
+        """The plugins that set up or tear down a fit, in the order of ``fit_begin``, with what does so."""
         self._implementations: list[Implementation] = []
         self._names: dict[int, str] = {}
         self._packs: list[tuple[Any, list[Packed]]] = []
@@ -146,7 +147,6 @@ class Registry:
         self._plans.clear()
         self._names = {id(each): name for name, plugin in self.plugins.items() for each in (plugin, unwrapped(plugin))}
         self._learner_plans.clear()
-        self._brackets = None
         self._implementations = []
         for name, hook in hooks().items():
             if name in self._specified:
@@ -158,11 +158,14 @@ class Registry:
         self._collect()
         refusals.check_names(self.plugins, self._implementations, self.chains)
         refusals.check_owners(self.plugins)
-        for hook in ("setup_model", "fit_begin", LOG_VALUE, INSTRUMENT):
+        for hook in ("setup_model", LOG_VALUE, INSTRUMENT):
             self.ordered(hook)
-        self.brackets()
+        begins = {impl.entry.plugin: impl for impl in self.ordered(FitBegin.hook)}
+        ends = {impl.entry.plugin: impl for impl in self.implementations(FitEnd.hook)}
+        names = [placed.entry.plugin for placed in self.fit_order()]
         for phase in self._phases.values():
             self.plan(phase)
+        self.brackets = [(name, begins.get(name), ends.get(name)) for name in names]
 
     def implementations(self, hook: str, phase: Phase | None = None) -> list[Implementation]:
         """The implementations of a hook, those for ``phase`` if given, in no order."""
@@ -179,15 +182,6 @@ class Registry:
             placed = arrange([impl.entry for impl in impls.values()], self.chains, hook)
             self._learner_plans[hook] = [impls[p.entry.plugin] for p in placed]
         return self._learner_plans[hook]
-
-    def brackets(self) -> list[tuple[str, Implementation | None, Implementation | None]]:
-        """The plugins that set up or tear down a fit, in the order of ``fit_begin``, with what does so."""
-        if self._brackets is None:
-            begins = {impl.entry.plugin: impl for impl in self.ordered(FitBegin.hook)}
-            ends = {impl.entry.plugin: impl for impl in self.implementations(FitEnd.hook)}
-            names = [place.entry.plugin for place in self.fit_order()]
-            self._brackets = [(name, begins.get(name), ends.get(name)) for name in names]
-        return self._brackets
 
     def fit_order(self) -> list[Placed]:
         """The plugins that set up or tear down a fit, in the order of ``fit_begin``.

@@ -170,8 +170,8 @@ class Resume:
         self._epochs, self._data, self._nested, self._generators, self.position = [], {}, {}, None, None
         self._held, self.unfinished = None, ""
 
-    def begin(self, start: Progress) -> tuple[Position, bool]:
-        """Where the fit that begins now is, and whether it goes on with one that was interrupted in this process.
+    def begin(self) -> tuple[Position | None, bool]:
+        """Where the fit that begins now goes on, None if it is new, and whether it was interrupted in this process.
 
         Its loaders are not known yet.
         """
@@ -182,10 +182,8 @@ class Resume:
             self.load(held, Position.of(held["fit"]), True)
         if self.position is None:
             self.fits += 1
-            return Position(start, self.fits), False
-        position, self.position = self.position, None
-        self.fits = position.number
-        return position, held is not None
+            return None, False
+        return self.take_position(), held is not None
 
     def take_position(self) -> Position | None:
         """The position that was loaded, which then belongs to a fit."""
@@ -366,4 +364,4 @@ def restore_windows(epoch: Epoch, saved: Mapping[str, Any]) -> None:
     for name, values in saved.items():
         window = epoch.window(name)
         grads = [g if g is None else sharded.like(g, p) for g, p in zip(values["grads"], window.params, strict=True)]
-        window.reopen(epoch.last_step(), {**values, "grads": grads})
+        window.reopen(epoch.loop.last_step(), {**values, "grads": grads})

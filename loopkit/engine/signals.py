@@ -45,14 +45,15 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
-            for number in (*ENDING, SAVING):
-                if number is not None and signal.getsignal(number) not in (None, signal.SIG_IGN):
-                    self._install(self._handle, number)
+            self._install(self._handle, *ENDING, SAVING)
         return self
 
-    def _install(self, handler: Callable[[int, FrameType | None], None], number: int) -> None:
-        self._before[number], self._installed[number] = signal.getsignal(number), handler
-        signal.signal(number, handler)
+    def _install(self, handler: Callable[[int, FrameType | None], None], *numbers: int | None) -> None:
+        for number in numbers:
+            before = None if number is None else signal.getsignal(number)
+            if number is not None and before not in (None, signal.SIG_IGN):
+                self._before[number], self._installed[number] = before, handler
+                signal.signal(number, handler)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -33,7 +33,7 @@ def saved(core: Core, at: Mark | None = None, positions: bool = True, whole: boo
         return collect(core, None, positions=False, whole=whole)
     if at is not None:
         epochs = core.open_epochs
-        runs = epochs[-1:] == [at.epoch] and all(epoch.between for epoch in epochs[:-1])
+        runs = epochs[-1:] == [at.epoch] and all(epoch.loop.between for epoch in epochs[:-1])
         if not runs or core.progress != at.progress:
             raise StateError(
                 "state_dict(at=mark): there is no way back to the mark, since its epoch is not the one that is "

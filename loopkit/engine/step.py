@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loopkit import devices
 from loopkit.batches import describe
-from loopkit.engine.casts import Casts, autocast_is_on
+from loopkit.engine.casts import Casts, autocast_is_on, autocast_off
 from loopkit.errors import EventError, LossError, PhaseError, StepStateError
 from loopkit.events import BackwardBegin, BackwardEnd, Event, UpdateBegin, UpdateEnd, UpdateSkipped
 from loopkit.notes import line_with
@@ -213,14 +213,14 @@ class Step:
         try:
             run_backward((loss,), (ones_like(loss),), retain_graph or create_graph, create_graph, (), True, True)
         except RuntimeError:
-            self._check_loss(loss)
+            _check_loss(self, loss)
             raise
         self.total_loss = loss
         self.had_backward = True
 
     def _backward(self, loss: Tensor, name: str | None, retain: bool, create: bool) -> None:
         """What `backward` does when there is more to it than clearing gradients and calling torch."""
-        self._check_loss(loss)
+        _check_loss(self, loss)
         frame = self._frame
         begin, end = frame.fire[BackwardBegin], frame.fire[BackwardEnd]
         windows = frame.windows if name is None else (frame.window(name),)
@@ -228,7 +228,7 @@ class Step:
             self.weight = self.weight.to(torch.promote_types(loss.dtype, torch.float32))
         seed = self.seed = windows[0].seed(self, self.weight)
         if len(windows) > 1 and windows[0].size > 1:
-            self._check_shared_seed(windows)
+            _check_shared_seed(windows)
         own = vars(self).get("loss")
         self.loss, self.backward_name = loss, name
         try:
@@ -236,7 +236,7 @@ class Step:
                 begin(self)
                 seed = self.seed
             if (total := self.loss) is not loss:
-                self._check_loss(total, " that a plugin put on the step at backward_begin")
+                _check_loss(self, total, " that a plugin put on the step at backward_begin")
                 self._given = loss
             for window in windows:
                 if window.size > 1 and window.has_lost(self):
@@ -260,30 +260,6 @@ class Step:
         for window in windows:
             if window.size > 1:
                 window.leave()
-
-    def _check_shared_seed(self, windows: Sequence[Window]) -> None:
-        """One backward has one seed; windows that began at different steps would need several."""
-        if any(window.count != windows[0].count or window.first is not windows[0].first for window in windows):
-            raise PhaseError("step.backward(loss) would add to windows that are out of step: give it a name")
-
-    def _check_loss(self, loss: Any, whose: str = "") -> None:
-        """Refuse a loss that no backward can start from."""
-        phase = self._frame.phase
-        where = f"phase {phase.name!r}, step {self.index}"
-        if not phase.training:
-            raise PhaseError(f"step.backward in {where}: only a phase with training = True has it")
-        if not self._frame.windows:
-            raise PhaseError(f"step.backward in {where}: the learner has no optimizer; give Learner(optimizer=...)")
-        what = f"the loss{whose}"
-        if not isinstance(loss, Tensor):
-            raise LossError(f"{what} is {describe(loss)} {str(loss)[:40]} ({where}); it must be a scalar tensor")
-        if loss.numel() != 1:  # torch takes shape (1,) too
-            raise LossError(f"{what} has shape {tuple(loss.shape)} ({where}): reduce it, with .mean() or .sum()")
-        if not loss.requires_grad:
-            raise LossError(
-                f"{what} does not require grad ({where}): was it made under no_grad, or detached, or by .item(); or "
-                f"are all parameters frozen (requires_grad=False)?"
-            )
 
     def update(self, name: str | None = None, closure: Callable[[], Any] | None = None) -> None:
         """Update the parameters if the window is full: ``UpdateBegin``, optimizer step, ``UpdateEnd``.
@@ -313,7 +289,8 @@ class Step:
                 if closure is None:
                     self._update_due(name)
                 else:
-                    self._update_with(name, closure, ambient)
+                    window = self._only_window(name)
+                    self.apply(window, Closure(self, window, closure, ambient))
         finally:
             self._frame.casts.clear()  # else the next forward of this step would see the old weights
 
@@ -408,45 +385,89 @@ class Step:
                     self.skip_update("the parameters were left as they are")
                 self._end_update(window)
 
-    def _update_with(
-        self, name: str | None, closure: Callable[[], Any], ambient: Sequence[tuple[str, torch.dtype]]
-    ) -> None:
+    def _only_window(self, name: str | None) -> Window:
+        """The window of an update that is given a closure."""
         frame = self._frame
         windows: Sequence[Window] = frame.windows if name is None else (frame.window(name),)
         if len(windows) != 1 or windows[0].size != 1:
             raise PhaseError("step.update(closure=...): in a training phase, name one optimizer, and do not accumulate")
-        window = windows[0]
-        fire = frame.fire[UpdateBegin]
+        return windows[0]
 
-        def evaluate() -> Any:
-            window.drop()
-            self._given = None
-            frame.casts.clear()  # the optimizer has moved the weights since the last evaluation
-            with ExitStack() as stack:
-                for device, dtype in ambient:
-                    stack.enter_context(torch.autocast(device, dtype))
-                stack.enter_context(torch.enable_grad())
-                loss = closure()
-            if not window.count:
-                raise PhaseError("the closure given to step.update did not call step.backward")
-            if fire is not None:
-                fire(self)
-            if self._given is not None:
-                if loss is not self._given:
-                    raise PhaseError(
-                        "the closure given to step.update returned another loss than it gave to step.backward, which a "
-                        "plugin has replaced: return the same tensor, so that the optimizer gets what backward used"
-                    )
-                loss = self.total_loss
-            if self.skip_reason is not None:
-                raise PhaseError(f"an update with a closure cannot be skipped ({self.skip_reason})")
-            return loss
-
-        self.apply(window, evaluate)
+    def _start_over(self, window: Window) -> None:
+        """The optimizer has moved the weights since the last evaluation of its closure, and asks for another."""
+        window.drop()
+        self._given = None
+        self._frame.casts.clear()
 
     def skip_update(self, reason: str) -> None:
         """Vote, at ``update_begin`` or in ``optimizer_step``, that this update is not applied."""
         self.skip_reason = self.skip_reason or reason
+
+
+class Closure:
+    """What an optimizer calls that evaluates the loss itself: a forward and a backward on the weights as they are then.
+
+    Args:
+        step: The step whose update it is.
+        window: The only window.
+        given: What the phase gave to `Step.update`.
+        ambient: The device types and dtypes that autocast is on for in the phase's step.
+    """
+
+    def __init__(
+        self, step: Step, window: Window, given: Callable[[], Any], ambient: Sequence[tuple[str, torch.dtype]]
+    ) -> None:
+        self._step, self._window, self._given, self._ambient = step, window, given, ambient
+
+    def __call__(self) -> Any:
+        """Clear the gradients, make new ones, and return the loss that backward started from."""
+        step = self._step
+        step._start_over(self._window)
+        with ExitStack() as stack:
+            for device, dtype in self._ambient:
+                stack.enter_context(torch.autocast(device, dtype))
+            stack.enter_context(torch.enable_grad())
+            loss = self._given()
+        if not self._window.count:
+            raise PhaseError("the closure given to step.update did not call step.backward")
+        if (fire := step._frame.fire[UpdateBegin]) is not None:
+            fire(step)
+        if step._given is not None:
+            if loss is not step._given:
+                raise PhaseError(
+                    "the closure given to step.update returned another loss than it gave to step.backward, which a "
+                    "plugin has replaced: return the same tensor, so that the optimizer gets what backward used"
+                )
+            loss = step.total_loss
+        if step.skip_reason is not None:
+            raise PhaseError(f"an update with a closure cannot be skipped ({step.skip_reason})")
+        return loss
+
+
+def _check_shared_seed(windows: Sequence[Window]) -> None:
+    """One backward has one seed; windows that began at different steps would need several."""
+    if any(window.count != windows[0].count or window.first is not windows[0].first for window in windows):
+        raise PhaseError("step.backward(loss) would add to windows that are out of step: give it a name")
+
+
+def _check_loss(step: Step, loss: Any, whose: str = "") -> None:
+    """Refuse a loss that no backward can start from."""
+    frame = step._frame
+    where = f"phase {frame.phase.name!r}, step {step.index}"
+    if not frame.phase.training:
+        raise PhaseError(f"step.backward in {where}: only a phase with training = True has it")
+    if not frame.windows:
+        raise PhaseError(f"step.backward in {where}: the learner has no optimizer; give Learner(optimizer=...)")
+    what = f"the loss{whose}"
+    if not isinstance(loss, Tensor):
+        raise LossError(f"{what} is {describe(loss)} {str(loss)[:40]} ({where}); it must be a scalar tensor")
+    if loss.numel() != 1:  # torch takes shape (1,) too
+        raise LossError(f"{what} has shape {tuple(loss.shape)} ({where}): reduce it, with .mean() or .sum()")
+    if not loss.requires_grad:
+        raise LossError(
+            f"{what} does not require grad ({where}): was it made under no_grad, or detached, or by .item(); or "
+            f"are all parameters frozen (requires_grad=False)?"
+        )
 
 
 def _lost_gradients(phase: Phase, step: Step, window: Window) -> PhaseError:
@@ -476,14 +497,3 @@ def _differentiate(
 def is_plain_scalar(loss: Any) -> bool:
     """Whether a loss needs none of what ``Tensor.backward`` does for subclasses, complex numbers and other shapes."""
     return loss.__class__ is Tensor and not loss.ndim and loss.is_floating_point()
-
-
-@contextmanager
-def autocast_off() -> Iterator[list[tuple[str, torch.dtype]]]:
-    """Switch autocast off; yields the device types and dtypes that it was on for."""
-    on = [device for device in devices.types() if torch.is_autocast_enabled(device)]
-    ambient = [(device, torch.get_autocast_dtype(device)) for device in on]
-    with ExitStack() as stack:
-        for device, _ in ambient:
-            stack.enter_context(torch.autocast(device, enabled=False))
-        yield ambient

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -104,10 +104,12 @@ class Turn(Epoch):
             raise StopEpoch
         return super().step(batch)
 
-    def run_all(self, timeout: float | None, first: bool) -> None:
+    def run_all(
+        self, timeout: float | None, first: bool, run: Callable[[Epoch, Iterable[Any]], bool] | None = None
+    ) -> None:
         """Run a step for each of its batches, unless it is passed over."""
         if not self.passed_over:
-            super().run_all(timeout, first)
+            super().run_all(timeout, first, run)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -11,12 +11,7 @@ from torch import nn
 from loopkit import Learner, Phase, hookimpl
 from loopkit.errors import PluginError
 from loopkit.events import BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, UpdateSkipped
-<<<<<<< HEAD:tests/plugins/test_cuda_graph.py
-from loopkit.plugins.cuda_graph import CudaGraph
-=======
-from loopkit_testing import check_plugin, tiny_problem
 from loopkit_whole_step import CudaGraph
->>>>>>> s:plugins/loopkit-whole-step/tests/test_cuda_graph.py
 
 
 class Emulated(CudaGraph):

@@ -1,0 +1,64 @@
+"""Contexts: what an epoch runs in: the models' own weights, in its mode, and the contexts of plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from loopkit.errors import CancelEpoch, CancelFit
+from loopkit.notes import locate
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from loopkit.engine.core import Core
+    from loopkit.engine.epoch import Epoch
+    from loopkit.phases import Phase
+
+
+class Contexts:
+    """What an epoch of a phase runs in, entered in order, and left in reverse."""
+
+    def __init__(self, core: Core, phase: Phase) -> None:
+        self._core, self._phase = core, phase
+        self._stack = ExitStack()
+        self._modes: list[tuple[nn.Module, bool]] = []
+
+    def enter(self, epoch: Epoch, makers: Iterable[Callable[[Epoch], Any]]) -> None:
+        """Put the models in the phase's mode, and enter the contexts of plugins, which these make."""
+        weights = self._core.models.weights
+        try:
+            if self._phase.training and weights.by:
+                self._stack.enter_context(weights.own())
+            self._modes = self._core.models.set_modes(self._phase.training)
+            self._stack.callback(self.restore_modes)
+            for make in makers:
+                if (context := make(epoch)) is not None:
+                    self._stack.enter_context(context)
+        except (CancelEpoch, CancelFit):
+            raise
+        except BaseException as error:
+            self._locate(error)
+            raise
+
+    def set_modes(self) -> None:
+        """Put the modules in the phase's mode, remembering the one that each was in."""
+        self._modes = self._core.models.set_modes(self._phase.training)
+
+    def restore_modes(self) -> None:
+        """Put the modules back in the modes in which `set_modes` found them."""
+        self._core.models.restore(self._modes)
+
+    def leave(self, error: BaseException | None) -> None:
+        """Leave them, be it because of an error, which none of them may swallow."""
+        try:
+            self._stack.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+        except BaseException as raised:
+            if raised is not error:
+                self._locate(raised)
+            raise
+
+    def _locate(self, error: BaseException) -> None:
+        where = self._core.where(self._phase, None)
+        locate(error, self._core.registry.plan(self._phase).of_context("epoch_context", where))

@@ -1,0 +1,73 @@
+"""Outputs: what a phase that predicts makes of data: all of it at once, or batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from loopkit.batches import move
+from loopkit.engine.fit import next_epoch
+from loopkit.engine.sources import Source
+from loopkit.errors import EmptyDataError, PhaseError
+
+if TYPE_CHECKING:
+    from loopkit.engine.core import Core
+    from loopkit.engine.epoch import Epoch
+    from loopkit.phases import Phase
+
+
+def predict(core: Core, phase: Phase, data: Any, place: torch.device | None, everywhere: bool) -> Any:
+    """What `Learner.predict` returns."""
+    source = Source(core.registry, phase, [data] if isinstance(data, Tensor) else data)
+    given = source.given() if source.made else source.given
+    source = Source(core.registry, phase, given)
+    outputs: list[Any] = []
+    with next_epoch(core, phase, source) as epoch:
+        epoch.run(_collecting(epoch, outputs, place))
+        epoch.check_count(True)
+    if core.world.size > 1 and source.epoch()[0] is not given:
+        from loopkit.shards import gather
+
+        outputs = gather(core.world, given, outputs, everywhere)
+        if core.world.rank > 0 and not everywhere:
+            return None
+    return _concatenate(outputs)
+
+
+def predict_batches(core: Core, source: Source) -> Iterator[Any]:
+    """What `Learner.predict_batches` returns."""
+    with next_epoch(core, source.phase, source) as epoch:
+        for batch in epoch.batches():
+            step = epoch.step(batch)
+            if "outputs" in vars(step):
+                epoch.contexts.restore_modes()
+                yield step.outputs
+                epoch.contexts.set_modes()
+        epoch.check_count(True)
+
+
+def _collecting(epoch: Epoch, outputs: list[Any], place: torch.device | None) -> Iterator[Any]:
+    """The batches of an epoch; when the next one is asked for, the outputs of the last step are kept, at ``place``."""
+    for batch in epoch.batches():
+        yield batch
+        if "outputs" in (made := vars(epoch.current)):
+            made = made["outputs"]
+            outputs.append(made if place is None else move(made, place))  # host sync: wanted there
+
+
+def _concatenate(outputs: list[Any]) -> Any:
+    """Join outputs of batches: tensors along the first dimension, tuples and mappings part by part."""
+    if not outputs:
+        raise EmptyDataError("predict: the phase set no step.outputs")
+    first = outputs[0]
+    if isinstance(first, Tensor):
+        return torch.cat(outputs) if first.ndim else torch.stack(outputs)
+    if isinstance(first, Mapping):
+        return {key: _concatenate([output[key] for output in outputs]) for key in first}
+    if isinstance(first, (tuple, list)):
+        joined = [_concatenate(list(part)) for part in zip(*outputs, strict=True)]
+        return type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)
+    raise PhaseError(f"predict cannot concatenate outputs of type {type(first).__name__}: use predict_batches")
