@@ -1,9 +1,9 @@
-"""Words: the nearest spelling of a name, what to write for an unknown argument, and what a count is."""
+"""Words: the nearest spelling of a name, what to write for an unknown argument, what a count is, and half a state."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from difflib import get_close_matches
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -40,6 +40,18 @@ def takes(**instead: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         return call
 
     return decorate
+
+
+STATE = "state_dict", "load_state_dict"
+"""What something with a state has."""
+
+
+def half_a_state(has: Collection[str]) -> str:
+    """What to say of something that has one of `STATE` without the other; else an empty string."""
+    if len(has) != 1:
+        return ""
+    (there,), (lacks,) = has, {*STATE} - {*has}
+    return f"has {there}, but no {lacks}: what is saved could not be loaded. Add {lacks}, or remove {there}"
 
 
 def is_count(value: Any) -> bool:

@@ -800,3 +800,45 @@ def test_mean_of_one_value_is_that_value(weight):
         assert float(again.compute()) == value
         mean.add(torch.tensor(value, dtype=torch.float64), weight)
         assert float(mean.compute()) == pytest.approx(value, rel=1e-15)
+
+
+class Counted:
+    """A metric of the user's own, without a state."""
+
+    def __init__(self):
+        self.reset()
+
+    def reset(self):
+        self.count = 0
+
+    def update(self, outputs, targets):
+        self.count += len(outputs)
+
+    def compute(self):
+        return self.count
+
+
+@pytest.mark.parametrize("has", ["state_dict", "load_state_dict"])
+def test_metric_with_half_a_state_is_refused(has):
+    metric = Counted()
+    setattr(metric, has, dict)
+    with pytest.raises(PluginError, match=rf"Counted object at .* has {has}, but no "):
+        Metrics(metric)
+
+
+def test_metric_without_a_state_is_warned_of_where_it_is_saved_and_where_it_goes_on():
+    message, states = r"metric 'counted' \(Counted\) has no state_dict, and no checkpoint holds", []
+
+    def save(learner, step):
+        if step.index in (1, 2):
+            states.append(learner.state_dict())
+
+    learner = make_learner(Metrics(Counted()), on("step_end", save))
+    with pytest.warns(UserWarning, match=message) as said:
+        learner.fit(batches(4), epochs=1)
+    assert len(said) == 1
+    learner = make_learner(Metrics(Counted()))
+    learner.load_state_dict(states[0])
+    with pytest.warns(UserWarning, match=f"{message}.*of the rest alone"):
+        learner.fit(batches(4), epochs=1)
+    assert learner.metrics["train/counted"] < 4 * len(batches(1)[0][0])
