@@ -795,12 +795,13 @@ def test_directory_that_another_run_has_taken_meanwhile_is_refused(tmp_path):
     theirs.release()
 
 
-def test_checkpoints_of_another_run_in_the_place_of_the_directory_are_left_alone(tmp_path):
+@pytest.mark.parametrize("steps", [4, 2], ids=["other names", "the same names"])
+def test_checkpoints_of_another_run_in_the_place_of_the_directory_are_left_alone(steps, tmp_path):
     path = tmp_path / "runs"
 
     def replace():
         path.rename(tmp_path / "other")
-        make_learner(Checkpoint(path, save=every(updates=1))).fit(batches(4), epochs=1)
+        make_learner(Checkpoint(path, save=every(updates=1)), lr=0.05).fit(batches(steps), epochs=1)
 
     learner = make_learner(Checkpoint(path, save=every(updates=1)), at_step(2, replace))
     with pytest.raises(CheckpointError, match="holds checkpoints of another run"):
