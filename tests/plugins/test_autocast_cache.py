@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import ClassVar
 
 import pytest
 import torch
@@ -166,7 +167,7 @@ def test_forward_after_an_update_that_moves_no_version_sees_it(closes):
 
 def test_fit_under_the_users_own_autocast_makes_its_last_update_without_it():
     class Sees:
-        on = []
+        on: ClassVar[list] = []
 
         @hookimpl
         def update_begin(self):
