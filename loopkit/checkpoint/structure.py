@@ -189,7 +189,7 @@ def plain(name: str, longest: int = 100) -> str:
     """
     half = (longest - 3) // 2
     name = name if len(name) <= longest else f"{name[:half]}...{name[-half:]}"
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in name)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
 def near(name: str, names: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from loopkit.checkpoint.structure import Structure, differences, plain, structure
+from loopkit.checkpoint.structure import CANDIDATES, LONGEST, Structure, differences, near, plain, structure
 from loopkit.errors import StateError
 
 
@@ -138,7 +138,7 @@ def test_structure_has_a_module_and_its_tensors_under_each_of_its_names() -> Non
     ]
 
 
-def test_differences_of_buffers_in_another_order_and_of_ties_with_what_is_gone() -> None:
+def test_differences_of_what_comes_in_another_order_and_of_ties_with_what_is_gone() -> None:
     def module(*names: str) -> Structure:
         made, shared = nn.Module(), torch.zeros(1)
         for name in names:
@@ -146,6 +146,10 @@ def test_differences_of_buffers_in_another_order_and_of_ties_with_what_is_gone()
         return structure(made)
 
     one, other = module("a", "b"), module("b", "a")
+    reordered = structure(nn.ModuleDict({"a": nn.PReLU(), "c": nn.PReLU(), "b": nn.PReLU()}))
+    assert differences(structure(nn.ModuleDict({"a": nn.PReLU(), "b": nn.PReLU(), "c": nn.PReLU()})), reordered) == [
+        "the parameters come in another order: where the checkpoint has b.weight, here is c.weight"
+    ]
     assert differences(one, other) == ["the buffers come in another order, or the modules are nested otherwise"]
     assert differences(module("a", "b"), module("a", "c")) == [
         "1 buffer missing here: b",
@@ -252,3 +256,14 @@ def test_plain_caps_and_escapes() -> None:
     assert plain("a\x1b[2J\n") == "a\\x1b[2J\\n"
     assert len(plain("x" * 10_000)) <= 100
     assert plain("\ud800") == "\\ud800"
+    assert plain("x" * 100) == "x" * 100
+
+
+def test_near_looks_among_so_many_names_of_sane_length() -> None:
+    assert near("weigt", ["weight"]) == " (did you mean 'weight'?)"
+    assert near("x" * LONGEST, ["x" * (LONGEST - 1)]) != ""
+    assert near("x" * (LONGEST + 1), ["x" * LONGEST]) == ""
+    assert near("x" * LONGEST, ["x" * (LONGEST + 1)]) == ""
+    others = [f"{i}" for i in range(CANDIDATES)]
+    assert near("weigt", [*others[1:], "weight"]) != ""
+    assert near("weigt", [*others, "weight"]) == ""
