@@ -33,7 +33,8 @@ def takes(**instead: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             for name in kwargs:
                 if name not in known:
                     hint = f": {instead[name]}" if name in instead else nearest(name, known)
-                    owner = function.__qualname__.removesuffix(".__init__")
+                    own = function.__name__ == "__init__" and args
+                    owner = type(args[0]).__name__ if own else function.__qualname__
                     raise TypeError(f"{owner} has no argument {name!r}{hint}")
             return function(*args, **kwargs)
 

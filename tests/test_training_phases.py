@@ -104,6 +104,15 @@ def test_gradients_that_are_zero_are_none_that_were_thrown_away():
     assert learner.progress.updates == 4
 
 
+def test_gradients_that_a_plugin_changes_in_place_between_two_steps_are_none_that_were_thrown_away():
+    learner = make_learner(TrainingPhase(), 3)
+    learner.add(
+        on("step_end", lambda learner: [p.grad.mul_(0.5) for p in learner.model.parameters() if p.grad is not None])
+    )
+    learner.fit(make_batches(), epochs=2)
+    assert learner.progress.updates == 4
+
+
 # step.backward and step.update
 
 

@@ -787,6 +787,19 @@ def test_loss_that_is_a_sum_is_divided_by_the_samples(loss_fn, accumulate):
     assert metrics["train/loss"] == metrics["val/loss"] == each
 
 
+def test_sum_over_one_batch_is_divided_too_and_no_other_value_of_a_step():
+    other = on(
+        "step_end", lambda step: setattr(step, "other", step.loss.detach()), before=("metrics",), updates=("step",)
+    )
+    learner = make_learner(Metrics(Mean("other")), other)
+    learner.loss_fn = SUMS["module"]
+    metrics = learner.evaluate(batches(1))
+    (inputs, targets), *_ = batches(1)
+    loss = squared(learner.model(inputs), targets).item()
+    assert metrics["val/loss"] == loss / len(inputs)
+    assert metrics["val/other"] == loss
+
+
 @pytest.mark.parametrize("weight", [1, 3, 7, 10])
 def test_mean_of_one_value_is_that_value(weight):
     for value in (0.1, 1 / 3, math.pi * 1e-9):
@@ -842,3 +855,11 @@ def test_metric_without_a_state_is_warned_of_where_it_is_saved_and_where_it_goes
     with pytest.warns(UserWarning, match=f"{message}.*of the rest alone"):
         learner.fit(batches(4), epochs=1)
     assert learner.metrics["train/counted"] < 4 * len(batches(1)[0][0])
+
+
+@pytest.mark.parametrize("value", [{"a": 1.0}, "1.0", None, [1.0]], ids=str)
+def test_function_that_returns_no_number_is_refused_with_what_to_give(value):
+    learner = make_learner(Metrics(m=lambda outputs, targets: value))
+    with pytest.raises(PluginError, match=r"it returned .*: the function of a metric returns one number") as caught:
+        learner.fit(batches(1), epochs=1)
+    assert "metric 'm' raised this" in caught.value.__notes__[0]
