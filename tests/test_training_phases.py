@@ -392,12 +392,18 @@ class Modes(TrainingPhase):
         self.seen.append([each.training for each in learner.model.modules()])
 
 
-def backbone():
-    return nn.Sequential(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), nn.Dropout(0.5), nn.Linear(4, 2))
+class OwnTrain(nn.Sequential):
+    def train(self, mode=True):
+        return super().train(mode)
 
 
-def test_module_that_was_put_into_eval_mode_stays_there_in_training(capsys):
-    model, phase = backbone(), Modes()
+def backbone(kind=nn.Sequential):
+    return kind(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), nn.Dropout(0.5), nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize("kind", [nn.Sequential, OwnTrain])
+def test_module_that_was_put_into_eval_mode_stays_there_in_training(kind, capsys):
+    model, phase = backbone(kind), Modes()
     model[0].eval()
     learner = Learner(model, mse_loss, sgd, phases=[phase], standard=False)
     statistics = model[0][1].running_mean.clone()
