@@ -1,9 +1,9 @@
-"""Words: the nearest spelling of a name, what to write for an unknown argument, and what a count is."""
+"""Words: the nearest spelling of a name, what to write for an unknown argument, what a count is, and half a state."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from difflib import get_close_matches
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -33,13 +33,26 @@ def takes(**instead: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             for name in kwargs:
                 if name not in known:
                     hint = f": {instead[name]}" if name in instead else nearest(name, known)
-                    owner = function.__qualname__.removesuffix(".__init__")
+                    own = function.__name__ == "__init__" and args
+                    owner = type(args[0]).__name__ if own else function.__qualname__
                     raise TypeError(f"{owner} has no argument {name!r}{hint}")
             return function(*args, **kwargs)
 
         return call
 
     return decorate
+
+
+STATE = "state_dict", "load_state_dict"
+"""What something with a state has."""
+
+
+def half_a_state(has: Collection[str]) -> str:
+    """What to say of something that has one of `STATE` without the other; else an empty string."""
+    if len(has) != 1:
+        return ""
+    (there,), (lacks,) = has, {*STATE} - {*has}
+    return f"has {there}, but no {lacks}: what is saved could not be loaded. Add {lacks}, or remove {there}"
 
 
 def is_count(value: Any) -> bool:

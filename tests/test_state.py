@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from loopkit import CancelEpoch, CancelStep, Learner, Phase, TrainingPhase, every, hookimpl
 from loopkit.checkpoint import load, storage
 from loopkit.data import ResumableSampler, TensorLoader, same
-from loopkit.errors import ReentrancyError, StateError
+from loopkit.errors import PluginError, ReentrancyError, StateError
 from loopkit.plugins import (
     Checkpoint,
     ClipGradNorm,
@@ -990,3 +990,15 @@ def test_gan_in_a_loop_of_its_own_goes_on():
             learner.run("train", batches(3))
 
     assert_goes_on(make, run)
+
+
+@pytest.mark.parametrize("has", ["state_dict", "load_state_dict"])
+def test_plugin_with_half_a_state_is_refused_when_the_learner_is_built(has):
+    plugin, (lacks,) = on("step_end", lambda: None), {"state_dict", "load_state_dict"} - {has}
+    setattr(plugin, has, dict)
+    with pytest.raises(PluginError, match=rf"'acting' \(On\) has {has}, but no {lacks}: .* Add {lacks}, or remove"):
+        make_learner(plugin)
+    learner = make_learner()
+    with pytest.raises(PluginError, match=f"no {lacks}"):
+        learner.add(plugin)
+    assert learner.plugins == {}

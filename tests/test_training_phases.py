@@ -71,16 +71,22 @@ def test_zero_grad_where_each_step_is_an_update_does_no_harm(to_none):
 class Twice(TrainingPhase):
     """Clears the gradients between the two backwards of a step."""
 
+    steps = range(99)
+
     def step(self, learner, step):
         inputs, targets = step.batch
         for _ in range(2):
-            learner.optimizer.zero_grad()
+            if step.index in self.steps:
+                learner.optimizer.zero_grad()
             step.backward(learner.loss_fn(learner.model(inputs), targets))
         step.update()
 
 
 def test_zero_grad_between_two_backwards_of_a_step_is_refused_within_a_window_alone():
     make_learner(Twice()).fit(make_batches(), epochs=1)
+    phase = Twice()
+    phase.steps = (0,)
+    make_learner(phase, 2).fit(make_batches(), epochs=1)  # there was no step before it
     with pytest.raises(PhaseError, match="gradients of the 1 step before it are gone"):
         make_learner(Twice(), 2).fit(make_batches(), epochs=1)
 
@@ -94,6 +100,15 @@ class Silent(TrainingPhase):
 
 def test_gradients_that_are_zero_are_none_that_were_thrown_away():
     learner = make_learner(Silent(), 3)
+    learner.fit(make_batches(), epochs=2)
+    assert learner.progress.updates == 4
+
+
+def test_gradients_that_a_plugin_changes_in_place_between_two_steps_are_none_that_were_thrown_away():
+    learner = make_learner(TrainingPhase(), 3)
+    learner.add(
+        on("step_end", lambda learner: [p.grad.mul_(0.5) for p in learner.model.parameters() if p.grad is not None])
+    )
     learner.fit(make_batches(), epochs=2)
     assert learner.progress.updates == 4
 
@@ -377,12 +392,18 @@ class Modes(TrainingPhase):
         self.seen.append([each.training for each in learner.model.modules()])
 
 
-def backbone():
-    return nn.Sequential(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), nn.Dropout(0.5), nn.Linear(4, 2))
+class OwnTrain(nn.Sequential):
+    def train(self, mode=True):
+        return super().train(mode)
 
 
-def test_module_that_was_put_into_eval_mode_stays_there_in_training(capsys):
-    model, phase = backbone(), Modes()
+def backbone(kind=nn.Sequential):
+    return kind(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), nn.Dropout(0.5), nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize("kind", [nn.Sequential, OwnTrain])
+def test_module_that_was_put_into_eval_mode_stays_there_in_training(kind, capsys):
+    model, phase = backbone(kind), Modes()
     model[0].eval()
     learner = Learner(model, mse_loss, sgd, phases=[phase], standard=False)
     statistics = model[0][1].running_mean.clone()

@@ -172,11 +172,10 @@ def differences(one: Structure, other: Structure) -> list[str]:
     lines += _capped([f"{', '.join(tie)}: tied in the checkpoint, not here" for tie in sorted(ties - ties_here)])
     lines += _capped([f"{', '.join(tie)}: tied here, not in the checkpoint" for tie in sorted(ties_here - ties)])
     lines += class_differences(one.modules, other.modules)
-    if not gone and not new:
-        order, order_here = ([e.name for e in each.entries if e.kind == "parameter"] for each in (one, other))
-        if order != order_here and sorted(order) == sorted(order_here):
-            a, b = next((a, b) for a, b in zip(order, order_here, strict=True) if a != b)
-            lines.append(f"the parameters come in another order: where the checkpoint has {a}, here is {b}")
+    order, order_here = ([e.name for e in each.entries if e.kind == "parameter"] for each in (one, other))
+    if order != order_here and sorted(order) == sorted(order_here):
+        a, b = next((a, b) for a, b in zip(order, order_here, strict=True) if a != b)
+        lines.append(f"the parameters come in another order: where the checkpoint has {a}, here is {b}")
     if not lines and one.hash != other.hash:
         lines.append("the buffers come in another order, or the modules are nested otherwise")
     return lines
@@ -190,7 +189,7 @@ def plain(name: str, longest: int = 100) -> str:
     """
     half = (longest - 3) // 2
     name = name if len(name) <= longest else f"{name[:half]}...{name[-half:]}"
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in name)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
 def near(name: str, names: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from loopkit.errors import PhaseError
 from loopkit.notes import locate, warn
 from loopkit.phases import Phase
+from loopkit.words import STATE, half_a_state
 
 
 class PhaseStates:
@@ -21,6 +22,8 @@ class PhaseStates:
     """
 
     def __init__(self, phases: Mapping[str, Phase]) -> None:
+        for phase in phases.values():
+            _check(phase)
         self._phases = dict(phases)
         self._waiting: dict[str, Any] = {}
         """Loaded, of phases that were not run yet."""
@@ -37,6 +40,7 @@ class PhaseStates:
         """
         known = self._phases.get(phase.name)
         if known is not phase:
+            _check(phase)
             self._add(known, phase)
         if phase.name not in self._begun:
             self._begun[phase.name] = None if phase.has_state else _looks(phase)
@@ -108,6 +112,13 @@ class PhaseStates:
                     f"and load_state_dict; for a cache, volatile = ({listed},)"
                 )
         return messages
+
+
+def _check(phase: Phase) -> None:
+    """Refuse a phase whose state could be saved and not loaded, or the reverse; ``saved`` brings both."""
+    own = [name for name in STATE if getattr(type(phase), name) is not getattr(Phase, name)]
+    if not phase.saved and (half := half_a_state(own)):
+        raise PhaseError(f"phase {phase.name!r} ({type(phase).__name__}) {half}")
 
 
 def _looks(phase: Phase) -> dict[str, tuple[Any, int]]:

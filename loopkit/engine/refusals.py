@@ -18,7 +18,7 @@ from loopkit.hooks import PROJECT, PROVIDES, STATES, Hook, HookOptions, concerns
 from loopkit.installed import plugin_names
 from loopkit.phases import is_standard
 from loopkit.plugin import declared, provided
-from loopkit.words import nearest
+from loopkit.words import STATE, half_a_state, nearest
 
 if TYPE_CHECKING:
     from loopkit.engine.plan import Implementation
@@ -279,17 +279,8 @@ def check_plugin(plugin: Any, name: str) -> None:
             raise PluginError(f"{where}: {attribute} belongs to no phase, so it takes no phase=...")
     if not has_hooks:
         raise PluginError(f"{where} has no hooks, so nothing would call it: mark its methods with @hookimpl")
-    _check_state_methods(plugin, where)
-
-
-def _check_state_methods(plugin: Any, where: str) -> None:
-    """Refuse a plugin whose state could be saved and not loaded, or the reverse."""
-    both = "state_dict", "load_state_dict"
-    if len(has := [each for each in both if callable(getattr(plugin, each, None))]) == 1:
-        (lacks,) = {*both} - {*has}
-        raise PluginError(
-            f"{where} has {has[0]}, but no {lacks}: what is saved could not be loaded. Add {lacks}, or remove {has[0]}"
-        )
+    if half := half_a_state([each for each in STATE if callable(getattr(plugin, each, None))]):
+        raise PluginError(f"{where} {half}")
 
 
 def _check_arguments(method: Callable[..., Any], hook: Hook, where: str) -> None:

@@ -69,7 +69,7 @@ def masked_config(text: str) -> str:
     """A configuration as TOML, without the values of such keys; the text itself if it has none."""
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
+    except ValueError:
         return text
     masked = masked_values(values)
     if masked == values:

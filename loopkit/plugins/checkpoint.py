@@ -306,11 +306,7 @@ class Checkpoint(Shown):
         self._release()
         try:
             self._take_directory()
-            found, own = storage.listing(self.directory), self._newest_own
-            if not any(
-                own is not None and each.path.name == own.path.name and each.files == own.files for each in found
-            ):
-                self._refuse_others(found)
+            self._refuse_taken()
         except BaseException:
             self._release()
             self._lock = lock
@@ -357,7 +353,10 @@ class Checkpoint(Shown):
                     if not held:
                         self._take_directory()
                         held = True
-                    chosen = None if self._begun else self._choose(learner)
+                    if self._begun:
+                        self._refuse_taken()
+                    else:
+                        chosen = self._choose(learner)
                 except Exception as error:
                     refusal = error
             about = None if refusal is None else f"{type(refusal).__name__}: {refusal}"
@@ -438,6 +437,12 @@ class Checkpoint(Shown):
                 f"{self.directory} holds checkpoints of another run, the newest {paths[0].name}: give resume='auto' to "
                 f"go on with that run, overwrite=True to remove them, or another directory"
             )
+
+    def _refuse_taken(self) -> None:
+        """Refuse checkpoints of a run that has begun in the directory since this one last saved there."""
+        found, own = storage.listing(self.directory), self._newest_own
+        if not any(own is not None and each.path.name == own.path.name and each.files == own.files for each in found):
+            self._refuse_others(found)
 
     def _make_room(self, found: Listing) -> None:
         """Remove the checkpoints of an earlier run, if nothing else is there."""

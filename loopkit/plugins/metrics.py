@@ -19,9 +19,11 @@ from loopkit.hooks import hookimpl
 from loopkit.logs.kinds import Table
 from loopkit.losses import is_sum
 from loopkit.metrics import FunctionMetric, Loss, Mean, Metric, MetricLike
+from loopkit.notes import warn
 from loopkit.options import Shown
 from loopkit.plugins.late import read
 from loopkit.plugins.merging import accumulated, apart, can_merge, merge, packed, to_host, unpacked
+from loopkit.words import STATE, half_a_state
 
 if TYPE_CHECKING:
     from loopkit import Epoch, Step
@@ -43,6 +45,8 @@ class _Running:
     """Outputs and targets were taken in."""
     placed: bool = False
     """What was loaded, or is a module, has been moved to the device."""
+    told: bool = False
+    """It has warned of metrics without a state."""
 
     def __post_init__(self) -> None:
         items = self.metrics.items()
@@ -60,14 +64,26 @@ class _Running:
             metric.reset()
         if isinstance(saved, dict):  # else it is what another plugin in this one's place has kept
             self.fed = saved["fed"]
+            self._tell_of_rest()
             for name in saved["metrics"].keys() & self.metrics.keys():
                 with _named(name):
                     self.metrics[name].load_state_dict(saved["metrics"][name])
 
     def state_dict(self) -> dict[str, Any]:
-        """What they have accumulated; metrics without ``state_dict`` are left out."""
+        """What they have accumulated; metrics without ``state_dict`` are left out, with one warning."""
+        self._tell_of_rest()
         states = {name: dict(m.state_dict()) for name, m in self.metrics.items() if hasattr(m, "state_dict")}
         return {"fed": self.fed, "metrics": states}
+
+    def _tell_of_rest(self) -> None:
+        """Warn of metrics that go on without what they have taken in."""
+        lacking = [f"{name!r} ({type(m).__name__})" for name, m in self.metrics.items() if not hasattr(m, "state_dict")]
+        if lacking and self.fed and not self.told:
+            self.told = True
+            warn(
+                f"metric {', '.join(lacking)} has no state_dict, and no checkpoint holds what it has taken in: in an "
+                f"epoch that is resumed it is of the rest alone. Give it state_dict and load_state_dict"
+            )
 
 
 class Metrics(Shown):
@@ -129,6 +145,8 @@ class Metrics(Shown):
         if isinstance(metric, type):
             raise PluginError(f"Metrics: {metric.__name__} is a class; give an instance, {metric.__name__}()")
         if isinstance(metric, (Mean, MetricLike)):
+            if half := half_a_state([each for each in STATE if callable(getattr(metric, each, None))]):
+                raise PluginError(f"Metrics: {metric!r} {half}")
             name = name or getattr(metric, "name", None)
             return name if isinstance(name, str) else type(metric).__name__.lower(), metric
         if not callable(metric):

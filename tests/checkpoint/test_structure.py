@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from loopkit.checkpoint.structure import Structure, differences, plain, structure
+from loopkit.checkpoint.structure import CANDIDATES, LONGEST, Structure, differences, near, plain, structure
 from loopkit.errors import StateError
 
 
@@ -59,6 +59,9 @@ def other_modules() -> dict[str, nn.Module]:
     replaced.extra = nn.Identity()
     halved = Branched()
     halved.encoder.bias.data = halved.encoder.bias.data.half()
+    fixed = Branched()
+    del fixed.decoder.bias
+    fixed.decoder.register_buffer("bias", torch.zeros(3))
     return {
         "shape": Branched(5),
         "persistent": Branched(persistent=False),
@@ -66,15 +69,92 @@ def other_modules() -> dict[str, nn.Module]:
         "order": reordered,
         "module": replaced,
         "dtype": halved,
+        "kind": fixed,
     }
 
 
-@pytest.mark.parametrize("kind", [*other_modules()])
-def test_structure_hash_and_differences_see_each_kind_of_change(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    {
+        "shape": "encoder.weight: shape (3, 4) in the checkpoint, (5, 4) here",
+        "persistent": "mean: persistent True in the checkpoint, False here",
+        "ties": "decoder.weight, encoder.weight: tied in the checkpoint, not here",
+        "order": "the parameters come in another order: where the checkpoint has encoder.weight, here is "
+        "decoder.weight",
+        "module": "modules not in the checkpoint: extra (1 Identity)",
+        "dtype": "encoder.bias: dtype float32 in the checkpoint, float16 here",
+        "kind": "decoder.bias: kind parameter in the checkpoint, buffer here",
+    }.items(),
+)
+def test_structure_hash_and_differences_see_each_kind_of_change(kind: str, line: str) -> None:
     one, other = structure(Branched()), structure(other_modules()[kind])
     assert one.hash != other.hash
-    assert differences(one, other)
+    assert differences(one, other)[0] == line
+    assert len(differences(one, other)) == (4 if kind == "shape" else 1)
     assert differences(one, one) == []
+
+
+class Several(nn.Module):
+    """Tensors that share memory, or look as if they did."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        square = torch.zeros(3, 3)
+        found: dict[str, list[torch.Tensor]] = {
+            "z": [square, square],
+            "b": [torch.zeros(2)] * 2,
+            "transposed": [square.T],
+            "row": [square[:1]],
+            "bits": [square.view(torch.int32)],
+            "empty": [torch.zeros(0), torch.zeros(0)],
+            "meta": [torch.zeros(3, device="meta"), torch.zeros(3, device="meta")],
+            "sparse": [torch.eye(2).to_sparse(), torch.eye(2).to_sparse()],
+        }
+        for name, tensors in found.items():
+            for number, tensor in enumerate(tensors):
+                self.register_buffer(f"{name}{number}", tensor)
+
+
+def test_structure_ties_are_tensors_that_are_the_same_memory_seen_in_the_same_way() -> None:
+    assert structure(Several()).ties == (("b0", "b1"), ("z0", "z1"))
+
+
+def test_structure_ties_are_in_one_order_whatever_that_of_the_modules_is() -> None:
+    one, other = nn.Module(), nn.Module()
+    one.a, one.b = nn.PReLU(), nn.PReLU()
+    one.b.weight = one.a.weight
+    other.b, other.a = nn.PReLU(), nn.PReLU()
+    other.b.weight = other.a.weight
+    assert structure(one).ties == structure(other).ties == (("a.weight", "b.weight"),)
+
+
+def test_structure_has_a_module_and_its_tensors_under_each_of_its_names() -> None:
+    norm = nn.BatchNorm1d(2)
+    found = structure(nn.ModuleDict({"one": norm, "other": norm}))
+    assert found.modules == {"": "ModuleDict", "one": "BatchNorm1d", "other": "BatchNorm1d"}
+    assert [entry.name.partition(".")[2] for entry in found.entries] == [
+        *("weight", "bias") * 2,
+        *("running_mean", "running_var", "num_batches_tracked") * 2,
+    ]
+
+
+def test_differences_of_what_comes_in_another_order_and_of_ties_with_what_is_gone() -> None:
+    def module(*names: str) -> Structure:
+        made, shared = nn.Module(), torch.zeros(1)
+        for name in names:
+            made.register_buffer(name, shared)
+        return structure(made)
+
+    one, other = module("a", "b"), module("b", "a")
+    reordered = structure(nn.ModuleDict({"a": nn.PReLU(), "c": nn.PReLU(), "b": nn.PReLU()}))
+    assert differences(structure(nn.ModuleDict({"a": nn.PReLU(), "b": nn.PReLU(), "c": nn.PReLU()})), reordered) == [
+        "the parameters come in another order: where the checkpoint has b.weight, here is c.weight"
+    ]
+    assert differences(one, other) == ["the buffers come in another order, or the modules are nested otherwise"]
+    assert differences(module("a", "b"), module("a", "c")) == [
+        "1 buffer missing here: b",
+        "1 buffer not in the checkpoint: c",
+    ]
 
 
 def test_structure_hash_is_the_same_in_another_process() -> None:
@@ -107,7 +187,13 @@ def test_structure_survives_json() -> None:
         lambda value: {**value, "entries": [["a", [1], "float32", "parameter"]]},
         lambda value: {**value, "entries": [["a", ["1"], "float32", "parameter", True]]},
         lambda value: {**value, "entries": [["a", [1], "float32", "else", True]]},
+        lambda value: {**value, "entries": [[3, [1], "float32", "parameter", True]]},
+        lambda value: {**value, "entries": [["a", [True], "float32", "parameter", True]]},
+        lambda value: {**value, "entries": [["a", [1], None, "parameter", True]]},
+        lambda value: {**value, "entries": [["a", [1], "float32", "parameter", 1]]},
         lambda value: {**value, "modules": {"": 3}},
+        lambda value: {**value, "modules": {3: "Linear"}},
+        lambda value: {**value, "modules": ["Linear"]},
         lambda value: {**value, "ties": [[3]]},
         lambda value: {"entries": []},
     ],
@@ -170,3 +256,14 @@ def test_plain_caps_and_escapes() -> None:
     assert plain("a\x1b[2J\n") == "a\\x1b[2J\\n"
     assert len(plain("x" * 10_000)) <= 100
     assert plain("\ud800") == "\\ud800"
+    assert plain("x" * 100) == "x" * 100
+
+
+def test_near_looks_among_so_many_names_of_sane_length() -> None:
+    assert near("weigt", ["weight"]) == " (did you mean 'weight'?)"
+    assert near("x" * LONGEST, ["x" * (LONGEST - 1)]) != ""
+    assert near("x" * (LONGEST + 1), ["x" * LONGEST]) == ""
+    assert near("x" * LONGEST, ["x" * (LONGEST + 1)]) == ""
+    others = [f"{i}" for i in range(CANDIDATES)]
+    assert near("weigt", [*others[1:], "weight"]) != ""
+    assert near("weigt", [*others, "weight"]) == ""

@@ -291,7 +291,7 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kind", choices=KINDS)
-    parser.add_argument("--processes", type=int, choices=(2, 4))
+    parser.add_argument("--processes", type=int, choices=(2, 3, 4))
     options = parser.parse_args()
     counts: Counter[str] = Counter()
     print("trial  kind   procs  victim  hook          step  delay  seconds  saved  faults")

@@ -295,3 +295,16 @@ def test_saved_name_that_the_phase_lacks_is_named():
     learner = make(phases=[Lacks()])
     with pytest.raises(PhaseError, match="saved names 'baseline', which the phase does not have: set it in __init__"):
         learner.state_dict()
+
+
+@pytest.mark.parametrize("has", ["state_dict", "load_state_dict"])
+def test_phase_with_half_a_state_is_refused(has):
+    kind = type("Half", (TrainingPhase,), {has: lambda self, state=None: {}})
+    message = rf"phase 'half' \(Half\) has {has}, but no "
+    with pytest.raises(PhaseError, match=message):
+        make(phases=[kind("half")])
+    learner = make()
+    with pytest.raises(PhaseError, match=message):
+        learner.run(kind("half"), train())
+    assert learner.progress.steps == 0
+    make(phases=[type("Named", (kind,), {"saved": ("name",)})("half")])  # what is saved of it brings both

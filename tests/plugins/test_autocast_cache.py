@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import ClassVar
 
 import pytest
 import torch
@@ -112,6 +113,79 @@ def test_change_through_data_after_a_backward_is_no_error():
     learner = make_learner(AfterBackward(), standard=True)
     learner.fit(make_batches(), epochs=2)
     assert learner.progress.updates == 12
+
+
+class DataSGD(torch.optim.Optimizer):
+    """Changes weights through ``.data``, which moves no version."""
+
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    def step(self, closure=None):
+        loss = None if closure is None else closure()
+        for p in (p for group in self.param_groups for p in group["params"]):
+            p.data.sub_(p.grad, alpha=0.5)
+        return loss if closure is None else closure()
+
+
+class SeesUpdates(TrainingPhase):
+    """Keeps the loss before and after the update of a step; with a closure, those of its evaluations."""
+
+    def __init__(self, closes):
+        super().__init__()
+        self.closes, self.seen = closes, []
+
+    def compute(self, learner, step):
+        loss = learner.loss_fn(learner.model(step.batch[0]), step.batch[1])
+        self.seen.append(loss.item())
+        return loss
+
+    def step(self, learner, step):
+        def closure():
+            loss = self.compute(learner, step)
+            step.backward(loss)
+            learner.model(step.batch[0])  # which autocast remembers
+            return loss
+
+        loss = closure()
+        step.update(closure=closure if self.closes else None)
+        step.loss = self.compute(learner, step) if not self.closes else loss
+
+
+@pytest.mark.parametrize("closes", [False, True], ids=["plain", "closure"])
+def test_forward_after_an_update_that_moves_no_version_sees_it(closes):
+    phase = SeesUpdates(closes)
+    learner = Learner(
+        make_model(), mse_loss, DataSGD, plugins=[MixedPrecision("bfloat16")], phases=[phase], standard=False
+    )
+    learner.fit(make_batches(1), epochs=1)
+    assert len(set(phase.seen[-2:])) == 2
+    with autocast():
+        last = mse_loss(learner.model(make_batches(1)[0][0]), make_batches(1)[0][1])
+    assert phase.seen[-1] == last.item()
+
+
+def test_fit_under_the_users_own_autocast_makes_its_last_update_without_it():
+    class Sees:
+        on: ClassVar[list] = []
+
+        @hookimpl
+        def update_begin(self):
+            self.on.append(torch.is_autocast_enabled("cpu"))
+
+    learner = Learner(make_model(), mse_loss, DataSGD, plugins=[Sees()], accumulate=2, standard=False)
+    with autocast():
+        learner.fit(iter(make_batches(3)), epochs=1)
+    assert Sees.on == [False, False]
+
+
+def test_frozen_weights_that_have_no_version_are_no_error():
+    model = make_model()
+    with torch.inference_mode():
+        model[0].weight = nn.Parameter(torch.zeros(8, 5), requires_grad=False)
+    learner = make_learner(None, model=model)
+    learner.fit(make_batches(2), epochs=1)
+    assert learner.progress.updates == 2
 
 
 # Weights that are used several times

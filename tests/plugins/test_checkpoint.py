@@ -122,6 +122,14 @@ def test_last_update_is_kept_once(tmp_path):
     assert "val/loss" in newest["metrics"]
 
 
+def test_save_before_the_validation_is_not_that_of_its_end(tmp_path):
+    ask = on("phase_end", lambda learner, phase, **given: phase.training and learner.current.request_save(), "ask")
+    learner = make_learner(Metrics(), Checkpoint(tmp_path), ask)
+    learner.fit(batches(2), batches(1), epochs=1)
+    assert found(tmp_path) == [(1, 2, "asked for"), (1, 2, "epoch")]
+    assert "val/loss" in storage.listing(tmp_path)[0].about["metrics"]
+
+
 def test_last_update_is_kept_with_its_monitored_value(tmp_path):
     learner = make_learner(
         Checkpoint(tmp_path, save=[every(updates=1), every(epochs=1)], best="val/score", mode="min"), scores(3.0, 2.0)
@@ -795,19 +803,21 @@ def test_directory_that_another_run_has_taken_meanwhile_is_refused(tmp_path):
     theirs.release()
 
 
-def test_checkpoints_of_another_run_in_the_place_of_the_directory_are_left_alone(tmp_path):
+@pytest.mark.parametrize("steps", [4, 2], ids=["other names", "the same names"])
+def test_checkpoints_of_another_run_in_the_place_of_the_directory_are_left_alone(steps, tmp_path):
     path = tmp_path / "runs"
 
     def replace():
         path.rename(tmp_path / "other")
-        make_learner(Checkpoint(path, save=every(updates=1))).fit(batches(4), epochs=1)
+        make_learner(Checkpoint(path, save=every(updates=1), options=NOT_AT_END), lr=0.05).fit(batches(steps), epochs=1)
 
     learner = make_learner(Checkpoint(path, save=every(updates=1)), at_step(2, replace))
     with pytest.raises(CheckpointError, match="holds checkpoints of another run"):
         learner.fit(batches(4), epochs=1)
-    assert {reason for *_, reason in found(path)} == {"interval", "end"}
-    assert len(found(path)) == 2
     assert not (path / ".lock").exists()
+    with pytest.raises(CheckpointError, match="holds checkpoints of another run"):
+        learner.fit(batches(4), epochs=1)
+    assert [step for _, step, _ in found(path)] == [steps - 1, steps]
 
 
 def test_lock_that_was_removed_is_taken_again(tmp_path):

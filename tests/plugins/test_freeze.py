@@ -467,12 +467,12 @@ def test_owner_of_all_parameters_is_refused_beside_a_pattern():
         learner_of(Freeze("encoder"), everything)
 
 
-@pytest.mark.parametrize("hook", ["fit_begin", "step_begin"])
-def test_what_something_else_thaws_is_refused(hook):
+@pytest.mark.parametrize(("hook", "steps"), [("fit_begin", 0), ("step_begin", len(make_batches()))])
+def test_what_something_else_thaws_is_refused(hook, steps):
     learner = learner_of(Freeze("encoder"), Unfreezes(hook=hook))
     with pytest.raises(PluginError, match=r"plugin 'freeze' keeps parameter 'encoder.layer1.weight' frozen, and"):
         learner.fit(make_batches(), epochs=2)
-    assert learner.progress.epochs == 0
+    assert (learner.progress.epochs, learner.progress.steps) == (0, steps)
 
 
 def test_what_the_plugin_itself_thaws_is_not_refused():

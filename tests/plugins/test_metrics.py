@@ -787,6 +787,19 @@ def test_loss_that_is_a_sum_is_divided_by_the_samples(loss_fn, accumulate):
     assert metrics["train/loss"] == metrics["val/loss"] == each
 
 
+def test_sum_over_one_batch_is_divided_too_and_no_other_value_of_a_step():
+    other = on(
+        "step_end", lambda step: setattr(step, "other", step.loss.detach()), before=("metrics",), updates=("step",)
+    )
+    learner = make_learner(Metrics(Mean("other")), other)
+    learner.loss_fn = SUMS["module"]
+    metrics = learner.evaluate(batches(1))
+    (inputs, targets), *_ = batches(1)
+    loss = squared(learner.model(inputs), targets).item()
+    assert metrics["val/loss"] == loss / len(inputs)
+    assert metrics["val/other"] == loss
+
+
 @pytest.mark.parametrize("weight", [1, 3, 7, 10])
 def test_mean_of_one_value_is_that_value(weight):
     for value in (0.1, 1 / 3, math.pi * 1e-9):
@@ -800,3 +813,53 @@ def test_mean_of_one_value_is_that_value(weight):
         assert float(again.compute()) == value
         mean.add(torch.tensor(value, dtype=torch.float64), weight)
         assert float(mean.compute()) == pytest.approx(value, rel=1e-15)
+
+
+class Counted:
+    """A metric of the user's own, without a state."""
+
+    def __init__(self):
+        self.reset()
+
+    def reset(self):
+        self.count = 0
+
+    def update(self, outputs, targets):
+        self.count += len(outputs)
+
+    def compute(self):
+        return self.count
+
+
+@pytest.mark.parametrize("has", ["state_dict", "load_state_dict"])
+def test_metric_with_half_a_state_is_refused(has):
+    metric = Counted()
+    setattr(metric, has, dict)
+    with pytest.raises(PluginError, match=rf"Counted object at .* has {has}, but no "):
+        Metrics(metric)
+
+
+def test_metric_without_a_state_is_warned_of_where_it_is_saved_and_where_it_goes_on():
+    message, states = r"metric 'counted' \(Counted\) has no state_dict, and no checkpoint holds", []
+
+    def save(learner, step):
+        if step.index in (1, 2):
+            states.append(learner.state_dict())
+
+    learner = make_learner(Metrics(Counted()), on("step_end", save))
+    with pytest.warns(UserWarning, match=message) as said:
+        learner.fit(batches(4), epochs=1)
+    assert len(said) == 1
+    learner = make_learner(Metrics(Counted()))
+    learner.load_state_dict(states[0])
+    with pytest.warns(UserWarning, match=f"{message}.*of the rest alone"):
+        learner.fit(batches(4), epochs=1)
+    assert learner.metrics["train/counted"] < 4 * len(batches(1)[0][0])
+
+
+@pytest.mark.parametrize("value", [{"a": 1.0}, "1.0", None, [1.0]], ids=str)
+def test_function_that_returns_no_number_is_refused_with_what_to_give(value):
+    learner = make_learner(Metrics(m=lambda outputs, targets: value))
+    with pytest.raises(PluginError, match=r"it returned .*: the function of a metric returns one number") as caught:
+        learner.fit(batches(1), epochs=1)
+    assert "metric 'm' raised this" in caught.value.__notes__[0]

@@ -267,9 +267,20 @@ def test_softmax_before_the_cross_entropy_is_warned_of_once(dtype):
     assert len(said) == 1
 
 
+class SumsToOne(nn.Module):
+    def forward(self, inputs):
+        inputs = 9 * inputs
+        return inputs - inputs.mean(1, keepdim=True) + 1 / inputs.shape[1]
+
+
 @pytest.mark.parametrize(
     ("loss_fn", "layers"),
-    [(nn.CrossEntropyLoss(), ()), (nn.CrossEntropyLoss(), (nn.LogSoftmax(1),)), (nn.NLLLoss(), ())],
+    [
+        (nn.CrossEntropyLoss(), ()),
+        (nn.CrossEntropyLoss(), (nn.LogSoftmax(1),)),
+        (nn.CrossEntropyLoss(), (SumsToOne(),)),
+        (nn.NLLLoss(), ()),
+    ],
 )
 def test_outputs_that_are_no_probabilities_are_right(loss_fn, layers):
     classifier(loss_fn, *layers).fit(labelled(0, 1, 2), epochs=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -385,6 +386,11 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
         line, column = (int(match[1]), f", at column {match[2]}") if match else (1 + text.rstrip().count("\n"), "")
         what = str(error)[: match.start() if match else None].replace(" (at end of document)", " at the end")
         raise ConfigError(f"{path}:{line}: it is no TOML: {what[:1].lower()}{what[1:]}{column}") from None
+    except ValueError:  # of int, where there are more digits than Python takes
+        most = sys.get_int_max_str_digits()
+        number = re.search(rf"[\d_]{{{most + 1},}}", text)
+        line = 1 + text.count("\n", 0, number.start() if number else len(text))
+        raise ConfigError(f"{path}:{line}: an integer of more than {most:,} digits, where TOML has 64 bits") from None
 
 
 def _error(path: Path | None, problems: list[str]) -> ConfigError:

@@ -49,7 +49,7 @@ def apply(values: dict[str, Any], keys: tuple[str, ...], value: Any) -> Place:
     for i, key in enumerate(keys):
         last = i == len(keys) - 1
         if isinstance(inside, list):
-            index = int(key) if key.isdecimal() else len(inside)
+            index = int(key) if key.isdecimal() and len(key) < 10 else len(inside)
             if index >= len(inside):
                 raise OverrideError(f"{'.'.join(keys[:i])} is an array of {len(inside)}, which has no item {key!r}")
             place = (*place, index)
@@ -88,7 +88,7 @@ def _keys(text: str) -> tuple[str, ...]:
 def _value(text: str) -> Any:
     try:
         parsed = tomllib.loads(f"table = {{value = {text}}}")
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, or a number of thousands of digits
         return _bare(text, error)
     if parsed.keys() != {"table"} or parsed["table"].keys() != {"value"}:
         return _bare(text, None)
@@ -110,5 +110,6 @@ def _bare(text: str, error: Exception | None) -> str:
     except ValueError:
         return text
     raise OverrideError(
-        f"{text!r} is no number of TOML, which has a digit on both sides of the point and no zero before others"
+        f"{text[:40]!r} is no number of TOML, which has a digit on both sides of the point, no zero before others, and "
+        f"integers of 64 bits"
     )

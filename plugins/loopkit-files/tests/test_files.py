@@ -339,6 +339,7 @@ def test_override_is_a_key_and_a_value_of_toml_or_a_text(text, keys, value):
         ("a='b", "the value is no TOML: "),
         ("a=.5", "'.5' is no number of TOML"),
         ("a=007", "'007' is no number of TOML"),
+        ("a=" + "9" * 5000, "'999"),
     ],
 )
 def test_override_that_says_nothing_clear_is_refused(text, message):
@@ -461,6 +462,8 @@ checkpoint = {}
         ("[a]\nb = 1\n\n[a]\n", ":4: it is no TOML: cannot declare ('a',) twice, at column 3"),
         ('a = 1\nb = """\n', ":2: it is no TOML: unterminated string at the end"),
         ("a = " + "[" * 3000, ": it is nested too deeply"),
+        ("a = 1\nb = " + "9" * 5000, ":2: an integer of more than 4,300 digits, where TOML has 64 bits"),
+        ("a = " + "9_" * 5000 + "9", ":1: an integer of more than 4,300 digits, where TOML has 64 bits"),
         (b"a = 1\nb = '\xff'\n", ":2: it is not UTF-8, as TOML is: invalid start byte"),
     ],
 )
