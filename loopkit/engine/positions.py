@@ -488,6 +488,7 @@ def _load(data: Any, kind: str, saved: Mapping[str, Any], here: Mapping[str, Any
     if at["workers_running"] and (replayed or not middle):
         _start_workers(data)
     if kind == STATEFUL and state is not None:
+        _set_epochs(data, state)
         data.load_state_dict(state)
     elif kind == STATEFUL and (names := _parts_with_state(data)):
         warn(
@@ -511,6 +512,30 @@ def _load(data: Any, kind: str, saved: Mapping[str, Any], here: Mapping[str, Any
             _resumed[sampler] = (sampler.epoch, sampler.start, int(saved["steps"]))
     _set_generators(data, at["own"])
     return []
+
+
+def _set_epochs(data: Any, state: Any) -> None:
+    """Set the epoch of samplers in ``torchdata.nodes``, which leave it to a sampler that has a state of its own.
+
+    torchdata's ``StatefulDistributedSampler`` does not save it.
+    """
+    if hasattr(data, "restart_on_stop_iteration"):
+        samplers = [node["sampler"] for node in _mappings(data.root, []) if "sampler" in node]
+        epochs = [each["_epoch"] for each in _mappings(state, []) if "_epoch" in each]
+        for sampler, epoch in zip(samplers, epochs, strict=False):
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
+
+
+def _mappings(value: Any, seen: list[Any]) -> Iterator[Mapping[str, Any]]:
+    """Mappings within mappings, and the attributes of nodes, by the order of their names: each once."""
+    is_node = hasattr(value, "get_state") and hasattr(value, "__dict__")
+    found = vars(value) if is_node else value if isinstance(value, Mapping) else {}
+    if found and not any(value is each for each in seen):
+        seen.append(value)
+        yield found
+        for name in sorted(found):
+            yield from _mappings(found[name], seen)
 
 
 def _copy(value: Any, path: str) -> Any:

@@ -80,27 +80,40 @@ class Log:
         """The values of one name, in order; with a phase, only those that were logged in it."""
         return [record.value for record in self.of(name, phase)]
 
-    def frame(self) -> Any:
-        """The numbers as a table of pandas, if that is installed: a row a value, under ``"name"``, where and when.
+    def frame(self, phase: str | None = None) -> Any:
+        """The metrics of epochs as a table of pandas, as `History.frame`: a row an epoch and phase.
+
+        What steps have logged is not in it: ``pandas.DataFrame(log.records)`` has a row for each record.
 
         Raises:
             ImportError: There is no pandas.
+            ValueError: No epoch of this phase was logged.
         """
-        numbers = [record for record in self.records if isinstance(record.value, (int, float))]
-        return frame([record._asdict() for record in numbers])
+        rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for name, value, *at, time in self.records:
+            is_of_a_step = name.count("/") > 1 and name.endswith(("/step", "/running"))
+            if isinstance(value, (int, float)) and name.startswith(f"{at[0]}/") and not is_of_a_step:
+                place = dict(zip(("phase", "epoch", "step", "update"), at, strict=True))
+                rows.setdefault(tuple(at), {**place, "time": time})[name] = value
+        return frame(list(rows.values()), phase)
 
 
-def frame(rows: list[dict[str, Any]]) -> Any:
-    """A table of pandas.
+def frame(rows: list[dict[str, Any]], phase: str | None) -> Any:
+    """A table of pandas of epochs' rows, in which metrics have no phase in their names; of one phase if that is given.
 
     Raises:
         ImportError: There is no pandas.
+        ValueError: No row is of this phase.
     """
     try:
         pandas = import_module("pandas")
     except ImportError as error:
         raise ImportError("frame() needs pandas: pip install pandas") from error
-    return pandas.DataFrame(rows)
+    phases = list(dict.fromkeys(row["phase"] for row in rows))
+    if phase is not None and phase not in phases:
+        raise ValueError(f"no row is of the phase {phase!r}{nearest(phase, phases)}; there are {', '.join(phases)}")
+    chosen = [row for row in rows if phase in (None, row["phase"])]
+    return pandas.DataFrame([{key.removeprefix(f"{row['phase']}/"): row[key] for key in row} for row in chosen])
 
 
 def read_log(path: str | Path) -> Log:

@@ -37,7 +37,7 @@ from loopkit.hooks import hookimpl
 from loopkit.logs.kinds import Text
 from loopkit.notes import say, warn
 from loopkit.options import Shown
-from loopkit.words import nearest
+from loopkit.words import nearest, takes
 
 if TYPE_CHECKING:
     from loopkit import Epoch
@@ -52,6 +52,9 @@ Chosen = tuple[Manifest, dict[str, Any]]
 """A checkpoint, and the state in it."""
 EVERY_EPOCH, SAVE_OPTIONS = every(epochs=1), SaveOptions()
 """The defaults."""
+ALONE = "SaveWeights(directory, best=) of loopkit-export keeps weights alone; nothing could go on from them"
+ELSEWHERE = {"weights_only": ALONE, "save_weights_only": ALONE, "monitor": "give best='val/loss'"}
+"""What to write for arguments that people bring along."""
 
 
 class Checkpoint(Shown):
@@ -100,6 +103,7 @@ class Checkpoint(Shown):
     everywhere = False
     """Whether each process saves a part of its own: all of them `write`, and sharded tensors are not gathered."""
 
+    @takes(**ELSEWHERE)
     def __init__(
         self,
         directory: str | Path,

@@ -144,15 +144,18 @@ class History(Shown):
         """All values of one metric, such as ``"val/loss"``, in the order in which they were made."""
         return [row[name] for row in self.rows if name in row]
 
-    def frame(self) -> Any:
+    def frame(self, phase: str | None = None) -> Any:
         """The rows as a table of pandas, if that is installed: a row an epoch and phase, metrics without the phase.
 
-        Columns that no row of a phase has, such as a metric of the validation alone, are nan there.
+        Args:
+            phase: Rows of this phase alone, with its own metrics. In a table of several phases, a metric that one of
+                them does not have, such as one of the validation alone, is nan there.
 
         Raises:
             ImportError: There is no pandas.
+            ValueError: No epoch of this phase has run.
         """
-        return frame([{key.removeprefix(f"{row['phase']}/"): row[key] for key in row} for row in self.rows])
+        return frame(self.rows, phase)
 
     def plot(self, *names: str) -> Any:
         """Draw metrics over epochs with matplotlib (``pip install loopkit[plot]``); all of them by default.

@@ -5,9 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+from loopkit import Learner
+from loopkit.data import TensorLoader
 from loopkit.errors import LogError
 from loopkit.logs import Record, read_log
+from loopkit.metrics import Accuracy
+from loopkit.plugins import History, LogMetrics, LogTo, Metrics
 
 LINE = '{"phase": "train", "epoch": 0, "step": 1, "update": 1, "time": 2.5, "values": {"a": 0.5}}\n'
 
@@ -72,9 +78,31 @@ def test_phase_that_has_not_logged_a_name_is_said_with_what_is_near(tmp_path: Pa
         read_log(tmp_path).values("a", "trian")
 
 
-def test_log_as_a_frame_has_a_row_a_number(tmp_path: Path) -> None:
+def test_log_as_a_frame_has_a_row_an_epoch_and_phase(tmp_path: Path) -> None:
     pytest.importorskip("pandas")
-    (tmp_path / "log.jsonl").write_text(LINE + LINE.replace("0.5", '0.5, "b": 2'))
-    frame = read_log(tmp_path).frame()
-    assert list(frame.columns) == ["name", "value", "phase", "epoch", "step", "update", "time"]
-    assert frame[["name", "value", "step"]].to_numpy().tolist() == [["a", 0.5, 1], ["a", 0.5, 1], ["b", 2.0, 1]]
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randn(6, 4, generator=generator), torch.randint(3, (6,), generator=generator)
+    plugins = [LogTo(tmp_path), LogMetrics(every=1), History(), Metrics(), Metrics(Accuracy(), phase="val")]
+    learner = Learner(nn.Linear(4, 3), nn.CrossEntropyLoss(), torch.optim.AdamW, plugins=plugins, standard=False)
+    loader = TensorLoader(inputs, targets, batch_size=3)
+    learner.fit(loader, loader, epochs=2)
+    log = read_log(tmp_path)
+    table, history = log.frame(), learner.plugins["history"]
+    assert list(table.columns) == ["phase", "epoch", "step", "update", "time", "loss", "accuracy"]
+    assert table[["phase", "epoch", "step"]].to_numpy().tolist() == [
+        ["train", 1, 2],
+        ["val", 1, 2],
+        ["train", 2, 4],
+        ["val", 2, 4],
+    ]
+    assert table.loss.tolist() == history.frame().loss.tolist()
+    for phase, names in (("train", ["loss"]), ("val", ["loss", "accuracy"])):
+        for frame in (log.frame(phase), history.frame(phase)):
+            assert list(frame.columns)[-len(names) :] == names
+            assert len(frame) == 2
+            assert not frame.isna().any().any()
+    for each in (log, history):
+        with pytest.raises(
+            ValueError, match=r"no row is of the phase 'vall' \(did you mean 'val'\?\); there are train, val"
+        ):
+            each.frame("vall")
