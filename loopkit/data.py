@@ -639,13 +639,18 @@ class TensorLoader(Loader):
 
     def _gather(self, order: Tensor | None, low: int, high: int, size: int) -> list[Iterator[Tensor]]:
         """For each tensor the batches of a block, that is of the samples from ``low`` to ``high`` in this order."""
-        columns = []
-        with torch.inference_mode(False):  # a block may serve steps inside and outside of inference mode
-            for tensor, copied in zip(self._tensors, self._copied, strict=True):
-                if order is None:
-                    block = tensor[low:high].clone(memory_format=torch.contiguous_format)
-                else:
-                    block = tensor.index_select(0, order[low:high])
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):  # a block may serve steps inside and outside of inference mode
+                return self._gather(order, low, high, size)
+        columns: list[Iterator[Tensor]] = []
+        for tensor, copied in zip(self._tensors, self._copied, strict=True):
+            if order is None:
+                block = tensor[low:high].clone(memory_format=torch.contiguous_format)
+            else:
+                block = tensor.index_select(0, order[low:high])
+            if high - low <= size:
+                columns.append(iter((block,)))
+            else:
                 # unsafe: each part counts its in-place changes by itself, else autograd would take a change of one
                 # batch for a change of the others
                 batches: tuple[Tensor, ...] = block.unsafe_split(size)

@@ -53,6 +53,8 @@ class Progress(Shown):
         self._epoch = 0
         """The epochs of this fit that were complete at the last row to write; 0 if there is none."""
         self._started = self._lap = 0.0
+        self._due = 0.0
+        """When a bar is drawn again; one at a time is, where epochs are nested."""
         self._done_before = 0
 
     @property
@@ -99,7 +101,7 @@ class Progress(Shown):
     @hookimpl(reads=("metrics",), after=("metrics",))
     def step_end(self, learner: Learner, step: Step) -> None:
         """Redraw the bar, ten times a second at most."""
-        if (bar := step.epoch.keep(self).get("bar")) is not None and time.monotonic() >= bar.drawn_at + REDRAW_SECONDS:
+        if time.monotonic() >= self._due and (bar := step.epoch.keep(self).get("bar")) is not None:
             self._redraw(bar, learner, step.epoch)
 
     @hookimpl(reads=("metrics", "progress"))
@@ -129,10 +131,11 @@ class Progress(Shown):
             mininterval=0,
             position=epoch.depth,
         )
-        return _Bar(drawn, time.monotonic())
+        self._due = time.monotonic() + REDRAW_SECONDS
+        return _Bar(drawn)
 
     def _redraw(self, bar: _Bar, learner: Learner, epoch: Epoch) -> None:
-        bar.drawn_at = time.monotonic()
+        self._due = time.monotonic() + REDRAW_SECONDS
         bar.drawn.n = epoch.steps
         values = bar.late.arrived()
         if values:
@@ -193,7 +196,6 @@ class _Bar:
     """A bar of tqdm, and the values on their way to it."""
 
     drawn: Any
-    drawn_at: float
     late: LateValues = field(default_factory=LateValues)
 
     def close(self) -> None:
