@@ -27,67 +27,41 @@ from loopkit.installed import COMMANDS, PLUGINS, EntryPoint, Installed, installe
 
 ALLOW = "LOOPKIT_PLUGINS"
 """The environment variable with the names that may be loaded, separated by commas; unset, all may."""
-ELSEWHERE = {
-    "accumulate": "loopkit-control",
-    "asam": "loopkit-sam",
-    "average_parameters": "loopkit-local",
-    "cost": "loopkit-insight",
-    "cuda_graph": "loopkit-whole-step",
-    "cut_mix": "loopkit-augment",
-    "at_least": "loopkit-control",
-    "stop_on": "loopkit-control",
-    "deadline": "loopkit-control",
-    "find_syncs": "loopkit-insight",
-    "fsdp": "loopkit-sharded",
-    "ignite_handler": "loopkit-lightning",
-    "label_smoothing": "loopkit-augment",
-    "lightning_callback": "loopkit-lightning",
-    "log_gradients": "loopkit-insight",
-    "log_histograms": "loopkit-insight",
-    "log_predictions": "loopkit-insight",
-    "log_resources": "loopkit-insight",
-    "micro_batch": "loopkit-control",
-    "mixup": "loopkit-augment",
-    "mlflow": "loopkit-mlflow",
-    "module_profile": "loopkit-insight",
-    "monitor": "loopkit-monitor",
-    "optuna_pruning": "loopkit-optuna",
-    "peak_memory": "loopkit-insight",
-    "profile": "loopkit-insight",
-    "ray_report": "loopkit-ray",
-    "replay_bundle": "loopkit-insight",
-    "report": "loopkit-monitor",
-    "sam": "loopkit-sam",
-    "save_pretrained": "loopkit-huggingface",
-    "save_weights": "loopkit-export",
-    "sharded_checkpoint": "loopkit-sharded",
-    "tensorboard": "loopkit-tensorboard",
-    "wandb": "loopkit-wandb",
-    "upload": "loopkit-remote",
-    "watch": "loopkit-insight",
-    "whole_step": "loopkit-whole-step",
+HOMES = {
+    "loopkit-augment": "cut_mix label_smoothing mixup",
+    "loopkit-control": "accumulate at_least deadline micro_batch stop_on",
+    "loopkit-export": "save_weights",
+    "loopkit-huggingface": "save_pretrained",
+    "loopkit-insight": "cost find_syncs log_gradients log_histograms log_predictions log_resources "
+    "module_profile peak_memory profile replay_bundle try_validation watch",
+    "loopkit-lightning": "ignite_handler lightning_callback",
+    "loopkit-local": "average_parameters",
+    "loopkit-mlflow": "mlflow",
+    "loopkit-monitor": "monitor report",
+    "loopkit-optuna": "optuna_pruning",
+    "loopkit-ray": "ray_report",
+    "loopkit-remote": "upload",
+    "loopkit-sam": "asam sam",
+    "loopkit-sharded": "fsdp sharded_checkpoint",
+    "loopkit-tensorboard": "tensorboard",
+    "loopkit-wandb": "wandb",
+    "loopkit-whole-step": "cuda_graph whole_step",
 }
-"""Plugins that the project's distributions add, and which one to install for each."""
-SUBCOMMANDS = {
-    "api": "loopkit-testing",
-    "diff": "loopkit-testing",
-    "eject": "loopkit-eject",
-    "explain": "loopkit-files",
-    "hooks": "loopkit-testing",
-    "mlflow": "loopkit-mlflow",
-    "monitor": "loopkit-monitor",
-    "new-backend": "loopkit-testing",
-    "new-phase": "loopkit-testing",
-    "new-plugin": "loopkit-testing",
-    "replay": "loopkit-insight",
-    "report": "loopkit-monitor",
-    "run": "loopkit-files",
-    "runs": "loopkit-monitor",
-    "sharded": "loopkit-sharded",
-    "verify-resume": "loopkit-testing",
-    "watch": "loopkit-monitor",
+"""The plugins of the project's distributions."""
+COMMAND_HOMES = {
+    "loopkit-eject": "eject",
+    "loopkit-files": "explain run",
+    "loopkit-insight": "replay",
+    "loopkit-mlflow": "mlflow",
+    "loopkit-monitor": "monitor report runs watch",
+    "loopkit-sharded": "sharded",
+    "loopkit-testing": "api diff hooks new-backend new-phase new-plugin verify-resume",
 }
-"""Subcommands that the project's distributions add, and which one to install for each."""
+"""Their subcommands."""
+ELSEWHERE, SUBCOMMANDS = (
+    {name: home for home, names in homes.items() for name in names.split()} for homes in (HOMES, COMMAND_HOMES)
+)
+"""Which distribution to install for a plugin, and for a subcommand, by its name."""
 LOGS = ("mlflow", "tensorboard", "wandb")
 """Those of the plugins that write a log by themselves."""
 DEEPEST = 3

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from loopkit.errors import PluginError
 from loopkit.events import snake_case
-from loopkit.hooks import check_declaration, concerns, implemented
+from loopkit.hooks import check_declaration, implemented
 from loopkit.logs.backend import Backend
 from loopkit.metrics import MetricLike
 from loopkit.schedules import OfLength
@@ -207,24 +207,13 @@ def has_a_say(plugin: Any) -> bool:
     if hasattr(own, "per_process") or declared(own, "owns", getattr(own, "owns", ())):
         return True
     for hook in implemented(own):
-        if _states(own, hook, "updates", "writes") - {"*"}:  # which says where in the order it stands
+        if hook_states(own, hook, "updates", "writes") - {"*"}:  # which says where in the order it stands
             return True
     return not {"optimizer_step", "take_step"}.isdisjoint(implemented(own))
 
 
-def takes_batches(plugin: Any, phase: Phase) -> bool:
-    """Whether a plugin has a hand, or an eye, in the data, the batches and the outputs of a phase, as it declares."""
-    own = unwrapped(plugin)
-    for hook in implemented(own):
-        if concerns(getattr(own, hook).loopkit_options.phase, phase):
-            names = {name.partition(".")[0] for name in _states(own, hook, "reads", "updates", "writes")}
-            if hook in ("setup_data", "move_batch") or names & {"batch", "inputs", "outputs", "targets"}:
-                return True
-    return False
-
-
-def _states(own: Any, hook: str, *labels: str) -> set[str]:
-    """What a hook declares under these words."""
+def hook_states(own: Any, hook: str, *labels: str) -> set[str]:
+    """What a hook declares under these words, such as ``"reads"`` and ``"updates"``."""
     options = getattr(own, hook).loopkit_options
     return {n for label in labels for n in declared(own, label, getattr(options, label) or getattr(own, label, ()))}
 

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
 
-from loopkit import sharded
-from loopkit.batches import describe
-from loopkit.data import Loader
 from loopkit.errors import PhaseError, PhaseInputError, PluginError
 from loopkit.hooks import hookimpl
-from loopkit.notes import add_note, warn
+from loopkit.notes import warn
 from loopkit.options import Shown
 from loopkit.phases import PredictionPhase, TrainingPhase, ValidationPhase
-from loopkit.plugin import provided, takes_batches, unwrapped
-from loopkit.plugins.metrics import Metrics
-from loopkit.trial import KEPT, as_before, copied, own_position
-from loopkit.words import is_count
+from loopkit.words import takes
 
 if TYPE_CHECKING:
     from loopkit import Epoch, Step
@@ -50,11 +42,6 @@ class SanityCheck(Shown):
     never an extra forward or batch.
 
     Args:
-        val_batches: Validate on so many batches of each validation set before a fit begins to train, from 1, and leave
-            everything as it was, to the bit: a mistake in the validation shows before an epoch is trained. It needs a
-            copy of the models, and of the plugins that take part: those that make metrics, set devices and precision,
-            or declare that they read or change batches, inputs, outputs or targets. Each process looks alone, at the
-            whole data. Generators that a dataset or its functions hold are put back; what else they change stays so.
         checks: Functions of your own, called with the learner before the first step of each training phase. What one
             returns, a sentence, or raises is refused.
     """
@@ -64,12 +51,8 @@ class SanityCheck(Shown):
     optional = ("loss_begin",)  # the standard set brings it to phases that have no such place
     provides = "sanity_check"
 
-    def __init__(
-        self, checks: Iterable[Callable[[Learner], str | None]] = (), *, val_batches: int | None = None
-    ) -> None:
-        if val_batches is not None and not is_count(val_batches):
-            raise PluginError(f"SanityCheck: val_batches is {val_batches!r}: it counts batches, from 1")
-        self.val_batches = val_batches
+    @takes(val_batches="TryValidation(batches) of loopkit-insight looks at the validation before training")
+    def __init__(self, checks: Iterable[Callable[[Learner], str | None]] = ()) -> None:
         self.checks = tuple(checks)
         for check in self.checks:
             if not callable(check):
@@ -86,9 +69,6 @@ class SanityCheck(Shown):
             for check in self.checks:
                 if refused := check(learner):
                     raise PhaseError(f"{getattr(check, '__name__', 'a check')}: {refused}")
-            if self.val_batches is not None and learner.current is not None and not learner.current.resumed:
-                for validation in learner.current.validations.values():
-                    _validate(learner, validation.source, self.val_batches)
 
     @hookimpl(reads=("outputs", "targets"))
     def loss_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
@@ -115,53 +95,6 @@ class SanityCheck(Shown):
     def epoch_end(self, phase: Phase) -> None:
         """The phase is checked."""
         self._checked.add(phase.name)
-
-
-class _First:
-    """Takes the first batches alone, of the data as the other plugins have set it up."""
-
-    name = "first_batches"
-
-    def __init__(self, count: int, others: Iterable[str]) -> None:
-        self.count = count
-        self.after = tuple(others)
-
-    @hookimpl
-    def setup_data(self, data: Any) -> Any:
-        return list(islice(data, self.count))
-
-
-def _validate(learner: Learner, source: Any, count: int) -> None:
-    """Validate on the first batches of a fit's source, with copies of everything."""
-    name, data = source.phase.name, source.given
-    again = isinstance(data, (Loader, Sequence)) or callable(getattr(data, "load_state_dict", None))
-    if source.made or not (again or (isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset))):
-        raise PluginError(
-            f"SanityCheck(val_batches={count}): the data of phase {name!r} is {describe(data)}, whose place cannot be "
-            f"put back: give a DataLoader over samples by index, a loader of loopkit.data or a list, or leave "
-            f"val_batches out"
-        )
-    if any(sharded.is_sharded(p) for model in learner.models.values() for p in model.parameters()):
-        raise PluginError(f"SanityCheck(val_batches={count}): the parameters are sharded, and cannot be copied")
-    kept = [
-        name
-        for name, plugin in learner.plugins.items()
-        if isinstance(unwrapped(plugin), Metrics)
-        or (provided(plugin) not in ("observer", "sanity_check", "sync") and takes_batches(plugin, source.phase))
-    ]
-    with as_before(learner, data):
-        try:
-            trial, _ = copied(learner, {*KEPT, *kept}, source.phase, [_First(count, learner.plugins)])
-        except (TypeError, RuntimeError) as error:
-            raise PluginError(
-                f"SanityCheck(val_batches={count}): a model, the loss, a phase or a plugin cannot be copied, {error}: "
-                f"give its class __deepcopy__(self, memo), which returns one made anew, or leave val_batches out"
-            ) from error
-        try:
-            trial.run(name, own_position(data))
-        except Exception as error:
-            add_note(error, f"loopkit: before training, SanityCheck(val_batches={count}) validated on phase {name!r}")
-            raise
 
 
 def _refuse(learner: Learner, phase: Phase, message: str, certain: bool) -> None:

@@ -104,7 +104,7 @@ GIVEN = {
         {"monitor": "val/accuracy", "mode": "max", "optimizer": "a", "name": "flat", "factor": 0.5, "patience": 2}
     ],
     "Progress": [{"bar": False, "file": sys.stderr}],
-    "SanityCheck": [{"checks": (print,), "val_batches": 2}],
+    "SanityCheck": [{"checks": (print,)}],
     "Schedule": [
         {
             "schedule": LINEAR,

@@ -19,6 +19,7 @@ from loopkit_insight.peak_memory import PeakMemory
 from loopkit_insight.profile import Profile
 from loopkit_insight.replay_bundle import ReplayBundle, replay
 from loopkit_insight.summary import Summary, summarize
+from loopkit_insight.try_validation import TryValidation
 from loopkit_insight.watch import Watch
 
 __version__ = "0.1.0"
@@ -37,6 +38,7 @@ __all__ = [
     "ReplayBundle",
     "Summary",
     "Sync",
+    "TryValidation",
     "Watch",
     "replay",
     "summarize",

@@ -12,8 +12,8 @@ from torch import Tensor
 from loopkit.errors import NonFiniteError, PhaseError, PhaseInputError, ReentrancyError, WorldError
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
-from loopkit.trial import KEPT, as_before, copied, own_position
 from loopkit.words import nearest
+from loopkit_insight.trial import KEPT, as_before, copied, own_position
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,6 +15,7 @@ from loopkit_insight import (
     ModuleProfile,
     PeakMemory,
     Profile,
+    TryValidation,
     Watch,
 )
 
@@ -28,6 +29,7 @@ PLUGINS = {
     "peak_memory": PeakMemory,
     "module_profile": lambda: ModuleProfile(every=2, show=False),
     "profile": lambda: Profile(range(1, 3), None, show=False),
+    "try_validation": TryValidation,
     "watch": lambda: Watch({"0": "norm", "1": "mean"}),
 }
 FORKED = {"two_processes": "it is test_plugin_keeps_in_two_processes, which starts them faster"}

@@ -1,0 +1,123 @@
+"""A look at the validation before the training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from loopkit import sharded
+from loopkit.batches import describe
+from loopkit.data import Loader
+from loopkit.errors import PluginError
+from loopkit.hooks import concerns, hookimpl, implemented
+from loopkit.notes import add_note
+from loopkit.options import Shown
+from loopkit.plugin import hook_states, provided, unwrapped
+from loopkit.plugins.metrics import Metrics
+from loopkit.words import is_count
+from loopkit_insight.trial import KEPT, as_before, copied, own_position
+
+if TYPE_CHECKING:
+    from loopkit.learner import Learner
+    from loopkit.phases import Phase
+
+__all__ = ["TryValidation"]
+
+
+class TryValidation(Shown):
+    """Validate on the first batches of each validation set before a fit trains, and leave everything as it was.
+
+    A mistake in the validation shows before an epoch is trained. What was is back to the bit. It needs a copy of the
+    models, and of the plugins that take part: those that make metrics, set devices and precision, or declare that they
+    read or change batches, inputs, outputs or targets. Each process looks alone, at the whole data. Generators that a
+    dataset or its functions hold are put back; what else they change stays so. A resumed fit is not looked at.
+
+    Args:
+        batches: How many batches of each set, from 1.
+
+    Example::
+
+        Learner(model, loss_fn, optimizer, plugins=[TryValidation(2)])
+    """
+
+    name = "try_validation"
+
+    def __init__(self, batches: int = 2) -> None:
+        if not is_count(batches):
+            raise PluginError(f"TryValidation({batches!r}): it counts batches, from 1")
+        self.batches = batches
+        self._tried: set[str] = set()
+
+    @hookimpl(phase="training", reads=("optimizer", "params"))
+    def epoch_begin(self, learner: Learner, phase: Phase) -> None:
+        """Look at the validation, before the first epoch of a phase."""
+        fit = learner.current
+        if phase.name not in self._tried and fit is not None and not fit.resumed:
+            for validation in fit.validations.values():
+                _validate(learner, validation.source, self.batches)
+
+    @hookimpl(phase="training")
+    def epoch_end(self, phase: Phase) -> None:
+        """It is seen."""
+        self._tried.add(phase.name)
+
+
+class _First:
+    """Takes the first batches alone, of the data as the other plugins have set it up."""
+
+    name = "first_batches"
+
+    def __init__(self, count: int, others: Iterable[str]) -> None:
+        self.count = count
+        self.after = tuple(others)
+
+    @hookimpl
+    def setup_data(self, data: Any) -> Any:
+        return list(islice(data, self.count))
+
+
+def _validate(learner: Learner, source: Any, count: int) -> None:
+    """Validate on the first batches of a fit's source, with copies of everything."""
+    name, data = source.phase.name, source.given
+    again = isinstance(data, (Loader, Sequence)) or callable(getattr(data, "load_state_dict", None))
+    if source.made or not (again or (isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset))):
+        raise PluginError(
+            f"TryValidation({count}): the data of phase {name!r} is {describe(data)}, whose place cannot be "
+            f"put back: give a DataLoader over samples by index, a loader of loopkit.data or a list, or leave "
+            f"the plugin out"
+        )
+    if any(sharded.is_sharded(p) for model in learner.models.values() for p in model.parameters()):
+        raise PluginError(f"TryValidation({count}): the parameters are sharded, and cannot be copied")
+    kept = [
+        name
+        for name, plugin in learner.plugins.items()
+        if isinstance(unwrapped(plugin), Metrics)
+        or (provided(plugin) not in ("observer", "sanity_check", "sync") and _takes_batches(plugin, source.phase))
+    ]
+    with as_before(learner, data):
+        try:
+            trial, _ = copied(learner, {*KEPT, *kept}, source.phase, [_First(count, learner.plugins)])
+        except (TypeError, RuntimeError) as error:
+            raise PluginError(
+                f"TryValidation({count}): a model, the loss, a phase or a plugin cannot be copied, {error}: "
+                f"give its class __deepcopy__(self, memo), which returns one made anew, or leave the plugin out"
+            ) from error
+        try:
+            trial.run(name, own_position(data))
+        except Exception as error:
+            add_note(error, f"loopkit: before training, TryValidation({count}) validated on phase {name!r}")
+            raise
+
+
+def _takes_batches(plugin: Any, phase: Phase) -> bool:
+    """Whether a plugin has a hand, or an eye, in the data, the batches and the outputs of a phase, as it declares."""
+    own = unwrapped(plugin)
+    for hook in implemented(own):
+        if concerns(getattr(own, hook).loopkit_options.phase, phase):
+            names = {name.partition(".")[0] for name in hook_states(own, hook, "reads", "updates", "writes")}
+            if hook in ("setup_data", "move_batch") or names & {"batch", "inputs", "outputs", "targets"}:
+                return True
+    return False
