@@ -59,9 +59,9 @@ def check_positive(where: str, **options: Any) -> None:
 class ClipGradNorm(Shown):
     """Scale the gradients of each update so that their norm is at most ``max_norm``.
 
-    Equal, bitwise, to ``torch.nn.utils.clip_grad_norm_(params, max_norm, norm_type)``, and never waits for the device.
-    With several optimizers, the gradients of each are clipped by themselves. Sharded gradients are clipped by the norm
-    of the whole.
+    Equal, bitwise, to ``torch.nn.utils.clip_grad_norm_(params, max_norm, norm_type)`` of the optimizer's parameters, in
+    their order, and never waits for the device. With several optimizers, the gradients of each are clipped by
+    themselves. Sharded gradients are clipped by the norm of the whole.
 
     Args:
         max_norm: The largest norm, above 0.

@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -31,19 +32,22 @@ from loopkit_ray import RayReport, resume_from
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # half a minute, if nobody else wants the machine
 EPOCHS, STEPS = 4, 22
-WORKERS = ScalingConfig(num_workers=2, resources_per_worker={"CPU": 0.5})
 
 
 class DieOnce:
-    """Ends the process of rank 1 in the middle of the third epoch, if the run was not resumed."""
+    """Kills the process of a rank in the middle of the third epoch, if the run was not resumed."""
 
-    def __init__(self, resumed):
-        self.resumed = resumed
+    def __init__(self, rank, resumed):
+        self.rank, self.resumed = rank, resumed
 
     @hookimpl
     def step_end(self, learner, phase, step):
-        if phase.training and learner.progress.steps == 2 * STEPS + 3 and learner.world.rank == 1 and not self.resumed:
-            os._exit(1)
+        here = phase.training and learner.world.rank == self.rank
+        if here and learner.progress.steps == 2 * self.steps(learner) + 3 and not self.resumed:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def steps(self, learner):
+        return 2 * STEPS // learner.world.size
 
 
 def make_model():
@@ -76,7 +80,7 @@ def train(config):
     """Train, die, go on; then the same from beginning to end, for comparison. Rank 0 writes down what came of it."""
     with resume_from() as latest, tempfile.TemporaryDirectory() as directory:
         resumed = latest is not None
-        learner = fit(Checkpoint(directory, resume=latest), RayReport(), DieOnce(resumed))
+        learner = fit(Checkpoint(directory, resume=latest), RayReport(), DieOnce(config["victim"], resumed))
     plain = digest(fit().model)
     if learner.world.rank == 0:
         facts = {"resumed": resumed, "workers": learner.world.size, "run": digest(learner.model), "plain": plain}
@@ -112,27 +116,33 @@ def cluster():
         shutil.rmtree(directory, ignore_errors=True)
 
 
-@pytest.fixture(scope="module")
-def facts_file(tmp_path_factory):
-    return tmp_path_factory.mktemp("facts") / "facts.json"
-
-
-@pytest.fixture(scope="module")
-def facts(result, facts_file):
-    return json.loads(facts_file.read_text())
-
-
-@pytest.fixture(scope="module")
-def result(cluster, facts_file, tmp_path_factory):
+def trained(directory, workers, victim):
+    """What Ray says of a run, and what rank 0 wrote down."""
     run = RunConfig(
         name="digits",
-        storage_path=str(tmp_path_factory.mktemp("storage")),
+        storage_path=str(directory / "storage"),
         failure_config=FailureConfig(max_failures=1),
         checkpoint_config=CheckpointConfig(checkpoint_score_attribute="val/accuracy"),
     )
-    return TorchTrainer(
-        train, train_loop_config={"facts": str(facts_file)}, scaling_config=WORKERS, run_config=run
-    ).fit()
+    given = {"facts": str(directory / "facts.json"), "victim": victim}
+    scaling = ScalingConfig(num_workers=workers, resources_per_worker={"CPU": 0.5})
+    result = TorchTrainer(train, train_loop_config=given, scaling_config=scaling, run_config=run).fit()
+    return result, json.loads((directory / "facts.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def both(cluster, tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("digits"), workers=2, victim=1)
+
+
+@pytest.fixture(scope="module")
+def result(both):
+    return both[0]
+
+
+@pytest.fixture(scope="module")
+def facts(both):
+    return both[1]
 
 
 def test_metrics_arrive(result):
@@ -153,6 +163,13 @@ def test_the_run_goes_on_after_a_worker_has_died(result, facts):
 
 def test_the_run_that_was_resumed_ends_with_the_same_bits(facts):
     assert facts["run"] == facts["plain"]
+
+
+@pytest.mark.parametrize(("workers", "victim"), [(2, 0), (1, 0)])
+def test_the_run_that_lost_rank_0_ends_with_the_same_bits(cluster, tmp_path, workers, victim):
+    result, facts = trained(tmp_path, workers, victim)
+    assert result.error is None
+    assert facts == {"resumed": True, "workers": workers, "run": facts["plain"], "plain": facts["plain"]}
 
 
 def test_the_last_checkpoint_arrives(result, facts):
