@@ -13,11 +13,35 @@ The plugin ``loopkit.plugins.Checkpoint`` saves and resumes by itself. This pack
 It imports the learner's state and what is below; no plugin, and nothing of several processes but the world.
 """
 
-from loopkit.checkpoint.bundle import best, load, save
-from loopkit.checkpoint.inspection import Inspection, inspect
-from loopkit.checkpoint.storage import Listing, Manifest, listing, verify
-from loopkit.checkpoint.weights import LoadReport, load_best, load_torch, load_weights, save_weights
+from typing import TYPE_CHECKING
 
+from loopkit.lazy import lazily
+
+if TYPE_CHECKING:
+    from loopkit.checkpoint.bundle import best, load, save
+    from loopkit.checkpoint.inspection import Inspection, inspect
+    from loopkit.checkpoint.storage import Listing, Manifest, listing, verify
+    from loopkit.checkpoint.weights import LoadReport, load_best, load_torch, load_weights, save_weights
+
+HOMES = {
+    "Inspection": "loopkit.checkpoint.inspection",
+    "Listing": "loopkit.checkpoint.storage",
+    "LoadReport": "loopkit.checkpoint.weights",
+    "Manifest": "loopkit.checkpoint.storage",
+    "best": "loopkit.checkpoint.bundle",
+    "inspect": "loopkit.checkpoint.inspection",
+    "listing": "loopkit.checkpoint.storage",
+    "load": "loopkit.checkpoint.bundle",
+    "load_best": "loopkit.checkpoint.weights",
+    "load_torch": "loopkit.checkpoint.weights",
+    "load_weights": "loopkit.checkpoint.weights",
+    "save": "loopkit.checkpoint.bundle",
+    "save_weights": "loopkit.checkpoint.weights",
+    "verify": "loopkit.checkpoint.storage",
+}
+"""Where the names come from; a module is imported when somebody asks for one."""
+
+__getattr__ = lazily(__name__, HOMES)
 __all__ = [
     "Inspection",
     "Listing",
