@@ -149,7 +149,7 @@ def _own() -> tuple[EntryPoint, ...]:
     source = Path(__file__).parent / "plugins" / "__init__.py"
     return tuple(
         EntryPoint(PLUGINS, snake_case(each.name), f"{node.module}:{each.name}", "loopkit", __version__)
-        for node in ast.parse(source.read_text()).body
+        for node in ast.walk(ast.parse(source.read_text()))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("loopkit.plugins.")
         for each in node.names
         if each.name[0].isupper()

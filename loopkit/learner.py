@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from loopkit.discovery import make_plugin
 from loopkit.engine.core import Core
 from loopkit.engine.epoch import Epoch
 from loopkit.engine.fit import Fit, Limits, next_epoch
@@ -28,7 +27,6 @@ from loopkit.errors import PhaseError, PluginError
 from loopkit.events import SignalBegin
 from loopkit.every import Every
 from loopkit.generators import seed_everything
-from loopkit.logs.kinds import all_loggable, loggable
 from loopkit.notes import warn
 from loopkit.phases import Phase
 from loopkit.plugin import unwrapped
@@ -125,7 +123,7 @@ class Learner:
             raise PluginError(f"plugins is {plugins!r}: give a list, plugins=[...]")
         if isinstance(plugins, Mapping):
             plugins = [{name: options} for name, options in plugins.items()]
-        plugins = [make_plugin(each) for each in plugins]
+        plugins = [_made(each) for each in plugins]
         added = Learner._standard_set(plugins) if standard else []
         self._core.registry.change(add=[*plugins, *added])
         self.options = Options(added, [list(chain) for chain in self._core.registry.chains])
@@ -227,7 +225,7 @@ class Learner:
     def add(self, *plugins: Any) -> None:
         """Add plugins, all or none; names and mappings too. During a fit they take part from the next step on."""
         before = set(self.plugins)
-        self._change(add=[make_plugin(each) for each in plugins])
+        self._change(add=[_made(each) for each in plugins])
         self._join(set(self.plugins) - before)
 
     def remove(self, *words: str) -> None:
@@ -237,7 +235,7 @@ class Learner:
     def replace(self, word: str, plugin: Any) -> None:
         """Put a plugin in the place of the one that has this name or provides this."""
         before = self.plugins
-        self._change(add=[make_plugin(plugin)], remove=[word])
+        self._change(add=[_made(plugin)], remove=[word])
         now = self.plugins
         gone = [old for name, old in before.items() if now.get(name) is not old]
         self._join({name for name, new in now.items() if before.get(name) is not new}, gone)
@@ -579,7 +577,7 @@ class Learner:
         if (packed := book.packed) is None:
             return
         if value.__class__ is not float or name.__class__ is not str or not name:
-            value = loggable(name, value)
+            value = book.loggable(name, value)
         packed.append((name, value, book.place or book.look(), now()))
 
     def log_values(self, values: Mapping[str, Any]) -> None:
@@ -601,7 +599,7 @@ class Learner:
         plain = values.__class__ is dict and {*map(type, values.values())} == {float}
         if plain and {*map(type, values)} == {str} and "" not in values:
             values = dict(values)
-        elif not (values := all_loggable(values)):
+        elif not (values := book.all_loggable(values)):
             return
         packed.append((None, values, book.place or book.look(), now()))
 
@@ -609,6 +607,15 @@ class Learner:
 def standard_by(make: Callable[[Iterable[Any]], list[Any]]) -> None:
     """Let ``standard=True`` add what this makes of the plugins that were given; `loopkit` itself says so."""
     Learner._standard_set = staticmethod(make)
+
+
+def _made(given: Any) -> Any:
+    """A plugin, made by its name if that was given."""
+    if not isinstance(given, (str, dict)):
+        return given
+    from loopkit.discovery import make_plugin
+
+    return make_plugin(given)
 
 
 def _check_loss_fn(loss_fn: Any) -> None:

@@ -7,14 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-
 from loopkit.errors import PluginError
 from loopkit.events import snake_case
 from loopkit.hooks import check_declaration, implemented
-from loopkit.logs.backend import Backend
-from loopkit.metrics import MetricLike
-from loopkit.schedules import OfLength
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -237,16 +232,13 @@ def _called(plugin: Any) -> str:
 
 def plugin_name(plugin: Any) -> str:
     """A plugin's ``name``, else its class's in snake case."""
-    if isinstance(plugin, Backend):
-        made = type(plugin).__name__
-        raise PluginError(f"{made} is where a log goes, and no plugin: wrap it, LogTo({made}(...))")
     if inspect.isclass(plugin):
         raise PluginError(f"{plugin.__name__} is a class; a plugin is an instance: {plugin.__name__}(...)")
     if plugin is None or type(plugin) in (str, list, tuple, set, dict):
         raise PluginError(
             f"{plugin!r} is no plugin: plugins are objects with hooks, such as Learner(plugins=[Metrics()])"
         )
-    if (wrapped := _wrapped(plugin)) and not implemented(plugin):
+    if not implemented(plugin) and (wrapped := _wrapped(plugin)):
         raise PluginError(f"{plugin!r:.80} is no plugin: wrap it, {wrapped}")
     name = getattr(plugin, "name", None)
     if name is None:
@@ -258,6 +250,15 @@ def plugin_name(plugin: Any) -> str:
 
 def _wrapped(part: Any) -> str:
     """The plugin that takes what is a part of one: a metric, a scheduler of torch, a schedule; else an empty string."""
+    from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau  # these are not imported before they are needed
+
+    from loopkit.logs.backend import Backend
+    from loopkit.metrics import MetricLike
+    from loopkit.schedules import OfLength
+
+    if isinstance(part, Backend):
+        made = type(part).__name__
+        raise PluginError(f"{made} is where a log goes, and no plugin: wrap it, LogTo({made}(...))")
     made = f"{type(part).__name__}(...)"
     if isinstance(part, MetricLike):
         return f"Metrics({made})"

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from loopkit.tabular import html, paragraph
-
 
 @dataclass(frozen=True)
 class Planned:
@@ -65,6 +63,8 @@ class FitResult:
         return f"FitResult({self})"
 
     def _repr_html_(self) -> str:
+        from loopkit.tabular import html, paragraph  # for notebooks alone
+
         phases = list(dict.fromkeys(name.partition("/")[0] for name in self.metrics))
         metrics = dict.fromkeys(name.partition("/")[2] for name in self.metrics)
         rows = [(metric, *(self.metrics.get(f"{phase}/{metric}") for phase in phases)) for metric in metrics]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 NUMBER = re.compile(r"-?[\d,.]+(%| [kMGT]?B)?")
@@ -39,6 +38,8 @@ def html(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     >>> html(["name"], [["a < b"]])
     '<table><tr><th style="text-align: left">name</th></tr><tr><td style="text-align: left">a &lt; b</td></tr></table>'
     """
+    from html import escape  # which holds the names of all characters
+
     sides = ["right" if numbers else "left" for numbers in _of_numbers(columns, rows)]
     lines = [("th", columns), *(("td", row) for row in rows)]
     made = (
@@ -53,6 +54,8 @@ def html(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def paragraph(text: str) -> str:
     """A text as HTML."""
+    from html import escape
+
     return f"<p>{escape(text)}</p>"
 
 

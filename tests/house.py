@@ -43,6 +43,7 @@ def tree(path: Path) -> ast.Module:
 
 GROUND = [
     "errors.py",
+    "lazy.py",
     "words.py",
     "notes.py",
     "batches.py",

@@ -587,7 +587,7 @@ def test_plugins_that_ship_are_those_that_the_package_imports():
         for row in discovery.plugins()[0]
         if row.entry_point.distribution == "loopkit"
     }
-    public = {name: vars(plugins)[name] for name in plugins.__all__}
+    public = {name: getattr(plugins, name) for name in plugins.__all__}
     assert set(own.values()) == {cls for cls in public.values() if isinstance(cls, type) and implemented(cls)}
     assert own["clip_grad_norm"] is ClipGradNorm
     assert {row.entry_point.version for row in discovery.plugins()[0] if row.entry_point.name in own} == {

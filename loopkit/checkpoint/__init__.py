@@ -13,11 +13,17 @@ The plugin ``loopkit.plugins.Checkpoint`` saves and resumes by itself. This pack
 It imports the learner's state and what is below; no plugin, and nothing of several processes but the world.
 """
 
-from loopkit.checkpoint.bundle import best, load, save
-from loopkit.checkpoint.inspection import Inspection, inspect
-from loopkit.checkpoint.storage import Listing, Manifest, listing, verify
-from loopkit.checkpoint.weights import LoadReport, load_best, load_torch, load_weights, save_weights
+from typing import TYPE_CHECKING
 
+from loopkit.lazy import lazily
+
+if TYPE_CHECKING:
+    from loopkit.checkpoint.bundle import best, load, save
+    from loopkit.checkpoint.inspection import Inspection, inspect
+    from loopkit.checkpoint.storage import Listing, Manifest, listing, verify
+    from loopkit.checkpoint.weights import LoadReport, load_best, load_torch, load_weights, save_weights
+
+__getattr__ = lazily(__name__)
 __all__ = [
     "Inspection",
     "Listing",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,11 @@ LOG_VALUE = "log_value"
 
 class Logbook:
     """Where in the run things are logged, and who listens."""
+
+    loggable: Callable[[str, Any], Any]
+    """Checks a value that is logged, and makes of it what is kept; there from the first listener on."""
+    all_loggable: Callable[[Mapping[str, Any]], dict[str, Any]]
+    """The same for several."""
 
     def __init__(self, progress: Progress) -> None:
         self.packed: list[Packed] | Listeners | None = None
@@ -37,6 +42,10 @@ class Logbook:
 
     def listen(self, packed: list[Packed] | Listeners | None) -> None:
         """Give what is logged to these."""
+        if packed is not None and self.packed is None:
+            from loopkit.logs.kinds import all_loggable, loggable  # not before somebody listens
+
+            self.loggable, self.all_loggable = loggable, all_loggable
         self.packed = packed
 
     def look(self) -> Place:

@@ -61,13 +61,20 @@ def overlaps(one: str, other: str) -> bool:
     True
     """
     pairs = zip(_parts(one), _parts(other), strict=False)
-    return all(a == b or fnmatchcase(a, b) or fnmatchcase(b, a) or _both_match(a, b) for a, b in pairs)
+    return all(a == b or _match(a, b) for a, b in pairs)
 
 
 def _parts(state: str) -> list[str]:
     """The parts of a name; ``metrics.<phase>/<metric>`` has three, so that the pattern of a phase ends with it."""
     parts = state.split(".")
     return [parts[0], *parts[1].split("/", 1), *parts[2:]] if parts[0] == "metrics" and len(parts) > 1 else parts
+
+
+def _match(one: str, other: str) -> bool:
+    """Whether one part is a pattern that the other matches, or both are, and can match the same text."""
+    if not (WILDCARD.search(one) or WILDCARD.search(other)):
+        return False
+    return fnmatchcase(one, other) or fnmatchcase(other, one) or _both_match(one, other)
 
 
 def _both_match(one: str, other: str) -> bool:

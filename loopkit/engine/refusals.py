@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from loopkit.criteria import better, direction
 from loopkit.engine.order import EVERYTHING, overlaps
 from loopkit.errors import OrderError, PluginConflict, PluginError
 from loopkit.events import FitBegin, FitEnd, SignalBegin
-from loopkit.groups import covers, named_parameters
 from loopkit.hooks import PROJECT, PROVIDES, STATES, Hook, HookOptions, concerns, hooks, methods
-from loopkit.installed import plugin_names
 from loopkit.phases import is_standard
 from loopkit.plugin import declared, provided
 from loopkit.words import STATE, half_a_state, nearest
@@ -54,7 +51,11 @@ def check_names(
 
 
 def _check_word(word: str, where: str, names: set[str]) -> None:
-    if word in names or word in PROVIDES or word in (elsewhere := plugin_names()):
+    if word in names or word in PROVIDES:
+        return
+    from loopkit.installed import plugin_names
+
+    if word in (elsewhere := plugin_names()):
         return
     if hint := nearest(word, {*names, *PROVIDES, *elsewhere}):
         raise OrderError(f"{where}: no plugin is called {word!r}{hint}")
@@ -90,7 +91,11 @@ def check_trainable(plugins: Mapping[str, Any], models: Mapping[str, nn.Module])
         for state in declared(plugin, "owns", getattr(plugin, "owns", ()))
         if (pattern := _pattern(state))
     ]
-    for path, _ in named_parameters(models) if owned else ():
+    if not owned:
+        return
+    from loopkit.groups import covers, named_parameters
+
+    for path, _ in named_parameters(models):
         names = sorted({name for name, pattern in owned if covers(pattern, path)})
         if len(names) > 1:
             raise PluginConflict(
@@ -211,15 +216,25 @@ def check_modes(plugins: Mapping[str, Any]) -> None:
             and hasattr(plugin, "mode")
             and getattr(plugin, "needs_mode", True)
         ):
+            from loopkit.criteria import direction
+
             direction(plugin, plugins.values())
 
 
 def wrong_modes(plugins: Mapping[str, Any]) -> list[str]:
     """What to say of plugins that were told to take the lowest value of a metric that is better where it is higher."""
-    return [
-        f'{type(plugin).__name__}: {metric} is better where it is higher, and mode is "min": leave it out'
+    lowest = {
+        type(plugin).__name__: metric
         for plugin in plugins.values()
         if isinstance(metric := getattr(plugin, "monitor", None), str) and getattr(plugin, "mode", None) == "min"
+    }
+    if not lowest:
+        return []
+    from loopkit.criteria import better
+
+    return [
+        f'{name}: {metric} is better where it is higher, and mode is "min": leave it out'
+        for name, metric in lowest.items()
         if better(metric, plugins.values()) == "max"
     ]
 

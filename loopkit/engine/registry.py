@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 
 class _Manager(pluggy.PluginManager):
-    """One that does not look up what Python itself gives every object, which takes it most of a learner's making."""
+    """One that looks at the names of hooks alone: pluggy looks up whatever an object has, at some expense."""
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
         """What a plugin's method is marked with."""
-        return None if name.startswith("__") else super().parse_hookimpl_opts(plugin, name)
+        return super().parse_hookimpl_opts(plugin, name) if hasattr(self.hook, name) else None
 
 
 class Registry:

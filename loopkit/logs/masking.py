@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -67,6 +66,8 @@ def masked_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def masked_config(text: str) -> str:
     """A configuration as TOML, without the values of such keys; the text itself if it has none."""
+    import tomllib
+
     try:
         values = tomllib.loads(text)
     except ValueError:

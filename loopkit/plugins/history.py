@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from loopkit.checkpoint.encoding import decode, dumps, encode, loads
 from loopkit.hooks import hookimpl
-from loopkit.logs.reading import frame
 from loopkit.options import Shown
 from loopkit.plugins.late import read
 from loopkit.words import nearest
@@ -155,6 +153,8 @@ class History(Shown):
             ImportError: There is no pandas.
             ValueError: No epoch of this phase has run.
         """
+        from loopkit.logs.reading import frame  # not before somebody asks
+
         return frame(self.rows, phase)
 
     def plot(self, *names: str) -> Any:
@@ -237,6 +237,8 @@ class _Pack:
         plain = [
             [layouts[tuple(row)], *({**row, "seconds": 0.0} if "seconds" in row else row).values()] for row in rows
         ]
+        from loopkit.checkpoint.encoding import dumps, encode  # not before it is saved
+
         value, _ = encode([list(map(list, layouts)), plain], "history")
         text = torch.frombuffer(bytearray(dumps(value)), dtype=torch.uint8)
         seconds = torch.tensor([row.get("seconds", 0.0) for row in rows], dtype=torch.float64)
@@ -245,6 +247,8 @@ class _Pack:
     @classmethod
     def from_state(cls, held: Mapping[str, Tensor]) -> _Pack:
         """The rows again."""
+        from loopkit.checkpoint.encoding import decode, loads
+
         layouts, plain = decode(loads(held["text"].numpy().tobytes()), {})
         rows = [dict(zip(layouts[number], values, strict=True)) for number, *values in plain]
         for row, seconds in zip(rows, held["seconds"].tolist(), strict=True):

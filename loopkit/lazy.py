@@ -1,0 +1,38 @@
+"""Lazy: names of a package that are imported when somebody first asks for one, by its ``__getattr__`` (PEP 562)."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+
+def homes(package: str) -> dict[str, str]:
+    """The modules of what the source of a package imports under ``if TYPE_CHECKING:``, by the names."""
+    source: str = sys.modules[package].__loader__.get_source(package)  # type: ignore[union-attr]
+    (block,) = (node for node in ast.parse(source).body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    return {each.name: str(node.module) for node in imports for each in node.names}
+
+
+def lazily(package: str, *modules: str) -> Callable[[str], Any]:
+    """What a package takes as its ``__getattr__``: it imports what is under ``if TYPE_CHECKING:`` when asked for it.
+
+    Args:
+        package: Its name.
+        modules: Modules of the package that it imports when asked, too.
+    """
+    found = homes(package)
+
+    def get(name: str) -> Any:
+        if name in modules:
+            return import_module(f"{package}.{name}")
+        if name not in found:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(found[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return get
