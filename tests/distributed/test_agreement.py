@@ -21,6 +21,7 @@ from loopkit import CancelEpoch, CancelFit, CancelStep, Learner, TrainingPhase, 
 from loopkit.data import TensorLoader
 from loopkit.distributed import member
 from loopkit.engine import requests
+from loopkit.errors import WorldError
 from loopkit.plugins import DDP, Checkpoint, EarlyStopping, Metrics
 
 
@@ -499,3 +500,54 @@ def test_stop_that_waits_for_its_answer_is_asked_for():
     put_off.join(SimpleNamespace(size=2))
     put_off.stop("enough", "somebody")
     assert not put_off.asks
+
+
+def agreed(updates, theirs, in_step=True, wishes=None, asks=()):
+    """What a process has agreed on with another one, which has made so many updates and wishes something."""
+
+    def agree(wanted, most, least, *rest):
+        return [max(wanted, float(wishes is not None)), max(most, theirs), max(least, -theirs), *rest]
+
+    asked = (None, None, False, None, frozenset())
+    world = SimpleNamespace(size=2, in_step=in_step, agree=agree, gather=lambda own: [own, wishes or asked])
+    mailbox = requests.Requests()
+    mailbox.join(world)
+    mailbox.begin(None)
+    for ask in asks:
+        ask(mailbox)
+    cancel, numbers = mailbox.agree(0, updates, None, (3.0,))
+    assert numbers == [3.0]
+    return mailbox, cancel
+
+
+def test_processes_that_have_made_other_numbers_of_updates_have_parted():
+    for updates, theirs in ((7, 8), (8, 7)):
+        with pytest.raises(WorldError, match=rf"made from 7 to 8 updates, rank 0 {updates}: .* their parameters have"):
+            agreed(updates, theirs)
+        agreed(updates, theirs, in_step=False)
+    agreed(8, 8)
+
+
+def test_what_another_process_wishes_holds_here():
+    stop, cancel, ending = ("enough", "another"), ("CancelEpoch", "one", "a"), (15, "SIGTERM", "")
+    mailbox, _ = agreed(8, 8, wishes=(stop, None, False, None, frozenset()))
+    assert (mailbox.stopped, mailbox.waits, mailbox.version) == (stop, False, 1)
+    _, found = agreed(8, 8, wishes=(None, cancel, False, None, frozenset()))
+    assert (type(found).__name__, found.reason, found.by) == cancel
+    for wishes in ((None, None, True, None, frozenset()), (None, None, False, ending, frozenset())):
+        mailbox, _ = agreed(8, 8, wishes=wishes)
+        assert (mailbox.waits, mailbox.stopped) == (True, None)
+    mailbox, _ = agreed(8, 8, wishes=(None, None, False, None, frozenset(["val"])))
+    assert (mailbox.validations, mailbox.waits) == ({"val"}, False)
+
+
+def test_first_ranks_stop_counts_and_nothing_is_asked_for_twice():
+    mailbox, _ = agreed(
+        8,
+        8,
+        wishes=(("late", "another"), None, False, None, frozenset()),
+        asks=[lambda box: box.stop("first", "here"), lambda box: box.save()],
+    )
+    assert mailbox.stopped == ("first", "here")
+    assert mailbox.waits
+    assert agreed(8, 8)[0].version == 0
