@@ -310,9 +310,9 @@ class Validated:
         self.steps = []
 
     @hookimpl
-    def phase_end(self, learner, phase):
+    def phase_end(self, learner, phase, epoch):
         if not phase.training:
-            self.steps.append(learner.progress.steps)
+            self.steps.append((learner.progress.steps, epoch.steps))
 
 
 def within(rank, what, phase):
@@ -342,6 +342,9 @@ def again(rank):
     data = TensorLoader(inputs[:-1], targets[:-1], batch_size=4)  # the last parts are of 4 samples and of 3
     for _ in range(2):
         learner.fit(data, epochs=1)
+    own = make_learner(shard=False)
+    batch = inputs[:2], targets[:2]
+    own.evaluate(lambda: iter([batch] * (3 + 4 * rank)))  # of a length that nobody knows, and another one here
     return learner.progress.steps, learner.progress.samples
 
 
@@ -551,3 +554,25 @@ def test_first_ranks_stop_counts_and_nothing_is_asked_for_twice():
     assert mailbox.stopped == ("first", "here")
     assert mailbox.waits
     assert agreed(8, 8)[0].version == 0
+
+
+def test_save_waits_until_windows_are_closed_and_the_next_agreement_does_not_forget_it():
+    mailbox, _ = agreed(8, 8, wishes=(None, None, True, None, frozenset()))
+    core = SimpleNamespace(can_save=True, open_epochs=[SimpleNamespace(window_open=True)], fit=None)
+    mailbox.answer(core)
+    assert mailbox.waits
+    mailbox.agree(0, 8, None, (3.0,))
+    assert mailbox.waits
+    core.open_epochs.clear()
+    mailbox.answer(core)
+    assert not mailbox.waits
+
+
+@pytest.mark.parametrize("in_step", [True, False])
+def test_member_agrees_in_steps_that_all_make_alike(in_step):
+    plugin = type("Own", (member.Member,), {"agrees_in_steps": in_step})()
+    plugin.world = SimpleNamespace(size=2)
+    pace = member._Pace(9, 9, 0.0)
+    epoch = SimpleNamespace(agrees=True, keep=lambda plugin: {"pace": pace})
+    plugin.step_end(SimpleNamespace(), TrainingPhase(), epoch)
+    assert pace.left == (8 if in_step else 9)
