@@ -505,22 +505,29 @@ def test_stop_that_waits_for_its_answer_is_asked_for():
     assert not put_off.asks
 
 
-def agreed(updates, theirs, in_step=True, wishes=None, asks=()):
-    """What a process has agreed on with another one, which has made so many updates and wishes something."""
+NOTHING, SAVE = (None, None, False, None, frozenset()), (None, None, True, None, frozenset())
+
+
+def agreed(updates, theirs, *wishes, in_step=True, asks=()):
+    """What a process has agreed on with another one, which has made so many updates and wishes this, time after time."""
 
     def agree(wanted, most, least, *rest):
-        return [max(wanted, float(wishes is not None)), max(most, theirs), max(least, -theirs), *rest]
+        return [max(wanted, float(left[0] is not NOTHING)), max(most, theirs), max(least, -theirs), *rest]
 
-    asked = (None, None, False, None, frozenset())
-    world = SimpleNamespace(size=2, in_step=in_step, agree=agree, gather=lambda own: [own, wishes or asked])
-    mailbox = requests.Requests()
-    mailbox.join(world)
+    def gather(own):
+        gathered.append(own)
+        return [own, left[0]]
+
+    gathered, mailbox = [], requests.Requests()
+    mailbox.join(SimpleNamespace(size=2, in_step=in_step, agree=agree, gather=gather))
     mailbox.begin(None)
     for ask in asks:
         ask(mailbox)
-    cancel, numbers = mailbox.agree(0, updates, None, (3.0,))
+    for wish in wishes or [NOTHING]:
+        left = [wish]
+        cancel, numbers = mailbox.agree(0, updates, None, (3.0,))
     assert numbers == [3.0]
-    return mailbox, cancel
+    return mailbox, cancel, len(gathered)
 
 
 def test_processes_that_have_made_other_numbers_of_updates_have_parted():
@@ -533,35 +540,31 @@ def test_processes_that_have_made_other_numbers_of_updates_have_parted():
 
 def test_what_another_process_wishes_holds_here():
     stop, cancel, ending = ("enough", "another"), ("CancelEpoch", "one", "a"), (15, "SIGTERM", "")
-    mailbox, _ = agreed(8, 8, wishes=(stop, None, False, None, frozenset()))
+    mailbox, *_ = agreed(8, 8, (stop, *NOTHING[1:]))
     assert (mailbox.stopped, mailbox.waits, mailbox.version) == (stop, False, 1)
-    _, found = agreed(8, 8, wishes=(None, cancel, False, None, frozenset()))
+    _, found, _ = agreed(8, 8, (None, cancel, *NOTHING[2:]))
     assert (type(found).__name__, found.reason, found.by) == cancel
-    for wishes in ((None, None, True, None, frozenset()), (None, None, False, ending, frozenset())):
-        mailbox, _ = agreed(8, 8, wishes=wishes)
+    for wishes in (SAVE, (None, None, False, ending, frozenset())):
+        mailbox, *_ = agreed(8, 8, wishes)
         assert (mailbox.waits, mailbox.stopped) == (True, None)
-    mailbox, _ = agreed(8, 8, wishes=(None, None, False, None, frozenset(["val"])))
+    mailbox, *_ = agreed(8, 8, (*NOTHING[:4], frozenset(["val"])))
     assert (mailbox.validations, mailbox.waits) == ({"val"}, False)
 
 
-def test_first_ranks_stop_counts_and_nothing_is_asked_for_twice():
-    mailbox, _ = agreed(
-        8,
-        8,
-        wishes=(("late", "another"), None, False, None, frozenset()),
-        asks=[lambda box: box.stop("first", "here"), lambda box: box.save()],
-    )
-    assert mailbox.stopped == ("first", "here")
-    assert mailbox.waits
+def test_first_stop_counts_and_nothing_is_asked_for_twice():
+    asks = [lambda box: box.stop("first", "here"), lambda box: box.save()]
+    late = ("late", "another"), *NOTHING[1:]
+    for wishes in ([late], [NOTHING, late]):
+        mailbox, _, gathered = agreed(8, 8, *wishes, NOTHING, asks=asks)
+        assert (mailbox.stopped, mailbox.waits) == (("first", "here"), True)
+        assert gathered == len(wishes)
     assert agreed(8, 8)[0].version == 0
 
 
 def test_save_waits_until_windows_are_closed_and_the_next_agreement_does_not_forget_it():
-    mailbox, _ = agreed(8, 8, wishes=(None, None, True, None, frozenset()))
+    mailbox, *_ = agreed(8, 8, SAVE, NOTHING)
     core = SimpleNamespace(can_save=True, open_epochs=[SimpleNamespace(window_open=True)], fit=None)
     mailbox.answer(core)
-    assert mailbox.waits
-    mailbox.agree(0, 8, None, (3.0,))
     assert mailbox.waits
     core.open_epochs.clear()
     mailbox.answer(core)
