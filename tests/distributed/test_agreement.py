@@ -509,7 +509,7 @@ NOTHING, SAVE = (None, None, False, None, frozenset()), (None, None, True, None,
 
 
 def agreed(updates, theirs, *wishes, in_step=True, asks=()):
-    """What a process has agreed on with another one, which has made so many updates and wishes this, time after time."""
+    """What a process has agreed on with another one, of so many updates, which wishes this, time after time."""
 
     def agree(wanted, most, least, *rest):
         return [max(wanted, float(left[0] is not NOTHING)), max(most, theirs), max(least, -theirs), *rest]
