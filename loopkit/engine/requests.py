@@ -191,7 +191,7 @@ class Requests:
     def asks(self) -> bool:
         """Whether this process asks for something that the processes have not agreed on yet."""
         self.settle()
-        return self.waits or bool(self._waiting) or self._asked.any
+        return self.waits or self._asked.any
 
     def answer(self, core: Core) -> None:
         """Between two steps, or two epochs: let plugins save, and end the process if that is asked for.

@@ -1,7 +1,7 @@
 """The standard plugins, one concern a module. They use the public API alone.
 
-An import here is all that makes a class a plugin that ships: its name is the class's in snake case. A module is imported
-when somebody asks for what it has.
+An import here is all that makes a class a plugin that ships: its name is the class's in snake case. A module is
+imported when somebody asks for what it has.
 """
 
 from __future__ import annotations

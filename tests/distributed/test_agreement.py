@@ -21,6 +21,7 @@ from loopkit import CancelEpoch, CancelFit, CancelStep, Learner, TrainingPhase, 
 from loopkit.data import TensorLoader
 from loopkit.distributed import member
 from loopkit.engine import requests
+from loopkit.errors import WorldError
 from loopkit.plugins import DDP, Checkpoint, EarlyStopping, Metrics
 
 
@@ -309,9 +310,9 @@ class Validated:
         self.steps = []
 
     @hookimpl
-    def phase_end(self, learner, phase):
+    def phase_end(self, learner, phase, epoch):
         if not phase.training:
-            self.steps.append(learner.progress.steps)
+            self.steps.append((learner.progress.steps, epoch.steps))
 
 
 def within(rank, what, phase):
@@ -341,6 +342,9 @@ def again(rank):
     data = TensorLoader(inputs[:-1], targets[:-1], batch_size=4)  # the last parts are of 4 samples and of 3
     for _ in range(2):
         learner.fit(data, epochs=1)
+    own = make_learner(shard=False)
+    batch = inputs[:2], targets[:2]
+    own.evaluate(lambda: iter([batch] * (3 + 4 * rank)))  # of a length that nobody knows, and another one here
     return learner.progress.steps, learner.progress.samples
 
 
@@ -499,3 +503,79 @@ def test_stop_that_waits_for_its_answer_is_asked_for():
     put_off.join(SimpleNamespace(size=2))
     put_off.stop("enough", "somebody")
     assert not put_off.asks
+
+
+NOTHING, SAVE = (None, None, False, None, frozenset()), (None, None, True, None, frozenset())
+
+
+def agreed(updates, theirs, *wishes, in_step=True, asks=()):
+    """What a process has agreed on with another one, of so many updates, which wishes this, time after time."""
+
+    def agree(wanted, most, least, *rest):
+        return [max(wanted, float(left[0] is not NOTHING)), max(most, theirs), max(least, -theirs), *rest]
+
+    def gather(own):
+        gathered.append(own)
+        return [own, left[0]]
+
+    gathered, mailbox = [], requests.Requests()
+    mailbox.join(SimpleNamespace(size=2, in_step=in_step, agree=agree, gather=gather))
+    mailbox.begin(None)
+    for ask in asks:
+        ask(mailbox)
+    for wish in wishes or [NOTHING]:
+        left = [wish]
+        cancel, numbers = mailbox.agree(0, updates, None, (3.0,))
+    assert numbers == [3.0]
+    return mailbox, cancel, len(gathered)
+
+
+def test_processes_that_have_made_other_numbers_of_updates_have_parted():
+    for updates, theirs in ((7, 8), (8, 7)):
+        with pytest.raises(WorldError, match=rf"made from 7 to 8 updates, rank 0 {updates}: .* their parameters have"):
+            agreed(updates, theirs)
+        agreed(updates, theirs, in_step=False)
+    agreed(8, 8)
+
+
+def test_what_another_process_wishes_holds_here():
+    stop, cancel, ending = ("enough", "another"), ("CancelEpoch", "one", "a"), (15, "SIGTERM", "")
+    mailbox, *_ = agreed(8, 8, (stop, *NOTHING[1:]))
+    assert (mailbox.stopped, mailbox.waits, mailbox.version) == (stop, False, 1)
+    _, found, _ = agreed(8, 8, (None, cancel, *NOTHING[2:]))
+    assert (type(found).__name__, found.reason, found.by) == cancel
+    for wishes in (SAVE, (None, None, False, ending, frozenset())):
+        mailbox, *_ = agreed(8, 8, wishes)
+        assert (mailbox.waits, mailbox.stopped) == (True, None)
+    mailbox, *_ = agreed(8, 8, (*NOTHING[:4], frozenset(["val"])))
+    assert (mailbox.validations, mailbox.waits) == ({"val"}, False)
+
+
+def test_first_stop_counts_and_nothing_is_asked_for_twice():
+    asks = [lambda box: box.stop("first", "here"), lambda box: box.save()]
+    late = ("late", "another"), *NOTHING[1:]
+    for wishes in ([late], [NOTHING, late]):
+        mailbox, _, gathered = agreed(8, 8, *wishes, NOTHING, asks=asks)
+        assert (mailbox.stopped, mailbox.waits) == (("first", "here"), True)
+        assert gathered == len(wishes)
+    assert agreed(8, 8)[0].version == 0
+
+
+def test_save_waits_until_windows_are_closed_and_the_next_agreement_does_not_forget_it():
+    mailbox, *_ = agreed(8, 8, SAVE, NOTHING)
+    core = SimpleNamespace(can_save=True, open_epochs=[SimpleNamespace(window_open=True)], fit=None)
+    mailbox.answer(core)
+    assert mailbox.waits
+    core.open_epochs.clear()
+    mailbox.answer(core)
+    assert not mailbox.waits
+
+
+@pytest.mark.parametrize("in_step", [True, False])
+def test_member_agrees_in_steps_that_all_make_alike(in_step):
+    plugin = type("Own", (member.Member,), {"agrees_in_steps": in_step})()
+    plugin.world = SimpleNamespace(size=2)
+    pace = member._Pace(9, 9, 0.0)
+    epoch = SimpleNamespace(agrees=True, keep=lambda plugin: {"pace": pace})
+    plugin.step_end(SimpleNamespace(), TrainingPhase(), epoch)
+    assert pace.left == (8 if in_step else 9)

@@ -226,3 +226,4 @@ def test_checksum_is_of_every_bit_of_every_tensor():
         assert [a == b for a, b in zip(now, plain, strict=True)] == [each != index for each in range(3)]
         assert combined(now) != combined(plain)
     assert combined(plain) <= 2**53
+    assert len({combined([number]) for number in range(2000)}) == 2000

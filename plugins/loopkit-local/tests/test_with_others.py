@@ -7,9 +7,11 @@ from helpers import on
 from small import learner_of, make_data, same, values
 from torch import nn
 
+from loopkit import every
+from loopkit.checkpoint import storage
 from loopkit.data import TensorLoader
-from loopkit.plugins import GradNoise, MixedPrecision, SkipSpikes, StopOnNonFinite
-from loopkit_local import AverageParameters
+from loopkit.plugins import Checkpoint, GradNoise, MixedPrecision, SkipSpikes, StopOnNonFinite
+from loopkit_local import AverageParameters, EverySteps
 
 SIZE, SPIKE = 4, 5
 """Samples of a process in a step, and the step in which rank 1 has a spike."""
@@ -56,3 +58,15 @@ def test_process_decides_by_itself_on_its_own_loss():
     (none, one), (cancelled, other) = run(_spiked, 2)
     assert (none, cancelled) == ([], [SPIKE])
     assert same(one, other)
+
+
+def _saved(rank, directory):
+    learner = learner_of(AverageParameters(EverySteps(2)), Checkpoint(directory, save=every(updates=3), keep=9))
+    learner.fit(make_data(samples=80), epochs=1)
+    return [manifest.about["progress"]["updates"] for manifest in storage.listing(directory)]
+
+
+def test_checkpoint_of_an_interval_is_saved_where_the_processes_next_agree(tmp_path):
+    saved, _ = run(_saved, 2, tmp_path)
+    assert saved[0] == 10
+    assert len(saved) > 2
