@@ -21,6 +21,7 @@ from loopkit.engine.training import Proof
 from loopkit.engine.window import Window
 from loopkit.errors import Cancel, CancelFit, CancelStep, PhaseError, PhaseInputError, StepResultError
 from loopkit.events import (
+    BackwardBegin,
     BackwardEnd,
     StepBegin,
     StepCancelled,
@@ -169,7 +170,7 @@ class Loop(Frame):
             self.fire = self.awaited.watch(plan.fire)
         only = self.windows[0] if len(self.windows) == 1 and self.windows[0].is_plain else None
         heard = plan.heard
-        self.plain_backward = None if BackwardEnd in heard else only
+        self.plain_backward = None if BackwardBegin in heard or BackwardEnd in heard else only
         quiet = heard.isdisjoint((UpdateBegin, UpdateEnd, UpdateSkipped)) and plan.optimizer_step is None
         self.plain_update = only if quiet else None
         self._phase_step = self.phase.step if plan.take_step is None else self._take_step

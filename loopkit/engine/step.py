@@ -43,10 +43,9 @@ class Frame:
     """What a plugin puts in the place of the optimizer's step."""
     windows: tuple[Window, ...]
     plain_backward: Window | None
-    """The only window, if nobody listens to a backward's end, and it is no more than clearing gradients and calling
-    torch."""
+    """The only window, if nobody listens to a backward, and it is no more than clearing gradients and calling torch."""
     plain_update: Window | None
-    """The only window, if nobody listens to an update, and it is no more than calling the optimizer."""
+    """The same of an update."""
     last_index: int
     """Of the last step, where the length of the data is known; else -1."""
     progress: Progress
@@ -206,23 +205,10 @@ class Step:
         Raises:
             LossError: The loss is no tensor, no scalar, or does not require grad.
         """
-        frame = self._frame
-        window, begin = frame.plain_backward, frame.fire.get(BackwardBegin)
-        plain = window is not None and name is None and is_plain_scalar(loss) and not autocast_is_on()
-        if plain and begin is not None:
-            plain = vars(self).get("loss") is loss and loss.requires_grad
-        if window is None or not plain:
+        window = self._frame.plain_backward
+        if window is None or name is not None or not is_plain_scalar(loss) or autocast_is_on():
             self._backward(loss, name, retain_graph or create_graph, create_graph)
             return
-        if begin is not None:
-            self.seed, self.backward_name = 1.0, None
-            try:
-                begin(self)
-                if self.loss is not loss or self.seed.__class__ is not float or self.seed != 1.0:
-                    self._run(loss, (window,), None, retain_graph or create_graph, create_graph)
-                    return
-            finally:
-                self.loss = loss
         window.enter(self, self.weight)
         try:
             run_backward((loss,), (ones_like(loss),), retain_graph or create_graph, create_graph, (), True, True)
@@ -236,18 +222,36 @@ class Step:
         """What `backward` does when there is more to it than clearing gradients and calling torch."""
         self._check_loss(loss)
         frame = self._frame
+        begin, end = frame.fire[BackwardBegin], frame.fire[BackwardEnd]
         windows = frame.windows if name is None else (frame.window(name),)
         if windows[0].weighted and isinstance(self.weight, Tensor):  # counts of tokens, say: as exact as the loss
             self.weight = self.weight.to(torch.promote_types(loss.dtype, torch.float32))
-        self.seed = windows[0].seed(self, self.weight)
+        seed = self.seed = windows[0].seed(self, self.weight)
         if len(windows) > 1 and windows[0].size > 1:
-            _check_shared_seed(windows)
+            self._check_shared_seed(windows)
         own = vars(self).get("loss")
         self.loss, self.backward_name = loss, name
         try:
-            if (begin := frame.fire[BackwardBegin]) is not None:
+            if begin is not None:
                 begin(self)
-            self._run(loss, windows, name, retain, create)
+                seed = self.seed
+            if (total := self.loss) is not loss:
+                self._check_loss(total, " that a plugin put on the step at backward_begin")
+                self._given = loss
+            for window in windows:
+                if window.size > 1 and window.has_lost(self):
+                    raise _lost_gradients(frame.phase, self, window)
+                window.enter(self, self.weight)
+            inputs = None if name is None else tuple(p for p in windows[0].params if p.requires_grad)
+            if autocast_is_on():
+                with autocast_off():
+                    _differentiate(total, seed, inputs, retain, create)
+                frame.casts.clear()
+            else:
+                _differentiate(total, seed, inputs, retain, create)
+            self.had_backward, self.total_loss = True, total
+            if end is not None:
+                end(self)
         finally:
             if own is None:
                 vars(self).pop("loss", None)
@@ -257,26 +261,10 @@ class Step:
             if window.size > 1:
                 window.leave()
 
-    def _run(self, loss: Tensor, windows: Sequence[Window], name: str | None, retain: bool, create: bool) -> None:
-        """The backward, once its begin has fired, and its end."""
-        frame = self._frame
-        if (total := self.loss) is not loss:
-            self._check_loss(total, " that a plugin put on the step at backward_begin")
-            self._given = loss
-        for window in windows:
-            if window.size > 1 and window.has_lost(self):
-                raise _lost_gradients(frame.phase, self, window)
-            window.enter(self, self.weight)
-        inputs = None if name is None else tuple(p for p in windows[0].params if p.requires_grad)
-        if autocast_is_on():
-            with autocast_off():
-                _differentiate(total, self.seed, inputs, retain, create)
-            frame.casts.clear()
-        else:
-            _differentiate(total, self.seed, inputs, retain, create)
-        self.had_backward, self.total_loss = True, total
-        if (end := frame.fire[BackwardEnd]) is not None:
-            end(self)
+    def _check_shared_seed(self, windows: Sequence[Window]) -> None:
+        """One backward has one seed; windows that began at different steps would need several."""
+        if any(window.count != windows[0].count or window.first is not windows[0].first for window in windows):
+            raise PhaseError("step.backward(loss) would add to windows that are out of step: give it a name")
 
     def _check_loss(self, loss: Any, whose: str = "") -> None:
         """Refuse a loss that no backward can start from."""
@@ -459,12 +447,6 @@ class Step:
     def skip_update(self, reason: str) -> None:
         """Vote, at ``update_begin`` or in ``optimizer_step``, that this update is not applied."""
         self.skip_reason = self.skip_reason or reason
-
-
-def _check_shared_seed(windows: Sequence[Window]) -> None:
-    """One backward has one seed; windows that began at different steps would need several."""
-    if any(window.count != windows[0].count or window.first is not windows[0].first for window in windows):
-        raise PhaseError("step.backward(loss) would add to windows that are out of step: give it a name")
 
 
 def _lost_gradients(phase: Phase, step: Step, window: Window) -> PhaseError:
