@@ -132,7 +132,9 @@ class Metrics(Shown):
             name = name or getattr(metric, "name", None)
             return name if isinstance(name, str) else type(metric).__name__.lower(), metric
         if not callable(metric):
-            raise PluginError(f"Metrics: {metric!r} is neither a function nor has it update, compute and reset")
+            given = f"{name}={metric!r}" if name else repr(metric)
+            hint = "; an argument's name is that of a metric, Metrics(top5=TopK(5))" if name else ""
+            raise PluginError(f"Metrics({given}): it is neither a function nor has it update, compute and reset{hint}")
         metric = FunctionMetric(metric, name)
         if metric.name == "<lambda>":
             raise PluginError("Metrics: a lambda has no name; give it one, Metrics(mae=lambda outputs, targets: ...)")
