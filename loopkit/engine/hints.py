@@ -43,8 +43,8 @@ def hint(error: BaseException, step: Step, models: Models) -> str:
         return "; the batch is float64, as NumPy makes it, and the model float32: convert the data once, with .float()"
     if outputs is None and isinstance(step.batch, Mapping) and vars(step).get("inputs") is step.batch:
         return (
-            "; the model was called with the whole mapping: a phase's forward may call learner.model(**inputs); for models "
-            "of transformers, learner.predict(data, PredictionPhase()) with that of loopkit_huggingface does"
+            "; the model was called with the whole mapping: a phase's forward may call learner.model(**inputs); for "
+            "models of transformers, learner.predict(data, PredictionPhase()) with that of loopkit_huggingface does"
         )
     if outputs is not None and not isinstance(outputs, Tensor) and isinstance(error, (AttributeError, TypeError)):
         return (
