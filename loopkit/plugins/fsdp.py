@@ -455,7 +455,9 @@ class FSDP(Member):
     def _internals(self) -> Iterator[Any]:
         """What fully_shard keeps for each parameter; torch has no other way to gradients that are not summed."""
         for module in self._sharded:
-            for group in module._get_fsdp_state()._fsdp_param_groups:
+            state = module._get_fsdp_state()
+            groups = getattr(state, "_fsdp_param_groups", None)  # torch 2.10 has one at most, under another name
+            for group in filter(None, [state._fsdp_param_group] if groups is None else groups):
                 yield from group.fsdp_params
 
 
