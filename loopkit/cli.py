@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from loopkit import interrupts
 from loopkit.errors import CheckpointError, LoopkitError
@@ -85,7 +85,7 @@ def standalone(name: str, *arguments: Argument) -> Callable[[Function], Callable
 
     def make(function: Function) -> Callable[[Sequence[str]], int]:
         def run(words: Sequence[str]) -> int:
-            parser = _Parser(prog=f"loopkit {name}")
+            parser = Parser(prog=f"loopkit {name}")
             _describe(parser, function, arguments)
             return function(parser.parse_args(words))
 
@@ -200,14 +200,25 @@ def _silence(stream: TextIO) -> None:
         pass  # it has no file, or a closed one
 
 
-class _Parser(argparse.ArgumentParser):
-    """Writes through `say`, and offers the nearest spelling."""
+class Parser(argparse.ArgumentParser):
+    """A parser of words that writes through `say`, and offers the nearest spelling of options and subcommands."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As argparse does; words that are left over are an error, with the nearest spelling."""
+        self._words = sys.argv[1:] if args is None else list(args)
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{nearest(unknown[0], self._option_string_actions)}")
         return found, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with 2. Where something is required, an option that was misspelt may be why."""
+        if "are required" in message:
+            known = [*self._option_string_actions]
+            options = [word for word in self._words if word.startswith("--") and "=" not in word]
+            wrong = [word for word in options if not any(each.startswith(word) for each in known)]
+            message += "".join(f"; there is no option {word!r}{nearest(word, known)}" for word in wrong[:1])
+        super().error(message)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
@@ -222,7 +233,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     import_module("loopkit.commands")  # registers them
 
-    parser = _Parser(prog="loopkit", description="Tools for runs of loopkit.")
+    parser = Parser(prog="loopkit", description="Tools for runs of loopkit.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     top = parser.add_subparsers(metavar="COMMAND", required=True)
     groups: dict[tuple[str, ...], Any] = {(): top}
@@ -269,13 +280,18 @@ def plain(text: str, longest: int = 200) -> str:
 
 def table(rows: Sequence[Sequence[str]], otherwise: int | None = None) -> list[str]:
     """Rows of cells as lines, with columns as wide as they need. A terminal is not left; ``otherwise`` is for none."""
-    on_terminal = sys.stdout is not None and sys.stdout.isatty()
-    longest = shutil.get_terminal_size().columns if on_terminal else otherwise
+    longest = columns(otherwise)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     if longest is None:
         return lines
     return [line if len(line) <= longest else line[: max(longest - 3, 0)] + "..." for line in lines]
+
+
+def columns(otherwise: int | None = None) -> int | None:
+    """The columns of the terminal; ``otherwise`` where there is none."""
+    on_terminal = sys.stdout is not None and sys.stdout.isatty()
+    return shutil.get_terminal_size().columns if on_terminal else otherwise
 
 
 def reporting(make: Callable[[], str], put: Callable[[str], object] = say) -> int:

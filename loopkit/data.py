@@ -695,6 +695,9 @@ class _FunctionLoader(Loader):
     def identity(self) -> dict[str, Any]:
         return {"batches": self._shares.samples, "seed": self._seed, **_processes(self._shares)}
 
+    def __repr__(self) -> str:
+        return f"from_function({self._shares.samples}, {_name(self._fn)})"
+
     def batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:
         fn, seed, shares = self._fn, self._seed, self._shares
         numbers = range(start, start + shares.steps(start) * shares.size)[self._rank :: shares.size]
@@ -751,8 +754,15 @@ class _SameLoader(_FunctionLoader):
             digest.update(part)
         self._content = digest.hexdigest()
 
+    def __repr__(self) -> str:
+        return f"same({self._shares.samples} batches)"
+
     def identity(self) -> dict[str, Any]:
         return {**super().identity(), "content": self._content}
+
+
+def _name(fn: Callable[..., Any]) -> str:
+    return str(getattr(fn, "__qualname__", type(fn).__name__))
 
 
 def _leaves(value: Any) -> Iterator[bytes]:
@@ -776,6 +786,9 @@ class _MappedLoader(Loader):
 
     def identity(self) -> dict[str, Any]:
         return {**super().identity(), **({"map_seeds": list(self._seeds)} if self._seeds else {})}
+
+    def __repr__(self) -> str:
+        return f"{self.source!r}.map({_name(self._fn)})"
 
     def batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:
         fn, seed = self._fn, self._seed
@@ -840,6 +853,9 @@ class Prefetch(Loader):
         """The loader with its tensors on the device."""
         self._tried = False
         self._said = False
+
+    def __repr__(self) -> str:
+        return f"Prefetch({self.source!r}, {str(self.device)!r})"
 
     def _share(self, rank: int, size: int, tail: Tail, least: int) -> None:
         super()._share(rank, size, tail, least)

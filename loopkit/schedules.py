@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = [
-    "Schedule",
+    "ScheduleFn",
     "clip",
     "constant",
     "cosine",
@@ -67,7 +67,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-Schedule = Callable[[int], float]
+ScheduleFn = Callable[[int], float]
 """A function from the number of the update, from 0, to a value."""
 
 
@@ -77,11 +77,11 @@ class OfLength:
 
     Args:
         name: What it is, for ``repr`` and errors.
-        make: The function ``total -> Schedule``.
+        make: The function ``total -> ScheduleFn``.
     """
 
     name: str
-    make: Callable[[int], Schedule]
+    make: Callable[[int], ScheduleFn]
 
     def __call__(self, update: int) -> NoReturn:
         """Refuse: there is no value before the length is known."""
@@ -94,7 +94,7 @@ class OfLength:
         return self.name
 
 
-def resolve(schedule: Schedule, total: int | None) -> Schedule:
+def resolve(schedule: ScheduleFn, total: int | None) -> ScheduleFn:
     """Give an ``OfLength`` the fit's length in updates; any other schedule is returned as it is.
 
     Args:
@@ -120,7 +120,7 @@ def resolve(schedule: Schedule, total: int | None) -> Schedule:
 # Decays and other single shapes
 
 
-def constant(value: float = 1.0) -> Schedule:
+def constant(value: float = 1.0) -> ScheduleFn:
     """Give the same value at every update.
 
     >>> constant(0.1)(7)
@@ -130,7 +130,7 @@ def constant(value: float = 1.0) -> Schedule:
     return _named(lambda update: value, f"constant({value})")
 
 
-def step(every: int, gamma: float = 0.1, *, start: float = 1.0) -> Schedule:
+def step(every: int, gamma: float = 0.1, *, start: float = 1.0) -> ScheduleFn:
     """Multiply by ``gamma`` every so many updates: ``start * gamma ** (update // every)``.
 
     Args:
@@ -147,7 +147,7 @@ def step(every: int, gamma: float = 0.1, *, start: float = 1.0) -> Schedule:
     return _named(lambda update: start * gamma ** (update // every), f"step({every}, {gamma}, start={start})")
 
 
-def multi_step(milestones: Sequence[int], gamma: float = 0.1, *, start: float = 1.0) -> Schedule:
+def multi_step(milestones: Sequence[int], gamma: float = 0.1, *, start: float = 1.0) -> ScheduleFn:
     """Multiply by ``gamma`` at each milestone: ``start * gamma ** (how many milestones are <= update)``.
 
     Args:
@@ -168,7 +168,7 @@ def multi_step(milestones: Sequence[int], gamma: float = 0.1, *, start: float = 
     return _named(lambda update: values[bisect_right(marks, update)], f"multi_step({marks}, {gamma}, start={start})")
 
 
-def exponential(gamma: float, *, every: int = 1, start: float = 1.0) -> Schedule:
+def exponential(gamma: float, *, every: int = 1, start: float = 1.0) -> ScheduleFn:
     """Multiply by ``gamma`` over every so many updates, smoothly: ``start * gamma ** (update / every)``.
 
     Args:
@@ -188,7 +188,7 @@ def exponential(gamma: float, *, every: int = 1, start: float = 1.0) -> Schedule
     )
 
 
-def polynomial(updates: int | None = None, power: float = 1.0, *, start: float = 1.0, end: float = 0.0) -> Schedule:
+def polynomial(updates: int | None = None, power: float = 1.0, *, start: float = 1.0, end: float = 0.0) -> ScheduleFn:
     """Go from ``start`` to ``end`` by ``end + (start - end) * (1 - update / updates) ** power``, then stay.
 
     Args:
@@ -205,7 +205,7 @@ def polynomial(updates: int | None = None, power: float = 1.0, *, start: float =
     power, start, end = _positive("power", power), _number("start", start), _number("end", end)
     delta = start - end
 
-    def make(updates: int) -> Schedule:
+    def make(updates: int) -> ScheduleFn:
         def schedule(update: int) -> float:
             if 0 < update < updates:
                 value: float = end + delta * (1.0 - update / updates) ** power
@@ -220,7 +220,7 @@ def polynomial(updates: int | None = None, power: float = 1.0, *, start: float =
     return _of_length(updates, make, name(None))
 
 
-def inverse(gamma: float, power: float = 1.0, *, start: float = 1.0) -> Schedule:
+def inverse(gamma: float, power: float = 1.0, *, start: float = 1.0) -> ScheduleFn:
     """Decay by ``start / (1 + gamma * update) ** power``.
 
     Args:
@@ -235,7 +235,7 @@ def inverse(gamma: float, power: float = 1.0, *, start: float = 1.0) -> Schedule
     return _named(lambda update: start / (1.0 + gamma * update) ** power, f"inverse({gamma}, {power}, start={start})")
 
 
-def linear(updates: int | None = None, *, start: float = 1.0, end: float = 0.0) -> Schedule:
+def linear(updates: int | None = None, *, start: float = 1.0, end: float = 0.0) -> ScheduleFn:
     """Go from ``start`` to ``end`` in a straight line, then stay: ``start + (end - start) * update / updates``.
 
     Args:
@@ -251,7 +251,7 @@ def linear(updates: int | None = None, *, start: float = 1.0, end: float = 0.0) 
     start, end = _number("start", start), _number("end", end)
     delta = end - start
 
-    def make(updates: int) -> Schedule:
+    def make(updates: int) -> ScheduleFn:
         def schedule(update: int) -> float:
             if 0 < update < updates:
                 return start + delta * update / updates
@@ -265,7 +265,7 @@ def linear(updates: int | None = None, *, start: float = 1.0, end: float = 0.0) 
     return _of_length(updates, make, name(None))
 
 
-def cosine(updates: int | None = None, *, start: float = 1.0, end: float = 0.0) -> Schedule:
+def cosine(updates: int | None = None, *, start: float = 1.0, end: float = 0.0) -> ScheduleFn:
     """Go from ``start`` to ``end`` along half a cosine, then stay.
 
     ``end + (start - end) / 2 * (1 + cos(pi * update / updates))``.
@@ -285,7 +285,7 @@ def cosine(updates: int | None = None, *, start: float = 1.0, end: float = 0.0) 
     half = (start - end) / 2.0
     cos, pi = math.cos, math.pi
 
-    def make(updates: int) -> Schedule:
+    def make(updates: int) -> ScheduleFn:
         def schedule(update: int) -> float:
             if 0 < update < updates:
                 return end + half * (1.0 + cos(pi * update / updates))
@@ -299,7 +299,7 @@ def cosine(updates: int | None = None, *, start: float = 1.0, end: float = 0.0) 
     return _of_length(updates, make, name(None))
 
 
-def cosine_warmup(updates: int, *, start: float = 0.0, end: float = 1.0) -> Schedule:
+def cosine_warmup(updates: int, *, start: float = 0.0, end: float = 1.0) -> ScheduleFn:
     """Rise from ``start`` to ``end`` along half a cosine, then stay.
 
     ``start + (end - start) / 2 * (1 - cos(pi * update / updates))``. With ``start=0.0`` the first update changes
@@ -327,7 +327,7 @@ def cosine_warmup(updates: int, *, start: float = 0.0, end: float = 1.0) -> Sche
 
 def cosine_restarts(
     period: int, *, t_mult: int = 1, decay: float = 1.0, start: float = 1.0, end: float = 0.0
-) -> Schedule:
+) -> ScheduleFn:
     """Go down half a cosine again and again, each time from a new start.
 
     In cycle i (from 0), which has ``period * t_mult ** i`` updates, of which k are over:
@@ -383,7 +383,7 @@ def one_cycle(
     div_factor: float = 25.0,
     final_div_factor: float = 1e4,
     three_phase: bool = False,
-) -> Schedule:
+) -> ScheduleFn:
     """Rise from ``max_lr / div_factor`` to ``max_lr``, then fall to ``max_lr / div_factor / final_div_factor``.
 
     The peak is at update ``pct_start * updates - 1``, the last value at update ``updates - 1`` and after it.
@@ -424,7 +424,7 @@ def one_cycle_momentum(
     pct_start: float = 0.3,
     anneal: Literal["cos", "linear"] = "cos",
     three_phase: bool = False,
-) -> Schedule:
+) -> ScheduleFn:
     """The momentum (or Adam's beta1) that goes with ``one_cycle``: lowest where the learning rate is highest.
 
     Args:
@@ -452,7 +452,7 @@ def one_cycle_momentum(
 
 def _cycle(
     kind: str, updates: int | None, levels: Sequence[float], pct_start: float, anneal: str, text: str
-) -> Schedule:
+) -> ScheduleFn:
     """The legs between three or four levels, placed as ``torch.optim.lr_scheduler.OneCycleLR`` places them."""
     three_phase = len(levels) == 4
     pct_start = _number("pct_start", pct_start, low=0.0, high=0.5 if three_phase else 1.0)
@@ -460,7 +460,7 @@ def _cycle(
     between = _along_cosine if anneal == "cos" else _along_line
     first, peak, back, last = levels[0], levels[1], levels[-2], levels[-1]
 
-    def make(updates: int) -> Schedule:
+    def make(updates: int) -> ScheduleFn:
         final = updates - 1
         rise = pct_start * updates - 1
         fall = 2 * pct_start * updates - 2 if three_phase else rise
@@ -495,7 +495,7 @@ def cyclic(
     high: float = 1.0,
     mode: Literal["triangular", "triangular2", "exp_range"] = "triangular",
     gamma: float = 1.0,
-) -> Schedule:
+) -> ScheduleFn:
     """Go up and down between ``low`` and ``high`` in straight lines, again and again.
 
     Args:
@@ -547,7 +547,7 @@ def warmup_stable_decay(
     peak: float = 1.0,
     end: float = 0.0,
     shape: Literal["linear", "cosine", "sqrt"] = "linear",
-) -> Schedule:
+) -> ScheduleFn:
     """Rise to ``peak``, stay there, and fall to ``end`` over the last ``decay`` updates.
 
     Rise: ``peak * (update + 1) / warmup``, so the first value is not 0. Fall, with x the part of it that is over:
@@ -578,7 +578,7 @@ def warmup_stable_decay(
     }
     left = remaining[shape]
 
-    def make(updates: int) -> Schedule:
+    def make(updates: int) -> ScheduleFn:
         if updates < warmup + decay:
             raise ValueError(
                 f"updates is {updates}: it must be at least warmup + decay, {warmup} + {decay}; shorten one of them"
@@ -605,7 +605,7 @@ def warmup_stable_decay(
     return _of_length(updates, make, name(None))
 
 
-def inverse_sqrt(warmup: int, *, peak: float = 1.0) -> Schedule:
+def inverse_sqrt(warmup: int, *, peak: float = 1.0) -> ScheduleFn:
     """Rise in a straight line over ``warmup`` updates, then decay with the square root of the update.
 
     With k = update + 1: ``peak * k / warmup`` up to k = ``warmup``, then ``peak * sqrt(warmup / k)``.
@@ -633,7 +633,7 @@ def inverse_sqrt(warmup: int, *, peak: float = 1.0) -> Schedule:
 # Given by points
 
 
-def interpolate(points: Mapping[int, float]) -> Schedule:
+def interpolate(points: Mapping[int, float]) -> ScheduleFn:
     """Go through the given points in straight lines; before the first and after the last the value stays.
 
     Args:
@@ -657,7 +657,7 @@ def interpolate(points: Mapping[int, float]) -> Schedule:
     return _named(schedule, f"interpolate({dict(zip(at, values, strict=True))})")
 
 
-def piecewise(points: Mapping[int, float]) -> Schedule:
+def piecewise(points: Mapping[int, float]) -> ScheduleFn:
     """Hold each value from its update on until the next one's.
 
     Args:
@@ -678,7 +678,7 @@ def piecewise(points: Mapping[int, float]) -> Schedule:
 # Composition. Where a part is an OfLength, so is the whole, unless the part's length follows from the arguments.
 
 
-def join(parts: Sequence[tuple[Schedule, int | None]]) -> Schedule:
+def join(parts: Sequence[tuple[ScheduleFn, int | None]]) -> ScheduleFn:
     """Run schedules one after the other, each counting from its own 0; the last one goes on for ever.
 
     Args:
@@ -691,7 +691,7 @@ def join(parts: Sequence[tuple[Schedule, int | None]]) -> Schedule:
     """
     if not parts:
         raise ValueError(f"parts is {parts!r}: give at least one pair (schedule, updates)")
-    schedules: list[Schedule] = []
+    schedules: list[ScheduleFn] = []
     begins = [0]
     for i, (schedule, updates) in enumerate(parts):
         schedule = _schedule(f"parts[{i}]", schedule)
@@ -705,7 +705,7 @@ def join(parts: Sequence[tuple[Schedule, int | None]]) -> Schedule:
     begins = begins[: len(schedules)]
     ends, last_begin = begins[1:], begins[-1]
 
-    def build(last: Schedule) -> Schedule:
+    def build(last: ScheduleFn) -> ScheduleFn:
         runs = [*schedules[:-1], last]
 
         def joined(update: int) -> float:
@@ -714,14 +714,14 @@ def join(parts: Sequence[tuple[Schedule, int | None]]) -> Schedule:
 
         return joined
 
-    def name(last: Schedule) -> str:
+    def name(last: ScheduleFn) -> str:
         pairs = zip([*schedules[:-1], last], parts, strict=True)
         return f"join([{', '.join(f'({_name(schedule)}, {updates})' for schedule, (_, updates) in pairs)}])"
 
     return _compose(schedules[-1], build, name, last_begin)
 
 
-def warmup(n: int, then: Schedule | None = None, *, from_zero: bool = False) -> Schedule:
+def warmup(n: int, then: ScheduleFn | None = None, *, from_zero: bool = False) -> ScheduleFn:
     """Rise in a straight line to the first value of ``then`` in n updates, then run it from its own 0.
 
     ``then(0) * (update + 1) / n``: the first value is not 0, and the n-th is already ``then(0)``.
@@ -740,7 +740,7 @@ def warmup(n: int, then: Schedule | None = None, *, from_zero: bool = False) -> 
     n, ahead = _whole("n", n, 0), 0 if from_zero else 1
     then = constant() if then is None else _schedule("then", then)
 
-    def build(then: Schedule) -> Schedule:
+    def build(then: ScheduleFn) -> ScheduleFn:
         first = then(0)
 
         def warmed(update: int) -> float:
@@ -755,7 +755,7 @@ def warmup(n: int, then: Schedule | None = None, *, from_zero: bool = False) -> 
     )
 
 
-def shift(schedule: Schedule, k: int) -> Schedule:
+def shift(schedule: ScheduleFn, k: int) -> ScheduleFn:
     """Begin k updates into the schedule; a negative k holds its first value for so many updates longer.
 
     ``schedule(max(0, update + k))``. Made without ``updates``, the schedule ends with the fit all the same.
@@ -765,7 +765,7 @@ def shift(schedule: Schedule, k: int) -> Schedule:
     """
     schedule, k = _schedule("schedule", schedule), _whole("k", k)
 
-    def build(schedule: Schedule) -> Schedule:
+    def build(schedule: ScheduleFn) -> ScheduleFn:
         if k >= 0:
             return lambda update: schedule(update + k)
         return lambda update: schedule(update + k if update + k > 0 else 0)
@@ -773,7 +773,7 @@ def shift(schedule: Schedule, k: int) -> Schedule:
     return _compose(schedule, build, lambda schedule: f"shift({_name(schedule)}, {k})", -k)
 
 
-def scale(schedule: Schedule, factor: float) -> Schedule:
+def scale(schedule: ScheduleFn, factor: float) -> ScheduleFn:
     """Multiply every value by a factor.
 
     >>> scale(linear(4), 0.5)(2)
@@ -781,13 +781,13 @@ def scale(schedule: Schedule, factor: float) -> Schedule:
     """
     schedule, factor = _schedule("schedule", schedule), _number("factor", factor)
 
-    def build(schedule: Schedule) -> Schedule:
+    def build(schedule: ScheduleFn) -> ScheduleFn:
         return lambda update: schedule(update) * factor
 
     return _compose(schedule, build, lambda schedule: f"scale({_name(schedule)}, {factor})")
 
 
-def clip(schedule: Schedule, low: float, high: float) -> Schedule:
+def clip(schedule: ScheduleFn, low: float, high: float) -> ScheduleFn:
     """Keep every value between ``low`` and ``high``.
 
     >>> [clip(linear(4), 0.25, 0.75)(k) for k in range(5)]
@@ -797,7 +797,7 @@ def clip(schedule: Schedule, low: float, high: float) -> Schedule:
     if low > high:
         raise ValueError(f"low is {low} and high is {high}: low must be at most high")
 
-    def build(schedule: Schedule) -> Schedule:
+    def build(schedule: ScheduleFn) -> ScheduleFn:
         def clipped(update: int) -> float:
             value = schedule(update)
             return low if value < low else high if value > high else value
@@ -807,7 +807,7 @@ def clip(schedule: Schedule, low: float, high: float) -> Schedule:
     return _compose(schedule, build, lambda schedule: f"clip({_name(schedule)}, {low}, {high})")
 
 
-def loop(schedule: Schedule, n: int) -> Schedule:
+def loop(schedule: ScheduleFn, n: int) -> ScheduleFn:
     """Repeat the schedule's first n updates for ever: ``schedule(update % n)``.
 
     A schedule made without ``updates`` gets n as its length.
@@ -820,7 +820,7 @@ def loop(schedule: Schedule, n: int) -> Schedule:
     return _named(lambda update: schedule(update % n), f"loop({_name(schedule)}, {n})")
 
 
-def plot(schedule: Schedule, updates: int, ax: Axes | None = None) -> Axes:
+def plot(schedule: ScheduleFn, updates: int, ax: Axes | None = None) -> Axes:
     """Draw a schedule's values over its first updates and return the axes. Needs matplotlib.
 
     Args:
@@ -849,29 +849,29 @@ def plot(schedule: Schedule, updates: int, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def _named(schedule: Schedule, name: str) -> Schedule:
+def _named(schedule: ScheduleFn, name: str) -> ScheduleFn:
     # A closure is called faster than an object with __call__; its name is what repr shows.
     schedule.__name__ = schedule.__qualname__ = name
     return schedule
 
 
-def _name(schedule: Schedule) -> str:
+def _name(schedule: ScheduleFn) -> str:
     return str(getattr(schedule, "__name__", None) or repr(schedule))
 
 
-def _of_length(updates: int | None, make: Callable[[int], Schedule], name: str) -> Schedule:
+def _of_length(updates: int | None, make: Callable[[int], ScheduleFn], name: str) -> ScheduleFn:
     return OfLength(name, make) if updates is None else make(_whole("updates", updates, 1))
 
 
 def _compose(
-    part: Schedule, build: Callable[[Schedule], Schedule], name: Callable[[Schedule], str], before: int = 0
-) -> Schedule:
+    part: ScheduleFn, build: Callable[[ScheduleFn], ScheduleFn], name: Callable[[ScheduleFn], str], before: int = 0
+) -> ScheduleFn:
     """Build on a part now or, if its length is not known, when it is: the whole's less the updates before the part."""
     if not isinstance(part, OfLength):
         return _named(build(part), name(part))
     unresolved = part
 
-    def make(total: int) -> Schedule:
+    def make(total: int) -> ScheduleFn:
         if total <= before:
             raise ValueError(
                 f"total is {total}, but {name(unresolved)} has {before} updates before its last part: shorten them"
@@ -882,7 +882,7 @@ def _compose(
     return OfLength(name(unresolved), make)
 
 
-def _schedule(argument: str, value: Schedule) -> Schedule:
+def _schedule(argument: str, value: ScheduleFn) -> ScheduleFn:
     if not callable(value):
         raise ValueError(f"{argument} is {value!r}: a schedule is a function of the update; for a number, constant()")
     return value

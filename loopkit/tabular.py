@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from textwrap import shorten
 from typing import Any
 
 NUMBER = re.compile(r"-?[\d,.]+(%| [kMGT]?B)?")
@@ -95,5 +96,7 @@ def _shown(cell: Any) -> str:
 def _cut(text: str, width: int) -> str:
     if len(text) <= width:
         return text
+    if text.endswith(" ..."):  # a list that was cut: of what is left, whole words
+        return shorten(text[:-4], width, placeholder=" ...")
     head = (width - 1) // 2
     return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"

@@ -59,6 +59,9 @@ class World:
         self._watches = 0
         self._vouched: tuple[float, Callable[[], str]] | None = None
 
+    def __repr__(self) -> str:
+        return f"World(rank={self.rank}, size={self.size})"
+
     def gather(self, value: Any) -> list[Any]:
         """Every process's value, by rank, in each process; two collectives. Values are pickled, between these alone."""
         if self.size == 1:

@@ -67,7 +67,7 @@ def test_list_shows_few_metrics_and_nothing_unprintable(tmp_path, capsys):
     checkpoint.save(learner, tmp_path)
     _, lines, _ = run(capsys, "checkpoint", "list", tmp_path)
     assert len(lines) == 2
-    assert lines[1].endswith("a\\nb 1 c nan d 2 ...")
+    assert lines[1].endswith("val/loss 0.1235 a\\nb 1 c nan ...")
 
 
 def test_list_says_what_is_wrong_with_damaged_ones(saved, capsys):
@@ -134,6 +134,7 @@ def test_usage_errors_and_help(capsys):
         line = f"loopkit: error: there is no command {repr(word)[:80]}{near}: `loopkit --help` lists them"
         assert run(capsys, word) == (2, [], [line])
     assert "there is no 'lst' (did you mean 'list'?)" in run(capsys, "checkpoint", "lst")[2][-1]
+    assert "there is no option '--vrsion' (did you mean '--version'?)" in run(capsys, "--vrsion")[2][-1]
     assert run(capsys, "--version")[:2] == (0, [f"loopkit {loopkit.__version__}"])
     for command in cli.COMMANDS:
         code, out, _ = run(capsys, *command.words, "--help")
@@ -208,20 +209,24 @@ def test_plugins_lists_names_versions_and_first_lines(tmp_path, monkeypatch, cap
         """The exit code, and the lines but for those of loopkit's own plugins."""
         code, lines, _ = run(capsys, "plugins")
         lines.remove("`loopkit plugins NAME` says what one does, and its options")
-        return code, [re.sub("  +", "  ", line) for line in lines if "  loopkit " not in line]
+        own = lines.index(f"loopkit {loopkit.__version__}")
+        last = next((i for i, line in enumerate(lines) if i > own and line[:2] != "  "), len(lines))
+        return code, [re.sub("(?<=[^ ])  +", "  ", line) for line in lines[:own] + lines[last:]]
 
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delenv("LOOPKIT_PLUGINS", raising=False)
-    assert listed() == (0, ["name  version  distribution  what it does"])
-    install(tmp_path, "one", "[loopkit.plugins]\na = m:A\nlonger = m:L\n", m="class A:\n    'Adds.'\n1 / 0\n")
+    assert listed() == (0, [])
+    code = f"class A:\n    'Adds to ``b``.'\nclass L:\n    'Takes {{0: 1}}; {'long ' * 20}'\n1 / 0\n"
+    install(tmp_path, "one", "[loopkit.plugins]\na = m:A\nlonger = m:L\n", m=code)
     install(tmp_path, "other", "[loopkit.plugins]\na = n:A\n[loopkit.commands]\nshow = n:show\n", version="2.0.post1")
     assert listed() == (
         0,
         [
-            "name  version  distribution  what it does",
-            "a *  1.0  one  Adds.",
-            "a *  2.0.post1  other",
-            "longer  1.0  one",
+            "one 1.0",
+            "  a *  Adds to b.",
+            "  longer  Takes {0: 1}; " + "long " * 11 + "...",
+            "other 2.0.post1",
+            "  a *",
             "* a is not one plugin: write one:a or other:a",
             "commands: show (other)",
         ],

@@ -67,6 +67,24 @@ def test_float64_batch_of_a_float64_model_is_not_blamed():
     assert "float64, as NumPy" not in notes(raised)
 
 
+@pytest.mark.parametrize(
+    ("loss", "width", "targets", "cure"),
+    [
+        (nn.BCEWithLogitsLoss(), 1, torch.ones(4, dtype=torch.int64), "targets.view_as(outputs).float()"),
+        (nn.BCEWithLogitsLoss(), 1, torch.ones(4, 1, dtype=torch.int64), "the loss takes floats: targets.float()"),
+        (nn.BCEWithLogitsLoss(), 2, torch.ones(4), "for classes give nn.CrossEntropyLoss()"),
+        (nn.CrossEntropyLoss(), 2, torch.ones(4, 1, dtype=torch.int64), "targets.flatten().long()"),
+        (nn.CrossEntropyLoss(), 2, torch.ones(4), "targets.flatten().long()"),
+    ],
+    ids=["shape", "dtype", "classes", "column", "floats"],
+)
+def test_targets_that_the_loss_does_not_take_are_named_with_their_cure(loss, width, targets, cure):
+    learner = Learner(nn.Linear(3, width), loss, torch.optim.AdamW)
+    with pytest.raises((ValueError, RuntimeError)) as raised:
+        learner.fit([(torch.randn(4, 3), targets)], epochs=1)
+    assert cure in notes(raised)
+
+
 def test_batch_of_numpy_arrays_is_named_with_its_cure():
     batch = tuple(part.numpy() for part in make_batches(1)[0])
     with pytest.raises(TypeError) as raised:

@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler
 
 from loopkit.schedules import (
     OfLength,
-    Schedule,
+    ScheduleFn,
     clip,
     constant,
     cosine,
@@ -47,7 +47,7 @@ EPS = sys.float_info.epsilon
 PI = math.pi
 
 
-def values(schedule: Schedule, n: int) -> list[float]:
+def values(schedule: ScheduleFn, n: int) -> list[float]:
     return [schedule(k) for k in range(n)]
 
 
@@ -97,7 +97,7 @@ def between(k: int, points: dict[int, float]) -> float:
 HI, LO, MIN = 0.5, 0.5 / 10, 0.5 / 10 / 100
 POINTS = {3: 0.1, 10: 0.7, 200: -0.3}
 
-CLOSED_FORMS: list[tuple[Schedule, Callable[[int], float]]] = [
+CLOSED_FORMS: list[tuple[ScheduleFn, Callable[[int], float]]] = [
     (constant(), lambda k: 1.0),
     (constant(0.3), lambda k: 0.3),
     (step(7), lambda k: 0.1 ** (k // 7)),
@@ -198,17 +198,17 @@ def text(value: object) -> str:
 
 
 @pytest.mark.parametrize(("schedule", "closed_form"), CLOSED_FORMS, ids=text)
-def test_schedule_equals_its_closed_form_bitwise(schedule: Schedule, closed_form: Callable[[int], float]) -> None:
+def test_schedule_equals_its_closed_form_bitwise(schedule: ScheduleFn, closed_form: Callable[[int], float]) -> None:
     assert values(schedule, 1000) == values(closed_form, 1000)
 
 
 @pytest.mark.parametrize(("schedule", "closed_form"), CLOSED_FORMS, ids=text)
-def test_schedule_gives_a_float(schedule: Schedule, closed_form: Callable[[int], float]) -> None:
+def test_schedule_gives_a_float(schedule: ScheduleFn, closed_form: Callable[[int], float]) -> None:
     assert {type(value) for value in values(schedule, 300)} == {float}
 
 
 @pytest.mark.parametrize(("schedule", "closed_form"), CLOSED_FORMS, ids=text)
-def test_schedule_is_pure(schedule: Schedule, closed_form: Callable[[int], float]) -> None:
+def test_schedule_is_pure(schedule: ScheduleFn, closed_form: Callable[[int], float]) -> None:
     assert [schedule(k) for k in reversed(range(300))] == values(schedule, 300)[::-1]
 
 
@@ -265,7 +265,7 @@ def test_cosine_restarts_begins_each_cycle_at_its_very_update(t_mult: int, cycle
 
 
 @pytest.mark.parametrize("schedule", [warmup(10), inverse_sqrt(10), warmup_stable_decay(99, warmup=10, decay=9)])
-def test_warmup_is_never_zero_and_ends_at_the_peak(schedule: Schedule) -> None:
+def test_warmup_is_never_zero_and_ends_at_the_peak(schedule: ScheduleFn) -> None:
     assert values(schedule, 10) == [k / 10 for k in range(1, 11)]
 
 
@@ -292,7 +292,7 @@ def torch_lrs(make: Callable[[torch.optim.Optimizer], Any], n: int, key: str = "
 # the last learning rate by a factor at each update, the factors are each within a few roundings, which add up: 4 per
 # update. Where torch has a closed form the bound is a few roundings in all.
 RECURSIVE = 4 * EPS
-TORCH: dict[str, tuple[int, Schedule, Callable[[torch.optim.Optimizer], Any], float]] = {
+TORCH: dict[str, tuple[int, ScheduleFn, Callable[[torch.optim.Optimizer], Any], float]] = {
     "constant": (50, constant(0.7), lambda o: lr_scheduler.LambdaLR(o, lambda k: 1.0), 0.0),
     "step": (50, step(7, 0.3, start=0.7), lambda o: lr_scheduler.StepLR(o, 7, 0.3), 7 * RECURSIVE),
     "multi_step": (
@@ -440,69 +440,69 @@ lengths = st.integers(1, 40)
 
 
 @given(schedules, lengths, lengths)
-def test_shift_adds_up(s: Schedule, a: int, b: int) -> None:
+def test_shift_adds_up(s: ScheduleFn, a: int, b: int) -> None:
     assert values(shift(shift(s, a), b), N) == values(shift(s, a + b), N)
 
 
 @given(schedules, lengths)
-def test_shift_there_and_back_is_nothing(s: Schedule, a: int) -> None:
+def test_shift_there_and_back_is_nothing(s: ScheduleFn, a: int) -> None:
     assert values(shift(shift(s, -a), a), N) == values(s, N)
 
 
 @given(schedules)
-def test_shift_by_nothing_is_nothing(s: Schedule) -> None:
+def test_shift_by_nothing_is_nothing(s: ScheduleFn) -> None:
     assert values(shift(s, 0), N) == values(s, N)
 
 
 @given(schedules, st.integers(-3, 3), st.integers(-3, 3))
-def test_scale_multiplies(s: Schedule, a: int, b: int) -> None:
+def test_scale_multiplies(s: ScheduleFn, a: int, b: int) -> None:
     # powers of two, which round nothing unless a value is subnormal
     flat = clip(s, 1e-9, 2.0)
     assert values(scale(scale(flat, 2.0**a), 2.0**b), N) == values(scale(flat, 2.0 ** (a + b)), N)
 
 
 @given(schedules, st.floats(-1, 1), st.floats(0, 1))
-def test_clip_stays_within_its_bounds(s: Schedule, low: float, width: float) -> None:
+def test_clip_stays_within_its_bounds(s: ScheduleFn, low: float, width: float) -> None:
     assert all(low <= value <= low + width for value in values(clip(s, low, low + width), N))
 
 
 @given(schedules, st.floats(-1, 1), st.floats(0, 1))
-def test_clip_changes_only_what_is_outside(s: Schedule, low: float, width: float) -> None:
+def test_clip_changes_only_what_is_outside(s: ScheduleFn, low: float, width: float) -> None:
     pairs = zip(values(clip(s, low, low + width), N), values(s, N), strict=True)
     assert all(clipped == value for clipped, value in pairs if low <= value <= low + width)
 
 
 @given(schedules, lengths)
-def test_loop_repeats_the_beginning(s: Schedule, n: int) -> None:
+def test_loop_repeats_the_beginning(s: ScheduleFn, n: int) -> None:
     once = values(s, n)
     assert values(loop(s, n), 3 * n) == once * 3
 
 
 @given(schedules, lengths)
-def test_join_of_a_schedule_and_its_rest_is_the_schedule(s: Schedule, n: int) -> None:
+def test_join_of_a_schedule_and_its_rest_is_the_schedule(s: ScheduleFn, n: int) -> None:
     assert values(join([(s, n), (shift(s, n), None)]), N) == values(s, N)
 
 
 @given(schedules, schedules, schedules, lengths, lengths)
-def test_join_is_associative(a: Schedule, b: Schedule, c: Schedule, n: int, m: int) -> None:
+def test_join_is_associative(a: ScheduleFn, b: ScheduleFn, c: ScheduleFn, n: int, m: int) -> None:
     flat = values(join([(a, n), (b, m), (c, None)]), N)
     assert values(join([(join([(a, n), (b, m)]), n + m), (c, None)]), N) == flat
     assert values(join([(a, n), (join([(b, m), (c, None)]), None)]), N) == flat
 
 
 @given(schedules, schedules, lengths, st.floats(-2, 2))
-def test_scale_distributes_over_join(a: Schedule, b: Schedule, n: int, factor: float) -> None:
+def test_scale_distributes_over_join(a: ScheduleFn, b: ScheduleFn, n: int, factor: float) -> None:
     inside = join([(scale(a, factor), n), (scale(b, factor), None)])
     assert values(scale(join([(a, n), (b, None)]), factor), N) == values(inside, N)
 
 
 @given(schedules, lengths)
-def test_warmup_then_runs_the_schedule_from_its_beginning(s: Schedule, n: int) -> None:
+def test_warmup_then_runs_the_schedule_from_its_beginning(s: ScheduleFn, n: int) -> None:
     assert values(shift(warmup(n, then=s), n), N) == values(s, N)
 
 
 @given(schedules, lengths)
-def test_warmup_ends_at_the_first_value(s: Schedule, n: int) -> None:
+def test_warmup_ends_at_the_first_value(s: ScheduleFn, n: int) -> None:
     assert warmup(n, then=s)(n - 1) == s(0)
 
 
@@ -523,7 +523,7 @@ def test_piecewise_is_a_join_of_constants(points: dict[int, float], first: float
 
 # Schedules whose length is not known yet
 
-UNKNOWN: dict[str, tuple[Schedule, Callable[[int], Schedule]]] = {
+UNKNOWN: dict[str, tuple[ScheduleFn, Callable[[int], ScheduleFn]]] = {
     "linear": (linear(start=0.7, end=0.2), lambda n: linear(n, start=0.7, end=0.2)),
     "cosine": (cosine(start=0.7, end=0.2), lambda n: cosine(n, start=0.7, end=0.2)),
     "polynomial": (polynomial(power=2.0), lambda n: polynomial(n, 2.0)),
@@ -577,7 +577,7 @@ def test_resolve_returns_a_schedule_of_known_length_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("schedule", [loop(cosine(), 9), join([(linear(), 4), (cosine(), 9)])])
-def test_composition_that_knows_the_length_gives_it(schedule: Schedule) -> None:
+def test_composition_that_knows_the_length_gives_it(schedule: ScheduleFn) -> None:
     assert not isinstance(schedule, OfLength)
 
 
@@ -605,7 +605,7 @@ def test_resolve_without_a_total_names_the_schedule() -> None:
     "schedule",
     [warmup(20, then=cosine()), shift(cosine(), -20), join([(constant(), 9), (linear(), 11), (cosine(), None)])],
 )
-def test_resolve_refuses_a_fit_that_is_over_before_the_last_part(schedule: Schedule, total: int) -> None:
+def test_resolve_refuses_a_fit_that_is_over_before_the_last_part(schedule: ScheduleFn, total: int) -> None:
     with pytest.raises(ValueError, match=rf"^total is {total}, but .* has 20 updates before its last part"):
         resolve(schedule, total)
 
@@ -836,7 +836,7 @@ def test_plot_without_matplotlib_says_how_to_get_it(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "closed_form"), CLOSED_FORMS, ids=text)
-def test_schedule_costs_less_than_a_microsecond(schedule: Schedule, closed_form: Callable[[int], float]) -> None:
+def test_schedule_costs_less_than_a_microsecond(schedule: ScheduleFn, closed_form: Callable[[int], float]) -> None:
     # the best of many short runs, so that other load on the machine does not count
     best = min(timeit.repeat(lambda: schedule(50), number=1000, repeat=50)) / 1000
     assert best < 1e-6

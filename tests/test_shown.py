@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from loopkit import Learner, criteria, metrics, plugins
+from loopkit import Learner, criteria, data, metrics, plugins
 from loopkit.checkpoint import listing
 from loopkit.logs import JsonLines, read_log
 from loopkit.plugins import (
@@ -22,10 +22,12 @@ from loopkit.plugins import (
     MixedPrecision,
     Schedule,
     WeightAverage,
+    call_on,
 )
 from loopkit.result import FitResult
 from loopkit.schedules import cosine
 from loopkit.tabular import html
+from loopkit.world import World
 
 
 def made(*plugins, **options) -> Learner:
@@ -89,6 +91,25 @@ def test_repr_of_a_learner_of_several_models_and_rates():
     assert (
         repr(learner) == "Learner(a Linear, b LazyLinear, 3 parameters, SGD lr 0.01 to 0.1, 0 plugins, 0 epochs done)"
     )
+
+
+def test_repr_of_a_step_an_epoch_and_a_loader():
+    loader, said = data.TensorLoader(torch.zeros(4, 3), torch.zeros(4, 2), batch_size=2), []
+    look = call_on("step_end", lambda epoch, step: said.extend([repr(step), repr(epoch)]), name="look")
+    Learner(nn.Linear(3, 2), nn.MSELoss(), torch.optim.SGD, plugins=[look], standard=False).fit(loader, epochs=1)
+    assert said[2:] == [
+        "Step('train', epoch 1, index 1, 2 samples; inputs, targets, outputs, loss)",
+        "Epoch('train', epoch 1, 2 of 2 steps)",
+    ]
+    loaders = (data.Prefetch(loader, "cpu"), loader.map(len), data.from_function(3, len), data.same(loader, batches=1))
+    short = [repr(each).replace(repr(loader), "TensorLoader(...)") for each in loaders]
+    assert short == [
+        "Prefetch(TensorLoader(...), 'cpu')",
+        "TensorLoader(...).map(len)",
+        "from_function(3, len)",
+        "same(1 batches)",
+    ]
+    assert repr(World()) == "World(rank=0, size=1)"
 
 
 def test_html_of_a_table_is_escaped():

@@ -33,3 +33,9 @@ def test_aligned_cuts_the_widest_texts():
 )
 def test_count_of_bytes(count, text):
     assert count_of_bytes(count) == text
+
+
+def test_aligned_cuts_a_list_that_was_cut_after_a_word():
+    assert aligned(["a" * 12, "b"], [["c" * 12, "val/loss 0.25 val/f1 0.5 ..."]], width=32).endswith(
+        "  val/loss 0.25 ..."
+    )

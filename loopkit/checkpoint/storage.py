@@ -181,7 +181,8 @@ class Manifest:
     def row(self) -> tuple[str, ...]:
         """What a line of a list says of it; see `HEADINGS`."""
         counts = said if isinstance(said := self.about.get("progress"), Mapping) else {}
-        values = list(self.metrics.items())
+        by = said.get("metric") if isinstance(said := self.about.get("monitored"), Mapping) else None
+        values = sorted(self.metrics.items(), key=lambda item: (item[0] != by, not item[0].startswith("val/")))
         few = [f"{name} {_short(value, 4)}" for name, value in values[:METRICS]] + ["..."] * (len(values) > METRICS)
         told = [counts.get(key, "-") for key in ("epochs", "steps")]
         told += [self.about.get(key, "-") for key in ("reason", "time")]

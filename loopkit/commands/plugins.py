@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 from collections.abc import Callable
+from itertools import groupby
+from textwrap import fill, shorten
 from typing import TYPE_CHECKING, Any
 
-from loopkit.cli import JSON, argument, command, plain, say, say_json, table
+from loopkit.cli import JSON, argument, columns, command, plain, say, say_json
 
 if TYPE_CHECKING:
+    from loopkit.discovery import Plugin
     from loopkit.installed import EntryPoint
 
 WIDTH = 100
 """Columns of a line where there is no terminal."""
-HEADINGS = ("name", "version", "distribution", "what it does")
+CLAUSE = re.compile(r"[:;.](?= [a-zA-Z])")
+"""Where a first line can end."""
 
 
 @command(
@@ -29,7 +34,7 @@ def list_plugins(options: argparse.Namespace) -> int:
 
         Learner(..., plugins=["grad_norm", {"clip_grad_norm": {"max_norm": 1.0}}])
 
-    What does not fit into a line, of 100 columns where there is no terminal, ends with "...".
+    A line ends where a thought of the docstring's first line does, so that it fits; NAME has all of it.
 
     Exit code: 0, or 1 if the metadata of a distribution are broken; 2 if no plugin is called NAME, or it may not be
     loaded.
@@ -39,6 +44,7 @@ def list_plugins(options: argparse.Namespace) -> int:
 
     found = installed()
     rows, problems = discovery.plugins(found)
+    rows = sorted(rows, key=_origin)
     if options.name is not None:
         factory = discovery.load_plugin(options.name)
         say("\n".join(_told(factory, discovery.find(options.name))))
@@ -52,7 +58,7 @@ def list_plugins(options: argparse.Namespace) -> int:
                             key: getattr(row.entry_point, key)
                             for key in ("name", "full_name", "version", "distribution")
                         },
-                        "does": discovery.first_line(row.entry_point),
+                        "does": discovery.first_line(row.entry_point).replace("`", ""),
                     }
                     for row in rows
                 ],
@@ -60,23 +66,38 @@ def list_plugins(options: argparse.Namespace) -> int:
             }
         )
         return 1 if problems else 0
-    cells = [HEADINGS]
-    for row in rows:
-        each, mark = row.entry_point, " *" if row.others else ""
-        cells.append((each.name + mark, each.version, each.distribution, discovery.first_line(each)))
-    for line in table([[plain(cell, 300) for cell in row] for row in cells], WIDTH):
-        say(line)
+    widest = max((len(plain(row.entry_point.name)) + 2 for row in rows), default=0)
+    longest = (columns(WIDTH) or WIDTH) - widest - 4
+    for (distribution, version), group in groupby(rows, key=_origin):
+        say(plain(f"{distribution} {version}"))
+        for row in group:
+            name = plain(row.entry_point.name) + " *" * bool(row.others)
+            say(f"  {name:<{widest}}  {_brief(plain(discovery.first_line(row.entry_point), 300), longest)}".rstrip())
     say("`loopkit plugins NAME` says what one does, and its options")
     for name in sorted({row.entry_point.name for row in rows if row.others}):
         names = [row.entry_point.full_name for row in rows if row.entry_point.name == name]
         say(f"* {plain(name)} is not one plugin: write {plain(' or '.join(names), 1000)}")
     if commands := found.of(COMMANDS):
-        say("commands: " + plain(", ".join(f"{each.name} ({each.distribution})" for each in commands), 1000))
+        text = plain(", ".join(f"{each.name} ({each.distribution})" for each in commands), 1000)
+        say(fill(f"commands: {text}", columns(WIDTH) or WIDTH, subsequent_indent="  "))
     if (allow := discovery.allowed()) is not None:
         say(f"{discovery.ALLOW} allows by name: {plain(', '.join(allow) or 'none', 1000)}")
     for problem in problems:
         say(f"broken: {plain(problem, 1000)}")
     return 1 if problems else 0
+
+
+def _origin(row: Plugin) -> tuple[str, str]:
+    return row.entry_point.distribution, row.entry_point.version
+
+
+def _brief(text: str, longest: int) -> str:
+    """The text without its markup, up to the end of the last clause, or of the last word, that fits."""
+    text = text.replace("`", "")
+    if len(text) <= longest:
+        return text
+    ends = [match.start() for match in CLAUSE.finditer(text) if longest // 3 < match.start() <= longest]
+    return text[: ends[-1]] + "." if ends else shorten(text, max(longest, 10), placeholder=" ...")
 
 
 def _told(factory: Callable[..., Any], entry_point: EntryPoint) -> list[str]:
@@ -88,7 +109,7 @@ def _told(factory: Callable[..., Any], entry_point: EntryPoint) -> list[str]:
     lines = [
         plain(f"{entry_point}: {entry_point.value}"),
         plain(f"{entry_point.value.rpartition(':')[2]}{_options(factory)}", 1000),
-        "    " + plain(doc.partition("\n")[0]),
+        "    " + plain(doc.partition("\n")[0].replace("`", "")),
     ]
     if inspect.isclass(factory):
         lines += [f"provides: {provides}"] if (provides := provided(factory)) else []

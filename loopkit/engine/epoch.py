@@ -83,6 +83,10 @@ class Epoch:
 
     # What it is
 
+    def __repr__(self) -> str:
+        length = "" if self.length is None else f" of {self.length}"
+        return f"Epoch({self.name!r}, epoch {self.number}, {self.steps}{length} steps)"
+
     @property
     def plan(self) -> Plan:
         """What the engine calls."""

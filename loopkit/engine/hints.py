@@ -41,12 +41,32 @@ def hint(error: BaseException, step: Step, models: Models) -> str:
     doubled = any(_is_double(leaf) for leaf in leaves) and not any(map(_is_double, models.parameters()))
     if doubled and any(word in text for word in ("dtype", "Double", "double")):
         return "; the batch is float64, as NumPy makes it, and the model float32: convert the data once, with .float()"
+    if outputs is None and isinstance(step.batch, Mapping) and vars(step).get("inputs") is step.batch:
+        return (
+            "; the model was called with the whole mapping: a phase's forward may call learner.model(**inputs); for "
+            "models of transformers, learner.predict(data, PredictionPhase()) with that of loopkit_huggingface does"
+        )
     if outputs is not None and not isinstance(outputs, Tensor) and isinstance(error, (AttributeError, TypeError)):
         return (
             f"; the model returned {describe(outputs)}, and the loss takes a tensor: choose one in the phase, "
             f"def forward(self, learner, inputs): return learner.model(inputs)[0]"
         )
+    if isinstance(outputs, Tensor) and isinstance(targets := vars(step).get("targets"), Tensor):
+        return _of_targets(text, outputs, targets)
     return ""
+
+
+def _of_targets(text: str, outputs: Tensor, targets: Tensor) -> str:
+    """What to do about targets that a loss of torch does not take, of a shape or dtype that is not the outputs'."""
+    if "must be the same as input size" in text:
+        said = f"; the loss takes a number for each output, {tuple(outputs.shape)}: "
+        alike = outputs.numel() == targets.numel()
+        return said + ("targets.view_as(outputs).float()" if alike else "for classes give nn.CrossEntropyLoss()")
+    if any(words in text for words in ("multi-target not supported", "target dtype to be Long", "scalar type Long")):
+        return (
+            "; CrossEntropyLoss takes the number of a class for each sample, (batch,) int64: targets.flatten().long()"
+        )
+    return "; the loss takes floats: targets.float()" if "be cast to the desired output type Long" in text else ""
 
 
 def _is_double(value: Any) -> bool:

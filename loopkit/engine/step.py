@@ -114,6 +114,10 @@ class Step:
         self.batch = batch
         self.samples = self.weight = samples
 
+    def __repr__(self) -> str:
+        at, has = self._frame.epoch, ", ".join(name for name in vars(self) if name in SET_BEFORE)
+        return f"Step({at.name!r}, epoch {at.number}, index {self.index}, {self.samples} samples; {has or 'a batch'})"
+
     if not TYPE_CHECKING:  # else every misspelt attribute would type-check
 
         def __getattr__(self, name: str) -> Any:

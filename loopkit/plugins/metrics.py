@@ -99,7 +99,7 @@ class Metrics(Shown):
 
     A metric is a number, ``"val/f1"``; or several: a vector is ``"val/f1/0"``, ``"val/f1/1"``, ... or has the names
     that the metric's ``labels`` list, a mapping has its own; or a matrix, which is logged as a `loopkit.logs.Table`, is
-    in `tables`, and in no row. What is none of these is refused after the first step.
+    in `tables`, and in no row; so is a table. What is none of these is refused after the first step.
 
     A phase that does not put ``outputs`` and ``targets`` (or ``loss``) on its steps is left without the metrics that
     need them. An average counts each step with ``step.weight``, which is its number of samples unless the phase sets
@@ -150,7 +150,9 @@ class Metrics(Shown):
             name = name or getattr(metric, "name", None)
             return name if isinstance(name, str) else type(metric).__name__.lower(), metric
         if not callable(metric):
-            raise PluginError(f"Metrics: {metric!r} is neither a function nor has it update, compute and reset")
+            given = f"{name}={metric!r}" if name else repr(metric)
+            hint = "; an argument's name is that of a metric, Metrics(top5=TopK(5))" if name else ""
+            raise PluginError(f"Metrics({given}): it is neither a function nor has it update, compute and reset{hint}")
         metric = FunctionMetric(metric, name)
         if metric.name == "<lambda>":
             raise PluginError("Metrics: a lambda has no name; give it one, Metrics(mae=lambda outputs, targets: ...)")
@@ -347,7 +349,7 @@ def _parted(name: str, value: Any, labels: Sequence[str] | None = None) -> dict[
     """The numbers of a metric, by name, and its matrices as tables."""
     if isinstance(value, Mapping):
         return {key: part for each, inner in value.items() for key, part in _parted(each, inner, labels).items()}
-    if _is_number(value):
+    if _is_number(value) or isinstance(value, Table):
         return {name: value}
     if not isinstance(value, Tensor) or value.ndim not in (1, 2) or not value.numel() or value.is_complex():
         raise PluginError(

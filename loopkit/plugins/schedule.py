@@ -71,7 +71,7 @@ class Schedule(Shown):
 
     def __init__(
         self,
-        schedule: schedules.Schedule,
+        schedule: schedules.ScheduleFn,
         key: str = "lr",
         *,
         attribute: str | None = None,
@@ -109,7 +109,7 @@ class Schedule(Shown):
         self._bases: dict[str, float] = {}
         self._whole_fit: tuple[int, int] | None = None
         """The k at which a schedule over the whole fit has its 0, and its length."""
-        self._call: schedules.Schedule | None = None if isinstance(schedule, OfLength) else schedule
+        self._call: schedules.ScheduleFn | None = None if isinstance(schedule, OfLength) else schedule
         self._leader = ""
         self._writers: list[tuple[float, Setter]] = []
         self._leads = 0

@@ -633,8 +633,10 @@ def test_metrics_refuse_a_lambda_without_a_name():
 
 
 def test_metrics_refuse_what_is_no_metric():
-    with pytest.raises(PluginError, match="'accuracy' is neither a function nor has it update, compute and reset"):
+    with pytest.raises(PluginError, match=r"Metrics\('accuracy'\): it is neither a function nor has it update"):
         Metrics("accuracy")
+    with pytest.raises(PluginError, match=r"Metrics\(name='scores'\): .*an argument's name is that of a metric"):
+        Metrics(name="scores")
 
 
 class Given(Metric):

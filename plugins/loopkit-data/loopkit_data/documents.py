@@ -95,6 +95,10 @@ class Documents(Loader):
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_made": None}
 
+    def __repr__(self) -> str:
+        own = f"batch_size={self.batch_size}, shuffle={self.shuffle}, seed={self.seed}"
+        return f"Documents({self.shares.samples:,} documents, {own})"
+
     def identity(self) -> dict[str, Any]:  # noqa: D102
         shared = {"processes": self._shares.size, "tail": self._shares.tail} if self._shares.size > 1 else {}
         own = {"samples": self.samples, "tokens": int(self._lengths.sum()), "window": self.window, "group": self.group}

@@ -85,6 +85,9 @@ class _Steps(Loader):
     def __init__(self, n: int) -> None:
         super().__init__(steps=n)
 
+    def __repr__(self) -> str:
+        return f"steps({len(self)})"
+
     def identity(self) -> dict[str, Any]:
         return {"batches": len(self), "seed": None}
 

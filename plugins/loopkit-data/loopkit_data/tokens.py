@@ -73,6 +73,10 @@ class Tokens(Loader):
             raise EmptyDataError(f"Tokens: {path} has {self.tokens} tokens, a block takes {block + 1}")
         super().__init__(Shares(self.samples, batch_size))
 
+    def __repr__(self) -> str:
+        own = f"block={self.block}, batch_size={self.batch_size}, order={self.order!r}, seed={self.seed}"
+        return f"Tokens({str(self.path)!r}, {self.tokens:,} tokens, {own})"
+
     def identity(self) -> dict[str, Any]:  # noqa: D102
         shared = {"processes": self._shares.size, "tail": self._shares.tail} if self._shares.size > 1 else {}
         own = {"tokens": self.tokens, "block": self.block, "order": self.order, "seed": self.seed}

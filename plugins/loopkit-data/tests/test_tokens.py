@@ -128,3 +128,9 @@ def test_tokens_refuse_a_file_that_is_too_short_or_of_another_dtype(file):
     file.write_bytes(b"123")
     with pytest.raises(LoaderError, match="has 3 bytes, no whole number of uint16"):
         tokens(file)
+
+
+def test_tokens_are_shown_in_a_line(tmp_path):
+    np.arange(1000, dtype="uint16").tofile(tmp_path / "a")
+    shown = repr(Tokens(tmp_path / "a", block=16, batch_size=4))
+    assert shown == f"Tokens('{tmp_path}/a', 1,000 tokens, block=16, batch_size=4, order='random', seed=0)"

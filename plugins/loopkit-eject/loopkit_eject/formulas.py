@@ -28,7 +28,7 @@ class Formula:
     """Whether it needs the number of updates of the whole fit."""
 
 
-def formula(schedule: schedules.Schedule, imports: set[str]) -> Formula:
+def formula(schedule: schedules.ScheduleFn, imports: set[str]) -> Formula:
     """Write a schedule out.
 
     Those without a plain form come as an expression over `loopkit.schedules`, or over the module that has the function.

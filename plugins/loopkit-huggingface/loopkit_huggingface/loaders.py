@@ -112,7 +112,13 @@ class DatasetLoader(Loader):
         )
         together = getattr(self.dataset, "__getitems__", None)
         for numbers in batches:
-            yield _labelled(collate(together(numbers) if together else [self.dataset[number] for number in numbers]))
+            samples = together(numbers) if together else [self.dataset[number] for number in numbers]
+            try:
+                batch = collate(samples)
+            except (TypeError, ValueError) as error:
+                _name_texts(error, samples)
+                raise
+            yield _labelled(batch)
 
 
 class StreamLoader(Shown):
@@ -224,6 +230,14 @@ class StreamLoader(Shown):
         """Let the next pass go on where `state_dict` was called."""
         self.epoch, self.taken, self._stream = state["epoch"], state["taken"], None
         self._state = None if self.replay else state["dataset"]
+
+
+def _name_texts(error: Exception, samples: list[Any]) -> None:
+    """Note which columns no collator can make tensors of; the Trainer of transformers would have left them out."""
+    first = samples[0]
+    texts = [name for name, value in first.items() if isinstance(value, str)] if isinstance(first, Mapping) else []
+    if texts:
+        error.add_note(f"there is text in {texts}: leave it out, dataset.remove_columns({texts})")
 
 
 def _batch_size(value: int) -> int:

@@ -310,3 +310,12 @@ def test_a_collator_with_numbers_of_its_own_is_refused():
 def test_wrong_arguments_are_refused(make, kind, message):
     with pytest.raises(kind, match=message):
         make()
+
+
+def test_a_column_of_texts_is_named_where_the_collator_fails():
+    dataset = Dataset.from_dict({"text": ["a", "b"], "input_ids": [[1], [2]]})
+    with pytest.raises(ValueError, match="too many dimensions") as raised:
+        next(
+            iter(DatasetLoader(dataset, 2, collate=lambda rows: {"text": torch.tensor([row["text"] for row in rows])}))
+        )
+    assert raised.value.__notes__ == ["there is text in ['text']: leave it out, dataset.remove_columns(['text'])"]

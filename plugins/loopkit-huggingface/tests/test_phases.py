@@ -8,7 +8,7 @@ from small import VOCABULARY, bert, bert_sizes, classes, gpt2, joined, learner, 
 from torch import nn
 from transformers import BatchEncoding, BertConfig, BertForMaskedLM, BertModel, T5Config, T5ForConditionalGeneration
 
-from loopkit import hookimpl
+from loopkit import Learner, hookimpl
 from loopkit.errors import LossError, PhaseError, PhaseInputError
 from loopkit.metrics import Accuracy
 from loopkit.plugins import Compile, Metrics, MixedPrecision, ToDevice
@@ -207,6 +207,13 @@ def test_prediction_gives_the_logits_of_the_whole_input():
     outputs = learner(model).predict(texts(2))
     model.eval()
     assert torch.equal(outputs, torch.cat([model(**batch).logits for batch in texts(2)]))
+
+
+def test_prediction_by_the_standard_phase_names_the_one_to_take():
+    made = Learner(gpt2(), optimizer=torch.optim.SGD, phases=[TrainingPhase()], standard=False)
+    with pytest.raises((AttributeError, TypeError)) as raised:
+        made.predict(texts(1))
+    assert "learner.predict(data, PredictionPhase()) with that of loopkit_huggingface" in raised.value.__notes__[0]
 
 
 def test_a_regression_counts_by_samples_and_has_outputs_like_its_targets():

@@ -3,6 +3,7 @@
 from loopkit_metrics.classification import AUROC as AUROC
 from loopkit_metrics.classification import AveragePrecision as AveragePrecision
 from loopkit_metrics.classification import ConfusionMatrix as ConfusionMatrix
+from loopkit_metrics.classification import PrecisionRecall as PrecisionRecall
 from loopkit_metrics.classification import TopK as TopK
 from loopkit_metrics.kept import Quantile as Quantile
 from loopkit_metrics.regression import MAE as MAE
@@ -21,6 +22,7 @@ __all__ = [
     "AveragePrecision",
     "ConfusionMatrix",
     "ExponentialMean",
+    "PrecisionRecall",
     "Quantile",
     "SamplesPerSecond",
     "TopK",

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
 from loopkit.batches import describe
+from loopkit.logs import Table
 from loopkit.metrics import Metric, added, classes_axis, count, wide
 from loopkit_metrics.kept import Kept
 
@@ -177,17 +178,21 @@ class Ranking(Kept):
         """The score of each row of ``scores``, where ``hits`` is 1 for samples of the class and 0 for others."""
         raise NotImplementedError
 
-    def compute(self) -> Tensor | float:  # noqa: D102
-        if self.is_empty:
-            return math.nan
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """Scores and hits of all samples, ``(classes, samples)``; of two classes there is one row."""
         outputs, targets = self.columns()
         if outputs.shape == targets.shape:
             hits = targets.bool()
         else:
             hits = one_hot(targets.clamp(min=0).long(), outputs.shape[1]).bool() & targets.ge(0)[:, None]
-        hits = wide(hits.reshape(len(hits), -1).T.contiguous())
         rows = outputs.reshape(len(outputs), -1).T.contiguous()
-        scores = self.score(rows if rows.dtype is torch.float64 else rows.float(), hits)
+        return rows if rows.dtype is torch.float64 else rows.float(), wide(hits.reshape(len(hits), -1).T.contiguous())
+
+    def compute(self) -> Tensor | float:  # noqa: D102
+        if self.is_empty:
+            return math.nan
+        rows, hits = self.rows()
+        scores = self.score(rows, hits)
         unknown = rows.isnan().any(1)
         scores = scores.masked_fill(unknown, math.nan)
         if self.average is None:
@@ -234,3 +239,55 @@ class AveragePrecision(Ranking):
         own = hits.sum(1)
         above = own[:, None] - pad(hits.cumsum(1), (1, 0)).gather(1, below)
         return (hits * above / (hits.shape[1] - below)).sum(1) / own
+
+
+class PrecisionRecall(Ranking):
+    """The curve of precision over recall, as a table: for each recall the highest precision at it or above.
+
+    Its first column is ``"recall"``, from 0 to 1; there is a column for each class, one for two classes. It is logged
+    as a table, which the monitor draws, and stays out of ``learner.metrics``.
+
+    Args:
+        points: Rows, from 2.
+        from_logits: As for `AveragePrecision`.
+        labels: The classes' names.
+
+    Source: ``sklearn.metrics.precision_recall_curve``.
+    """
+
+    name = "precision_recall"
+
+    def __init__(
+        self, points: int = 101, *, from_logits: bool | None = None, labels: Sequence[str] | None = None
+    ) -> None:
+        if not isinstance(points, int) or isinstance(points, bool) or points < 2:
+            raise ValueError(f"PrecisionRecall: points is {points!r}: it is a whole number, from 2")
+        super().__init__(None, from_logits=from_logits, labels=labels)
+        self.points = points
+
+    def compute(self) -> Any:
+        """A `loopkit.logs.Table`, ``(points, 1 + classes)``."""
+        if self.is_empty:
+            return math.nan
+        scores, hits = self.rows()
+        names = ["precision"] if len(hits) == 1 else [str(at) for at in range(len(hits))]
+        names = names if self.labels is None else [*self.labels]
+        if len(names) != len(hits):
+            raise ValueError(f"PrecisionRecall: there are {len(hits)} classes, and {len(names)} labels")
+        at = torch.linspace(0, 1, self.points, dtype=hits.dtype, device=hits.device)
+        columns = [at, *(_precision_at(at, *row) for row in zip(scores, hits, strict=True))]
+        return Table(["recall", *names], torch.stack(columns, 1).tolist())
+
+
+def _precision_at(recalls: Tensor, scores: Tensor, hits: Tensor) -> Tensor:
+    """The highest precision at each recall or above; nan for a class without samples, or with scores that are nan."""
+    own = hits.sum()
+    if scores.isnan().any() or not own:
+        return torch.full_like(recalls, math.nan)
+    scores, order = scores.sort(descending=True)
+    found = hits[order].cumsum(0)
+    precision = found / torch.arange(1, len(hits) + 1, device=hits.device)
+    precision[:-1][scores[1:] == scores[:-1]] = 0.0  # samples of one score come together
+    highest = precision.flip(0).cummax(0).values.flip(0)
+    needed = (recalls * own).sub(1e-6).ceil().clamp(min=1)
+    return highest[torch.searchsorted(found, needed)]

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from loopkit.batches import count_samples
@@ -43,8 +44,8 @@ class ExponentialMean(Mean):
         one = Mean(self.attribute)
         one.sums = self.sums
         one.add(value, weight)
-        assert one.total is not None
-        self.total = one.total if self.total is None else self.total * self.beta + one.total
+        total = torch.as_tensor(one.total, dtype=None if isinstance(one.total, Tensor) else torch.float64)
+        self.total = total if self.total is None else self.total * self.beta + total
         self.weight = self.weight * self.beta + one.weight
 
     def state_dict(self) -> dict[str, Any]:  # noqa: D102

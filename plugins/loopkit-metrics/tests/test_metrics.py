@@ -23,6 +23,7 @@ from loopkit_metrics import (
     AveragePrecision,
     ConfusionMatrix,
     ExponentialMean,
+    PrecisionRecall,
     Quantile,
     SamplesPerSecond,
     TopK,
@@ -347,3 +348,48 @@ def test_metrics_say_whether_higher_values_are_better():
     assert said == {AUROC: True, AveragePrecision: True, R2: True, MSE: False, MAE: False, RMSE: False}
     assert Metrics(m=TopK(2)).higher_is_better("val/m") is True
     assert Metrics(m=Quantile("loss", 0.5)).higher_is_better("val/m") is None
+
+
+def highest(outputs, targets, recalls):
+    """For each recall, the highest precision of scikit-learn's curve at it or above."""
+    precision, recall, _ = reference.precision_recall_curve(targets, outputs)
+    return [precision[:-1][recall[:-1] >= at - 1e-9].max() for at in recalls]
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_precision_recall_is_the_highest_precision_of_the_curve(ties):
+    outputs, targets = binary(torch.Generator().manual_seed(0), 60)
+    outputs = outputs.mul(3).round() if ties else outputs
+    metric = PrecisionRecall(points=21)
+    for part in (slice(0, 7), slice(7, 60)):
+        metric.update(outputs[part], targets[part])
+    table = metric.compute()
+    assert table.columns == ("recall", "precision")
+    at, precision = np.array(table.rows).T
+    np.testing.assert_allclose(at, np.linspace(0, 1, 21), atol=1e-7)
+    np.testing.assert_allclose(precision, highest(outputs.numpy(), targets.numpy(), at), atol=1e-6)
+
+
+def test_precision_recall_of_classes_has_a_column_each_and_is_a_table():
+    outputs, targets = classes(torch.Generator().manual_seed(0), 40)
+    targets = targets.clamp(max=2)
+    scores = Metrics(PrecisionRecall(5, from_logits=True, labels=list("abcd")), phase="val")
+    batch = data.TensorLoader(outputs, targets, batch_size=16)
+    learner = Learner(nn.Identity(), nn.CrossEntropyLoss(), plugins=[scores], standard=False)
+    assert learner.evaluate(batch) == {}
+    table = scores.tables["val/precision_recall"]
+    assert table.columns == ("recall", "a", "b", "c", "d")
+    rows = np.array(table.rows)
+    given = outputs.softmax(1).numpy()
+    for at in range(3):
+        np.testing.assert_allclose(rows[:, at + 1], highest(given[:, at], targets == at, rows[:, 0]), atol=1e-6)
+    assert np.isnan(rows[:, 4]).all()
+
+
+def test_precision_recall_refuses_points_and_labels_that_do_not_fit():
+    with pytest.raises(ValueError, match="points is 1: it is a whole number, from 2"):
+        PrecisionRecall(1)
+    metric = PrecisionRecall(labels=["a", "b", "c"])
+    metric.update(torch.tensor([0.1, 0.9]), torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match="there are 1 classes, and 3 labels"):
+        metric.compute()

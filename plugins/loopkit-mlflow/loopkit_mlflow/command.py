@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -10,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from loopkit.checkpoint.lock import Lock
+from loopkit.cli import Parser
 from loopkit.errors import CheckpointError, LoopkitError
 from loopkit_mlflow.client import Denied, ServerError
 from loopkit_mlflow.sender import FIRST_PAUSE, LONGEST_PAUSE, Sender
@@ -21,7 +21,7 @@ __all__ = ["main"]
 
 def main(words: Sequence[str]) -> int:
     """Run the command; returns 0 if the server has everything, 1 if something is left, 2 if it cannot begin."""
-    parser = argparse.ArgumentParser(prog="loopkit mlflow", description="What runs with the backend MLflow have left.")
+    parser = Parser(prog="loopkit mlflow", description="What runs with the backend MLflow have left.")
     commands = parser.add_subparsers(dest="command", required=True)
     send = commands.add_parser("send", help="send what the server does not have yet")
     send.add_argument("spool", type=Path, help="a spool, or the directory of several")

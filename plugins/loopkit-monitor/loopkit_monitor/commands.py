@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from loopkit.cli import JSON, argument, plain, say, standalone, table
+from loopkit.cli import JSON, Parser, argument, plain, say, standalone, table
+from loopkit_monitor import arguments
 
 __all__ = ["monitor", "report", "runs", "watch"]
 
@@ -26,51 +27,53 @@ def monitor(words: Sequence[str]) -> int:
     The server takes the place of this process, which has loaded torch, with one that has not: that leaves it a quarter
     of the memory.
     """
+    arguments.monitor(Parser(prog="loopkit monitor")).parse_args(words)
     _become("loopkit_monitor.server", words)
 
 
 def watch(words: Sequence[str]) -> int:
     """Show a run in the terminal; it does not return, for the same reason."""
+    arguments.watch(Parser(prog="loopkit watch")).parse_args(words)
     _become("loopkit_monitor.terminal", words)
 
 
-def report(words: Sequence[str]) -> int:
-    """Write what a run has logged into files; returns 0, or 2 if that cannot be done."""
+@standalone(
+    "report",
+    argument("run", type=Path, help="the folder of a run, or of several, or a log"),
+    argument(
+        "-o", "--output", type=Path, metavar="FILE", help="the page (default: report.html, if no other is asked for)"
+    ),
+    argument("--csv", type=Path, metavar="FILE", help="a table with every scalar"),
+    argument("--png", type=Path, metavar="DIR", help="a picture of each chart; needs matplotlib"),
+)
+def report(options: argparse.Namespace) -> int:
+    """Write what a run has logged into one file that any browser opens, a table or pictures.
+
+    Example: loopkit report runs/a -o report.html
+
+    Exit code: 0, or 2 if that cannot be done.
+    """
     from loopkit_monitor.report import write_csv, write_html, write_png
     from loopkit_monitor.store import Store
 
-    parser = argparse.ArgumentParser(
-        prog="loopkit report", description="Write what a run has logged into one file that any browser opens."
-    )
-    parser.add_argument("run", type=Path, help="the folder of a run, or of several, or a log")
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="the page (default: report.html, if nothing else is asked for)",
-    )
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="a table with every scalar")
-    parser.add_argument("--png", type=Path, metavar="DIR", help="a picture of each chart; needs matplotlib")
-    given = parser.parse_args(list(words))
-    output = given.output or (None if given.csv or given.png else Path("report.html"))
+    output = options.output or (None if options.csv or options.png else Path("report.html"))
     try:
-        store = Store(given.run)
+        store = Store(options.run)
         store.poll()
         if not store.runs:
-            raise FileNotFoundError(f"{given.run} holds no log: name the folder that a LogTo or a Monitor writes to")
+            raise FileNotFoundError(f"{options.run} holds no log: name the folder that a LogTo or a Monitor writes to")
         if output is not None:
             write_html(store, output)
-            print(f"{output}: {output.stat().st_size / 1e6:.1f} MB")
-        if given.csv is not None:
-            print(f"{given.csv}: {write_csv(store, given.csv):,} rows")
-        if given.png is not None:
-            print(f"{given.png}: {len(write_png(store, given.png)):,} pictures")
+            say(f"{output}: {output.stat().st_size / 1e6:.1f} MB")
+        if options.csv is not None:
+            say(f"{options.csv}: {write_csv(store, options.csv):,} rows")
+        if options.png is not None:
+            say(f"{options.png}: {len(write_png(store, options.png)):,} pictures")
     except ImportError as error:
-        print(f"loopkit report: error: {error}: pip install 'loopkit-monitor[png]'", file=sys.stderr)
+        say(f"loopkit report: error: {error}: pip install 'loopkit-monitor[png]'", sys.stderr)
         return 2
     except OSError as error:
-        print(f"loopkit report: error: {error}", file=sys.stderr)
+        say(f"loopkit report: error: {error}", sys.stderr)
         return 2
     return 0
 
@@ -110,4 +113,5 @@ def runs(options: argparse.Namespace) -> int:
 def _become(module: str, words: Sequence[str]) -> NoReturn:
     if sys.stdout is not None:  # closed by whoever started this
         sys.stdout.flush()
+    arguments.await_ctrl_c()  # until the other program has begun
     os.execv(sys.executable, [sys.executable, "-P", "-m", module, *words])

@@ -29,13 +29,13 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from loopkit_monitor import views
+from loopkit_monitor import arguments, views
 from loopkit_monitor.events import Live
 from loopkit_monitor.guard import Guard
 from loopkit_monitor.protocol import protocol_class
 from loopkit_monitor.store import Store, UnknownRun
 
-__all__ = ["Options", "ServerError", "main", "make_app", "parser", "serve"]
+__all__ = ["Options", "ServerError", "main", "make_app", "serve"]
 
 STATIC = Path(__file__).parent / "static"
 TYPES = {
@@ -352,32 +352,11 @@ def _listen(options: Options) -> socket.socket:
     return made
 
 
-def parser(prog: str) -> argparse.ArgumentParser:
-    """The words that start the server."""
-    made = argparse.ArgumentParser(prog=prog, description="Show runs in a page, while they go on and afterwards.")
-    made.add_argument("root", type=Path, help="the folder of the runs, or one of them")
-    made.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: this machine alone)")
-    made.add_argument("--port", type=int, default=0, help="(default: one that is free)")
-    made.add_argument(
-        "--token-file", type=Path, help="where the token is kept, so that it stays the same; made if absent"
-    )
-    made.add_argument("--no-token", action="store_true", help="let all users of this machine see the runs")
-    made.add_argument(
-        "--allow-host", action="append", default=[], metavar="NAME", help="another name that the server is asked for by"
-    )
-    made.add_argument(
-        "--idle",
-        type=float,
-        metavar="SECONDS",
-        help="end after so long without a request and a live run (default: never)",
-    )
-    return made
-
-
 def main(words: Sequence[str] | None = None, prog: str = "loopkit monitor") -> int:
     """Start the server; returns the exit code."""
-    given = parser(prog).parse_args(words)
+    given = arguments.monitor(argparse.ArgumentParser(prog=prog)).parse_args(words)
     try:
+        arguments.heed_ctrl_c()
         if given.no_token:
             token = None
         elif given.token_file is not None:

@@ -14,12 +14,12 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from loopkit_monitor import arguments
 from loopkit_monitor.store import Run, Store
 
 __all__ = ["Epoch", "Watch", "epochs", "main", "sparkline"]
@@ -347,13 +347,11 @@ def main(words: Sequence[str] | None = None, out: TextIO | None = None, prog: st
     Returns:
         0 if it has finished, or goes on; 1 if it has crashed; 2 if there is none.
     """
-    parser = argparse.ArgumentParser(prog=prog, description="Show a run in the terminal, until it has ended.")
-    parser.add_argument("run", type=Path, help="the folder of a run, or a log; of several runs, the latest is shown")
-    parser.add_argument("--once", action="store_true", help="show what there is, and do not wait for more")
-    given = parser.parse_args(words)
+    given = arguments.watch(argparse.ArgumentParser(prog=prog)).parse_args(words)
     if out is None:
         out = sys.stdout if sys.stdout is not None else open(os.devnull, "w")  # noqa: SIM115 - until the process ends
     try:
+        arguments.heed_ctrl_c()
         store = Store(given.run)
         watch = Watch(store, choose(store), out)
         try:

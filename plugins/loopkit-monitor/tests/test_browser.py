@@ -615,6 +615,22 @@ def test_matrix_is_shaded_and_a_table_is_not(tmp_path, serve, visit):
     expect(page.get_by_role("region", name="val/worst").locator("td.heat")).to_have_count(0)
 
 
+def test_table_whose_first_column_rises_is_drawn_as_curves(tmp_path, serve, visit):
+    writer = Writer(tmp_path / "runs" / "a" / "log.jsonl")
+    writer.begin()
+    rows = [[at / 10, 1 - at / 20, "nan" if at < 3 else 1 - at / 10] for at in range(11)]
+    writer.other("val/precision_recall", "table", columns=["recall", "cat", "dog"], rows=rows)
+    page = visit(serve(tmp_path / "runs").address, "/run/a/media")
+    drawn = page.get_by_role("img", name="val/precision_recall: cat, dog over recall")
+    expect(drawn.locator("path")).to_have_count(2, timeout=TIMEOUT)
+    cat, dog = (path.get_attribute("d") for path in drawn.locator("path").all())
+    assert (cat.count("L"), dog.count("M"), dog.count("L")) == (10, 1, 7)
+    stroke = "each => getComputedStyle(each).stroke"
+    assert drawn.locator("path").first.evaluate(stroke) != drawn.locator("path").last.evaluate(stroke)
+    page.get_by_text("Numbers").click()
+    expect(page.get_by_role("region", name="val/precision_recall").locator("tbody tr")).to_have_count(11)
+
+
 def test_hyperparameters_stand_before_options_of_plugins_and_results(tmp_path, serve, visit):
     writer = Writer(tmp_path / "runs" / "a" / "log.jsonl")
     writer.begin(hyperparameters={"width": 8, "plugins.ema.decay": 0.9})

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from loopkit import devices
 from loopkit.distributed.buckets import copy_buffers, copy_state
 from loopkit.distributed.member import Member
-from loopkit.errors import PhaseError, PluginError, WorldError
+from loopkit.errors import CancelStep, PhaseError, PluginError, WorldError
 from loopkit.groups import named_parameters
 from loopkit.hooks import hookimpl
 from loopkit.sharded import is_sharded, like
@@ -345,9 +345,15 @@ class FSDP(Member):
             self._set_syncing(due or self._each_step)
         try:
             yield
-        except BaseException:
-            for model in self._synced:
-                model.reset_iter_state()  # forward or backward may have been left in the middle
+        except BaseException as error:
+            for model in self._synced:  # forward or backward may have been left in the middle
+                if hasattr(model, "reset_iter_state"):
+                    model.reset_iter_state()
+                elif isinstance(error, CancelStep):
+                    raise PluginError(
+                        f"FSDP cannot cancel a step with torch {torch.__version__}, whose FSDPModule has no "
+                        f"reset_iter_state: take torch 2.13"
+                    ) from error
             if self._factor is not None and not step.had_backward:
                 self._scale_unsummed(1 / self._factor)
             raise

@@ -41,6 +41,8 @@ class Kept:
 def kept(modules: Iterable[Any]) -> Iterator[Kept]:
     """What is kept for each parameter of modules that are sharded themselves."""
     for module in modules:
-        for group in module._get_fsdp_state()._fsdp_param_groups:
+        state = module._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None)  # torch 2.10 has one at most, under another name
+        for group in filter(None, [state._fsdp_param_group] if groups is None else groups):
             for internal in group.fsdp_params:
                 yield Kept(internal.sharded_param, internal)

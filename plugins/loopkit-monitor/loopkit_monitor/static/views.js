@@ -430,11 +430,36 @@ function content(data, id, item, kind) {
     const numeric = columns.flatMap((_, at) => (rows.some((row) => typeof row[at] === "number") ? [at] : []));
     const made = table(columns, rows.slice(0, 200).map((row) => row.map(shown)), { numeric, label: item.name });
     if (columns[0] === "" && rows.length === columns.length - 1) heat(made, rows);
-    return h("div", {}, made,
+    const drawn = curves(item.name, columns, rows);
+    return h("div", {}, drawn, drawn ? h("details", {}, h("summary", {}, "Numbers"), made) : made,
       rows.length > 200 ? h("p", { class: "muted" }, `and ${count(rows.length - 200)} more rows`) : null);
   }
   if (kind === "file") return h("a", { href: data.source.file(id, item.file), download: item.path ?? "" }, item.path ?? item.file);
   return h("pre", {}, item.text ?? JSON.stringify(item, null, 1));
+}
+
+const FEWEST_ROWS = 8, MOST_COLUMNS = 12;
+
+/** A table of numbers whose first column rises, such as precision over recall, as curves; null for any other. */
+function curves(name, columns, rows) {
+  const across = rows.map((row) => row[0]), rest = columns.slice(1);
+  const rises = across.every((value, at) => typeof value === "number" && (at === 0 || value > across[at - 1]));
+  const values = rows.map((row) => row.slice(1).map(number));
+  const isNumber = (value) => value === null || typeof value === "number" || ["nan", "inf", "-inf"].includes(value);
+  if (!rises || rows.length < FEWEST_ROWS || !rest.length || rest.length > MOST_COLUMNS || !rows.flat().every(isNumber)) return null;
+  const all = values.flat().filter(Number.isFinite);
+  if (!all.length) return null;
+  const low = Math.min(...all, 0), high = Math.max(...all, low + 1e-9), wide = 320, tall = 200, left = 36, bottom = 30;
+  const x = (value) => left + ((value - across[0]) / (across.at(-1) - across[0])) * (wide - left - 8);
+  const y = (value) => tall - bottom - ((value - low) / (high - low)) * (tall - bottom - 8);
+  const lines = rest.map((_, at) => svg("path", { class: "curve", stroke: `var(--s${at % 8})`,
+    d: values.map((row, line) => (Number.isFinite(row[at]) ? `${line && Number.isFinite(values[line - 1][at]) ? "L" : "M"}${x(across[line]).toFixed(1)} ${y(row[at]).toFixed(1)}` : "")).join("") }));
+  const label = (at, down, text, anchor) => svg("text", { x: at, y: down, "text-anchor": anchor }, text);
+  return h("div", { class: "plot" },
+    svg("svg", { viewBox: `0 0 ${wide} ${tall}`, role: "img", "aria-label": `${name}: ${rest.join(", ")} over ${columns[0]}` },
+      [low, high].map((value) => [svg("line", { x1: left, x2: wide - 8, y1: y(value), y2: y(value) }), label(left - 6, y(value) + 4, num(value), "end")]),
+      label(left, tall - 14, num(across[0]), "middle"), label(wide - 8, tall - 14, num(across.at(-1)), "end"), label((left + wide) / 2, tall - 3, `${columns[0]} \u2192`, "middle"), lines),
+    h("p", { class: "keys" }, rest.map((each, at) => h("span", {}, h("i", { css: { background: `var(--s${at % 8})` }, "aria-hidden": "true" }), each))));
 }
 
 /** Shade a matrix, such as one of confusions: a square with names at its left and above. */
