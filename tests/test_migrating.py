@@ -151,7 +151,6 @@ def fastai() -> Iterator[Iterable[str]]:
 
 
 def keras() -> Iterator[Iterable[str]]:
-    os.environ.setdefault("KERAS_BACKEND", "torch")
     import keras as library
 
     model = library.Model
@@ -197,8 +196,9 @@ def skorch() -> Iterator[Iterable[str]]:
     ],
 )
 def test_each_argument_and_callback_of_a_library_has_its_row(
-    section: str, library: Callable[[], Iterator[Iterable[str]]]
+    section: str, library: Callable[[], Iterator[Iterable[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "torch")  # for another one it would import TensorFlow
     pytest.importorskip(MODULES[section])
     names = {name for group in library() for name in group} - {"self", "args", "kwargs"}
     assert len(names) > 20
