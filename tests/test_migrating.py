@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import importlib
 import inspect
@@ -32,6 +33,9 @@ MODULES = {
     "fastai": "fastai",
     "Accelerate": "accelerate",
     "the HF Trainer": "transformers",
+    "Keras": "keras",
+    "Composer": "composer",
+    "skorch": "skorch",
 }
 SCRIPT = """
 import contextlib, io, pickle, traceback
@@ -69,7 +73,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[list[list
         env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -129,15 +133,72 @@ def transformers() -> Iterator[Iterable[str]]:
     yield (name for name in dir(library) if name.endswith("Callback") and name != "TrainerCallback")
 
 
+def parameters(owner: type, *names: str) -> Iterator[Iterable[str]]:
+    """The arguments of an object, and of some of its methods."""
+    yield from (inspect.signature(each).parameters for each in (owner, *(getattr(owner, name) for name in names)))
+
+
+def fastai() -> Iterator[Iterable[str]]:
+    from fastai.basics import Callback, Learner
+    from fastai.callback import all as callbacks
+    from fastai.callback.core import event
+
+    fits = ("fit", "fit_one_cycle", "fit_flat_cos", "fit_sgdr", "fine_tune", "lr_find")
+    yield from parameters(Learner, *fits, "get_preds", "predict", "validate", "save", "load", "export")
+    yield (name for name in dir(event) if name.startswith(("before_", "after_")))
+    found = {name for name, each in vars(callbacks).items() if isinstance(each, type) and issubclass(each, Callback)}
+    yield found - {"Callback"}
+
+
+def keras() -> Iterator[Iterable[str]]:
+    import keras as library
+
+    model = library.Model
+    yield from (
+        inspect.signature(each).parameters for each in (model.compile, model.fit, model.evaluate, model.predict)
+    )
+    yield (name for name in dir(library.callbacks) if name[0].isupper() and name != "Callback")
+    yield (name for name in dir(library.callbacks.Callback) if name.startswith("on_"))
+
+
+def composer() -> Iterator[Iterable[str]]:
+    from composer import Event, Trainer, algorithms, callbacks, loggers
+
+    yield from parameters(Trainer, "fit", "eval", "predict")
+    yield (event.name for event in Event)
+    yield from (callbacks.__all__, loggers.__all__)
+    yield (name for name in algorithms.__all__ if name[0].isupper())
+
+
+def skorch() -> Iterator[Iterable[str]]:
+    import skorch as library
+    from skorch import callbacks
+
+    yield from parameters(library.NeuralNet, "fit", "partial_fit")
+    yield from parameters(library.NeuralNetClassifier)
+    yield set(callbacks.__all__) - {"Callback"}
+    yield (name for name in dir(callbacks.Callback) if name.startswith("on_"))
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("section", "library"),
-    [("Lightning", lightning), ("Ignite", ignite), ("Accelerate", accelerate), ("the HF Trainer", transformers)],
+    [
+        ("Lightning", lightning),
+        ("Ignite", ignite),
+        ("fastai", fastai),
+        ("Accelerate", accelerate),
+        ("the HF Trainer", transformers),
+        ("Keras", keras),
+        ("Composer", composer),
+        ("skorch", skorch),
+    ],
 )
 def test_each_argument_and_callback_of_a_library_has_its_row(
-    section: str, library: Callable[[], Iterator[Iterable[str]]]
+    section: str, library: Callable[[], Iterator[Iterable[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "torch")  # for another one it would import TensorFlow
     pytest.importorskip(MODULES[section])
     names = {name for group in library() for name in group} - {"self", "args", "kwargs"}
     assert len(names) > 20
@@ -172,6 +233,21 @@ def test_options_that_the_tables_name_are_there() -> None:
                     assert option in parameters or any_other, f"{name}({given}) in {row}"
                     used += 1
     assert used > 60
+
+
+def test_classes_that_the_tables_name_are_there() -> None:
+    made = {"CriticBegin", *dir(builtins), *dir(torch.nn), *dir(torch.optim), *dir(torch.utils.data)}
+    for file in (*ROOT.glob("loopkit/**/*.py"), *ROOT.glob("plugins/*/loopkit_*/**/*.py")):
+        made.update(re.findall(r"^class (\w+)", file.read_text(), re.MULTILINE))
+    named = [
+        (name, row)
+        for rows in ROWS.values()
+        for row in rows
+        for code in re.findall(r"`([^`]+)`", row[-1])
+        for name in re.findall(r"\b[A-Z][a-z]+\w*|\b[A-Z]{2,}[a-z]\w*", re.sub(r'"[^"]*"', "", code))
+    ]
+    assert len(named) > 300
+    assert [each for each in named if each[0] not in made] == []
 
 
 def test_each_section_is_compared() -> None:

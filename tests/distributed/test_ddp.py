@@ -928,3 +928,23 @@ def test_stop_among_evaluations_is_agreed_on_in_time():
     assert results[0] == results[1]
     assert results[0][0] < 10
     assert results[0][1] == "enough"
+
+
+def in_two_stages(rank, size):
+    torch.manual_seed(0)
+    plugins = [DDP()] if size > 1 else []
+    learner = make_learner(*plugins, model=nn.Linear(6, 3).double())
+    inputs, targets = samples()
+    data = TensorLoader(inputs.double(), targets, batch_size=8 // size)
+    learner.fit(data, epochs=1)
+    learner.set_optimizer(lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9))
+    learner.fit(data, epochs=1)
+    return learner.progress.updates, weights(learner.model)
+
+
+def test_another_optimizer_between_fits_is_that_of_one_process():
+    (updates, alone), (first, other) = in_two_stages(0, 1), run(in_two_stages, 2, 2)
+    assert updates == first[0] == other[0]
+    assert equal(first[1], other[1])
+    for name, value in alone.items():
+        torch.testing.assert_close(first[1][name], value, rtol=1e-10, atol=1e-12)  # sums in another order

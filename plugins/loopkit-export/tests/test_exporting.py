@@ -133,6 +133,27 @@ def test_best_weights_are_those_that_were_measured(phases, average, tmp_path):
     assert torch.equal(saved(tmp_path).weight, averaged if average else own)
 
 
+def test_of_several_processes_rank_0_alone_writes_the_weights(tmp_path, monkeypatch):
+    learner = make_learner(SaveWeights(tmp_path))
+    monkeypatch.setitem(vars(learner.world), "rank", 1)
+    learner.fit(batches(2), epochs=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_run_that_goes_on_keeps_the_best_weights_of_its_first_part(tmp_path):
+    def made():
+        return make_learner(Metrics(), SaveWeights(tmp_path, best="val/loss"), lr=10.0)  # it gets worse
+
+    first = made()
+    first.fit(batches(4), batches(2), max_updates=4)
+    best = saved(tmp_path).weight
+    again = made()
+    again.load_state_dict(first.state_dict())
+    again.fit(batches(4), batches(2), epochs=2)
+    assert torch.equal(saved(tmp_path).weight, best)
+    assert not torch.equal(again.model.weight, best)
+
+
 def test_sharded_weights_are_refused_when_the_fit_begins(tmp_path, monkeypatch):
     monkeypatch.setattr(sharded, "is_sharded", lambda value: True)
     learner = make_learner(SaveWeights(tmp_path))

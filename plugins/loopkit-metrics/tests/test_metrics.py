@@ -11,9 +11,9 @@ from torchmetrics.functional import regression as errors
 
 import loopkit_metrics
 from loopkit import Learner, data
-from loopkit.logs import Table
+from loopkit.logs import Table, read_log
 from loopkit.metrics import F1, Precision, Recall
-from loopkit.plugins import Metrics
+from loopkit.plugins import LogMetrics, LogTo, Metrics
 from loopkit_metrics import (
     AUROC,
     MAE,
@@ -269,6 +269,23 @@ def test_metrics_in_a_learner_have_a_name_each_and_a_table():
     table = plugin.tables["val/confusion_matrix"]
     assert isinstance(table, Table)
     assert sum(sum(row[1:]) for row in table.rows) == 30
+
+
+def test_matrix_of_a_fit_is_a_table_in_the_log_and_no_column(tmp_path):
+    learner = classifier(ConfusionMatrix(labels=["a", "b", "c"]))
+    for plugin in (LogTo(tmp_path), LogMetrics()):
+        learner.add(plugin)
+    learner.remove("progress")
+    learner.fit(loader(), loader(), epochs=2)
+    log = read_log(tmp_path)
+    tables = log.values("val/confusion_matrix")
+    assert [(table["kind"], table["columns"]) for table in tables] == [("table", ["", "a", "b", "c"])] * 2
+    inputs, targets = (torch.cat(each) for each in zip(*loader(), strict=True))
+    with torch.no_grad():
+        expected = reference.confusion_matrix(targets, learner.model(inputs).argmax(1))
+    assert [row[1:] for row in tables[-1]["rows"]] == expected.tolist()
+    assert [row[0] for row in tables[-1]["rows"]] == ["a", "b", "c"]
+    assert list(log.frame("val").columns) == ["phase", "epoch", "step", "update", "time", "loss"]
 
 
 def test_state_of_a_metric_is_a_copy():
