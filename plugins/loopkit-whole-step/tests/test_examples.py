@@ -12,8 +12,8 @@ import loopkit
 from loopkit_whole_step import WholeStep
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-GRAPH = ("autoencoder", "digits", "lenet", "residual_net", "transformer")
-EAGER = ("contrastive", "cutmix", "feedback", "hard_examples", "lbfgs", "mixup")
+GRAPH = ("autoencoder", "contrastive", "digits", "feedback", "lenet", "residual_net", "transformer")
+EAGER = ("cutmix", "lbfgs", "mixup")
 
 
 def run(name, backend, monkeypatch):
