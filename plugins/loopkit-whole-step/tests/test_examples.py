@@ -12,7 +12,7 @@ import loopkit
 from loopkit_whole_step import WholeStep
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-GRAPH = ("autoencoder", "contrastive", "digits", "feedback", "lenet", "residual_net", "transformer")
+GRAPH = ("autoencoder", "contrastive", "digits", "feedback", "hard_examples", "lenet", "residual_net", "transformer")
 EAGER = ("cutmix", "lbfgs", "mixup")
 
 
