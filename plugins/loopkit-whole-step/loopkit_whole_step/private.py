@@ -65,9 +65,19 @@ def inductor(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., A
         from torch._inductor import config
         from torch._inductor.compile_fx import compile_fx
 
-        with config.patch(fallback_random=True):
+        with config.patch(fallback_random=True, layout_optimization=fills_vectors(graph.graph)):
             compiled: Any = compile_fx(graph, list(inputs))
     return compiled  # type: ignore[no-any-return]
+
+
+def fills_vectors(graph: fx.Graph) -> bool:
+    """Whether what each convolution makes has one channel, or a multiple of eight.
+
+    On the CPU inductor lets convolutions work in channels_last. Of six channels, say, each loop around one, such as a
+    pooling's, is then not vectorised, and takes longer than the convolution gains.
+    """
+    made = [node.meta["val"].shape[1] for node in graph.nodes if node.target is aten.convolution.default]
+    return not any(channels > 1 and channels % 8 for channels in made)
 
 
 def step_of(optimizer: torch.optim.Optimizer) -> None:

@@ -81,3 +81,13 @@ def test_random_numbers_and_recurrent_operations_are_seen():
     graph = private.trace(lambda x, w: torch._VF.gru_cell(x, x, w, w, None, None), [torch.ones(1, 2), torch.ones(6, 2)])
     assert cell.hidden_size == 2
     assert isinstance(private.recurrent(graph.graph), str)
+
+
+@pytest.mark.parametrize(
+    ("channels", "fills"), [((1, 16, 32), True), ((6, 8, 1), True), ((1, 6, 16), False), ((3, 8, 8), True)]
+)
+def test_channels_that_fill_vectors_are_seen(channels, fills):
+    one, two, three = channels
+    inputs = [torch.ones(1, one, 4, 4), torch.ones(two, one, 1, 1), torch.ones(three, two, 1, 1)]
+    graph = private.trace(lambda x, v, w: torch.conv2d(torch.conv2d(x, v), w), inputs)
+    assert private.fills_vectors(graph.graph) == fills
