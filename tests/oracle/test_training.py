@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import operator
 from dataclasses import dataclass
 
 import pytest
@@ -45,6 +46,11 @@ def make_batches(sizes=SIZES, dtype=torch.float32, seed=2):
     return [(draw(n, 5), draw(n, 2)) for n in sizes]
 
 
+def added(weights):
+    """Their sum, one after the other; from Python 3.12 on, ``sum`` of floats keeps what each addition rounds off."""
+    return functools.reduce(operator.add, weights)
+
+
 def by_hand(model, optimizer, batches, epochs=1, *, k=1, reduction="mean", weigh=len, loss_fn=mse_loss):
     """The loop of a careful person; ``weigh`` gives the weight of a step from its targets.
 
@@ -64,7 +70,7 @@ def by_hand(model, optimizer, batches, epochs=1, *, k=1, reduction="mean", weigh
             loss.backward()
             if len(weights) == k or i == len(batches) - 1:
                 if reduction == "mean" and k > 1:
-                    factor = k * weights[0] / sum(weights)
+                    factor = k * weights[0] / added(weights)
                     if factor != 1:
                         for p in model.parameters():
                             p.grad.mul_(factor)
@@ -464,7 +470,7 @@ def test_two_optimizers_equal_the_loop_by_hand(k, standard):
     batches = make_batches()
 
     def update(name, weights):
-        if k > 1 and (factor := k * weights[0] / sum(weights)) != 1:
+        if k > 1 and (factor := k * weights[0] / added(weights)) != 1:
             for p in models[name].parameters():
                 p.grad.mul_(factor)
         optimizers[name].step()
