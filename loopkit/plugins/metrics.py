@@ -67,7 +67,8 @@ class _Running:
             self._tell_of_rest()
             for name in saved["metrics"].keys() & self.metrics.keys():
                 with _named(name):
-                    self.metrics[name].load_state_dict(saved["metrics"][name])
+                    metric, state = self.metrics[name], saved["metrics"][name]
+                    metric.load_state_dict(state) if hasattr(metric, "load_state_dict") else metric.merge([state])
 
     def state_dict(self) -> dict[str, Any]:
         """What they have accumulated; metrics without ``state_dict`` are left out, with one warning."""
@@ -145,7 +146,8 @@ class Metrics(Shown):
         if isinstance(metric, type):
             raise PluginError(f"Metrics: {metric.__name__} is a class; give an instance, {metric.__name__}()")
         if isinstance(metric, (Mean, MetricLike)):
-            if half := half_a_state([each for each in STATE if callable(getattr(metric, each, None))]):
+            half = half_a_state([each for each in STATE if callable(getattr(metric, each, None))])
+            if half and not hasattr(metric, "merge"):  # which takes the place of load_state_dict
                 raise PluginError(f"Metrics: {metric!r} {half}")
             name = name or getattr(metric, "name", None)
             return name if isinstance(name, str) else type(metric).__name__.lower(), metric

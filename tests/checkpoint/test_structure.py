@@ -267,3 +267,36 @@ def test_near_looks_among_so_many_names_of_sane_length() -> None:
     others = [f"{i}" for i in range(CANDIDATES)]
     assert near("weigt", [*others[1:], "weight"]) != ""
     assert near("weigt", [*others, "weight"]) == ""
+
+
+def test_differences_of_modules_are_sorted_counted_and_capped() -> None:
+    def module(kind: type, **parts: nn.Module) -> Structure:
+        made = kind()
+        for name, part in parts.items():
+            made.add_module(name, part)
+        return structure(made)
+
+    five = {name: nn.Identity() for name in "edcba"}
+    own = type("Own", (nn.Module,), {})
+    assert differences(module(nn.Module, **five), module(own)) == [
+        "class Module became Own: the model",
+        "modules missing here: a, b, c, d, e (5 Identity)",
+    ]
+    others = {"x": nn.Tanh(), "y": nn.ReLU(), "z": nn.SiLU(), "w": nn.ELU(), "v": nn.GELU(), "u": nn.CELU()}
+    assert differences(module(nn.Module), module(nn.Module, **others)) == [
+        "modules not in the checkpoint: u, v, w, x, y and 1 more (1 CELU, 1 ELU, 1 GELU, 1 ReLU, 1 SiLU)"
+    ]
+    relus = {name: nn.ReLU() for name in five}
+    assert differences(module(nn.Module, **five), module(nn.Module, **relus)) == [
+        "class Identity became ReLU: a, b, c, d, e"
+    ]
+
+
+def test_differences_of_five_are_all_shown_and_names_of_other_shapes_or_dtypes_are_no_spelling() -> None:
+    one = structure(nn.ModuleList(nn.Linear(4, 3, bias=False) for _ in range(5)))
+    other = structure(nn.ModuleList(nn.Linear(4, 5, bias=False) for _ in range(5)))
+    assert len(differences(one, other)) == 5
+    for renamed in (nn.Linear(4, 5), nn.Linear(4, 3, dtype=torch.float64)):
+        here = structure(nn.ModuleDict({"encoders": renamed}))
+        lines = differences(structure(nn.ModuleDict({"encoder": nn.Linear(4, 3)})), here)
+        assert lines[0] == "2 parameters missing here: encoder.weight, encoder.bias"

@@ -158,9 +158,9 @@ def test_last_line_has_no_passwords_of_urls(tmp_path: Path) -> None:
 
 def test_long_texts_are_searched_for_passwords_in_linear_time() -> None:
     for part in ("a://b:", "a", "http://", "?x=", "://"):
-        begun = time.perf_counter()
+        begun = time.process_time()
         masked_text("://" + part * (1_000_000 // len(part)))
-        assert time.perf_counter() - begun < 5.0  # quadratic, it would take an hour
+        assert time.process_time() - begun < 5.0  # quadratic, it would take an hour
 
 
 def test_config_without_passwords_is_logged_as_it_is(tmp_path: Path) -> None:

@@ -841,6 +841,31 @@ def test_metric_with_half_a_state_is_refused(has):
         Metrics(metric)
 
 
+class Merged(Counted):
+    """It loads a state by merging it alone, as several processes do."""
+
+    name = "merged"
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def merge(self, states):
+        self.count = sum(state["count"] for state in states)
+
+
+def test_metric_that_merges_goes_on_by_that():
+    states = []
+
+    def save(learner):
+        states.append(copy.deepcopy(learner.state_dict()))
+
+    learner = make_learner(Metrics(Merged()), on("step_end", save, reads=("*",)))
+    learner.fit(batches(4), epochs=1)
+    again = make_learner(Metrics(Merged()))
+    again.load_state_dict(states[1])
+    assert again.fit(batches(4), epochs=1).metrics == learner.metrics
+
+
 def test_metric_without_a_state_is_warned_of_where_it_is_saved_and_where_it_goes_on():
     message, states = r"metric 'counted' \(Counted\) has no state_dict, and no checkpoint holds", []
 
