@@ -142,6 +142,15 @@ def as_tensor(value: Tensor | float | None, dtype: torch.dtype, device: torch.de
     return value if isinstance(value, Tensor) else torch.full((), value or 0, dtype=dtype, device=device)
 
 
+def _tensor(value: Any) -> Any:
+    """A number that stands for a tensor as that tensor."""
+    return torch.full((), value, dtype=torch.float64, device="cpu") if isinstance(value, float) else value
+
+
+WHOLE = 1 << 29
+"""A whole number below it, times a number of float32, is exact in float64."""
+
+
 class Mean(Metric):
     """Mean over an epoch of a number that the phase puts on its steps, weighted by ``step.weight``.
 
@@ -156,9 +165,10 @@ class Mean(Metric):
         super().__init__()
 
     def reset(self) -> None:  # noqa: D102
-        self.total: Tensor | None = None
+        self.total: Tensor | float | None = None
+        """A number while all values were float32 on the host and their weights whole: it has the bits of a tensor."""
         self.weight: Tensor | float = 0.0
-        self.only: Tensor | None = None
+        self.only: Tensor | float | None = None
         """The value, while there is one alone: the mean has its very bits."""
 
     def add(self, value: Tensor | float, weight: Tensor | float) -> None:
@@ -167,6 +177,21 @@ class Mean(Metric):
         Raises:
             ValueError: It is a tensor of several elements.
         """
+        if (
+            value.__class__ is Tensor
+            and weight.__class__ is int
+            and (total := self.total).__class__ is not Tensor
+            and value.dtype is torch.float32
+            and value.is_cpu
+            and not value.ndim
+            and weight < WHOLE
+        ):
+            number = value.item()
+            self.only = number if total is None and not self.sums else None
+            self.total = (total or 0.0) + (number if self.sums else number * weight)
+            self.weight += weight
+            return
+        self.total, self.only = _tensor(self.total), _tensor(self.only)
         if not isinstance(value, Tensor):
             value = torch.tensor(float(value), dtype=torch.float64)
         elif value.ndim:
@@ -193,12 +218,13 @@ class Mean(Metric):
 
     def tensors(self, device: torch.device | str = "cpu") -> dict[str, Tensor]:  # noqa: D102
         dtype = devices.exact(torch.device(device))
-        self.total, self.weight = as_tensor(self.total, dtype, device), as_tensor(self.weight, dtype, device)
-        self.only = None
-        return {"total": self.total, "weight": self.weight}
+        total, weight = as_tensor(self.total, dtype, device), as_tensor(self.weight, dtype, device)
+        self.total, self.weight, self.only = total, weight, None
+        return {"total": total, "weight": weight}
 
     def state_dict(self) -> dict[str, Any]:  # noqa: D102
         state = super().state_dict()
+        state |= {"total": _tensor(state["total"]), "only": _tensor(state["only"])}
         return {key: value for key, value in state.items() if key != "only" or value is not None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: D102
@@ -215,9 +241,10 @@ class Mean(Metric):
         return self.total is None
 
     def compute(self) -> Tensor | float:  # noqa: D102
-        if self.only is not None:
-            return self.only
-        return math.nan if self.total is None else self.total / self.weight
+        if self.total is None:
+            return math.nan
+        mean: Tensor = _tensor(self.total) / self.weight if self.only is None else _tensor(self.only)
+        return mean
 
 
 class Loss(Mean):

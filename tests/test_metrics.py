@@ -242,6 +242,27 @@ def test_mean_keeps_the_digits_of_large_token_counts():
     assert float(metric.compute()) == (4 * (2**24 + 1) + 3) / (2 * (2**24 + 1) + 1)
 
 
+@pytest.mark.parametrize("sums", [False, True])
+def test_mean_of_numbers_on_the_host_has_the_bits_of_one_of_tensors(sums):
+    """It goes on with tensors after a weight that is one, from its state, and for a plugin that records steps."""
+    values, weights = torch.randn(50).exp().unbind(), torch.randint(1, 1 << 20, (50,)).tolist()
+    quick, slow, saved = Mean("loss"), Mean("loss"), Mean("loss")
+    quick.sums = slow.sums = saved.sums = sums
+    slow.tensors()
+    for value, weight in zip(values[:40], weights[:40], strict=True):
+        quick.add(value, weight)
+        slow.add(value, weight)
+        assert torch.equal(quick.compute(), slow.compute())
+    saved.load_state_dict(quick.state_dict())
+    for value, weight in zip(values[40:], weights[40:], strict=True):
+        for mean in (quick, slow, saved):
+            mean.add(value, torch.tensor(weight))
+    assert quick.compute().dtype is torch.float64
+    assert torch.equal(quick.compute(), slow.compute())
+    assert torch.equal(saved.compute(), slow.compute())
+    assert torch.equal(quick.tensors()["total"], slow.total)
+
+
 def test_mean_takes_a_loss_of_one_element():
     metric = Loss()
     metric.add(torch.tensor([2.0]), 1)

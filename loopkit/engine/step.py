@@ -61,6 +61,13 @@ class Frame:
         names = ", ".join(repr(window.name) for window in self.windows)
         raise PhaseError(f"no optimizer is called {name!r}; there are: {names or 'none'}")
 
+    def only_window(self, name: str | None) -> Window:
+        """The window of an update that is given a closure."""
+        windows: Sequence[Window] = self.windows if name is None else (self.window(name),)
+        if len(windows) != 1 or windows[0].size != 1:
+            raise PhaseError("step.update(closure=...): in a training phase, name one optimizer, and do not accumulate")
+        return windows[0]
+
     def count_update(self) -> None:
         """The parameters were updated."""
         self.progress.updates += 1
@@ -310,7 +317,7 @@ class Step:
                 if closure is None:
                     self._update_due(name)
                 else:
-                    window = self._only_window(name)
+                    window = self._frame.only_window(name)
                     self.apply(window, Closure(self, window, closure, ambient))
         finally:
             self._frame.casts.clear()  # else the next forward of this step would see the old weights
@@ -318,19 +325,12 @@ class Step:
     def _update_due(self, name: str | None) -> None:
         frame = self._frame
         windows: Sequence[Window] = frame.windows if name is None else (frame.window(name),)
-        opened = False
-        for window in windows:
-            if window.count:
-                opened = True
-                if window.count >= window.size or self.index == frame.last_index:
-                    self.apply(window)
+        opened = [window for window in windows if window.count]
         if not opened:
-            if not frame.phase.training:
-                raise PhaseError(f"step.update in phase {frame.phase.name!r}: only a phase with training = True has it")
-            raise PhaseError(
-                f"step.update before step.backward in phase {frame.phase.name!r}, step {self.index}: "
-                f"call step.backward(loss), which takes the place of loss.backward(), first"
-            )
+            raise _nothing_to_update(frame.phase, self)
+        for window in opened:
+            if window.count >= window.size or self.index == frame.last_index:
+                self.apply(window)
 
     def apply(self, window: Window, closure: Callable[[], Any] | None = None) -> None:
         """Update the parameters of a window now (the engine's part of `update`)."""
@@ -405,14 +405,6 @@ class Step:
                 else:
                     self.skip_update("the parameters were left as they are")
                 self._end_update(window)
-
-    def _only_window(self, name: str | None) -> Window:
-        """The window of an update that is given a closure."""
-        frame = self._frame
-        windows: Sequence[Window] = frame.windows if name is None else (frame.window(name),)
-        if len(windows) != 1 or windows[0].size != 1:
-            raise PhaseError("step.update(closure=...): in a training phase, name one optimizer, and do not accumulate")
-        return windows[0]
 
     def _start_over(self, window: Window) -> None:
         """The optimizer has moved the weights since the last evaluation of its closure, and asks for another."""
@@ -489,6 +481,16 @@ def _check_loss(step: Step, loss: Any, whose: str = "") -> None:
             f"{what} does not require grad ({where}): was it made under no_grad, or detached, or by .item(); or "
             f"are all parameters frozen (requires_grad=False)?"
         )
+
+
+def _nothing_to_update(phase: Phase, step: Step) -> PhaseError:
+    """What to say where no backward came before an update."""
+    if not phase.training:
+        return PhaseError(f"step.update in phase {phase.name!r}: only a phase with training = True has it")
+    return PhaseError(
+        f"step.update before step.backward in phase {phase.name!r}, step {step.index}: call step.backward(loss), which "
+        f"takes the place of loss.backward(), first"
+    )
 
 
 def _lost_gradients(phase: Phase, step: Step, window: Window) -> PhaseError:

@@ -166,11 +166,13 @@ class StopOnNonFinite(Shown):
         loss = getattr(step, "loss", None)
         if not isinstance(loss, Tensor):
             return
-        if self._is_late(loss):
+        if self._late or (self._late is None and not loss.is_cpu):
             self._look_later(loss.detach(), learner, step)
             return
         value = loss.item()  # host sync: on an accelerator, where late=False asks for it
         bad = not math.isfinite(value)
+        if not (bad or self._goes_on):
+            return
         first = learner.world.rank
         if self._goes_on and must_agree(learner):
             last = learner.world.size - 1
@@ -206,7 +208,7 @@ class StopOnNonFinite(Shown):
         overflow: Tensor | None = getattr(step.optimizer, "found_inf", None)
         if overflow is not None:  # loss scaling skips this update on the device
             largest = torch.where(overflow.to(largest.device, non_blocking=True).reshape(()) > 0, 0, largest)
-        if self._is_late(largest):
+        if self._late or (self._late is None and not largest.is_cpu):
             pending = self._look_later(largest, learner, step)
             self._guard(pending, step.optimizer, overflow)
         elif not math.isfinite(largest.item()):  # host sync: on an accelerator, where late=False asks for it
@@ -276,9 +278,6 @@ class StopOnNonFinite(Shown):
         if self._goes_on and state:
             self.skips, self.rollbacks = state["skips"], state["rollbacks"]
             self._snapshot = copy.deepcopy(state["snapshot"])
-
-    def _is_late(self, value: Tensor) -> bool:
-        return value.device.type != "cpu" if self._late is None else self._late
 
     def _look_later(self, value: Tensor, learner: Learner, step: Step) -> _Pending:
         pending = self._of(step.epoch).pending

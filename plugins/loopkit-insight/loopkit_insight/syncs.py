@@ -40,7 +40,8 @@ READS = (
 """The functions of torch that read values on the host."""
 TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 OPTIMIZERS = os.path.join(TORCH, "optim", "")
-LOGGING = {("loopkit.logs.kinds", name) for name in ("loggable", "all_loggable", "_scalar")}
+ON_HOST = {("loopkit.logs.kinds", name) for name in ("loggable", "all_loggable", "_scalar")}
+ON_HOST.add(("loopkit.metrics", "add"))
 
 
 class TensorReads(TorchFunctionMode, ABC):
@@ -48,8 +49,8 @@ class TensorReads(TorchFunctionMode, ABC):
 
     On the CPU these cost nothing; on an accelerator the host waits. Counted are `READS`, transfers to the CPU, and what
     has a size that depends on values. Not counted: optimizers of torch, whose counters lie on the host;
-    ``learner.log`` and ``log_values``, which read at once only what lies there; and `loopkit.plugins.late.LateValues`,
-    which does not wait on an accelerator.
+    ``learner.log``, ``log_values`` and means, which read at once only what lies there; and
+    `loopkit.plugins.late.LateValues`, which does not wait on an accelerator.
     """
 
     @abstractmethod
@@ -142,7 +143,7 @@ def tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 def _is_late(frame: FrameType | None) -> bool:
     """Whether the call comes from values that are read when they have arrived."""
-    if frame is not None and _named(frame) in LOGGING:
+    if frame is not None and _named(frame) in ON_HOST:
         return True  # it reads at once what lies on the host, and nothing else
     names: set[str] = set()
     while frame is not None:
