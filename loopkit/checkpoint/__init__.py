@@ -15,31 +15,26 @@ It imports the learner's state and what is below; no plugin, and nothing of seve
 
 from typing import TYPE_CHECKING
 
-from loopkit.lazy import lazily
+from loopkit.lazy import homes, lazily
 
 if TYPE_CHECKING:
-    from loopkit.checkpoint.bundle import best, load, save
-    from loopkit.checkpoint.inspection import Inspection, inspect
-    from loopkit.checkpoint.storage import Listing, Manifest, listing, verify
-    from loopkit.checkpoint.weights import LoadReport, load_best, load_torch, load_weights, save_weights
+    from loopkit.checkpoint.bundle import best as best
+    from loopkit.checkpoint.bundle import load as load
+    from loopkit.checkpoint.bundle import save as save
+    from loopkit.checkpoint.inspection import Inspection as Inspection
+    from loopkit.checkpoint.inspection import inspect as inspect
+    from loopkit.checkpoint.storage import Listing as Listing
+    from loopkit.checkpoint.storage import Manifest as Manifest
+    from loopkit.checkpoint.storage import listing as listing
+    from loopkit.checkpoint.storage import verify as verify
+    from loopkit.checkpoint.weights import LoadReport as LoadReport
+    from loopkit.checkpoint.weights import load_best as load_best
+    from loopkit.checkpoint.weights import load_torch as load_torch
+    from loopkit.checkpoint.weights import load_weights as load_weights
+    from loopkit.checkpoint.weights import save_weights as save_weights
 
 __getattr__ = lazily(__name__)
-__all__ = [
-    "Inspection",
-    "Listing",
-    "LoadReport",
-    "Manifest",
-    "best",
-    "inspect",
-    "listing",
-    "load",
-    "load_best",
-    "load_torch",
-    "load_weights",
-    "save",
-    "save_weights",
-    "verify",
-]
+__all__ = list(homes(__name__))
 
 
 def __dir__() -> list[str]:

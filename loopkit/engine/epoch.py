@@ -84,8 +84,7 @@ class Epoch:
     # What it is
 
     def __repr__(self) -> str:
-        length = "" if self.length is None else f" of {self.length}"
-        return f"Epoch({self.name!r}, epoch {self.number}, {self.steps}{length} steps)"
+        return f"Epoch({self.name!r}, epoch {self.number}, {self.steps} of {self.length or '?'} steps)"
 
     @property
     def plan(self) -> Plan:
@@ -240,7 +239,7 @@ class Epoch:
         if self.data is None:
             raise PhaseError(f"phase {self.name!r}: learner.epoch was given no data=..., so it has no batches")
         core = self._core
-        if self.alone and core.fit is not None and self._core.epochs[-1] is self:
+        if self.alone and core.fit is not None and core.epochs[-1] is self:
             core.resume.inner(self._key(), self.data)
         batches, self.begun, length = core.resume.batches(self)
         if length != self.length:
