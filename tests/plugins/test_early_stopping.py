@@ -177,6 +177,12 @@ class Constant:
     def reset(self):
         """Keeps nothing."""
 
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        """Has kept nothing."""
+
 
 @pytest.mark.parametrize("higher", [True, False])
 def test_mode_is_that_of_the_metric(higher, tmp_path):
