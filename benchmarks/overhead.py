@@ -401,8 +401,10 @@ def start_up(report: Report, batches: list[Any]) -> None:
     def printed(code: str) -> float:
         return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 
-    code = "import torch, pluggy, time; t = time.perf_counter(); import loopkit; print(time.perf_counter() - t)"
-    report.value("import loopkit beyond import torch, pluggy", min(printed(code) for _ in range(5)) * 1e3, "ms", 40)
+    code = "import gc, torch, pluggy, time; {}; t = time.perf_counter(); import loopkit; print(time.perf_counter() - t)"
+    for what, collector, bound in (("", "gc.disable()", 30), (", with garbage collections", "0", None)):
+        seconds = min(printed(code.format(collector)) for _ in range(5))
+        report.value(f"import loopkit beyond import torch, pluggy{what}", seconds * 1e3, "ms", bound)
 
     here = str(Path(__file__).parent)
     pairs = [[printed(FIRST.format(here=here, engine=engine)) for engine in (True, False)] for _ in range(5)]

@@ -11,8 +11,11 @@ from typing import Any
 
 def homes(package: str) -> dict[str, str]:
     """The modules of what the source of a package imports under ``if TYPE_CHECKING:``, by the names."""
-    source: str = sys.modules[package].__loader__.get_source(package)  # type: ignore[union-attr]
-    (block,) = (node for node in ast.parse(source).body if isinstance(node, ast.If))
+    source: str | None = sys.modules[package].__loader__.get_source(package)  # type: ignore[union-attr]
+    if source is None:
+        raise ImportError(f"{package} reads its own source, which is not there: install loopkit with its .py files")
+    nodes = ast.parse(source).body
+    block = next(node for node in nodes if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
     return {each.name: str(node.module) for node in imports for each in node.names}
 

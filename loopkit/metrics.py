@@ -11,7 +11,6 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from numbers import Real
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -281,14 +280,15 @@ class FunctionMetric(Metric):
         value = self.function(outputs, targets)
         if isinstance(value, Tensor) and value.ndim:
             self.mean.add(wide(value).mean(), value.numel())
-        elif isinstance(value, (Tensor, Real)):
+            return
+        try:
             number = value if isinstance(value, Tensor) else float(value)
-            self.mean.add(number, count_samples(outputs) if weight is None else weight)
-        else:
+        except (TypeError, ValueError) as error:
             raise PluginError(
                 f"it returned {describe(value)}: the function of a metric returns one number, or a tensor with one for "
                 f"each sample. Give several numbers as several functions, or an object with update, compute and reset"
-            )
+            ) from error
+        self.mean.add(number, count_samples(outputs) if weight is None else weight)
 
     @property
     def is_empty(self) -> bool:  # noqa: D102

@@ -3,6 +3,7 @@
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from helpers import Late
@@ -482,3 +483,10 @@ def test_added_sums_in_order():
 def test_accuracy_names_the_metric_of_one_logit_a_sample():
     with pytest.raises(ValueError, match=r"for one logit a sample: BinaryAccuracy\(from_logits=True\)"):
         Accuracy().update(torch.zeros(32, 1), torch.zeros(32, 1))
+
+
+@pytest.mark.parametrize("number", [np.bool_(True), np.array(1.0), True])
+def test_function_may_return_any_number(number):
+    metric = FunctionMetric(lambda outputs, targets: number)
+    metric.update(torch.zeros(4), torch.zeros(4))
+    assert metric.compute() == 1.0

@@ -520,21 +520,21 @@ def _set_epochs(data: Any, state: Any) -> None:
     torchdata's ``StatefulDistributedSampler`` does not save it.
     """
     if hasattr(data, "restart_on_stop_iteration"):
-        samplers = [node["sampler"] for node in _mappings(data.root, []) if "sampler" in node]
-        epochs = [each["_epoch"] for each in _mappings(state, []) if "_epoch" in each]
+        samplers = [node["sampler"] for node in _mappings(data.root, set()) if "sampler" in node]
+        epochs = [each["_epoch"] for each in _mappings(state, set()) if "_epoch" in each]
         for sampler, epoch in zip(samplers, epochs, strict=False):
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)
 
 
-def _mappings(value: Any, seen: list[Any]) -> Iterator[Mapping[str, Any]]:
+def _mappings(value: Any, seen: set[int]) -> Iterator[Mapping[str, Any]]:
     """Mappings within mappings, and the attributes of nodes, by the order of their names: each once."""
     is_node = hasattr(value, "get_state") and hasattr(value, "__dict__")
     found = vars(value) if is_node else value if isinstance(value, Mapping) else {}
-    if found and not any(value is each for each in seen):
-        seen.append(value)
+    if found and id(value) not in seen:
+        seen.add(id(value))
         yield found
-        for name in sorted(found):
+        for name in () if "_epoch" in found else sorted(found, key=str):  # what is within is the sampler's own
             yield from _mappings(found[name], seen)
 
 

@@ -223,18 +223,18 @@ def check_modes(plugins: Mapping[str, Any]) -> None:
 
 def wrong_modes(plugins: Mapping[str, Any]) -> list[str]:
     """What to say of plugins that were told to take the lowest value of a metric that is better where it is higher."""
-    lowest = {
-        type(plugin).__name__: metric
+    lowest = [
+        (type(plugin).__name__, metric)
         for plugin in plugins.values()
         if isinstance(metric := getattr(plugin, "monitor", None), str) and getattr(plugin, "mode", None) == "min"
-    }
+    ]
     if not lowest:
         return []
     from loopkit.criteria import better
 
     return [
         f'{name}: {metric} is better where it is higher, and mode is "min": leave it out'
-        for name, metric in lowest.items()
+        for name, metric in lowest
         if better(metric, plugins.values()) == "max"
     ]
 

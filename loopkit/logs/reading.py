@@ -15,6 +15,9 @@ from loopkit.logs.record import Record
 from loopkit.tabular import aligned, html, paragraph
 from loopkit.words import nearest
 
+PLACE = ("phase", "epoch", "step", "update", "time")
+"""Where and when a record was made."""
+
 
 @dataclass(repr=False)
 class Log:
@@ -83,7 +86,8 @@ class Log:
     def frame(self, phase: str | None = None) -> Any:
         """The metrics of epochs as a table of pandas, as `History.frame`: a row an epoch and phase.
 
-        What steps have logged is not in it: ``pandas.DataFrame(log.records)`` has a row for each record.
+        A phase's metrics are what was logged where its first epoch ended. What steps alone have logged is not in it:
+        ``pandas.DataFrame(log.records)`` has a row for each record.
 
         Raises:
             ImportError: There is no pandas.
@@ -93,9 +97,13 @@ class Log:
         for name, value, *at, time in self.records:
             is_of_a_step = name.count("/") > 1 and name.endswith(("/step", "/running"))
             if isinstance(value, (int, float)) and name.startswith(f"{at[0]}/") and not is_of_a_step:
-                place = dict(zip(("phase", "epoch", "step", "update"), at, strict=True))
+                place = dict(zip(PLACE[:-1], at, strict=True))
                 rows.setdefault(tuple(at), {**place, "time": time})[name] = value
-        return frame(list(rows.values()), phase)
+        ends: dict[Any, dict[str, Any]] = {}
+        for row in sorted(rows.values(), key=lambda row: not row["epoch"]):  # steps of the first epoch count it as 0
+            ends.setdefault(row["phase"], row)
+        metrics = {name: {*row} - {*PLACE} for name, row in ends.items()}
+        return frame([row for row in rows.values() if not metrics[row["phase"]].isdisjoint(row)], phase)
 
 
 def frame(rows: list[dict[str, Any]], phase: str | None) -> Any:

@@ -77,7 +77,7 @@ class History(Shown):
         """The rows that were there when the fit began."""
         if steps:  # the rest is the same in every process, and need not be collected
             self.reshard, self.reshard_store = self._reshard, self._reshard_store
-        else:
+        elif type(self).step_end is History.step_end:
             vars(self)["step_end"] = None  # no listener: a hook that does nothing would cost its call
 
     @hookimpl(after=("checkpoint",))  # which may load the state of a fit that goes on

@@ -13,7 +13,7 @@ from loopkit.data import TensorLoader
 from loopkit.errors import LogError
 from loopkit.logs import Record, read_log
 from loopkit.metrics import Accuracy
-from loopkit.plugins import History, LogMetrics, LogTo, Metrics
+from loopkit.plugins import History, LogMetrics, LogTo, Metrics, call_on
 
 LINE = '{"phase": "train", "epoch": 0, "step": 1, "update": 1, "time": 2.5, "values": {"a": 0.5}}\n'
 
@@ -82,7 +82,8 @@ def test_log_as_a_frame_has_a_row_an_epoch_and_phase(tmp_path: Path) -> None:
     pytest.importorskip("pandas")
     generator = torch.Generator().manual_seed(0)
     inputs, targets = torch.randn(6, 4, generator=generator), torch.randint(3, (6,), generator=generator)
-    plugins = [LogTo(tmp_path), LogMetrics(every=1), History(), Metrics(), Metrics(Accuracy(), phase="val")]
+    own = call_on("step_end", lambda learner, phase: phase.training and learner.log("train/own", 1.0), name="own")
+    plugins = [LogTo(tmp_path), LogMetrics(every=1), History(), Metrics(), Metrics(Accuracy(), phase="val"), own]
     learner = Learner(nn.Linear(4, 3), nn.CrossEntropyLoss(), torch.optim.AdamW, plugins=plugins, standard=False)
     loader = TensorLoader(inputs, targets, batch_size=3)
     learner.fit(loader, loader, epochs=2)

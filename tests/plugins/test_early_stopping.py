@@ -152,6 +152,13 @@ def test_lowest_of_a_metric_that_is_better_where_it_is_higher_is_warned_about_on
     assert [str(each.message) for each in caught] == [text]
 
 
+def test_each_of_two_plugins_of_a_class_is_warned_about():
+    made = (EarlyStopping(f"val/{name}", mode="min", name=name, patience=9) for name in ("acc", "other"))
+    with pytest.warns(UserWarning, match="mode") as caught:
+        run(*made, Metrics(acc=Accuracy(), other=Accuracy()), epochs=1)
+    assert [str(each.message).split()[1] for each in caught] == ["val/acc", "val/other"]
+
+
 def test_nothing_is_warned_about_where_the_mode_is_right_or_the_metric_does_not_say():
     function = Metrics(Accuracy(), own=lambda outputs, targets: outputs.mean())
     run(

@@ -9,7 +9,7 @@ import torch
 from helpers import batches, differences, make_learner, on
 from test_metrics import Reads
 
-from loopkit import CancelFit, every
+from loopkit import CancelFit, every, hookimpl
 from loopkit.plugins import History, Metrics
 
 COUNTS = ("phase", "epoch", "steps", "updates", "samples")
@@ -425,3 +425,16 @@ def test_history_without_pandas_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match="pip install pandas"):
         History().frame()
+
+
+def test_subclass_may_listen_to_steps():
+    class Counting(History):
+        seen = 0
+
+        @hookimpl
+        def step_end(self, step):
+            self.seen += 1
+
+    learner = make_learner(Counting())
+    learner.fit(batches(3), epochs=1)
+    assert learner.plugins["history"].seen == 3

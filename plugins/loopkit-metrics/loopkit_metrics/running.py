@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from loopkit.batches import count_samples
-from loopkit.metrics import Mean, Metric, added, wide
+from loopkit.metrics import Mean, Metric, added, as_tensor, wide
 
 
 class ExponentialMean(Mean):
@@ -44,7 +44,7 @@ class ExponentialMean(Mean):
         one = Mean(self.attribute)
         one.sums = self.sums
         one.add(value, weight)
-        total = torch.as_tensor(one.total, dtype=None if isinstance(one.total, Tensor) else torch.float64)
+        total = as_tensor(one.total, torch.float64, "cpu")
         self.total = total if self.total is None else self.total * self.beta + total
         self.weight = self.weight * self.beta + one.weight
 

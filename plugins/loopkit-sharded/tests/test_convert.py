@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from distributed.processes import run
+from loopkit_testing.diff import differences
 from small import LIMIT, differing, loader, make, whole
 
 from loopkit import checkpoint
 from loopkit.checkpoint.bundle import find, read_state
-from loopkit.checkpoint.diff import differences
 from loopkit.cli import main
 from loopkit_sharded import load, save
 

@@ -19,6 +19,7 @@ from loopkit_insight.syncs import OPTIMIZERS, is_torch, tensors
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+import loopkit.engine
 from loopkit.engine.order import EVERYTHING, Entry
 from loopkit.engine.step import Step
 from loopkit.hooks import Target, hookimpl
@@ -289,7 +290,7 @@ UNREAD = ("setup_model", "optimizer_step")
 """Hooks in which values may be read: the model that was given, or what the update needs. A context may enter a mode
 of torch, which would have to be left before the one that watches; there they are not observed."""
 MODULE = ("_call_impl", "_wrapped_call_impl")
-ENGINE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "engine", "")
+ENGINE = os.path.join(os.path.dirname(loopkit.engine.__file__), "")
 LOOKS = (
     *("size", "dim", "ndimension", "numel", "nelement", "stride", "element_size", "data_ptr", "storage_offset"),
     *("type", "get_device", "is_floating_point", "is_complex", "is_contiguous", "untyped_storage", "is_inference"),

@@ -2269,3 +2269,12 @@ def test_event_log_records_contexts_that_are_left_by_an_error():
 def test_instance_is_no_factory():
     with pytest.raises(PluginError, match="give the class or a function that makes the plugin"):
         check_plugin(History())
+
+
+def test_what_the_engine_reads_for_a_plugin_is_not_the_plugins():
+    class Saves:
+        @hookimpl
+        def phase_end(self, learner):
+            learner.state_dict()
+
+    check_plugin(Saves, checks=["declared_access"])
