@@ -151,8 +151,8 @@ class Checkpoint(Shown):
         self._saved_at: tuple[Any, ...] | None = None
         self._measured = False
         """The monitored phase has run, and its value was not looked at yet."""
-        self._newest_own: Manifest | None = None
-        """The checkpoint in the directory that was written or read last."""
+        self._own: set[int] = set()
+        """Checkpoints in the directory that this run has written, or found when it went on, by `_identity`."""
         self._source: Path | None = None
         """The checkpoint that ``resume`` named."""
         self._damaged: set[Path] = set()
@@ -380,7 +380,8 @@ class Checkpoint(Shown):
                 break
         manifest, state = chosen
         self._load(learner, manifest, state)
-        self._newest_own = manifest
+        if learner.world.rank == 0:
+            self._own.update(map(_identity, storage.listing(self.directory)))
 
     def _read_together(self, learner: Learner, path: Path, read: Chosen | None) -> Chosen | None:
         """What each process has read of a checkpoint; None if one of them found its part damaged."""
@@ -444,8 +445,8 @@ class Checkpoint(Shown):
 
     def _refuse_taken(self) -> None:
         """Refuse checkpoints of a run that has begun in the directory since this one last saved there."""
-        found, own = storage.listing(self.directory), self._newest_own
-        if not any(own is not None and each.path.name == own.path.name and each.files == own.files for each in found):
+        found = storage.listing(self.directory)
+        if not self._own.issuperset(map(_identity, found)):
             self._refuse_others(found)
 
     def _make_room(self, found: Listing) -> None:
@@ -552,7 +553,7 @@ class Checkpoint(Shown):
         written = self.write(contents, about, f"step-{about['progress']['steps']}")
         self._saved_at = here
         if written is not None:
-            self._newest_own = written
+            self._own.add(_identity(written))
             self._rotate(partial(self._remover.remove, self._surplus(self._found())))
 
     def _surplus(self, found: Listing) -> list[Path]:
@@ -617,6 +618,11 @@ def _intervals(save: Any) -> tuple[Every, ...]:
             f"Checkpoint: save is {early[0]!r}: before the first update nothing is trained; leave out first"
         )
     return given
+
+
+def _identity(manifest: Manifest) -> int:
+    """What tells a checkpoint from all others: its name, and the digests of its files."""
+    return hash((manifest.path.name, frozenset(manifest.files.items())))
 
 
 class _Snapshot:

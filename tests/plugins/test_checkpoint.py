@@ -820,6 +820,14 @@ def test_checkpoints_of_another_run_in_the_place_of_the_directory_are_left_alone
     assert [step for _, step, _ in found(path)] == [steps - 1, steps]
 
 
+def test_second_fit_goes_on_where_a_checkpoint_of_the_first_was_removed(tmp_path):
+    learner = make_learner(Checkpoint(tmp_path, save=every(updates=1), keep=9))
+    learner.fit(batches(3), epochs=1)
+    storage.remove([storage.listing(tmp_path)[0].path])
+    learner.fit(batches(3), epochs=1)
+    assert len(found(tmp_path)) == 5
+
+
 def test_lock_that_was_removed_is_taken_again(tmp_path):
     locked = []
     learner = make_learner(

@@ -14,7 +14,7 @@ from loopkit_testing import Problem, check_plugin
 from loopkit_testing.contract import ContractError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def defined(example, *names):
