@@ -282,7 +282,7 @@ class FunctionMetric(Metric):
             self.mean.add(wide(value).mean(), value.numel())
             return
         try:
-            number = value if isinstance(value, Tensor) else float(value)
+            number = value if isinstance(value, Tensor) else math.ldexp(value, 0)  # float(value), but of no text
         except (TypeError, ValueError) as error:
             raise PluginError(
                 f"it returned {describe(value)}: the function of a metric returns one number, or a tensor with one for "
