@@ -13,7 +13,7 @@ LONGEST_NUMBER = 25
 STRETCH = 1 << 16
 """Characters whose brackets are counted at a time."""
 
-STRING = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 STEPS = np.zeros(256, np.int8)
 """What each byte adds to the depth."""
 STEPS[list(b"[{")], STEPS[list(b"]}")] = 1, -1
