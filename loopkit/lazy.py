@@ -5,18 +5,19 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import Any
 
 
+@cache
 def homes(package: str) -> dict[str, str]:
     """The modules of what the source of a package imports under ``if TYPE_CHECKING:``, by the names."""
     source: str | None = sys.modules[package].__loader__.get_source(package)  # type: ignore[union-attr]
     if source is None:
         raise ImportError(f"{package} reads its own source, which is not there: install loopkit with its .py files")
-    nodes = ast.parse(source).body
-    block = next(node for node in nodes if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
-    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    blocks = {ast.unparse(node.test): node.body for node in ast.parse(source).body if isinstance(node, ast.If)}
+    imports = [node for node in blocks["TYPE_CHECKING"] if isinstance(node, ast.ImportFrom)]
     return {each.name: str(node.module) for node in imports for each in node.names}
 
 
@@ -34,8 +35,7 @@ def lazily(package: str, *modules: str) -> Callable[[str], Any]:
             return import_module(f"{package}.{name}")
         if name not in found:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(found[name]), name)
-        setattr(sys.modules[package], name, value)
+        value = vars(sys.modules[package])[name] = getattr(import_module(found[name]), name)
         return value
 
     return get
