@@ -380,18 +380,15 @@ def step_calls() -> Counter[Call]:
 
 
 def calls_before_first_batch() -> int:
-    """The calls from ``fit`` to the first batch."""
+    """The calls from ``fit`` to the first batch of a list."""
 
-    class Data:
-        def __len__(self) -> int:
-            return 1
-
+    class Batches(list[Any]):
         def __iter__(self) -> Iterator[Any]:
             sys.setprofile(None)
-            yield batches(1)[0]
+            return super().__iter__()
 
-    learner = bare()
-    return calls(lambda: learner.fit(Data(), epochs=1)).total()
+    learner, data = bare(), Batches(batches(1))
+    return calls(lambda: learner.fit(data, epochs=1)).total()
 
 
 def upward_calls() -> Counter[Call]:

@@ -145,7 +145,7 @@ ROWS = [
     Row("public names",                                                      191,   200, public_names),
     Row("calls of a bare training step",                                       14,    15, calls_of_a_step),
     Row("files of a bare training step",                                        3,     4, files_of_a_step),
-    Row("calls from fit to the first batch, bare",                            84,    60, calls_before_first_batch),
+    Row("calls from fit to the first batch, bare",                            60,    60, calls_before_first_batch),
 ]
 # fmt: on
 

@@ -29,7 +29,7 @@ class Contexts:
         """Put the models in the phase's mode, and enter the contexts of plugins, which these make."""
         weights = self._core.models.weights
         try:
-            if self._phase.training and weights.by:
+            if self._phase.training and weights.stack and weights.by:
                 self._stack.enter_context(weights.own())
             self._modes = self._core.models.set_modes(self._phase.training)
             self._stack.callback(self.restore_modes)

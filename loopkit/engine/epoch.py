@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from loopkit.engine.contexts import Contexts
-from loopkit.engine.loop import Loop, Until, stronger
+from loopkit.engine.loop import Loop, stronger
 from loopkit.engine.plan import Plan
 from loopkit.engine.positions import indices_of, leave
 from loopkit.engine.resume import Mark, restore_windows
@@ -186,14 +186,15 @@ class Epoch:
             core.requests.forget_stop()
         nested = in_hook or (bool(core.epochs) and not all(epoch.loop.between for epoch in core.open_epochs))
         self.alone = nested or not (phase.training or fitting)
-        if not self.alone:
+        if core.resume.left and not self.alone:
             self.saved = core.resume.take(phase)
-        core.registry.check_phase(phase)
+        if core.registry.implemented:
+            core.registry.check_phase(phase)
         core.phase_states.use(phase)
         if phase.training and core.epochs and any(outer.window_open for outer in core.epochs):
             raise ReentrancyError(f"phase {phase.name!r} trains inside an open accumulation window")
         if self.saved is None:
-            loop.open(0, in_hook, core.requests.stopped)
+            loop.open(None, in_hook, core.requests.stopped)
         else:
             loop.open(self.saved["steps"], in_hook, None)
             restore_windows(self, self.saved["windows"])
@@ -215,8 +216,10 @@ class Epoch:
         core.logbook.move_to(self)
         try:
             try:
-                if self.trains:
-                    _say_what_differs(core, self)
+                if self.trains and core.models.kept_in_eval:
+                    core.say_once(core.models.kept_in_eval)
+                if self.trains and self.length is not None and self.length < core.accumulate:
+                    _say_short(core, self)
                 if core.metrics:
                     core.forget_metrics(f"{self.name}/")
                 self.contexts.enter(self, self.loop.plan.epoch_contexts)
@@ -245,6 +248,8 @@ class Epoch:
         if length != self.length:
             self.length = length
             self.loop.go_on_to(length)
+        if core.resume.left and not self.alone:
+            core.resume.restore_generators()
         self.goes_on = True
         return batches
 
@@ -294,16 +299,12 @@ class Epoch:
             raise self.pending
         if self.stopped:
             raise StopEpoch
+        if self._core.resume.left and not self.alone:
+            self._core.resume.restore_generators()
         self.loop.refresh()
-        self.run((batch,))
+        self.loop.run((batch,))
         assert self.current is not None
         return self.current
-
-    def run(self, batches: Iterable[Any], until: Until | None = None) -> bool:
-        """Run a step for each batch; returns whether they were all taken."""
-        if not self.alone:
-            self._core.resume.restore_generators()
-        return self.loop.run(batches, until)
 
     def run_all(
         self, timeout: float | None, first: bool, run: Callable[[Epoch, Iterable[Any]], bool] | None = None
@@ -313,20 +314,16 @@ class Epoch:
         Args:
             timeout: Seconds that the workers of a ``DataLoader`` may take for a batch.
             first: It is the first epoch over these data.
-            run: What runs the steps, and says whether they were all taken; by default `run`.
+            run: What runs the steps, and says whether they were all taken; by default the loop of the steps alone.
         """
         with bounded_wait(self.data, timeout, lambda: self.steps):
             batches = self.batches()
             if self.pending is not None:
                 raise self.pending
-            if run is not None:
-                complete = run(self, batches)
-            elif complete := not self.loop.stopped:
-                complete = self.run(batches)
-            else:
-                self.leave_data()
-            if complete:
+            if self.loop.run(batches) if run is None else run(self, batches):
                 self.check_count(first)
+            elif self.saved is not None and self.saved["steps"] == self.steps:
+                self.leave_data()
 
     def check_count(self, first: bool) -> None:
         """After all batches: look at how many they were."""
@@ -334,10 +331,9 @@ class Epoch:
         self._source.check_count(self.data, self.steps, self.length, first)
 
     def leave_data(self) -> None:
-        """It ends without another batch: its data are where the next epoch begins."""
-        if self.resumed:
-            self._core.resume.restore_generators()
-            leave(self.data)
+        """It goes on, and ends without another batch: its data are where the next epoch begins."""
+        self._core.resume.restore_generators()
+        leave(self.data)
 
     def agree(self, *numbers: float) -> list[float]:
         """Let every process act, after this step, on what any of them asks for: stops, cancels, saves and signals.
@@ -425,16 +421,13 @@ class Epoch:
             self._core.logbook.move_to(self._outer)
 
 
-def _say_what_differs(core: Core, epoch: Epoch) -> None:
-    """Say once what is done, and may not be meant."""
-    if kept := core.models.kept_in_eval:
-        core.say_once(kept)
-    if epoch.length is not None and epoch.length < core.accumulate:
-        many = "1 batch" if epoch.length == 1 else f"{epoch.length} batches"
-        core.say_once(
-            f"accumulate is {core.accumulate}, but an epoch of phase {epoch.name!r} has {many}, and its end closes "
-            f"the window: each update is of {many}"
-        )
+def _say_short(core: Core, epoch: Epoch) -> None:
+    """Say once that windows stay short, which may not be meant."""
+    many = "1 batch" if epoch.length == 1 else f"{epoch.length} batches"
+    core.say_once(
+        f"accumulate is {core.accumulate}, but an epoch of phase {epoch.name!r} has {many}, and its end closes the "
+        f"window: each update is of {many}"
+    )
 
 
 def _compare(world: World, epoch: Epoch) -> None:

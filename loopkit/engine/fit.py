@@ -189,7 +189,8 @@ class Fit:
         stop, reason = self._core.requests.stopped, self.result.reason
         over = reason in ("epochs", "max_steps", "max_updates", "stop")
         keeps = stop if over or reason == "running" else None
-        return replace(self.position, ended=reason if over else "").saved(self.seconds, keeps)
+        at = replace(self.position, ended=reason if over else "", limits=self.limits.saved())
+        return at.saved(self.seconds, keeps)
 
     # Its begin
 
@@ -207,8 +208,7 @@ class Fit:
         core.enter(self)
         loaded, goes_on = core.resume.begin()
         if loaded is None:
-            limits = self.limits.saved()
-            self.position = Position(replace(core.progress), core.resume.fits, bool(self._runs), limits=limits)
+            self.position = Position(replace(core.progress), core.resume.fits, bool(self._runs))
         else:
             self._go_on(loaded)
         if not self.resumed:
@@ -223,10 +223,10 @@ class Fit:
         if left:
             core.resume.leave_unfinished("")
         if self._signals is not None:
-            self._signals.__enter__()
+            self._signals.install()
         self.beginning = True
         try:
-            if self._runs:
+            if core.registry.implemented and self._runs:
                 core.registry.check_fit(self._runs)
             if core.registry.brackets:
                 with core.hook():
@@ -253,7 +253,7 @@ class Fit:
         if stop is not None:
             self._core.requests.resume(stop)
         ended, by_fit = "" if reopened else at.ended, at.by_fit or bool(self._runs)
-        self.position = replace(at, stop=None, ended=ended, by_fit=by_fit, limits=self.limits.saved())
+        self.position = replace(at, stop=None, ended=ended, by_fit=by_fit)
 
     def begin_plugins(self, names: Collection[str] | None = None) -> None:
         """Fire the ``fit_begin`` of these plugins, or of all."""
@@ -331,7 +331,7 @@ class Fit:
             core.enter(None)
             core.requests.end()
             if signals is not None:
-                signals.__exit__(None, None, None)
+                signals.remove()
         if ending is None and signals is not None and signals.ending is not None:
             ending = Ending(signals.ending)  # it came too late to be acted upon
         if ending is not None and self.raises:

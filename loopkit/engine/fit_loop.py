@@ -148,14 +148,12 @@ class FitLoop(Fit):
         """Run its steps up to a limit, with the validations that are due between them."""
         if epoch.resumed:  # what comes after the step at which the state was saved, which may be the end
             if (self._core.resume.waiting or not epoch.stopped) and self._between(epoch):
-                epoch.leave_data()
                 return False
         if epoch.stopped:
-            epoch.leave_data()
             return False
         batches = iter(batches)
         while True:
-            if epoch.run(batches, self._until()):
+            if epoch.loop.run(batches, self._until()):
                 return True
             if epoch.stopped or self._between(epoch):
                 return False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from loopkit.batches import count_samples, describe
 from loopkit.engine.awaited import Awaited
 from loopkit.engine.casts import autocast_off
-from loopkit.engine.phase_step import PhaseStep, bad_result, explain_error
+from loopkit.engine.phase_step import PhaseStep, bad_result, explained
 from loopkit.engine.plan import Plan
 from loopkit.engine.step import Frame, Step
 from loopkit.engine.training import Proof
@@ -83,6 +82,8 @@ class Loop(Frame):
         self.plan: Plan
         self._core = core
         self._taken = 0
+        self._goes_on = False
+        """Whether it was resumed, with requests that may be older than it."""
         self._seen = LOOK_AGAIN
         self._stop_before: Stop | None = None
         self._wanted: Cancel | None = None
@@ -92,16 +93,17 @@ class Loop(Frame):
         """That the phase trains; None if that is known, or it is none that does."""
         self.awaited: Awaited | None = None
         """Watches, in the phase's first epoch, whether the events come that it lists; None if nobody waits for any."""
-        self._around = PhaseStep(core, phase)
+        self._around: PhaseStep | None = None
+        """The phase's step, where plugins have a part in how it is run."""
         self._phase_step: Callable[[Learner, Step], Any] = phase.step
         """The phase's own step, or with a plugin in its place."""
         if phase.grad_mode not in GRAD_MODES:
             raise PhaseError(f"{phase!r}: grad_mode is {phase.grad_mode!r}; it is one of {', '.join(GRAD_MODES)}")
         self._grad_mode = GRAD_MODES[phase.grad_mode]
 
-    def open(self, taken: int, in_hook: bool, stop: Stop | None) -> None:
-        """The epoch begins, after so many steps of it were taken before; a stop from before does not end it."""
-        self._taken, self.in_hook, self._stop_before = taken, in_hook, stop
+    def open(self, taken: int | None, in_hook: bool, stop: Stop | None) -> None:
+        """The epoch begins, or goes on after so many steps of it; a stop from before does not end it."""
+        self._taken, self._goes_on, self.in_hook, self._stop_before = taken or 0, taken is not None, in_hook, stop
         if self.phase.training:
             size, mean = self._core.accumulate, not is_sum(self._core.learner.loss_fn)
             optimizers = self._core.models.optimizers.items()
@@ -125,7 +127,8 @@ class Loop(Frame):
     def close(self) -> None:
         """Let go of the last step, whose graph would live on in the cycle of epoch and step."""
         self._taken, self.current = self.steps, None
-        self._around.end()
+        if self._around is not None:
+            self._around.end()
         if self._proof is not None:
             self._proof.end()
 
@@ -154,13 +157,13 @@ class Loop(Frame):
         """Take over the plan of the plugins as they are now, and the size of windows that are closed."""
         requests = self._core.requests
         version = requests.version  # read first: a handler may run between any two lines
-        self._seen = LOOK_AGAIN if requests.waits else version
-        for window in self.windows:
-            if window.size != self._core.accumulate:
-                if window.count:
-                    self._seen = LOOK_AGAIN  # until it is closed
-                else:
-                    window.resize(self._core.accumulate)
+        older = self._goes_on and self.current is None
+        self._seen = LOOK_AGAIN if requests.waits or older else version
+        for window in [each for each in self.windows if each.size != self._core.accumulate]:
+            if window.count:
+                self._seen = LOOK_AGAIN  # until it is closed
+            else:
+                window.refresh(self._core.accumulate)
         plan = self.plan = self._core.registry.plan(self.phase)
         self.fire, self.optimizer_step = plan.fire, plan.optimizer_step
         if self.awaited is not None:
@@ -170,7 +173,10 @@ class Loop(Frame):
         self.plain_backward = None if BackwardEnd in heard else only
         quiet = heard.isdisjoint((UpdateBegin, UpdateEnd, UpdateSkipped)) and plan.optimizer_step is None
         self.plain_update = only if quiet else None
-        self._phase_step = self.phase.step if plan.take_step is None else partial(self._around.taken, plan.take_step)
+        self._phase_step = self.phase.step
+        if plan.step_contexts or plan.take_step is not None:
+            self._around = self._around or PhaseStep(self._core, self.phase)
+            self._phase_step = self._around.call(plan)
 
     def await_events(self) -> None:
         """See whether the events come that the phase lists, unless an epoch of it has told."""
@@ -203,6 +209,8 @@ class Loop(Frame):
             batches: What the steps process.
             until: Where to return; what was asked for returns, too. Without it, a stop does, in an epoch that trains.
         """
+        if until is None and self._seen != self._core.requests.version and self.stopped:
+            return False
         try:
             if self._grad_mode is not torch.inference_mode:
                 with self._grad_mode():
@@ -250,7 +258,7 @@ class Loop(Frame):
                     continue
                 if begin is not None:
                     begin(step)
-                if contexts:
+                if contexts and self._around is not None:
                     self._around.in_contexts(phase_step, step, plan)
                 elif (result := phase_step(learner, step)) is not None:
                     raise bad_result(phase, result)
@@ -260,7 +268,7 @@ class Loop(Frame):
             except Cancel as cancel:
                 self._cancel_step(step, cancel)
             except BaseException as error:
-                self._fail(error, step)
+                self.failure = explained(core, phase, error, step)
                 raise
             else:
                 step.ended = True
@@ -290,11 +298,6 @@ class Loop(Frame):
         if step.batch is not None or not self.phase.skip_none or self.agrees:
             raise PhaseInputError(f"batch {step.index} is {describe(step.batch)}: {NONE if samples else EMPTY}")
         step.ended = True
-
-    def _fail(self, error: BaseException, step: Step) -> None:
-        """A step has raised an error."""
-        self.failure = error
-        explain_error(self._core, self.phase, error, step)
 
     def _look_again(self) -> None:
         """The plan or the size of windows has changed, or something was asked for: take it over, and do that."""

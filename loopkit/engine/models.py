@@ -257,14 +257,15 @@ class Weights:
     """What stands in the place of the models' own weights: a stack, put away from the top by whoever saves."""
 
     def __init__(self) -> None:
-        self._stack: list[StandIn] = []
+        self.stack: list[StandIn] = []
+        """The lowest first."""
         self._away: list[list[StandIn]] = []
         """What `own` has put away, to be put back."""
 
     @property
     def by(self) -> str:
         """The plugin whose weights stand in the place of the models' own; empty if they are in place themselves."""
-        for each in reversed(self._stack):
+        for each in reversed(self.stack):
             if each.by:
                 return each.by
         return ""
@@ -280,29 +281,29 @@ class Weights:
         """
         entry = StandIn(by, put, away)
         put()
-        self._stack.append(entry)
+        self.stack.append(entry)
         try:
             yield
         finally:
             for held in self._away:  # it is left inside of `own`, and has been put away
                 held[:] = [each for each in held if each is not entry]
-            if any(each is entry for each in self._stack):
+            if any(each is entry for each in self.stack):
                 self._take_out(entry)
 
     def _take_out(self, entry: StandIn) -> None:
-        at = next(i for i, each in enumerate(self._stack) if each is entry)
-        above = self._stack[at + 1 :]  # of contexts that are left out of turn, such as those of a generator
+        at = next(i for i, each in enumerate(self.stack) if each is entry)
+        above = self.stack[at + 1 :]  # of contexts that are left out of turn, such as those of a generator
         for each in reversed(above):
             each.away()
         entry.away()
-        del self._stack[at]
+        del self.stack[at]
         for each in above:
             each.put()
 
     @contextmanager
     def own(self) -> Iterator[None]:
         """Inside, the models hold their own weights, as they are trained and saved."""
-        away, self._stack = self._stack, []
+        away, self.stack = self.stack, []
         for each in reversed(away):
             each.away()
         self._away.append(away)
@@ -312,4 +313,4 @@ class Weights:
             self._away = [held for held in self._away if held is not away]
             for each in away:
                 each.put()
-            self._stack = away
+            self.stack = away

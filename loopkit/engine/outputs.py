@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 def predict(core: Core, phase: Phase, data: Any, place: torch.device | None, everywhere: bool) -> Any:
     """What `Learner.predict` returns."""
     source = Source(core.registry, phase, [data] if isinstance(data, Tensor) else data)
-    given = source.given() if source.made else source.given
-    source = Source(core.registry, phase, given)
+    if source.made:
+        source = Source(core.registry, phase, source.given())
+    given = source.given
     outputs: list[Any] = []
     with next_epoch(core, phase, source) as epoch:
-        epoch.run(_collecting(epoch, outputs, place))
+        epoch.loop.run(_collecting(epoch, outputs, place))
         epoch.check_count(True)
     if core.world.size > 1 and source.epoch()[0] is not given:
         from loopkit.shards import gather

@@ -31,8 +31,11 @@ class PhaseStep:
         self._casting = False
         """Whether a step of this epoch has run under autocast."""
 
-    def taken(self, take: Callable[[Step, Callable[[], None]], Any], learner: Learner, step: Step) -> None:
-        """The step as a plugin takes it in the phase's place."""
+    def call(self, plan: Plan) -> Callable[[Learner, Step], Any]:
+        """What runs a step: the phase, or a plugin in its place."""
+        return self._phase.step if plan.take_step is None else partial(self._taken, plan.take_step)
+
+    def _taken(self, take: Callable[[Step, Callable[[], None]], Any], learner: Learner, step: Step) -> None:
         take(step, partial(self._own, learner, step))
 
     def _own(self, learner: Learner, step: Step) -> None:
@@ -45,7 +48,7 @@ class PhaseStep:
             cancel.by = cancel.by or f"phase {self._phase.name}"
             raise
         except BaseException as error:
-            explain_error(self._core, self._phase, error, step)
+            explained(self._core, self._phase, error, step)
             raise
 
     def in_contexts(self, call: Callable[[Learner, Step], Any], step: Step, plan: Plan) -> None:
@@ -95,8 +98,9 @@ def bad_result(phase: Phase, result: Any) -> StepResultError:
     )
 
 
-def explain_error(core: Core, phase: Phase, error: BaseException, step: Step) -> None:
-    """Say where an error of a step came from, and what the batch was."""
+def explained(core: Core, phase: Phase, error: BaseException, step: Step) -> BaseException:
+    """The error of a step, which from now on says where it came from, and what the batch was."""
     where, models = f"in {type(phase).__name__}.step, {core.where(phase, step)}", core.models
     cure = hint(error, step, models)
     locate(error, f"{where}; batch: {describe(step.batch)}; model on {models.device()}{cure}")
+    return error

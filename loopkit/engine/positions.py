@@ -67,6 +67,8 @@ UNSAFE = {
 # What makes no difference at all
 FREE = {LOADER: ("class",), SAMPLER: ("class", "workers"), SEQUENCE: ("class",)}
 
+REPLAYED = (ITERATOR, ITERABLE)
+"""Kinds of which a position in mid-epoch can only be reached by making the batches before it again."""
 GENERATORS = ("generator", "sampler.generator", "batch_sampler.sampler.generator")
 
 KIND: Kind = ("a kind of position", lambda v: v in (LOADER, SAMPLER, STATEFUL, SEQUENCE, ITERATOR, ITERABLE))
@@ -88,7 +90,7 @@ def keeps_place(data: Any) -> bool:
 
 def needs_replay(data: Any) -> bool:
     """Whether a position in mid-epoch can only be reached by making the batches before it again."""
-    return _kind(data) in (ITERATOR, ITERABLE)
+    return _kind(data) in REPLAYED
 
 
 def facts(data: Any) -> dict[str, Any]:
@@ -122,7 +124,7 @@ def begin(data: Any) -> dict[str, Any] | None:
     Returns:
         The states of the global generators and of the data's own; None if no replay is needed.
     """
-    if not needs_replay(data):
+    if _kind(data) not in REPLAYED:
         return None
     return {"generators": generators.save(), "own": _states(data), "workers_running": _workers_running(data)}
 
@@ -169,7 +171,7 @@ def save_position(
         saved["state"] = _copy(data.state_dict(), f"{_name(data)}.state_dict()")
     elif kind == ITERATOR:
         saved["used"] = earlier_epochs > 0 or (steps > 0 and not running)
-    if kind in (ITERATOR, ITERABLE):
+    if kind in REPLAYED:
         saved["begun"] = begun if middle else None
         if (sampler := _sampler(data)) is not None:
             saved["state"] = sampler.state_dict(0) if middle else sampler.state_dict(next_epoch=True)
@@ -285,7 +287,7 @@ def malformed(where: str, saved: Any) -> list[str]:
         problems += wrong(where, saved, {"state": PLACE})
     if saved["kind"] == ITERATOR:
         problems += wrong(where, saved, {"used": FLAG})
-    if saved["kind"] in (ITERATOR, ITERABLE):
+    if saved["kind"] in REPLAYED:
         problems += wrong(where, saved, {"begun": ANY})
     if saved.get("begun") is not None:
         kinds = {"generators": MAPPING, "own": STATES, "workers_running": FLAG}

@@ -62,7 +62,8 @@ class Registry:
         self._learner_plans: dict[str, list[Implementation]] = {}
         self.brackets: list[tuple[str, Implementation | None, Implementation | None]] = []
         """The plugins that set up or tear down a fit, in the order of ``fit_begin``, with what does so."""
-        self._implementations: list[Implementation] = []
+        self.implemented: list[Implementation] = []
+        """What the plugins implement, of every hook."""
         self._names: dict[int, str] = {}
         self._packs: list[tuple[Any, list[Packed]]] = []
         self._checked: dict[int, tuple[Phase, int]] = {}
@@ -147,16 +148,16 @@ class Registry:
         self._plans.clear()
         self._names = {id(each): name for name, plugin in self.plugins.items() for each in (plugin, unwrapped(plugin))}
         self._learner_plans.clear()
-        self._implementations = []
+        self.implemented = []
         for name, hook in hooks().items():
             if name in self._specified:
                 for impl in getattr(self._manager.hook, name).get_hookimpls():
-                    self._implementations.append(_implementation(impl, hook))
+                    self.implemented.append(_implementation(impl, hook))
 
     def _check(self) -> None:
         """Everything that can be told before a phase runs."""
         self._collect()
-        refusals.check_names(self.plugins, self._implementations, self.chains)
+        refusals.check_names(self.plugins, self.implemented, self.chains)
         refusals.check_owners(self.plugins)
         for hook in ("setup_model", LOG_VALUE, INSTRUMENT):
             self.ordered(hook)
@@ -171,7 +172,7 @@ class Registry:
         """The implementations of a hook, those for ``phase`` if given, in no order."""
         return [
             impl
-            for impl in self._implementations
+            for impl in self.implemented
             if impl.hook.name == hook and (phase is None or concerns(impl.phase, phase))
         ]
 
@@ -198,15 +199,15 @@ class Registry:
 
     def check_phase(self, phase: Phase) -> None:
         """What only shows when a phase is run: events that never come, state that nobody makes."""
-        if self._implementations and self._checked.get(id(phase)) != (phase, self.version):
+        if self._checked.get(id(phase)) != (phase, self.version):
             known = {p.name: p for p in (*self._phases.values(), *(p for p, _ in self._checked.values()), phase)}
-            refusals.check_run(self.plugins, self._implementations, list(known.values()))
+            refusals.check_run(self.plugins, self.implemented, list(known.values()))
             self._checked[id(phase)] = (phase, self.version)
 
     def idle(self, phases: Iterable[Phase]) -> list[str]:
         """What there is to say of the plugins that are never called in these phases."""
         known = list(phases)
-        found = refusals.never_called(self._implementations, known)
+        found = refusals.never_called(self.implemented, known)
         return [refusals.idle(name, hooks, known) for name, hooks in found.items()]
 
     def check_fit(self, runs: Sequence[Phase]) -> None:
@@ -216,20 +217,18 @@ class Registry:
             PluginError: A plugin is never called, or goes by a metric that is never made, or of which nobody says when
                 it is better.
         """
-        if not self._implementations:
-            return
         for phase in runs:
             self.check_phase(phase)
         if idle := self.idle([*runs, *self._phases.own]):
             raise PluginError("; ".join(idle))
-        refusals.check_monitors(self._implementations, self._phases, {phase.name for phase in runs})
+        refusals.check_monitors(self.implemented, self._phases, {phase.name for phase in runs})
         refusals.check_modes(self.plugins)
         for wrong in refusals.wrong_modes(self.plugins):
             warn(wrong)
 
     def never_made(self, metrics: Iterable[str]) -> list[str]:
         """What to say of metrics that were read, if these are all that there are."""
-        return refusals.never_made(self._implementations, metrics)
+        return refusals.never_made(self.implemented, metrics)
 
     def plan(self, phase: Phase) -> Plan:
         """The compiled plan of a phase."""

@@ -58,7 +58,7 @@ class Position:
     ended: str = ""
     """Why the run is over, as `FitResult.reason`; empty if it is not."""
     limits: dict[str, int | None] = field(default_factory=dict)
-    """``epochs``, ``max_steps`` and ``max_updates``, as the fit was given them."""
+    """``epochs``, ``max_steps`` and ``max_updates`` of the fit that was saved."""
 
     @property
     def validate(self) -> bool:
@@ -127,8 +127,12 @@ class Resume:
         """Of the fit that the next one goes on with."""
         self.fits = 0
         """How many fits the learner has begun."""
+        self.waiting: list[str] = []
+        """The phases whose epoch was open in a loaded state and has not begun again yet, the outermost first."""
+        self.left = False
+        """Whether there is any, or random generators that are to be put back when there is none any more."""
         self._epochs: list[dict[str, Any]] = []
-        """Epochs that were open, the outermost first, and have not begun again."""
+        """What the state holds of the epochs of `waiting`."""
         self._data: dict[str, Any] = {}
         """Positions of loaders without an open epoch, by phase."""
         self._nested: dict[str, Any] = {}
@@ -153,22 +157,19 @@ class Resume:
 
     # What was open
 
-    @property
-    def waiting(self) -> list[str]:
-        """The phases whose epoch was open in a loaded state and has not begun again yet, the outermost first."""
-        return [saved["phase"] for saved in self._epochs]
-
     def load(self, state: Mapping[str, Any], position: Position | None, replay: bool) -> None:
         """Take over what a state left open."""
         self._epochs, self._data, self._nested = list(state["epochs"]), dict(state["data"]), dict(state["nested"])
         self._generators, self._replay = state["generators"], replay
+        self.waiting = [saved["phase"] for saved in self._epochs]
+        self.left = bool(self._epochs) or self._generators is not None
         self.position, self._held = position, None
         self._placed.clear()
 
     def forget(self) -> None:
         """Forget what was left open."""
         self._epochs, self._data, self._nested, self._generators, self.position = [], {}, {}, None, None
-        self._held, self.unfinished = None, ""
+        self._held, self.unfinished, self.waiting, self.left = None, "", [], False
 
     def begin(self) -> tuple[Position | None, bool]:
         """Where the fit that begins now goes on, None if it is new, and whether it was interrupted in this process.
@@ -194,23 +195,24 @@ class Resume:
 
     def take(self, phase: Phase) -> dict[str, Any] | None:
         """What a loaded state holds of the epoch that begins now, if that was open."""
-        if not self._epochs:
-            if self._generators is not None:
-                self.restore_generators()
-        elif self._epochs[0]["phase"] == phase.name:
+        if not self.waiting:
+            self.restore_generators()
+        elif self.waiting[0] == phase.name:
+            del self.waiting[0]
             return self._epochs.pop(0)
         elif phase.training:
             raise StateError(
-                f"the state that was loaded was saved in an epoch of phase {self._epochs[0]['phase']!r}, and this is "
-                f"one of {phase.name!r}: run the same phases in the same order as when it was saved"
+                f"the state that was loaded was saved in an epoch of phase {self.waiting[0]!r}, and this is one of "
+                f"{phase.name!r}: run the same phases in the same order as when it was saved"
             )
         return None
 
     def restore_generators(self) -> None:
         """Put the random generators where they were, when what was open is open again."""
-        if not self._epochs and self._generators is not None:
-            generators.restore(self._generators)
-            self._generators = None
+        if not self.waiting:
+            if self._generators is not None:
+                generators.restore(self._generators)
+            self._generators, self.left = None, False
 
     def leave_unfinished(self, what: str) -> None:
         """A fit has failed, and left an epoch unfinished; an empty string: that was said."""

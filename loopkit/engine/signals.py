@@ -6,15 +6,18 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
-SAVING, CHILD = getattr(signal, "SIGUSR1", None), getattr(signal, "SIGCHLD", None)  # there are none on Windows
+SAVING, CHILD = (  # there are none on Windows
+    [getattr(signal, name)] if hasattr(signal, name) else [] for name in ("SIGUSR1", "SIGCHLD")
+)
+Handler = Callable[[int, FrameType | None], None]
 
 
 class Signals:
-    """Catch SIGINT, SIGTERM and SIGUSR1 inside a ``with`` block; afterwards the handlers are those from before.
+    """Catch SIGINT, SIGTERM and SIGUSR1 from `install` to `remove`; afterwards the handlers are those from before.
 
     A handler that was there before is called, too, unless it is Python's or the system's default. Off the main thread,
     where Python allows no handlers, nothing is installed; a signal that was ignored stays ignored.
@@ -36,28 +39,23 @@ class Signals:
         self._in_step = in_step
         self._process = os.getpid()
         self._before: dict[int, Any] = {}
-        self._installed: dict[int, Callable[[int, FrameType | None], None]] = {}
+        self._installed: dict[int, Handler] = {}
 
     def take(self) -> signal.Signals | None:
         """The last signal that nobody has acted upon, which from now on somebody has."""
         caught, self.caught = self.caught, None
         return caught
 
-    def __enter__(self) -> Signals:
+    def install(self, *given: tuple[int, Handler]) -> None:
+        """Install these handlers, or its own."""
         if threading.current_thread() is threading.main_thread():
-            self._install(self._handle, *ENDING, SAVING)
-        return self
+            for number, handler in given or [(number, self._handle) for number in (*ENDING, *SAVING)]:
+                if (before := signal.getsignal(number)) not in (None, signal.SIG_IGN):
+                    self._before[number], self._installed[number] = before, handler
+                    signal.signal(number, handler)
 
-    def _install(self, handler: Callable[[int, FrameType | None], None], *numbers: int | None) -> None:
-        for number in numbers:
-            before = None if number is None else signal.getsignal(number)
-            if number is not None and before not in (None, signal.SIG_IGN):
-                self._before[number], self._installed[number] = before, handler
-                signal.signal(number, handler)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def remove(self) -> None:
+        """Put the handlers from before back."""
         for number, before in self._before.items():
             if signal.getsignal(number) == self._installed[number]:  # else somebody has put another one in its place
                 signal.signal(number, before)
@@ -73,8 +71,9 @@ class Signals:
             if number == signal.SIGINT and self.ending is not None:
                 raise KeyboardInterrupt
             if self.ending is None:
-                if CHILD is not None and callable(signal.getsignal(CHILD)):
-                    self._install(self._lose_child, CHILD)
+                for child in CHILD:
+                    if callable(signal.getsignal(child)):
+                        self.install((child, self._lose_child))
                 _say(f"loopkit: {self.caught.name}: the fit ends after this step (Ctrl-C ends it at once)\n")
             self.ending = self.ending or self.caught
         self._notice()

@@ -31,6 +31,7 @@ class Source:
 
     Raises:
         PhaseInputError: It is neither.
+        EmptyDataError: There is no batch.
     """
 
     def __init__(self, registry: Registry, phase: Phase, given: Any) -> None:
@@ -43,15 +44,8 @@ class Source:
         """As the plugins have set it up."""
         self._seen = -1
         self._length: int | None = None
-
-    @property
-    def length(self) -> int | None:
-        """How many batches an epoch has, if that is known.
-
-        Raises:
-            EmptyDataError: None.
-        """
-        return None if self.made else self.epoch()[1]
+        self.length = None if self.made else self.epoch()[1]
+        """How many batches the first epoch has, if that is known."""
 
     def epoch(self) -> tuple[Any, int | None]:
         """The data of the epoch that begins, and how many batches they are.
@@ -59,19 +53,22 @@ class Source:
         Raises:
             EmptyDataError: None.
         """
-        if self.made:
-            data = self._set_up(self.given())
-            length = length_of(data)
-        else:
-            if self._seen != self._registry.version:  # the first time, or a plugin came or went
-                self._data = self._set_up(self.given)
-                self._length, self._seen = length_of(self._data), self._registry.version
-            data, length = self._data, self._length
-        if length == 0:
+        if self.made or self._seen != self._registry.version:  # the first time, or a plugin came or went
+            data = self.given() if self.made else self.given
+            if self._registry.implemented and hasattr(data, "__iter__"):
+                for impl in self._registry.plan(self.phase).setup_data:
+                    data = self._registry.call(impl, phase=self.phase, data=data)
+                    if not hasattr(data, "__iter__"):
+                        raise PluginError(
+                            f"plugin {impl.entry.plugin!r}: setup_data returned {describe(data)}, not an iterable of "
+                            f"batches"
+                        )
+            self._data, self._length, self._seen = data, length_of(data), self._registry.version
+        if self._length == 0:
             raise EmptyDataError(
-                f"the data of phase {self.phase.name!r} holds no batch: len() is 0 ({type(data).__name__})"
+                f"the data of phase {self.phase.name!r} holds no batch: len() is 0 ({type(self._data).__name__})"
             )
-        return data, length
+        return self._data, self._length
 
     def check_count(self, data: Any, steps: int, length: int | None, first: bool) -> None:
         """Look at how many batches came.
@@ -94,18 +91,6 @@ class Source:
                 f"len() of the data of phase {self.phase.name!r} is {length}, but it gave {steps} batches; {steps} "
                 f"counts"
             )
-
-    def _set_up(self, data: Any) -> Any:
-        """What the plugins put in the place of the data."""
-        if hasattr(data, "__iter__"):
-            for impl in self._registry.plan(self.phase).setup_data:
-                data = self._registry.call(impl, phase=self.phase, data=data)
-                if not hasattr(data, "__iter__"):
-                    raise PluginError(
-                        f"plugin {impl.entry.plugin!r}: setup_data returned {describe(data)}, not an iterable of "
-                        f"batches"
-                    )
-        return data
 
 
 def length_of(data: Any) -> int | None:

@@ -43,6 +43,4 @@ def validations_of(core: Core, val: Any, validate: Every | Mapping[str, Every] |
             raise ValueError(f"validate names {name!r}{nearest(name, sources)}; val has {', '.join(sources)}")
         if each is not None and not isinstance(each, Every):
             raise ValueError(f"validate is {each!r}: write every(epochs=1), of `from loopkit import every`")
-    for source in sources.values():
-        _ = source.length  # data without a batch is refused before anything begins
     return [Validation(source, given.get(name) or Every(epochs=1)) for name, source in sources.items()]

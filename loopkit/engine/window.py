@@ -60,23 +60,17 @@ class Window:
         self._left: tuple[Tensor, Tensor, int] | None = None
         """How the last backward left them: a parameter with a gradient, that, and its version."""
         self._clears_itself = type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
-        self.resize(size)
-        self._sizes: list[int] = []
-        self.params: Sequence[Tensor] = ()
-        self.refresh()
+        self.refresh(size)
 
-    def resize(self, size: int) -> None:
-        """Let the windows from now on be of this many steps."""
+    def refresh(self, size: int) -> None:
+        """Let the windows from now on be of this many steps, and of the parameters in the optimizer's groups."""
         self.size = size
         self.weighted = self._mean and size > 1
         self.is_plain = size == 1 and not self._clears_itself
         """Whether each step is an update of its own, and clearing a gradient is setting it to None."""
-
-    def refresh(self) -> None:
-        """Take the parameters from the optimizer's groups."""
         groups = self.optimizer.param_groups
         self._sizes = [len(group["params"]) for group in groups]
-        self.params = [p for group in groups for p in group["params"]]
+        self.params: Sequence[Tensor] = [p for group in groups for p in group["params"]]
 
     def seed(self, step: object, weight: float | Tensor) -> float | Tensor:
         """What backward of a step of this weight starts from."""
@@ -103,7 +97,7 @@ class Window:
         """Count a step, once however often it calls backward; the first one clears the gradients."""
         if self.count == 0:
             if [len(group["params"]) for group in self.optimizer.param_groups] != self._sizes:
-                self.refresh()
+                self.refresh(self.size)
             if self._clears_itself:
                 self.optimizer.zero_grad()
             else:  # `clear`, without the call: it is in each step
