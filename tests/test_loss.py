@@ -111,6 +111,24 @@ def test_without_listeners_total_loss_is_the_loss():
     assert step.backward_name is None
 
 
+def test_name_of_a_backward_is_over_with_it():
+    during, after = [], []
+    listen = on("backward_end", lambda step: during.append(step.backward_name))
+
+    class Twice(Phase):
+        name, training = "train", True
+
+        def step(self, learner, step):
+            inputs, targets = step.batch
+            step.backward(learner.loss_fn(learner.model(inputs), targets), "optimizer")
+            after.append(step.backward_name)
+            step.backward(learner.loss_fn(learner.model(inputs), targets))
+            step.update()
+
+    make_learner(listen, phases=[Twice()]).fit(batches(1), epochs=1)
+    assert (during, after) == (["optimizer", None], [None])
+
+
 def test_total_loss_before_backward_says_when_it_exists():
     learner = make_learner(on("backward_begin", lambda step: step.total_loss))
     with pytest.raises(AttributeError, match=r"step.total_loss is not set: it exists from backward_end on"):

@@ -90,7 +90,7 @@ class Step:
     total_loss: Tensor
     """What the last backward started from: the phase's loss, or what a plugin put in its place."""
     backward_name: str | None = None
-    """The optimizer whose backward it is, as the phase named it; None: all of them."""
+    """During a backward: the optimizer that the phase named for it; None: all of them."""
     index: int
     """Position in the epoch, from 0."""
     samples: int
@@ -260,6 +260,7 @@ class Step:
                 begin(self)
             self._run(loss, windows, name, retain, create)
         finally:
+            self.backward_name = None
             if own is None:
                 vars(self).pop("loss", None)
             else:
