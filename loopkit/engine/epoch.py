@@ -320,20 +320,20 @@ class Epoch:
             batches = self.batches()
             if self.pending is not None:
                 raise self.pending
-            if self.loop.run(batches) if run is None else run(self, batches):
+            if run is not None:
+                complete = run(self, batches)
+            elif complete := self.loop.seen == self._core.requests.version or not self.loop.stopped:
+                complete = self.loop.run(batches)
+            if complete:
                 self.check_count(first)
-            elif self.saved is not None and self.saved["steps"] == self.steps:
-                self.leave_data()
+            elif self.saved is not None and self.saved["steps"] == self.steps:  # without another batch
+                self._core.resume.restore_generators()
+                leave(self.data)
 
     def check_count(self, first: bool) -> None:
         """After all batches: look at how many they were."""
         assert self._source is not None
         self._source.check_count(self.data, self.steps, self.length, first)
-
-    def leave_data(self) -> None:
-        """It goes on, and ends without another batch: its data are where the next epoch begins."""
-        self._core.resume.restore_generators()
-        leave(self.data)
 
     def agree(self, *numbers: float) -> list[float]:
         """Let every process act, after this step, on what any of them asks for: stops, cancels, saves and signals.

@@ -84,7 +84,8 @@ class Loop(Frame):
         self._taken = 0
         self._goes_on = False
         """Whether it was resumed, with requests that may be older than it."""
-        self._seen = LOOK_AGAIN
+        self.seen = LOOK_AGAIN
+        """The number of the last request that it has looked at."""
         self._stop_before: Stop | None = None
         self._wanted: Cancel | None = None
         """What this process wants to end the epoch, or the fit, by, where all have to agree."""
@@ -158,10 +159,10 @@ class Loop(Frame):
         requests = self._core.requests
         version = requests.version  # read first: a handler may run between any two lines
         older = self._goes_on and self.current is None
-        self._seen = LOOK_AGAIN if requests.waits or older else version
+        self.seen = LOOK_AGAIN if requests.waits or older else version
         for window in [each for each in self.windows if each.size != self._core.accumulate]:
             if window.count:
-                self._seen = LOOK_AGAIN  # until it is closed
+                self.seen = LOOK_AGAIN  # until it is closed
             else:
                 window.refresh(self._core.accumulate)
         plan = self.plan = self._core.registry.plan(self.phase)
@@ -199,7 +200,7 @@ class Loop(Frame):
 
     def refresh(self) -> None:
         """Take over the plan if it has changed."""
-        if self._seen != self._core.requests.version:
+        if self.seen != self._core.requests.version:
             self.replan()
 
     def run(self, batches: Iterable[Any], until: Until | None = None) -> bool:
@@ -209,8 +210,6 @@ class Loop(Frame):
             batches: What the steps process.
             until: Where to return; what was asked for returns, too. Without it, a stop does, in an epoch that trains.
         """
-        if until is None and self._seen != self._core.requests.version and self.stopped:
-            return False
         try:
             if self._grad_mode is not torch.inference_mode:
                 with self._grad_mode():
@@ -241,8 +240,8 @@ class Loop(Frame):
         index = self.steps
         version: int | None = None
         for batch in batches:
-            if version != self._seen:
-                version, plan = self._seen, self.plan
+            if version != self.seen:
+                version, plan = self.seen, self.plan
                 begin, end = plan.fire[StepBegin], plan.fire[StepEnd]
                 contexts, move, phase_step = plan.step_contexts, plan.move_batch, self._phase_step
             if move is not None and batch is not None:

@@ -63,12 +63,16 @@ class Source:
                             f"plugin {impl.entry.plugin!r}: setup_data returned {describe(data)}, not an iterable of "
                             f"batches"
                         )
-            self._data, self._length, self._seen = data, length_of(data), self._registry.version
-        if self._length == 0:
+            length = length_of(data)
+            if not self.made:
+                self._data, self._length, self._seen = data, length, self._registry.version
+        else:
+            data, length = self._data, self._length
+        if length == 0:
             raise EmptyDataError(
-                f"the data of phase {self.phase.name!r} holds no batch: len() is 0 ({type(self._data).__name__})"
+                f"the data of phase {self.phase.name!r} holds no batch: len() is 0 ({type(data).__name__})"
             )
-        return self._data, self._length
+        return data, length
 
     def check_count(self, data: Any, steps: int, length: int | None, first: bool) -> None:
         """Look at how many batches came.
