@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from loopkit_control.slurm import counts, hosts, variables
 from loopkit.errors import WorldError
+from loopkit_control.slurm import counts, hosts, variables
 
 TASK = {
     "SLURM_PROCID": "5",
