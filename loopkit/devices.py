@@ -133,8 +133,7 @@ def scalar(value: float | Tensor, device: torch.device, dtype: torch.dtype) -> T
 def scale(tensors: Sequence[Tensor], factor: float | Tensor) -> None:
     """Multiply tensors in place, those of each device by a factor that lies there."""
     if not isinstance(factor, Tensor):
-        if tensors and factor != 1.0:
-            torch._foreach_mul_(list(tensors), factor)
+        torch._foreach_mul_(list(tensors), factor)
         return
     found: dict[torch.device, list[Tensor]] = {}
     for tensor in tensors:

@@ -374,7 +374,9 @@ class FSDP(Member):
         step.seed = step.seed * self._factor
 
     def _scale_unsummed(self, factor: float | Tensor) -> None:
-        devices.scale([grad for _, grad in self._unsummed_grads()], factor)
+        grads = [grad for _, grad in self._unsummed_grads()]
+        if grads and (isinstance(factor, Tensor) or factor != 1.0):
+            devices.scale(grads, factor)
 
     def _compare_weights(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Refuse gradients that were summed before all weights of their window were known, if these differ."""
