@@ -7,12 +7,16 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from loopkit.batches import map_tensors
 from loopkit.hooks import hookimpl
 from loopkit.notes import warn
 from loopkit.options import Shown
 from loopkit.words import nearest
+
+GRAPHED = ("reduce-overhead", "max-autotune")
+"""Modes in which torch replays CUDA graphs."""
 
 
 class Compile(Shown):
@@ -24,7 +28,8 @@ class Compile(Shown):
 
     Args:
         dynamic: Whether to compile for changing shapes; by default torch decides when it has seen some.
-        mode: As in ``torch.compile``; by default ``"default"``.
+        mode: As in ``torch.compile``; by default ``"default"``. With ``"reduce-overhead"`` or ``"max-autotune"``, whose
+            graphs write to the same memory in each step, outputs are copies: what is kept of them does not change.
         backend: A name of ``torch.compiler.list_backends()``, or a function.
         fullgraph: Refuse a model that cannot be compiled in one piece: this is an error, not a warning.
 
@@ -82,7 +87,8 @@ class Compile(Shown):
         def call(*args: Any, **kwargs: Any) -> Any:
             if not self.failed:
                 try:
-                    return compiled(*args, **kwargs)
+                    outputs = compiled(*args, **kwargs)
+                    return map_tensors(outputs, Tensor.clone) if self.mode in GRAPHED else outputs
                 except BackendCompilerFailed as error:
                     self._fail(name, error)
             return run(*args, **kwargs)

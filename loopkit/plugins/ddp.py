@@ -336,9 +336,7 @@ class DDP(Member):
             count = window.count + 1 if window.weighted else 1
             weighs = self._weighs(learner, phase, step, weight, count)
             share = self._share(weight, step.loss.device) if weighs else 1.0
-            factor = window.settle(step, step.weight, share)
-            if isinstance(factor, Tensor) or factor != 1.0:
-                step.seed = step.seed * factor
+            step.seed = step.seed * window.settle(step, step.weight, share)
 
     @hookimpl
     def backward_end(self, learner: Learner, phase: Phase, step: Step) -> None:
@@ -349,12 +347,7 @@ class DDP(Member):
             return
         self._reduced = True
         if not self._find_unused_parameters and any(p.grad is None and p.requires_grad for p in self._params):
-            unused = [
-                f"{name}.{path}" if len(learner.models) > 1 else path
-                for name, model in learner.models.items()
-                for path, p in model.named_parameters()
-                if p.requires_grad and p.grad is None
-            ]
+            unused = [path for path, p in named_parameters(learner.models) if p.requires_grad and p.grad is None]
             raise WorldError(
                 f"no gradient came for {_listed(unused)} in phase {phase.name!r}, step {step.index}: give "
                 f"DDP(find_unused_parameters=True) if that is meant, or DDP(overlap=False) where a backward is for "

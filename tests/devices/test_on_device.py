@@ -15,7 +15,16 @@ from loopkit.errors import NonFiniteError
 from loopkit.logs.record import Records
 from loopkit.logs.transfer import Transfer
 from loopkit.losses import focal_loss
-from loopkit.plugins import DDP, Checkpoint, ClipGradNorm, Metrics, StopOnNonFinite, ToDevice, WeightAverage
+from loopkit.plugins import (
+    DDP,
+    Checkpoint,
+    ClipGradNorm,
+    Metrics,
+    MixedPrecision,
+    StopOnNonFinite,
+    ToDevice,
+    WeightAverage,
+)
 from loopkit.plugins.checkpoint import _Snapshot
 from loopkit.plugins.late import LateValues, read
 
@@ -120,10 +129,12 @@ def test_guard_of_a_device_that_is_waited_for_waits_seldom():
     assert sim.waits() - before - moved <= 2
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @simulated()
-def test_standard_stack_does_not_wait_in_a_step_and_is_bitwise_the_cpu_s():
+def test_standard_stack_does_not_wait_in_a_step_and_is_bitwise_the_cpu_s(dtype):
     def stack(device):
         plugins = [Metrics(), StopOnNonFinite(gradients=True), ClipGradNorm(1.0), WeightAverage(0.9)]
+        plugins += [] if dtype == "float32" else [MixedPrecision(dtype)]
         return learner(*plugins, device=device)
 
     mine, cpu = stack(SECOND), stack("cpu")

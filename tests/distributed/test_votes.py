@@ -29,6 +29,7 @@ from loopkit.plugins import (
     SkipSpikes,
     StopOnNonFinite,
     WeightAverage,
+    call_on,
     throttle,
 )
 from loopkit.schedules import cosine
@@ -423,11 +424,25 @@ class Nothing:
 # What is refused
 
 
-def test_throttle_by_seconds_is_refused():
+def test_throttle_and_call_on_take_the_same_steps_by_counts_and_are_refused_by_seconds():
     def each(rank):
+        seen = []
+
+        def tell(learner, step):  # a collective, which would hang if one process were elsewhere
+            seen.append((step.index, *learner.world.gather(rank)))
+
+        plugins = lambda rank: [  # noqa: E731
+            throttle(GradNoise(0.1), when=lambda step: step.index % 4 == 1),
+            throttle(call_on("step_end", tell, name="thrice"), every=3),
+            call_on("step_end", tell, name="at", at=(2, STEPS + 3)),
+        ]
+        trained = train(rank, plugins, epochs=2)
         with pytest.raises(PluginError, match=r"throttle\(seconds=5\) of plugin 'grad_noise'.*every=") as caught:
             train(rank, lambda rank: [throttle(GradNoise(), seconds=5)])
-        return str(caught.value)
+        return trained[0], seen, str(caught.value)
 
     one, other = run(each, 2)
-    assert one == other
+    check_equal(one[0], other[0])
+    assert one[1:] == other[1:]
+    thirds = [n % STEPS for n in range(0, 2 * STEPS, 3)]
+    assert sorted(one[1]) == sorted((index, 0, 1) for index in (*thirds, 1, 2))

@@ -19,7 +19,7 @@ from loopkit.groups import named_parameters
 from loopkit.hooks import hookimpl
 from loopkit.sharded import is_sharded, like
 from loopkit.words import is_count, nearest
-from loopkit_sharded.private import kept
+from loopkit_sharded.unsummed import Whole, wholes
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -146,6 +146,8 @@ class FSDP(Member):
         """Modules that sum gradients for themselves and all in them."""
         self._sharded: list[Any] = []
         """The models and their units."""
+        self._wholes: list[Whole] = []
+        """Their parameters, since a backward that sums nothing."""
         self._syncing = True
         """Whether backward sums gradients over the processes."""
         self._unsummed = False
@@ -369,7 +371,7 @@ class FSDP(Member):
             factors = [window.settle(step, step.weight) for window in step.epoch.windows]
             self._factor = factors[0]  # the windows are in step
             self._scale_unsummed(self._factor)
-        step.seed = _scaled(step.seed, self._factor)
+        step.seed = step.seed * self._factor
 
     def _scale_unsummed(self, factor: float | Tensor) -> None:
         grads = [grad for _, grad in self._unsummed_grads()]
@@ -399,7 +401,7 @@ class FSDP(Member):
             for window in step.epoch.windows:
                 if window.count:
                     factors |= dict.fromkeys(map(id, window.params), window.take_factor())
-            grads = [(p, _scaled(grad, factors.get(id(p), 1.0))) for p, grad in self._take_unsummed()]
+            grads = [(p, grad * factors.get(id(p), 1.0)) for p, grad in self._take_unsummed()]
             for p, grad in self._sum(grads):
                 p.grad = grad if p.grad is None else p.grad + grad
         if all(p.grad is None for p in step.params):
@@ -423,6 +425,10 @@ class FSDP(Member):
 
     def _set_syncing(self, syncing: bool) -> None:
         self._unsummed = self._unsummed or not syncing
+        if not syncing and not self._wholes:
+            self._wholes = wholes(self._sharded, self._policies()[0].reduce_dtype)
+        for whole in self._wholes:
+            whole.set_syncing(syncing)
         if syncing != self._syncing:
             self._syncing = syncing
             for model in self._synced:
@@ -442,20 +448,15 @@ class FSDP(Member):
 
     def _unsummed_grads(self) -> list[tuple[Tensor, Tensor]]:
         """The parameters with gradients that are not summed over the processes, and these, whole."""
-        found = ((each.param, each.own_grad) for each in kept(self._sharded))
-        return [(p, grad) for p, grad in found if grad is not None]
+        return [(whole.part, whole.grad) for whole in self._wholes if whole.grad is not None]
 
     def _take_unsummed(self) -> list[tuple[Tensor, Tensor]]:
-        """The same, and remove them where fully_shard keeps them."""
+        """The same, and forget them."""
         found = self._unsummed_grads()
-        for each in kept(self._sharded):
-            each.drop()
+        for whole in self._wholes:
+            whole.drop()
         self._unsummed = False
         return found
-
-
-def _scaled(value: Any, factor: float | Tensor) -> Any:
-    return value * factor if isinstance(factor, Tensor) or factor != 1.0 else value
 
 
 ALREADY = (

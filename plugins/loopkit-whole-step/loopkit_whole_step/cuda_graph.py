@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from loopkit.phases import Phase
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+SAVES = "loopkit-checkpoint"
+"""The thread in which `Checkpoint` waits for copies and writes."""
 
 
 class CudaGraph(Shown):
@@ -176,6 +179,9 @@ class GraphedModule(nn.Module):
         buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
         grads = [(p, p.grad) for p in self.module.parameters()]
         device = self._plugin.device_type
+        for thread in threading.enumerate():  # while a graph is recorded, CUDA refuses calls of other threads, too
+            if thread.name == SAVES:
+                thread.join()
         try:
             with (
                 torch.random.fork_rng(_indices(args), device_type=device),

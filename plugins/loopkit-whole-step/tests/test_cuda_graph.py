@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import threading
+import time
 import warnings
 
 import pytest
@@ -8,9 +11,10 @@ import torch
 from loopkit_testing import check_plugin, tiny_problem
 from torch import nn
 
-from loopkit import Learner, Phase, hookimpl
+from loopkit import Learner, Phase, every, hookimpl
 from loopkit.errors import PluginError
 from loopkit.events import BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, UpdateSkipped
+from loopkit.plugins import Checkpoint, SaveOptions
 from loopkit_whole_step import CudaGraph
 
 
@@ -259,6 +263,31 @@ def test_failed_recording_warns_once_and_trains_as_without():
         learner = fitted(Failing())
     assert len(caught) == 1
     assert same(learner, fitted())
+
+
+def test_recording_waits_for_a_save_in_the_background(tmp_path, monkeypatch):
+    class Beside(Emulated):
+        def __init__(self):
+            super().__init__()
+            self.threads = []
+
+        def capture(self, module, args):
+            self.threads += [thread.name for thread in threading.enumerate()]
+            return super().capture(module, args)
+
+    def slowly(fd, fsync=os.fsync):
+        time.sleep(0.02)
+        written.append(threading.current_thread().name)
+        return fsync(fd)
+
+    written = []
+    monkeypatch.setattr(os, "fsync", slowly)
+    plugin = Beside()
+    saver = Checkpoint(tmp_path, save=every(updates=1), options=SaveOptions(background=True))
+    fitted(plugin, saver, epochs=1)
+    assert "loopkit-checkpoint" in written
+    assert plugin.threads
+    assert "loopkit-checkpoint" not in plugin.threads
 
 
 def test_modes_inside_are_left_as_they_are():
