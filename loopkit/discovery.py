@@ -30,7 +30,6 @@ ALLOW = "LOOPKIT_PLUGINS"
 HOMES = {
     "loopkit-augment": "cut_mix label_smoothing mixup",
     "loopkit-control": "accumulate at_least deadline micro_batch stop_on",
-    "loopkit-export": "save_weights",
     "loopkit-huggingface": "save_pretrained",
     "loopkit-insight": "cost find_syncs log_gradients log_histograms log_predictions log_resources "
     "module_profile peak_memory profile replay_bundle try_validation watch",

@@ -18,6 +18,7 @@ from loopkit_testing.declaration import declaration
 from torch import nn
 
 from loopkit import Event, Learner, hookimpl
+from loopkit.criteria import Criterion, Mode
 from loopkit.hooks import hooks
 
 
@@ -195,3 +196,20 @@ def halved(*axes):
         pytest.param(*(value for _, value in case), marks=pytest.mark.slow if sum(i for i, _ in case) % 2 else ())
         for case in cases
     ]
+
+
+class Gap(Criterion):
+    """A criterion that needs the training series: the value is that much above the last of it."""
+
+    fields = ("last",)
+    needs_training = True
+
+    def __init__(self, by: float) -> None:
+        self.by = by
+        self.last: float | None = None
+
+    def observe_training(self, value: float) -> None:
+        self.last = value
+
+    def update(self, value: float, mode: Mode = "min") -> str:
+        return f"{value:g} is above {self.last:g}" if self.last is not None and value - self.last > self.by else ""

@@ -209,8 +209,8 @@ def test_loss_function_and_optimizer_in_the_wrong_order():
         (lambda: make_learner(metrics=[F1()]), r"Learner has no argument 'metrics': give plugins=\[Metrics"),
         (lambda: make_learner(acumulate=2), r"Learner has no argument 'acumulate' \(did you mean 'accumulate'\?\)"),
         (
-            lambda: Checkpoint("runs/a", weights_only=True),
-            r"Checkpoint has no argument 'weights_only': SaveWeights\(directory, best=\) of loopkit-export",
+            lambda: Checkpoint("runs/a", save_weights_only=True),
+            r"Checkpoint has no argument 'save_weights_only': give weights_only=True",
         ),
         (lambda: F1(classes=3), r"F1 has no argument 'classes': the outputs say how many classes there are"),
         (lambda: F1(averaged="macro"), r"did you mean 'average'"),

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from loopkit.checkpoint.storage import verify as verify
     from loopkit.checkpoint.weights import LoadReport as LoadReport
     from loopkit.checkpoint.weights import load_best as load_best
-    from loopkit.checkpoint.weights import load_torch as load_torch
     from loopkit.checkpoint.weights import load_weights as load_weights
     from loopkit.checkpoint.weights import save_weights as save_weights
 

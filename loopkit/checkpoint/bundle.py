@@ -16,6 +16,7 @@ from urllib.parse import quote
 import torch
 from torch import Tensor
 
+from loopkit import sharded
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.encoding import decode, dumps, encode, loads
 from loopkit.checkpoint.storage import Manifest
@@ -25,6 +26,7 @@ from loopkit.checkpoint.upgrade import upgrade
 from loopkit.discovery import plugin_versions
 from loopkit.errors import CheckpointError, CorruptCheckpointError, LoopkitError, StateError
 from loopkit.notes import add_note, warn
+from loopkit.plugin import provided, unwrapped
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner
@@ -41,7 +43,7 @@ class Contents:
     """What the files of a checkpoint hold."""
 
     value: Any
-    """All but tensors, as plain JSON."""
+    """All but tensors, as plain JSON; None where weights alone are kept."""
     tensors: dict[str, dict[str, Tensor]]
     """Tensors by file and name."""
     structures: dict[str, Structure]
@@ -72,20 +74,39 @@ class Contents:
             check(named, file)
         return contents
 
+    @classmethod
+    def weights(cls, learner: Learner, own: Mapping[str, Mapping[str, Tensor]]) -> Contents:
+        """The models' ``own`` weights alone, and in files beside them those with each average; all processes call it.
+
+        Raises:
+            StateError: Something in them is no tensor, or cannot be saved; names it.
+        """
+        made = {weights_file(name, len(own)): dict(values) for name, values in own.items()}
+        for file, named in made.items():
+            check(named, file)
+        for average, plugin in learner.plugins.items():
+            if provided(plugin) == "average":
+                with unwrapped(plugin).averaged(learner):
+                    for name, model in learner.models.items():
+                        state = sharded.weights(model)
+                        made[weights_file(name, len(own), average)] = {key: v.clone() for key, v in state.items()}
+        return cls(None, made, {name: structure(model) for name, model in learner.models.items()})
+
     def files(self) -> dict[str, Iterable[Buffer]]:
         """The bytes of each file, made when they are asked for."""
         packed: dict[str, Iterable[Buffer]] = {name: pack(tensors) for name, tensors in self.tensors.items()}
         structures = dumps({name: found.as_json() for name, found in self.structures.items()})
-        return {**packed, STATE: [dumps(self.value)], STRUCTURE: [structures]}
+        state = {} if self.value is None else {STATE: [dumps(self.value)]}
+        return {**packed, **state, STRUCTURE: [structures]}
 
 
-def weights_file(model: str, models: int) -> str:
-    """The file that holds a model's weights: ``model.safetensors``, or with several ``model-<name>.safetensors``."""
-    return (
-        "model.safetensors"
-        if models == 1
-        else f"model-{quote(model, safe='').replace('~', '=7E').replace('%', '=')}.safetensors"
-    )
+def weights_file(model: str, models: int, average: str = "") -> str:
+    """The file that holds a model's weights: ``model.safetensors``, or with several ``model-<name>.safetensors``.
+
+    Those with the average of a plugin are in ``model.<plugin>.safetensors``.
+    """
+    words = f"-{model}" * (models != 1) + f".{average}" * bool(average)
+    return f"model{quote(words, safe='').replace('~', '=7E').replace('%', '=')}.safetensors"
 
 
 def describe(
@@ -129,6 +150,11 @@ def read_state(manifest: Manifest, *, parts: bool = False) -> dict[str, Any]:
     """
     if not parts:
         check_whole(manifest)
+    if STATE not in manifest.files:
+        raise CheckpointError(
+            f"{manifest.path} holds weights alone, by Checkpoint(weights_only=True), and no run can go on from them: "
+            f"load_weights and load_best read them; a run that begins wants another directory"
+        )
     names = [name for name in manifest.files if name.endswith(".safetensors") and not name.startswith(PART)]
     names.sort(key=lambda name: -manifest.files[name].size)
     try:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import pickle
-import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +21,16 @@ from torch.nn.parameter import is_lazy
 
 from loopkit import sharded
 from loopkit.checkpoint import storage
-from loopkit.checkpoint.bundle import STRUCTURE, best, check_whole, read_state, read_structures, weights_file
+from loopkit.checkpoint.bundle import (
+    STATE,
+    STRUCTURE,
+    best,
+    check_whole,
+    monitored,
+    read_state,
+    read_structures,
+    weights_file,
+)
 from loopkit.checkpoint.storage import Manifest
 from loopkit.checkpoint.structure import (
     Structure,
@@ -36,8 +43,8 @@ from loopkit.checkpoint.structure import (
     tie_of,
 )
 from loopkit.checkpoint.tensors import BytesSource, Source, check, pack, unpack
-from loopkit.errors import CheckpointError, CorruptCheckpointError, LoopkitError, ReentrancyError, StateError
-from loopkit.plugin import provided
+from loopkit.errors import CheckpointError, CorruptCheckpointError, ReentrancyError, StateError
+from loopkit.plugin import provided, unwrapped
 from loopkit.words import nearest
 
 if TYPE_CHECKING:
@@ -193,7 +200,7 @@ def load_weights(
         model: The module, as its names are meant: the user's own, not what ``torch.compile`` or DDP made of it.
         source: A ``.safetensors`` file of any tool, a checkpoint (its path, or what `best` returns), the directory of a
             run (its newest checkpoint that is not corrupt), a binary stream from where it stands, or tensors by name,
-            such as `load_torch` returns.
+            such as ``loopkit_export.load_torch`` returns.
         into: The dotted path of a submodule: the file's names then begin there.
         prefix: Take only the names below this path in the file, without it: ``"encoder"`` makes
             ``encoder.conv.weight`` a ``conv.weight``.
@@ -233,7 +240,8 @@ def load_best(learner: Learner, directory: str | Path) -> Manifest:
     """Load the weights of the best checkpoint of a run into a learner's models, all or, after any error, none.
 
     Plugins that average weights go back to the average of then, so that ``learner.evaluate`` measures what the metric
-    measured. Optimizers, counters and other plugins stay as they are: to go on with training, `load` the checkpoint.
+    measured; where weights alone were saved, the models take what was measured, and the averages begin anew.
+    Optimizers, counters and other plugins stay as they are: to go on with training, `load` the checkpoint.
 
     Args:
         learner: Its models have the names and tensors of those that were saved. It may not be in a fit.
@@ -260,14 +268,16 @@ def load_best(learner: Learner, directory: str | Path) -> Manifest:
     manifest = best(directory)
     if missing := set(models_in(manifest)) ^ set(learner.models):
         raise StateError(f"load_best: {manifest.path} and the learner do not have the same models: {sorted(missing)}")
-    saved = manifest.about.get("plugins")
+    saved, alone, of_metric = manifest.about.get("plugins"), STATE not in manifest.files, monitored(manifest)
     averages = {
-        name: plugin
+        name: unwrapped(plugin) if alone else plugin
         for name, plugin in learner.plugins.items()
         if provided(plugin) == "average" and isinstance(saved, Mapping) and name in saved
     }
-    states = read_state(manifest)["plugins"] if averages else {}
-    plans = [_planned(model, _from_checkpoint(manifest, name)) for name, model in learner.models.items()]
+    states = {key: {} for key in averages} if alone else read_state(manifest)["plugins"] if averages else {}
+    places = {"weights", f"weights.{'' if of_metric is None else of_metric[0].partition('/')[0]}"}
+    by = next((name for name, plugin in averages.items() if alone and places.intersection(plugin.owns())), "")
+    plans = [_planned(model, _from_checkpoint(manifest, name, by)) for name, model in learner.models.items()]
     copies = [pair for plan in plans for pair in plan.copies()]
     before = {name: deepcopy(plugin.state_dict()) for name, plugin in averages.items()}
     begun: list[str] = []
@@ -692,7 +702,7 @@ def nothing_in(path: Path, problems: Mapping[Path, Exception]) -> CheckpointErro
     return CheckpointError(f"{path} is a directory without checkpoints. {fix}")
 
 
-def _from_checkpoint(manifest: Manifest, which: str | None) -> _Found:
+def _from_checkpoint(manifest: Manifest, which: str | None, average: str = "") -> _Found:
     check_whole(manifest)
     models = models_in(manifest)
     if which is None and len(models) != 1:
@@ -706,7 +716,7 @@ def _from_checkpoint(manifest: Manifest, which: str | None) -> _Found:
             f"load_weights: which={which!r} is no model of {manifest.path}{nearest(name, models)}; "
             f"it has {shown(models)}"
         )
-    file = weights_file(name, len(models))
+    file = weights_file(name, len(models), average)
     where = f"{manifest.path / file}"
     with storage.open_file(manifest, file) as reader:
         try:
@@ -730,8 +740,8 @@ def opened(path: Path_) -> Iterator[Source]:
     """A file of weights, open."""
     if Path(path).suffix in TORCH_SUFFIXES and os.path.isfile(path):
         raise CheckpointError(
-            f"{os.fspath(path)} is a file of torch.save, which may hold code. "
-            f"Read it by itself, load_torch({os.fspath(path)!r}), and give load_weights what that returns"
+            f"{os.fspath(path)} is a file of torch.save, which may hold code. Read it by load_torch of loopkit-export, "
+            f"and give load_weights what that returns"
         )
     with storage.open_plain(os.fspath(path)) as reader:
         yield reader
@@ -752,8 +762,8 @@ def located(source: Source, where: str) -> Iterator[Source]:
         opening = watched.opening
         if opening[:4] == b"PK\x03\x04" or (opening[:1] == b"\x80" and opening[8:9] != b"{"):
             raise CorruptCheckpointError(
-                f"{where} is no safetensors but a file of torch.save or pickle, which may hold code. "
-                f"If you know where it is from, read it with load_torch, and give load_weights what that returns"
+                f"{where} is no safetensors but a file of torch.save or pickle, which may hold code. If you know where "
+                f"it is from, read it with load_torch of loopkit-export, and give load_weights what that returns"
             ) from error
         if where in str(error):
             raise
@@ -801,71 +811,3 @@ def _stream(stream: BinaryIO) -> Source:
     except (AttributeError, OSError, ValueError):  # a pipe or a socket: its size is known at its end
         return BytesSource(stream.read())
     return _StreamSource(stream, size)
-
-
-def load_torch(file: Path_ | BinaryIO, *, key: str | None = None) -> dict[str, Tensor]:
-    """Read the tensors of a file of ``torch.save``, by ``torch.load(weights_only=True)``: no code of it is run.
-
-    Args:
-        file: A path, or a binary stream.
-        key: Where the tensors are, if not at the top: ``"state_dict"``, ``"model"``.
-
-    Returns:
-        Tensors on the CPU by name, for `load_weights`.
-
-    Raises:
-        CheckpointError: The file cannot be read, holds something else than plain data, or no tensors by name.
-
-    Example::
-
-        load_weights(model, load_torch("theirs.pt", key="state_dict"), prefix="module")
-    """
-    where = "the stream"
-    source: Any = file
-    if isinstance(file, (str, os.PathLike)):
-        source = where = os.fspath(file)
-        try:
-            if not stat.S_ISREG(os.stat(source).st_mode):
-                raise CheckpointError(f"load_torch: {where} is no regular file. Give the path of a file")
-        except LoopkitError:
-            raise
-        except OSError as error:
-            raise CheckpointError(
-                f"load_torch: cannot open {where}: {error.strerror}. Give the path of a file"
-            ) from error
-    elif not getattr(file, "seekable", lambda: True)():
-        source = io.BytesIO(file.read())
-    try:
-        found = torch.load(source, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"load_torch: {where} holds more than tensors and plain data, and loopkit runs no code of a file. "
-            f"Where it comes from, save the state_dict() alone"
-        ) from error
-    except Exception as error:
-        raise CheckpointError(
-            f"load_torch: {where} cannot be read ({type(error).__name__}): it was cut, or not written by torch.save. "
-            f"A {SUFFIX} file goes to load_weights itself"
-        ) from error
-    if key is not None:
-        if not isinstance(found, Mapping) or key not in found:
-            keys = [str(each) for each in found] if isinstance(found, Mapping) else []
-            raise CheckpointError(
-                f"load_torch: {where} has no key {key!r}{near(key, keys)}; it has {shown(keys) or type(found).__name__}"
-            )
-        found = found[key]
-    return _named(found, f"{where}[{key!r}]" if key is not None else where)
-
-
-def _named(found: Any, where: str) -> dict[str, Tensor]:
-    """Tensors by name, or an error that says where they may be."""
-    if not isinstance(found, Mapping):
-        raise CheckpointError(f"load_torch: {where} is {type(found).__name__}, not tensors by name. Save state_dict()")
-    others = [name for name, value in found.items() if not isinstance(name, str) or not isinstance(value, Tensor)]
-    if others:
-        inner = [name for name in others if isinstance(found[name], Mapping)
-                 and any(isinstance(value, Tensor) for value in found[name].values())]  # fmt: skip
-        fix = f"Say which part is meant: key={inner[0]!r}" if inner else "Save the tensors alone"
-        kinds = shown([f"{plain(str(name))} ({type(found[name]).__name__})" for name in others], str)
-        raise CheckpointError(f"load_torch: {where} holds more than tensors by name: {kinds}. {fix}")
-    return dict(found)

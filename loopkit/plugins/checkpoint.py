@@ -52,8 +52,7 @@ Chosen = tuple[Manifest, dict[str, Any]]
 """A checkpoint, and the state in it."""
 EVERY_EPOCH, SAVE_OPTIONS = every(epochs=1), SaveOptions()
 """The defaults."""
-ALONE = "SaveWeights(directory, best=) of loopkit-export keeps weights alone; nothing could go on from them"
-ELSEWHERE = {"weights_only": ALONE, "save_weights_only": ALONE, "monitor": "give best='val/loss'"}
+ELSEWHERE = {"save_weights_only": "give weights_only=True", "monitor": "give best='val/loss'"}
 """What to write for arguments that people bring along."""
 
 
@@ -81,6 +80,8 @@ class Checkpoint(Shown):
         overwrite: Remove the checkpoints that are in the directory when the fit begins, and say which: for a cell or a
             script that is run again. Refused if anything but checkpoints and logs is there, and with ``resume``. Logs
             stay: `LogTo` renames an earlier one.
+        weights_only: Save the models' weights alone, and those with the averages of plugins in files beside them, such
+            as ``model.weight_average.safetensors``. When, where and how many is the same; no run can go on from them.
         options: What is rarely needed.
         name: The plugin's name; a second one, with a directory of its own, needs another.
 
@@ -114,6 +115,7 @@ class Checkpoint(Shown):
         mode: Mode | None = None,
         resume: str | Path | bool | None = None,
         overwrite: bool = False,
+        weights_only: bool = False,
         options: SaveOptions = SAVE_OPTIONS,
         name: str = "checkpoint",
     ) -> None:
@@ -125,6 +127,12 @@ class Checkpoint(Shown):
             raise PluginError(f"Checkpoint: resume is {resume!r}: did you mean 'auto'?")
         if overwrite and resume is not None:
             raise PluginError(f"Checkpoint: overwrite=True removes what resume={resume!r} needs: give one of them")
+        if weights_only and (resume is not None or self.everywhere):
+            by = type(self).__name__ if resume is None else f"resume={resume!r}"
+            raise PluginError(
+                f"Checkpoint: weights_only=True saves nothing that {by} could go on from: give one of them; two "
+                f"Checkpoints with a directory and a name each do both"
+            )
         if not isinstance(options, SaveOptions):
             raise PluginError(f"Checkpoint: options is {options!r}: give options=SaveOptions(background=True)")
         self.name = name
@@ -136,7 +144,7 @@ class Checkpoint(Shown):
         self.save, self._keep, self._options = save, keep, options
         self.mode = checked_mode("Checkpoint", mode)
         self._direction: Mode = self.mode or "min"
-        self._overwrite = overwrite
+        self._overwrite, self._weights_only = overwrite, weights_only
         self.monitor = best
         self._snapshot = _Snapshot() if options.background else None
         self._writer = _Writer()
@@ -172,7 +180,7 @@ class Checkpoint(Shown):
         """What it was made with."""
         kept = {"directory": self.directory, "resume": self.resume, "name": self.name, "mode": self.mode}
         rules = {"save": self.save, "keep": self._keep, "best": self.monitor, "options": self._options}
-        return {**kept, **rules, "overwrite": self._overwrite}
+        return {**kept, **rules, "overwrite": self._overwrite, "weights_only": self._weights_only}
 
     @property
     def memory(self) -> int:
@@ -516,8 +524,11 @@ class Checkpoint(Shown):
         return counts.epochs, counts.steps, counts.updates, fit is not None and fit.position.validate
 
     def _try(self, learner: Learner) -> None:
-        self.contents(learner, learner.state_dict(whole=not self.everywhere)).files()
+        self._taken(learner, learner.state_dict(whole=not self.everywhere)).files()
         self._tried += 1
+
+    def _taken(self, learner: Learner, state: dict[str, Any]) -> Contents:
+        return Contents.weights(learner, state["models"]) if self._weights_only else self.contents(learner, state)
 
     def _save(
         self, learner: Learner, reason: str, value: float | None = None, now: bool = False, at: Mark | None = None
@@ -530,7 +541,7 @@ class Checkpoint(Shown):
                 settle(learner)
         _check_finite(learner)
         state = {**learner.state_dict(at, whole=not self.everywhere), "made": self._made}
-        contents = self.contents(learner, state)
+        contents = self._taken(learner, state)
         if learner.world.rank > 0 and not self.everywhere:
             self._saved_at = self._here(learner)
             self._plan_next(learner)

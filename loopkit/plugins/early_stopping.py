@@ -40,7 +40,7 @@ class EarlyStopping(Shown):
             bitwise. The optimizer and ``learner.metrics`` stay as they are; after an error everything does.
         criterion: A criterion of `loopkit.criteria` instead of ``patience`` and ``min_delta``. The plugin has a copy
             of its own.
-        training: The training series, for a criterion that needs it (`loopkit.criteria.ProgressQuotient`).
+        training: The training series, for a criterion that needs it (``ProgressQuotient`` of loopkit-control).
         best_device: Where the best parameters are kept, such as ``"cpu"``; by default where they are.
         name: The plugin's name.
 

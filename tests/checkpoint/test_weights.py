@@ -23,7 +23,7 @@ from loopkit import Learner
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import Contents, describe
 from loopkit.checkpoint.inspection import inspect
-from loopkit.checkpoint.weights import LoadReport, load_torch, load_weights, save_weights
+from loopkit.checkpoint.weights import LoadReport, load_weights, save_weights
 from loopkit.errors import CheckpointError, CorruptCheckpointError, StateError
 
 EVENTS: list[str] | None = None
@@ -640,43 +640,6 @@ def test_load_weights_of_a_checkpoint_says_which_classes_changed(tmp_path: Path)
 class Payload:
     def __reduce__(self) -> Any:
         return os.mkdir, ("executed",)
-
-
-def test_load_torch_gives_tensors_for_load_weights(tmp_path: Path) -> None:
-    torch.save(Net(seed=1).state_dict(), tmp_path / "a.pt")
-    stream = io.BytesIO((tmp_path / "a.pt").read_bytes())
-    for source in (tmp_path / "a.pt", str(tmp_path / "a.pt"), stream):
-        model = Net()
-        report = load_weights(model, load_torch(source))
-        assert_equal(values(model), values(Net(seed=1)))
-        assert report.source == "the tensors given"
-
-
-def test_load_torch_unwraps_only_by_key(tmp_path: Path) -> None:
-    torch.save({"state_dict": Net(seed=1).state_dict(), "epoch": 3}, tmp_path / "a.pt")
-    with pytest.raises(CheckpointError, match="key='state_dict'"):
-        load_torch(tmp_path / "a.pt")
-    assert_equal(load_torch(tmp_path / "a.pt", key="state_dict"), values(Net(seed=1)))
-    with pytest.raises(CheckpointError, match=r"no key 'statedict' \(did you mean 'state_dict'"):
-        load_torch(tmp_path / "a.pt", key="statedict")
-    with pytest.raises(CheckpointError, match="is int, not tensors by name"):
-        load_torch(tmp_path / "a.pt", key="epoch")
-
-
-def test_load_torch_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    torch.save({"weight": torch.zeros(1), "bad": Payload()}, "a.pt")
-    with pytest.raises(CheckpointError, match="runs no code"):
-        load_torch("a.pt")
-    assert not Path("executed").exists()
-
-
-def test_load_torch_bad_paths_are_clear(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.pt")
-    (tmp_path / "cut.pt").write_bytes(b"PK\x03\x04cut")
-    for name, text in {"none.pt": "cannot open", "pipe.pt": "no regular file", "cut.pt": "cannot be read"}.items():
-        with pytest.raises(CheckpointError, match=text):
-            load_torch(tmp_path / name)
 
 
 def test_load_weights_refuses_torch_files_and_names_load_torch(tmp_path: Path) -> None:

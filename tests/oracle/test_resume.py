@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from helpers import differences
+from helpers import Gap, differences
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import MultiStepLR, OneCycleLR, StepLR
@@ -247,7 +247,7 @@ PLUGINS: dict[str, Callable[[], list[Any]]] = {
     "noise": lambda: [GradNoise(0.05, seed=1)],
     "early_stopping": lambda: [EarlyStopping(patience=1, min_delta=9.0, restore_best=True)],
     "criterion": lambda: [EarlyStopping(criterion=criteria.Patience(2) | criteria.Threshold(0.0))],
-    "progress_quotient": lambda: [EarlyStopping(criterion=criteria.ProgressQuotient(1e9, 2))],
+    "training_series": lambda: [EarlyStopping(criterion=Gap(1e9))],
     "freeze": lambda: [Freeze("norm", {"encoder": 1})],
     "eval_mode": lambda: [EvalMode("dropout")],
     "history": lambda: [History(steps=True)],

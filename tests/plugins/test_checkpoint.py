@@ -19,6 +19,7 @@ from torch import nn
 import loopkit
 from loopkit import Learner, every, hookimpl
 from loopkit.checkpoint import storage
+from loopkit.checkpoint.bundle import Contents
 from loopkit.checkpoint.lock import Lock
 from loopkit.discovery import origin
 from loopkit.errors import (
@@ -70,6 +71,106 @@ def test_checkpoint_keeps_the_contract(background, tmp_path):
     keeps_contract(
         lambda: Checkpoint(tmp_path / str(next(numbers)), options=SaveOptions(background=background)), "checkpoint"
     )
+
+
+# Weights alone
+
+
+def alone(directory, *plugins, **options):
+    return make_learner(*plugins, Metrics(), Checkpoint(directory, weights_only=True, **options), lr=0.1)
+
+
+def test_weights_only_saves_plain_weights_and_nothing_else(tmp_path):
+    learner = alone(tmp_path, WeightAverage(0.5), save=every(updates=3))
+    learner.fit(batches(4), batches(1), epochs=2)
+    assert [(step, reason) for _, step, reason in found(tmp_path)] == [(6, "interval"), (8, "end")]
+    newest = storage.listing(tmp_path)[0].path
+    names = ["manifest.json", "model.safetensors", "model.weight_average.safetensors", "structure.json"]
+    assert sorted(file.name for file in newest.iterdir()) == names
+    fresh = nn.Linear(3, 1)
+    average = learner.plugins["weight_average"].model_state(learner)
+    for source, expected in ((tmp_path, learner.model.state_dict()), (newest / names[2], average)):
+        loopkit.checkpoint.load_weights(fresh, source)
+        assert list(differences(dict(fresh.state_dict()), dict(expected))) == []
+    assert not torch.equal(average["weight"], learner.model.weight)
+
+
+@pytest.mark.parametrize("phases", [None, ()])
+def test_best_of_weights_only_measures_what_the_metric_measured(phases, tmp_path):
+    losses = []
+    keep = on("phase_end", lambda learner, phase: phase.training or losses.append(learner.metrics["val/loss"]))
+    options = {"best": "val/loss", "mode": "max"}
+    alone(tmp_path, WeightAverage(0.5, phases=phases), keep, **options).fit(batches(2), batches(1), epochs=3)
+    assert len(found(tmp_path)) == 3
+    other = alone(tmp_path, WeightAverage(0.5, phases=phases))
+    manifest = loopkit.checkpoint.load_best(other, tmp_path)
+    assert manifest.metrics["val/loss"] == other.evaluate(batches(1))["val/loss"] == max(losses)
+
+
+def test_weights_only_of_several_models_has_a_file_for_each(tmp_path):
+    models = {"a": nn.Linear(3, 1), "b": nn.Linear(3, 1)}
+    learner = Learner(models, plugins=[WeightAverage(0.5, name="ema")], standard=False)
+    contents = Contents.weights(learner, learner.state_dict()["models"])
+    assert [*contents.files()][:-1] == [
+        f"model-{name}{average}.safetensors" for average in ("", ".ema") for name in models
+    ]
+
+
+def test_weights_only_in_a_validation_saves_the_models_own_weights(tmp_path):
+    seen = []
+
+    def step_end(learner, phase, **given):
+        if phase.name == "val":
+            seen.append(learner.plugins["weight_average"].in_place)
+            learner.current.request_save()
+
+    learner = alone(tmp_path, WeightAverage(0.5), on("step_end", step_end), options=NOT_AT_END)
+    learner.fit(batches(4), batches(2), epochs=1)
+    assert seen == [True, True]
+    fresh = nn.Linear(3, 1)
+    for manifest in storage.listing(tmp_path):
+        loopkit.checkpoint.load_weights(fresh, manifest)
+        assert torch.equal(fresh.weight, learner.model.weight)
+
+
+def test_no_run_goes_on_from_weights_only(tmp_path):
+    with pytest.raises(PluginError, match="weights_only=True saves nothing that resume='auto' could go on from"):
+        alone(tmp_path, resume="auto")
+    alone(tmp_path).fit(batches(1), epochs=1)
+    with pytest.raises(CheckpointError, match=r"holds weights alone, .* load_weights and load_best read them"):
+        make_learner(Checkpoint(tmp_path, resume="auto")).fit(batches(1), epochs=1)
+    with pytest.raises(CheckpointError, match="holds weights alone"):
+        loopkit.checkpoint.load(make_learner(), tmp_path)
+    with pytest.raises(CheckpointError, match="holds checkpoints of another run"):
+        alone(tmp_path).fit(batches(1), epochs=1)
+    alone(tmp_path, overwrite=True).fit(batches(1), epochs=1)
+
+
+def test_weights_only_beside_a_checkpoint_that_goes_on(tmp_path):
+    def make():
+        return alone(tmp_path / "w", Checkpoint(tmp_path / "a", resume="auto", name="whole"), overwrite=True)
+
+    make().fit(batches(4), epochs=1)
+    learner = make()
+    learner.fit(batches(4), epochs=2)
+    assert learner.progress.steps == 8
+    fresh = nn.Linear(3, 1)
+    loopkit.checkpoint.load_weights(fresh, tmp_path / "w")
+    assert torch.equal(fresh.weight, learner.model.weight)
+
+
+def test_weights_only_refuses_state_that_is_no_tensor_before_the_first_step(tmp_path):
+    class Counting(nn.Linear):
+        def get_extra_state(self):
+            return {"n": 1}
+
+        def set_extra_state(self, state):
+            pass
+
+    learner = make_learner(Checkpoint(tmp_path, weights_only=True), model=Counting(3, 1))
+    with pytest.raises(StateError, match=r"model.safetensors: '_extra_state' is dict, not a tensor"):
+        learner.fit(batches(1), epochs=1)
+    assert learner.progress.steps == 0
 
 
 # When it saves

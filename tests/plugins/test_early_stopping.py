@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from helpers import on
+from helpers import Gap, on
 from loopkit_testing import check_plugin, tiny_problem
 
 from loopkit import CancelEpoch, every, hookimpl
@@ -17,7 +17,6 @@ from loopkit.criteria import (
     NumberLimit,
     NumberSinceBest,
     Patience,
-    ProgressQuotient,
     Threshold,
     TimeLimit,
     warmup,
@@ -292,17 +291,11 @@ def test_loop_of_ones_own_is_told_to_stop():
     assert learner.progress.epochs == 4
 
 
-def test_progress_quotient_is_given_the_training_series():
-    training, values = [4, 3, 2, 2.1, 2.1, 2], [3, 2, 1, 2, 2, 2]
-    stopping = EarlyStopping("val/score", criterion=ProgressQuotient(5, 2), training="train/score", mode="min")
+def test_criterion_that_needs_it_is_given_the_training_series():
+    training, values = [4, 3, 2, 2.5, 2, 2], [3, 2, 1, 3, 2.75, 2]
+    stopping = EarlyStopping("val/score", criterion=Gap(0.5), training="train/score", mode="min")
     _, result = run(stopping, Script(*values), Script(*training, phase="train", name="training"))
-    alone = ProgressQuotient(5, 2)
-    reasons = []
-    for tr, va in zip(training, values, strict=True):
-        alone.observe_training(tr)
-        reasons.append(alone.update(va))
-    assert (result.epochs, result.message) == (5, f"val/score: {reasons[4]}")
-    assert reasons[:4] == [""] * 4
+    assert (result.epochs, result.message) == (5, "val/score: 2.75 is above 2")
 
 
 def test_time_limit_counts_from_the_begin_of_the_fit(monkeypatch):
@@ -645,7 +638,7 @@ def test_bad_options_are_refused(options, message):
         pytest.param(lambda: EarlyStopping(patience=2), marks=pytest.mark.slow),
         lambda: EarlyStopping("val/loss", patience=1, restore_best=True, best_device="cpu"),
         pytest.param(
-            lambda: EarlyStopping(criterion=ProgressQuotient(0.1, 2) | warmup(TimeLimit(1000), 1)),
+            lambda: EarlyStopping(criterion=Gap(1e9) | warmup(TimeLimit(1000), 1)),
             marks=pytest.mark.slow,
         ),
     ],

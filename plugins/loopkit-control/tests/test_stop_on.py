@@ -7,10 +7,10 @@ from loopkit_testing import check_plugin
 from test_accumulate import INPUTS, TARGETS, bits, data, made
 from torch import nn
 
-from loopkit.criteria import Criterion, Divergence, InvalidValue, NumberLimit, NumberSinceBest, ProgressQuotient
+from loopkit.criteria import Criterion, Divergence, InvalidValue, NumberLimit, NumberSinceBest
 from loopkit.data import TensorLoader
 from loopkit.errors import PluginError
-from loopkit_control import StopOn
+from loopkit_control import ProgressQuotient, StopOn
 
 
 class Seen(Criterion):

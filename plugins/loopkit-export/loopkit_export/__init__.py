@@ -1,10 +1,10 @@
-"""A trained model as a file for inference: `export` writes it, `load` reads it; `SaveWeights` keeps weights alone."""
+"""Models out and in: `export` writes a file for inference, `load_torch` reads the tensors of one of ``torch.save``."""
 
 from loopkit_export.exporting import export as export
 from loopkit_export.exporting import load as load
-from loopkit_export.save_weights import SaveWeights as SaveWeights
+from loopkit_export.torch_files import load_torch as load_torch
 
-__all__ = ["SaveWeights", "export", "load"]
+__all__ = ["export", "load", "load_torch"]
 
 
 def __dir__() -> list[str]:

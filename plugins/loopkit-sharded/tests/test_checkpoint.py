@@ -11,14 +11,15 @@ from contextlib import nullcontext
 import pytest
 import torch
 from distributed.processes import run
-from small import LIMIT, adam, differing, gathered, loader, make, whole
+from small import LIMIT, adam, differing, gathered, loader, make, net, whole
+from torch import nn
 
 from loopkit import Learner, ValidationPhase, checkpoint, every, hookimpl
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.storage import listing, verify
-from loopkit.errors import CheckpointError, CorruptCheckpointError
-from loopkit.plugins import Checkpoint, SaveOptions, WeightAverage
-from loopkit_sharded import load, save
+from loopkit.errors import CheckpointError, CorruptCheckpointError, PluginError
+from loopkit.plugins import DDP, Checkpoint, SaveOptions, WeightAverage
+from loopkit_sharded import FSDP, ShardedCheckpoint, load, save
 
 BACKGROUND = SaveOptions(background=True)
 
@@ -50,6 +51,32 @@ def test_resumed_run_is_bitwise_the_one_that_was_not_interrupted(tmp_path, optio
     resumed = run(trains, 2, 2, tmp_path, 3, options, timeout=LIMIT)[0]
     assert differing(straight, resumed) == []
     assert listing(tmp_path)[0].about["progress"]["steps"] == 15
+
+
+def saves_weights(rank, processes, directory, sync):
+    average, saver = WeightAverage(0.5), Checkpoint(directory, weights_only=True)
+    plugins = [FSDP(wrap=nn.Linear, timeout=LIMIT), average] if sync == "fsdp" else [DDP(timeout=LIMIT), average]
+    learner = Learner(net(), nn.MSELoss(), adam, plugins=[*plugins, saver], standard=False)
+    learner.fit(loader(processes), epochs=1)
+    own, averaged = whole(learner), average.model_state(learner)
+    return {name.removeprefix("model "): p for name, p in own.items() if name.startswith("model ")}, averaged
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sync", ["ddp", "fsdp"])
+def test_weights_alone_are_whole_in_files_of_rank_0(sync, tmp_path):
+    for own, averaged in run(saves_weights, 2, 2, tmp_path, sync, timeout=LIMIT):
+        (newest,) = listing(tmp_path)
+        for file, expected in (("model.safetensors", own), ("model.weight_average.safetensors", averaged)):
+            fresh = net(2)
+            checkpoint.load_weights(fresh, newest.path / file)
+            assert differing(dict(fresh.state_dict()), expected) == []
+        assert differing(own, averaged)
+
+
+def test_weights_alone_are_refused_where_each_process_writes_a_part(tmp_path):
+    with pytest.raises(PluginError, match="nothing that ShardedCheckpoint could go on from"):
+        ShardedCheckpoint(tmp_path, weights_only=True)
 
 
 # Any number of processes
