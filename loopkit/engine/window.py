@@ -61,9 +61,10 @@ class Window:
         """How the last backward left them: a parameter with a gradient, that, and its version."""
         self._clears_itself = type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
         self.resize(size)
-        self._sizes: list[int] = []
-        self.params: Sequence[Tensor] = ()
         self.refresh()
+
+    def __repr__(self) -> str:
+        return f"Window({self.name!r}, {self.count} of {self.size} steps)"
 
     def resize(self, size: int) -> None:
         """Let the windows from now on be of this many steps."""
@@ -76,7 +77,7 @@ class Window:
         """Take the parameters from the optimizer's groups."""
         groups = self.optimizer.param_groups
         self._sizes = [len(group["params"]) for group in groups]
-        self.params = [p for group in groups for p in group["params"]]
+        self.params: Sequence[Tensor] = [p for group in groups for p in group["params"]]
 
     def seed(self, step: object, weight: float | Tensor) -> float | Tensor:
         """What backward of a step of this weight starts from."""
