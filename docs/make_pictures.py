@@ -151,7 +151,12 @@ PAGES: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("monitor-updates", "Learning rates and gradients", "/run/digits%2Fwide/updates", {}),
     ("monitor-system", "The machine", "/run/digits%2Fwide/system", {}),
     ("monitor-parameters", "What differs", "/run/digits%2Fwide/parameters?with=digits%2Fnarrow", {}),
-    ("monitor-plan", "The plan of the plugins, and what each costs", "/run/digits%2Fwide/plan", {}),
+    (
+        "monitor-plan",
+        "The plan of the plugins, and what each costs",
+        "/run/digits%2Fwide/plan",
+        {"viewport": {"width": 1240, "height": 1600}},
+    ),
     ("monitor-model", "The model", "/run/digits%2Fwide/model", {}),
     ("monitor-checkpoints", "Checkpoints", "/run/digits%2Fwide/checkpoints", {}),
     ("monitor-media", "Pictures and tables that are logged", "/run/digits%2Fwide/media", {}),

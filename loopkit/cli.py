@@ -324,5 +324,5 @@ def reporting(make: Callable[[], str], put: Callable[[str], object] = say) -> in
 def existing(path: Path) -> Path:
     """The path, if something is there."""
     if not os.path.lexists(path):
-        raise CheckpointError(f"there is no {path}: give the path of what is there")
+        raise CheckpointError(f"there is no {path}: give the path of a checkpoint, or of a folder of them")
     return path

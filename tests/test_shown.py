@@ -93,13 +93,20 @@ def test_repr_of_a_learner_of_several_models_and_rates():
     )
 
 
-def test_repr_of_a_step_an_epoch_and_a_loader():
+def test_repr_of_a_fit_an_epoch_a_window_a_step_and_a_loader():
     loader, said = data.TensorLoader(torch.zeros(4, 3), torch.zeros(4, 2), batch_size=2), []
-    look = call_on("step_end", lambda epoch, step: said.extend([repr(step), repr(epoch)]), name="look")
-    Learner(nn.Linear(3, 2), nn.MSELoss(), torch.optim.SGD, plugins=[look], standard=False).fit(loader, epochs=1)
-    assert said[2:] == [
+
+    def shown(learner, epoch, step):
+        said.extend(map(repr, (step, epoch, learner.current, *epoch.windows)))
+
+    look = call_on("step_end", shown, name="look")
+    sgd = torch.optim.SGD
+    Learner(nn.Linear(3, 2), nn.MSELoss(), sgd, plugins=[look], standard=False, accumulate=3).fit(loader, epochs=1)
+    assert said[4:] == [
         "Step('train', epoch 1, index 1, 2 samples; inputs, targets, outputs, loss)",
         "Epoch('train', epoch 1, 2 of 2 steps)",
+        "Fit(epochs=1, progress=Progress(epochs=0, steps=2, updates=1, samples=4))",
+        "Window('optimizer', 0 of 3 steps)",
     ]
     loaders = (data.Prefetch(loader, "cpu"), loader.map(len), data.from_function(3, len), data.same(loader, batches=1))
     short = [repr(each).replace(repr(loader), "TensorLoader(...)") for each in loaders]

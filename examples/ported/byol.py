@@ -44,12 +44,8 @@ def view(images):
 def loss(models, images):
     """How far the prediction from each view is from the target network's projection of the other one."""
     one, other = view(images), view(images)
-    total = 0.0
-    for seen, hidden in ((one, other), (other, one)):
-        with torch.no_grad():
-            target = models["target"](hidden)
-        total = total + (2 - 2 * cosine_similarity(models["predictor"](models["online"](seen)), target)).mean()
-    return total
+    pairs = [(models["predictor"](models["online"](a)), models["target"](b)) for a, b in ((one, other), (other, one))]
+    return sum((2 - 2 * cosine_similarity(guess, target.detach())).mean() for guess, target in pairs)
 
 
 @torch.no_grad()
@@ -97,9 +93,8 @@ def main():
     for name, features in {"pixels": x, "learned features": learned}.items():
         unit = nn.functional.normalize(features - features.mean(0))
         nearest = (unit[50:] @ unit[:50].T).argmax(1)
-        print(
-            f"by the nearest of 50 labelled images, from {name}: {(y[nearest] == y[50:]).float().mean():.3f} are right"
-        )
+        right = (y[nearest] == y[50:]).float().mean()
+        print(f"by the nearest of 50 labelled images, from {name}: {right:.3f} are right")
 
 
 if __name__ == "__main__":

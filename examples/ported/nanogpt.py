@@ -84,10 +84,8 @@ def by_hand(model, data, epochs):
     total = epochs * len(data) // ACCUMULATE
     for step, (x, y) in enumerate(batch for _ in range(epochs) for batch in data):
         update = step // ACCUMULATE
-        if update < WARM:
-            share = (update + 1) / WARM
-        else:
-            share = 0.02 + 0.49 * (1 + math.cos(math.pi * (update - WARM) / (total - WARM)))
+        fallen = 0.02 + 0.49 * (1 + math.cos(math.pi * (update - WARM) / (total - WARM)))
+        share = (update + 1) / WARM if update < WARM else fallen
         with torch.autocast("cpu", torch.bfloat16):
             loss = loss_fn(model(x), y)
         (loss / ACCUMULATE).backward()
@@ -108,11 +106,10 @@ def with_loopkit(model, data, epochs, *plugins):
 def main():
     model = train_twice(make, data, by_hand, with_loopkit, epochs=1)
     inputs, targets = windows(400_000, 500)
-    pairs = torch.ones(model.characters.num_embeddings, model.characters.num_embeddings)
-    pairs.index_put_((tokens()[:204_800], tokens()[1:204_801]), torch.ones(()), accumulate=True)
+    size, text = model.characters.num_embeddings, tokens()[:204_801]
+    pairs = torch.bincount(text[:-1] * size + text[1:], minlength=size**2).view(size, size) + 1
     of_pairs = -(pairs / pairs.sum(1, keepdim=True)).log()[inputs, targets].mean()
-    with torch.no_grad():
-        own = loss_fn(model(inputs), targets)
+    own = loss_fn(model(inputs), targets)
     print(f"held-out loss per character: {of_pairs:.3f} of a table of pairs, {own:.3f} of the GPT")
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from loopkit import Learner, TrainingPhase, ValidationPhase
-from loopkit.data import from_function
+from loopkit.data import TensorLoader
 from loopkit.plugins import ClipGradNorm, Plateau
 
 PLACES, LENGTH, WORDS, WIDTH = 20, 20, 1000, 100
@@ -25,7 +25,7 @@ class Network(nn.Module):
     def __init__(self):
         super().__init__()
         self.embedding, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
-        self.lstm, self.dropout = nn.LSTM(WIDTH, WIDTH, batch_first=True), nn.Dropout(0.2)
+        self.lstm, self.dropout = nn.LSTM(WIDTH, WIDTH), nn.Dropout(0.2)
 
     def forward(self, words, state):
         hidden, state = self.lstm(self.dropout(self.embedding(words)), state)
@@ -42,19 +42,14 @@ def tokens():
 
 
 def reading(part):
-    """Batches ``(inputs, targets)``, of shape (places, length); each goes on where the one before ended."""
-    rows = part[: len(part) // PLACES * PLACES].view(PLACES, -1)
-
-    def batch(index):
-        begin, end = index * LENGTH, (index + 1) * LENGTH
-        return rows[:, begin:end], rows[:, begin + 1 : end + 1]
-
-    return from_function((rows.shape[1] - 1) // LENGTH, batch)
+    """Batches ``(inputs, targets)``, of shape (length, places); each goes on where the one before ended."""
+    columns = part.view(PLACES, -1).T
+    return TensorLoader(columns[:-1], columns[1:], batch_size=LENGTH)
 
 
 def data(steps=200):
-    text, size = tokens(), PLACES * LENGTH
-    return reading(text[: size * (steps + 1)]), reading(text[-10 * size :])
+    text, size = tokens(), PLACES * (LENGTH * steps + 1)
+    return reading(text[:size]), reading(text[-PLACES * (LENGTH * 10 + 1) :])
 
 
 def loss_fn(outputs, targets):
@@ -84,10 +79,9 @@ def by_hand(model, data, epochs):
                 outputs, state = model(inputs, state)
                 total += loss_fn(outputs, targets).item()
         model.train()
-        if total < best:
-            best = total
-        else:
+        if total >= best:
             optimizer.param_groups[0]["lr"] /= 4
+        best = min(best, total)
 
 
 class Recurrent:
@@ -120,15 +114,12 @@ def with_loopkit(model, data, epochs, *plugins):
 
 
 def main():
-    model, val = train_twice(make, data, by_hand, with_loopkit, epochs=4).eval(), data()[1]
-    targets = torch.cat([targets for _, targets in val], 1)
+    model, (train, val) = train_twice(make, data, by_hand, with_loopkit, epochs=4).eval(), data()
+    (inputs, targets), shares = val.tensors, (train.tensors[0].flatten().bincount(minlength=WORDS) + 1).float()
     with torch.no_grad():
-        outputs = model(torch.cat([inputs for inputs, _ in val], 1), None)[0]
-    shares = (tokens()[: PLACES * LENGTH * 200].bincount(minlength=WORDS) + 1).float()
-    of_shares = -(shares / shares.sum()).log()[targets].mean()
-    print(
-        f"perplexity: {of_shares.exp():.0f} by how common a word is, {loss_fn(outputs, targets).exp():.0f} of the LSTM"
-    )
+        own = loss_fn(model(inputs, None)[0], targets).exp()
+    of_shares = (-(shares / shares.sum()).log()[targets].mean()).exp()
+    print(f"perplexity: {of_shares:.0f} by how common a word is, {own:.0f} of the LSTM")
 
 
 if __name__ == "__main__":

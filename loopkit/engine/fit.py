@@ -126,6 +126,9 @@ class Fit:
         self._ran: dict[str, Phase] = {}
         """In a loop of the user's: the phases that were run."""
 
+    def __repr__(self) -> str:
+        return f"Fit(epochs={self.limits.epochs}, progress={self._core.progress})"
+
     # What plugins look at
 
     @property
@@ -136,8 +139,7 @@ class Fit:
     @property
     def epoch(self) -> Epoch | None:
         """The epoch that is open, the innermost one if a phase runs inside another."""
-        epochs = self._core.open_epochs
-        return epochs[-1] if epochs else None
+        return next(reversed(self._core.open_epochs), None)
 
     @property
     def can_save(self) -> bool:
@@ -152,8 +154,7 @@ class Fit:
     @property
     def resuming(self) -> str:
         """The phase whose epoch was open in a state that was loaded, until it goes on; else an empty string."""
-        waiting = self._core.resume.waiting
-        return waiting[0] if waiting else ""
+        return next(iter(self._core.resume.waiting), "")
 
     @property
     def missing_states(self) -> dict[str, str]:

@@ -62,6 +62,9 @@ class Window:
         self._clears_itself = type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
         self.refresh(size)
 
+    def __repr__(self) -> str:
+        return f"Window({self.name!r}, {self.count} of {self.size} steps)"
+
     def refresh(self, size: int) -> None:
         """Let the windows from now on be of this many steps, and of the parameters in the optimizer's groups."""
         self.size = size
