@@ -55,7 +55,8 @@ def _collecting(epoch: Epoch, outputs: list[Any], place: torch.device | None) ->
         yield batch
         if "outputs" in (made := vars(epoch.current)):
             made = made["outputs"]
-            outputs.append(made if place is None else move(made, place))  # host sync: wanted there
+            there = place is None or (made.__class__ is Tensor and made.device == place)
+            outputs.append(made if there else move(made, place))  # host sync: wanted there
 
 
 def _concatenate(outputs: list[Any]) -> Any:
