@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -25,8 +24,6 @@ NEAR_ZERO = 1e-3
 """A gradient below this share of the largest one may be nothing but rounding, which some optimizers make steps of."""
 NEAR = 1e-2
 """A value next to 0 may be on either side of it, and its gradient through a ReLU there or not: that changes so much."""
-ROUNDED = 1e-3
-"""Where float32 is up to so much from float64, a graph may be as far from it: at most twice as far as eager is."""
 OF_A_MOVE = 1e-2
 """How far the others may end up from each other, as a share of how far they have moved."""
 
@@ -52,8 +49,7 @@ class Comparison:
         state = len(self._live) - given
         copies = [each.detach().clone() for each in self._live[:state]]
         self._copies = [*copies, *[each.detach() for each in self._live[state:]]]
-        self._before = [each.detach().clone() for each in self._live[:state]]
-        self._epoch = weakref.ref(epoch)
+        self._before = [each.detach().clone() for each in tensors] if not live else []
         self._random = torch.get_rng_state()
         self._parts = (len(tensors), len(tensors) + len(cells.state()))
         self._trained = [i for i, each in enumerate(tensors) if each.requires_grad]
@@ -61,7 +57,6 @@ class Comparison:
         self._least = TOLERANCES[torch.bfloat16] if narrow else 0.0
         self.outputs = recording.run(self._live if live else self._copies)
         self._plain: Sequence[Any] = ()
-        self._found: list[list[Any]] | None = None
         if not live:
             torch.set_rng_state(self._random)
         self.grads: list[Tensor | None] = []
@@ -90,25 +85,21 @@ class Comparison:
     def difference(self, step: Step, updated: bool) -> str:
         """What of the step that has been taken, as it is, differs from the graph's; empty if nothing does."""
         recording, (tensors, state) = self.recording, self._parts
-        last = len(self.outputs)
         said = []
         for name, places in recording.values.items():
             if places.kind == "output":
                 own = getattr(step, name, None)
                 if not isinstance(own, Tensor):
                     return f"step.{name}"
-                said.append(self._compared(f"step.{name}", [own], [self.outputs[places.only]], [places.only - last]))
+                said.append(self._compared(f"step.{name}", [own], [self.outputs[places.only]]))
         ours = [None if at is None else self.outputs[at] for at in recording.grads]
         eager = self.grads if updated else [p.grad for p in recording.params()]
-        where = [at for one, at in zip(eager, recording.grads, strict=False) if one is not None and at is not None]
         pairs = [(one, other) for one, other in zip(eager, ours, strict=False) if one is not None and other is not None]
-        plain, others = [one for one, _ in pairs], [other for _, other in pairs]
-        said.append(self._compared("the gradients", plain, others, [at - last for at in where]))
+        said.append(self._compared("the gradients", [one for one, _ in pairs], [other for _, other in pairs]))
         live, copies = recording.cells.tensors(), self._copies[:tensors]
         buffers = [i for i in range(tensors) if i not in set(self._trained)]
-        said.append(self._compared("the buffers", [live[i] for i in buffers], [copies[i] for i in buffers], buffers))
-        now, given = recording.cells.state(), self._copies[tensors:state]
-        said.append(self._compared("the optimizer's state", now, given, range(tensors, state)))
+        said.append(self._compared("the buffers", [live[i] for i in buffers], [copies[i] for i in buffers]))
+        said.append(self._compared("the optimizer's state", recording.cells.state(), self._copies[tensors:state]))
         if updated:
             said.append(self._parameters(live, copies))
         return next(filter(None, said), "")
@@ -150,10 +141,9 @@ class Comparison:
             "the state": [i for i in rest if tensors <= i < state],
         }
         by_kind["the metrics"] = [i for i in rest if i >= state]
-        last = len(self.outputs)
-        said = [self._compared("what it returns", self._plain, self.outputs, range(-last, 0))]
+        said = [self._compared("what it returns", self._plain, self.outputs)]
         for what, at in by_kind.items():
-            said.append(self._compared(what, [self._copies[i] for i in at], [self._live[i] for i in at], at))
+            said.append(self._compared(what, [self._copies[i] for i in at], [self._live[i] for i in at]))
         return next(filter(None, said), "")
 
     def take_plain(self) -> None:
@@ -163,21 +153,12 @@ class Comparison:
                 live.copy_(copy)
         self.outputs = self._plain
 
-    def _compared(self, what: str, eager: Sequence[Any], ours: Sequence[Any], at: Sequence[int] = ()) -> str:
-        """Which of these differ by more than rounding, and by how much.
-
-        Args:
-            what: Their name.
-            eager: Of the step as it is.
-            ours: Of the graph.
-            at: Which of the inputs they are; negative: which of the outputs.
-        """
-        places = at or [0] * len(eager)
-        given = zip(eager, ours, places, strict=True)
-        pairs = [(one.detach(), other.detach(), place) for one, other, place in given if _is_number(one)]
-        largest = max([_largest(one) for one, *_ in pairs], default=0.0)
+    def _compared(self, what: str, eager: Sequence[Any], ours: Sequence[Any]) -> str:
+        """Which of these differ by more than rounding, and by how much."""
+        pairs = [(one.detach(), other.detach()) for one, other in zip(eager, ours, strict=True) if _is_number(one)]
+        largest = max([_largest(one) for one, _ in pairs], default=0.0)
         said = ""
-        for one, other, place in pairs:
+        for one, other in pairs:
             if one.shape != other.shape or one.dtype != other.dtype:
                 self.gross = True
                 return f"{what} (another shape or dtype)"
@@ -189,41 +170,12 @@ class Comparison:
             allowed = tolerance * (_largest(one) + FLOOR * largest)
             if not one.is_floating_point():
                 allowed = max(1.0, allowed) if what in SUMS else 0.0
-            if error <= allowed or _overflown(one, other) or (at and self._is_rounding(one, other, place, allowed)):
+            if error <= allowed or _overflown(one, other):
                 continue
             near = one.is_floating_point() and bool(difference.norm() <= NEAR * one.double().norm())
             self.gross = self.gross or not near
             said = said or f"{what} ({error:.2g} apart, of {_largest(one):.2g})"
         return said
-
-    def _is_rounding(self, one: Tensor, other: Tensor, at: int, allowed: float) -> bool:
-        """Whether the graph is about as near to what float64 gives as eager is."""
-        if one.dtype != torch.float32 or self._least:
-            return False
-        if self._found is None:
-            self._found = [self._in_float64(), self._in_float64()]
-        found, again = self._found
-        if not found or not again or not torch.equal(found[at], again[at]):  # what it counts has moved
-            return False
-        eager, ours, most = (_largest(each.double() - found[at]) for each in (one, other, torch.zeros_like(one)))
-        return eager <= ROUNDED * most and ours <= 2 * eager + allowed
-
-    def _in_float64(self) -> list[Any]:
-        """What the step makes of its inputs in float64, and what it returns; nothing where it cannot be so."""
-        running = self._epoch()
-        assert running is not None
-        after = torch.get_rng_state()
-        torch.set_rng_state(self._random)
-        given = [*self._before, *self._copies[len(self._before) :]]
-        wide = [each.double() if each.is_floating_point() else each.clone() for each in given]
-        wide = [each.clone() if each is old else each for each, old in zip(wide, given, strict=True)]
-        try:
-            outputs = self.recording.run_as_it_is(running, wide)
-        except (RuntimeError, TypeError, ValueError):  # it makes tensors of its own in float32
-            return []
-        finally:
-            torch.set_rng_state(after)
-        return [*wide, *outputs]
 
 
 def _overflown(one: Tensor, other: Tensor) -> bool:

@@ -745,33 +745,6 @@ def test_compiler_that_computes_something_else_is_found():
     assert apart(eager, learner) == 0.0
 
 
-class Rounds(TrainingPhase):
-    """Most digits of its outputs are lost: of 300 float32 keeps steps of 3e-5."""
-
-    def forward(self, learner, inputs):
-        return (super().forward(learner, inputs) + 300) - 300
-
-
-def in_float64(graph, inputs, off=0.0):
-    """Computes the graph in float64, and adds to what it returns."""
-
-    def run(*given):
-        wide = [each.double() if each.is_floating_point() else each.clone() for each in given]
-        outputs = [each + off if each.is_floating_point() else each for each in graph(*wide)]
-        for old, new in zip(given, wide, strict=True):
-            old.copy_(new)
-        return [each.float() if each.is_floating_point() else each for each in outputs]
-
-    return run
-
-
-@pytest.mark.parametrize(("off", "mode"), [(0.0, "graph"), (3e-4, "eager")])
-def test_difference_is_rounding_where_eager_is_as_far_from_float64(off, mode):
-    step = whole(backend=lambda graph, inputs: in_float64(graph, inputs, off))
-    make(step, phase=Rounds()).fit(batches(20), epochs=1)
-    assert modes(step) == [mode], reasons(step)
-
-
 def test_python_state_is_as_it_was_after_a_recording_that_is_refused():
     class Keeps(TrainingPhase):
         def __init__(self):
