@@ -54,8 +54,8 @@ def _collecting(epoch: Epoch, outputs: list[Any], place: torch.device | None) ->
     for batch in epoch.batches():
         yield batch
         if (made := vars(epoch.current).get("outputs", outputs)) is not outputs:
-            stays = place is None or (made.__class__ is Tensor and made.device == place)
-            outputs.append(made if stays else move(made, place))  # host sync: wanted there
+            stays = made.__class__ is Tensor and made.device == place
+            outputs.append(made if place is None or stays else move(made, place))  # host sync: wanted there
 
 
 def _concatenate(outputs: list[Any]) -> Any:
