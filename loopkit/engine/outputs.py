@@ -54,9 +54,9 @@ def _collecting(epoch: Epoch, outputs: list[Any], place: torch.device | None) ->
     """The batches of an epoch; when the next one is asked for, the outputs of the last step are kept, at ``place``."""
     for batch in epoch.batches():
         yield batch
-        if "outputs" in (made := vars(epoch.current)):
-            made = made["outputs"]
-            outputs.append(made if place is None else move(made, place))  # host sync: wanted there
+        if (made := vars(epoch.current).get("outputs", outputs)) is not outputs:
+            stays = made.__class__ is Tensor and made.device == place
+            outputs.append(made if place is None or stays else move(made, place))  # host sync: wanted there
 
 
 def _concatenate(outputs: list[Any]) -> Any:

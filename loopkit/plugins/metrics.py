@@ -211,17 +211,17 @@ class Metrics(Shown):
     def step_end(self, learner: Learner, step: Step) -> None:
         """Take in one step."""
         now = step.epoch.keep(self).get("now") or self._begin(learner, step.epoch)
-        name = ""
+        name, made = "", vars(step)  # to ask the step for what it has not costs 3 us
         try:
             if not now.placed:
-                _place(now.metrics, getattr(step, "outputs", None), getattr(step, "loss", None))
+                _place(now.metrics, made.get("outputs"), made.get("loss"))
                 now.placed = True
             for name, mean in now.means:  # noqa: B007 - the error names it
-                value = getattr(step, mean.attribute, None)
+                value = made.get(mean.attribute)
                 if value is not None:
                     mean.add(value, step.weight)
             if now.others or now.own:
-                outputs, targets = getattr(step, "outputs", None), getattr(step, "targets", None)
+                outputs, targets = made.get("outputs"), made.get("targets")
                 if outputs is not None and targets is not None:
                     now.fed = True
                     for name, metric in now.own:  # noqa: B007 - the error names it
@@ -239,7 +239,7 @@ class Metrics(Shown):
                                         _try(name, metric)
                         self._tried.add(step.epoch.name)
         except Exception as error:
-            seen = ", ".join(f"{word}: {describe(getattr(step, word, None))}" for word in ("outputs", "targets"))
+            seen = ", ".join(f"{word}: {describe(made.get(word))}" for word in ("outputs", "targets"))
             error.add_note(f"metric {name!r} raised this; {seen}")
             raise
 

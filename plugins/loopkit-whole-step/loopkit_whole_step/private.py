@@ -65,9 +65,35 @@ def inductor(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., A
         from torch._inductor import config
         from torch._inductor.compile_fx import compile_fx
 
+        draw_in_memory_order(graph.graph)
+        graph.recompile()
         with config.patch(fallback_random=True, layout_optimization=fills_vectors(graph.graph)):
             compiled: Any = compile_fx(graph, list(inputs))
     return compiled  # type: ignore[no-any-return]
+
+
+def draw_in_memory_order(graph: fx.Graph) -> None:
+    """Make each operation that draws numbers for a transposed tensor draw them for the tensor as it lies in memory.
+
+    Eager draws in the order of memory. Inductor makes the tensor anew in the order of its dimensions.
+    """
+    for node in list(graph.nodes):
+        given = node.args[0] if node.args else None
+        if not is_seeded(node) or not isinstance(given, fx.Node):
+            continue
+        value, made = given.meta["val"], node.meta["val"]
+        order = sorted(range(value.ndim), key=lambda at: -value.stride(at))
+        if not isinstance(made, Tensor) or made.shape != value.shape or order == sorted(order):
+            continue
+        with graph.inserting_before(node):
+            turned = graph.call_function(aten.permute.default, (given, order))
+            turned.meta["val"] = value.permute(order)
+        with graph.inserting_after(node):
+            back = graph.call_function(aten.permute.default, (node, [order.index(at) for at in range(value.ndim)]))
+            back.meta = dict(node.meta)
+        node.replace_all_uses_with(back, delete_user_cb=lambda user, back=back: user is not back)
+        node.args = (turned, *node.args[1:])
+        node.meta["val"] = made.permute(order)
 
 
 def fills_vectors(graph: fx.Graph) -> bool:
@@ -145,5 +171,9 @@ def recurrent(graph: fx.Graph) -> str:
 
 def draws(graph: fx.Graph) -> bool:
     """Whether a graph takes random numbers."""
-    tags = (getattr(node.target, "tags", ()) for node in graph.nodes)
-    return any(torch.Tag.nondeterministic_seeded in each for each in tags)
+    return any(map(is_seeded, graph.nodes))
+
+
+def is_seeded(node: fx.Node) -> bool:
+    """Whether an operation takes random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())

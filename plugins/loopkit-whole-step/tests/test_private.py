@@ -91,3 +91,22 @@ def test_channels_that_fill_vectors_are_seen(channels, fills):
     inputs = [torch.ones(1, one, 4, 4), torch.ones(two, one, 1, 1), torch.ones(three, two, 1, 1)]
     graph = private.trace(lambda x, v, w: torch.conv2d(torch.conv2d(x, v), w), inputs)
     assert private.fills_vectors(graph.graph) == fills
+
+
+def test_dropout_of_what_is_transposed_draws_as_in_eager():
+    """Inductor makes a mask anew, in the order of its dimensions; what is given to it is drawn as it lies in memory."""
+
+    def function(x):
+        return [nn.functional.dropout(x.transpose(0, 1), 0.5), torch.rand_like(x.transpose(0, 2))]
+
+    inputs = [torch.arange(24.0).reshape(2, 3, 4)]
+    graph = private.trace(function, inputs)
+    private.draw_in_memory_order(graph.graph)
+    graph.recompile()
+    drawn = [node for node in graph.graph.nodes if private.is_seeded(node)]
+    assert [node.args[0].meta["val"].is_contiguous() for node in drawn] == [True, True]
+    torch.manual_seed(1)
+    eager = function(*inputs)
+    torch.manual_seed(1)
+    for one, other in zip(eager, graph(*inputs), strict=True):
+        assert torch.equal(one, other)

@@ -132,6 +132,14 @@ def test_state_of_the_optimizer_is_of_the_same_kind():
     assert groups[0] == groups[1]
 
 
+def test_float64_is_held_to_its_own_rounding():
+    """Adam's counter is float64 in the graph: in float32 its corrections would be 1e-5 away."""
+    data = [(x.double(), y) for x, y in batches()]
+    eager, learner, step = pair(model=lambda: mlp().double(), data=data, optimizer=OPTIMIZERS["adam"])
+    assert modes(step) == ["graph"]
+    assert apart(eager, learner) < 1e-12  # of numbers below 1, after 24 updates
+
+
 def test_batch_norm_and_dropout_are_those_of_eager():
     def model():
         return nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.3), nn.Linear(12, 3))
@@ -364,6 +372,25 @@ def test_attribute_that_changes_in_each_step_makes_it_eager():
     assert apart(eager, learner) < 2e-6
 
 
+@pytest.mark.parametrize(
+    ("change", "changes"),
+    [(lambda model: model[1].eval(), 2), (lambda model: model[0].weight.requires_grad_(False), 1)],
+    ids=["mode, until the next epoch", "requires_grad"],
+)
+def test_mode_and_requires_grad_are_of_the_key(change, changes):
+    def model():
+        return nn.Sequential(nn.Linear(6, 12), nn.Dropout(0.3), nn.Linear(12, 3))
+
+    def later(learner, **_):
+        if learner.progress.updates == 6:
+            change(learner.model)
+
+    eager, learner, step = pair(lambda: (on("step_begin", later),), model=model)
+    assert modes(step) == ["graph"]
+    assert [shape.changes for shape in step.shapes.values()] == [changes]
+    assert apart(eager, learner) < 2e-6
+
+
 def test_hook_on_a_module_that_comes_later_is_called():
     calls = []
     step = whole()
@@ -451,9 +478,32 @@ class Logs(TrainingPhase):
         learner.log("loss", step.loss)
 
 
+class Compares(TrainingPhase):
+    def loss(self, learner, outputs, targets):
+        return super().loss(learner, outputs, targets) * (1 + len(learner.metrics))
+
+
+class Skips(TrainingPhase):
+    def step(self, learner, step):
+        step.inputs, step.targets = self.unpack(step.batch)
+        step.outputs = learner.model(step.inputs)
+        step.loss = self.loss(learner, step.outputs, step.targets)
+        step.backward(step.loss)
+        step.skip_update("no")
+        step.update()
+
+
+class Weighs(TrainingPhase):
+    def step(self, learner, step):
+        step.weight = 4
+        super().step(learner, step)
+
+
 @pytest.mark.parametrize(
     ("phase", "reason"),
     [
+        (Compares, "it uses learner.metrics, which is not the same in each step"),
+        (Skips, "it decides whether to update (no)"),
         (Counts, "it changes the phase.count, which a graph would not"),
         (Reads, "it uses learner.progress, which is not the same in each step"),
         (Index, "it uses step.index, which is not the same in each step"),
@@ -483,12 +533,63 @@ def hooked():
     return model
 
 
+def hooked_parameter():
+    model = mlp()
+    model[0].weight.register_hook(lambda grad: grad * 0.5)
+    return model
+
+
+def hooked_optimizer(parameters):
+    made = sgd(parameters)
+    made.register_step_pre_hook(lambda *_: None)
+    return made
+
+
+def compiled_model():
+    model = mlp()
+    model[0].compile(backend="eager")
+    return model
+
+
 def test_recurrent_module_stays_eager():
     stays_eager("model 'model', inner is recurrent", model=Recurrent)
 
 
 def test_module_with_hooks_stays_eager():
     stays_eager("there are hooks on its modules", model=hooked)
+    stays_eager("there are hooks on its modules, its parameters", model=hooked_parameter)
+    stays_eager("there are hooks on its modules, its parameters or its optimizer", optimizer=hooked_optimizer)
+
+
+def test_module_that_is_compiled_by_itself_stays_eager():
+    stays_eager("model 'model', 0 is compiled by itself already", model=compiled_model)
+
+
+def test_step_that_weighs_itself_stays_eager_in_windows():
+    stays_eager("it weights the steps of an update, and uneven windows are rescaled", phase=Weighs, accumulate=2)
+
+
+def test_batch_of_what_a_graph_cannot_take_stays_eager():
+    """It trains the same, and the engine's own step takes it."""
+
+    class Takes(TrainingPhase):
+        def unpack(self, batch):
+            return batch[0] + 0.0, batch[1]
+
+    class Note:
+        pass
+
+    noted = [(*each, Note()) for each in batches()]
+    stays_eager("its batch holds more than tensors and numbers", data=noted, phase=Takes)
+    wanting = [(x.requires_grad_(), y) for x, y in batches()]
+    stays_eager("its batch requires grad", data=wanting)
+
+
+def test_optimizer_of_other_parameters_stays_eager():
+    def with_a_stranger(parameters):
+        return sgd([*parameters, nn.Parameter(torch.ones(1))])
+
+    stays_eager("its optimizer has parameters that are in no model", optimizer=with_a_stranger)
 
 
 def test_optimizer_that_counts_in_python_stays_eager():
@@ -662,6 +763,29 @@ def test_python_state_is_as_it_was_after_a_recording_that_is_refused():
     assert "it changes the phase.seen" in reasons(step)[0]
 
 
+class CountsItself(nn.Module):
+    """A model and a loss function that count their calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.calls = mlp(), []
+
+    def forward(self, x, targets=None):
+        self.calls.append(1)
+        scale = 1 + 0.01 * len(self.calls)
+        return self.inner(x) * scale if targets is None else nn.functional.cross_entropy(x, targets) * scale
+
+
+@pytest.mark.parametrize("where", ["model 'model'", "the loss function"])
+def test_counter_of_a_module_is_seen_and_put_back(where):
+    step = whole()
+    given = {"model": CountsItself} if where == "model 'model'" else {"loss": CountsItself()}
+    learner = make(step, optimizer=lambda p: sgd(list(p)), **given)
+    learner.fit(batches(), epochs=1)
+    assert reasons(step) == [f"it changes {where}.calls, which a graph would not"]
+    assert len((learner.model if where == "model 'model'" else learner.loss_fn).calls) == 12
+
+
 # Never slower
 
 
@@ -688,6 +812,36 @@ def test_graph_is_kept_if_it_is_faster(ratio, mode, monkeypatch):
     learner.run("train", batches(40))
     assert modes(step) == [mode]
     assert reasons(step) == ["" if mode == "graph" else "compiled it takes 2.00 of the time"]
+
+
+def test_shape_is_compiled_when_it_comes_after_three():
+    made = []
+
+    def compiler(graph, inputs):
+        made.append(learner.progress.steps)
+        return graph
+
+    learner = make(whole(backend=compiler))
+    learner.fit(batches(6), epochs=1)
+    assert made == [3]
+
+
+def test_compiling_is_told_in_a_line_and_counted(capsys):
+    step = whole(show=True)
+    make(step).fit(batches(8), epochs=1)
+    (shape,) = step.shapes.values()
+    said = capsys.readouterr()
+    line = "whole_step: the step of 'train' for [((8, 6), 'torch.float32'), ((8,), 'torch.int64')]: compiled in "
+    assert f"{line}{shape.seconds:.1f} s" in said.out + said.err
+    assert shape.seconds > 0
+
+
+def test_reason_is_told_once_for_all_shapes(capsys):
+    step = whole(show=True)
+    make(step, phase=Reads()).fit([*batches(5), *batches(5, size=3)], epochs=1)
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("stays eager, because it uses learner.progress") == 1
+    assert modes(step) == ["eager", "eager"]
 
 
 def test_no_more_than_four_shapes_are_compiled():
@@ -745,6 +899,21 @@ def test_resumed_run_leaves_room_for_the_graphs_that_are_to_come():
     second.load_state_dict(first.state_dict())
     second.run("train", [*batches(8, size=7), *(batch for size in sizes for batch in batches(4, size=size))])
     assert modes(step) == ["graph"] * 4 + ["eager"]
+
+
+@pytest.mark.parametrize(("version", "checks"), [(None, 0), ("2.99.0", 2)], ids=["same", "other"])
+def test_graph_of_another_torch_is_compared_anew(version, checks, monkeypatch):
+    first, step = make(whole()), whole()
+    first.fit(batches(8), epochs=1)
+    state = first.state_dict()
+    saved = state["plugins"]["whole_step"]
+    saved["torch"] = version or saved["torch"]
+    second, compared = make(step), []
+    own = step._compare
+    monkeypatch.setattr(step, "_compare", lambda *given: compared.append(1) or own(*given))
+    second.load_state_dict(state)
+    second.fit(batches(8), epochs=2)
+    assert (modes(step), len(compared)) == (["graph"], checks)
 
 
 def test_eager_learner_goes_on_with_the_state():
