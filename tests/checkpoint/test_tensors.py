@@ -664,8 +664,8 @@ def test_tensors_hostile_files_are_refused_at_once(data):
 
 @pytest.mark.clock
 @pytest.mark.parametrize("kind", ["data", pytest.param("strides", marks=pytest.mark.slow), "last strides"])
-def test_tensors_many_entries_are_refused_in_two_seconds(kind):
-    count = 300_000
+def test_tensors_many_entries_are_refused_in_linear_time(kind):
+    count = 30_000
     entries = {f"a{i}": entry("U8", (1, 1), (i, i + 1)) for i in range(count)}
     if kind == "strides":
         entries["__metadata__"] = ours(strides={name: [1, 1] for name in entries} | {"a": [1, 1]})
@@ -675,7 +675,7 @@ def test_tensors_many_entries_are_refused_in_two_seconds(kind):
     begun = time.process_time()  # other processes do not count
     with pytest.raises(CorruptCheckpointError):
         peek(BytesSource(data))
-    assert time.process_time() - begun < 2.0
+    assert time.process_time() - begun < 1.5  # it takes a tenth of it; quadratic, ten seconds and more
 
 
 def test_tensors_hostile_files_begin_from_one_that_is_read():

@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -160,20 +161,32 @@ def calls(trials: Trials, run: Run = SMALL, update: int = 12, until: int = 16, e
     """SIGKILL in the calls that the saves between two updates make.
 
     Without ``every``, those are left out that change no file, after which all is as before them, and of the writes into
-    a file all but the first and the last.
+    a file all but the first and the last, and all begin from a run that was killed just before.
     """
-    reached = trials.server.call("faults.runs:die_in_save", run, str(trials.begin()), -1, "", update, until)[0]
+    start = fresh(trials.directory / "start")
+    if not every:
+        trials.server.run("faults.runs:die_in_save", run, str(start), 0, "before", update, until)
+    first = _copied(start, trials.begin())
+    reached = trials.server.call("faults.runs:die_in_save", run, str(first), -1, "", update, until)[0]
+    if not every:
+        reached = reached[: reached.index("rmdir") + 1]  # of one save: the next makes the same calls
     for number, name in enumerate(reached):
         amid = reached[max(0, number - 1) : number + 2] == ["write"] * 3
         if every or (name in CHANGING and not amid):
             moments = ["before"] if every or number == 0 else []
             moments += ["during", "after"] if name == "write" else ["after"]
             for moment in moments:
-                _die_in_call(trials, run, number, moment, update, until, name)
+                _die_in_call(trials, run, start, number, moment, update, until, name)
 
 
-def _die_in_call(trials: Trials, run: Run, number: int, moment: str, update: int, until: int, name: str) -> None:
-    at = trials.begin()
+def _copied(start: Path, at: Path) -> Path:
+    return Path(shutil.copytree(start, at, symlinks=True, dirs_exist_ok=True))
+
+
+def _die_in_call(
+    trials: Trials, run: Run, start: Path, number: int, moment: str, update: int, until: int, name: str
+) -> None:
+    at = _copied(start, trials.begin())
     what = f"killed {moment} call {number} ({name})"
     outcome = trials.server.run("faults.runs:die_in_save", run, str(at), number, moment, update, until)
     if outcome.code == 0 and (run.background or update == 0):  # threads do not make the same calls each time

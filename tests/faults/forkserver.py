@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from steady import use_huge_pages
+
 TESTS = Path(__file__).resolve().parents[1]
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: what a killed child leaves becomes the server's to reap
 
@@ -267,6 +269,7 @@ def main(warm: str) -> None:
             _resolve(warm)()
     gc.collect()
     gc.freeze()  # else each child's first collection would copy all of the memory that it shares with the server
+    use_huge_pages()
     try:
         job = _Server(answers).serve()
     except BaseException:

@@ -14,19 +14,12 @@ import pytest
 import torch
 
 from faults.campaign import RESUME, SMALL, calls, kills, lines
-from faults.forkserver import ForkServer
 from faults.runs import RUNS, Run, difference, plain
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.lock import Lock
 from loopkit.errors import CheckpointError
 
-QUICK = tuple(replace(run, epochs=2) for run in RUNS if run.data != "loader2")[::2]
-
-
-@pytest.fixture(scope="module")
-def cold_server():
-    with ForkServer() as server:
-        yield server
+QUICK = tuple(replace(run, epochs=2) for run in RUNS if run.data != "loader2")[2::4]  # test_signals has [::4]
 
 
 def test_plain_values_tell_types_strides_and_bits_apart():
@@ -43,35 +36,35 @@ def sleep(begun):
     time.sleep(60)
 
 
-def test_fork_server_tells_how_a_child_ended(cold_server, tmp_path):
-    assert cold_server.call("os:getpid") > 1
-    assert cold_server.run("sys:exit", 143).code == 143
-    assert cold_server.run("time:sleep", 60, signals=((0.01, signal.SIGTERM),)).code == -signal.SIGTERM
-    failed = cold_server.run("math:sqrt", -1)
+def test_fork_server_tells_how_a_child_ended(trials, tmp_path):
+    assert trials.server.call("os:getpid") > 1
+    assert trials.server.run("sys:exit", 143).code == 143
+    assert trials.server.run("time:sleep", 60, signals=((0.01, signal.SIGTERM),)).code == -signal.SIGTERM
+    failed = trials.server.run("math:sqrt", -1)
     assert failed.code == 1
     assert "ValueError: math domain error" in failed.said
     begun = str(tmp_path / "begun")
-    interrupted = cold_server.run("faults.test_kills:sleep", begun, signals=((0.0, signal.SIGINT),), after=begun)
+    interrupted = trials.server.run("faults.test_kills:sleep", begun, signals=((0.0, signal.SIGINT),), after=begun)
     assert interrupted.code == -signal.SIGINT
     assert "KeyboardInterrupt" in interrupted.said
 
 
-def test_fork_server_kills_a_child_that_does_not_end(cold_server):
+def test_fork_server_kills_a_child_that_does_not_end(trials):
     with pytest.raises(AssertionError, match=r"did not end within 0\.1 s"):
-        cold_server.run("time:sleep", 60, limit=0.1)
-    assert cold_server.call("os:getpid") > 1
+        trials.server.run("time:sleep", 60, limit=0.1)
+    assert trials.server.call("os:getpid") > 1
 
 
-def test_fork_server_leaves_no_process_behind(cold_server):
-    assert cold_server.run("subprocess:Popen", ["sleep", "60"]).code == 1  # it cannot be sent back
-    cold_server.sweep()
-    assert cold_server.call("faults.runs:children", cold_server.call("os:getppid")) == []
+def test_fork_server_leaves_no_process_behind(trials):
+    assert trials.server.run("subprocess:Popen", ["sleep", "60"]).code == 1  # it cannot be sent back
+    trials.server.sweep()
+    assert trials.server.call("faults.runs:children", trials.server.call("os:getppid")) == []
 
 
 def test_run_goes_on_exactly_whenever_it_is_killed(trials):
     kills(trials, len(QUICK), seed=0, runs=QUICK, most=2)
     assert trials.counts["trials"] == len(QUICK)
-    assert trials.counts["kills"] > 5  # how many depends on how fast the machine is
+    assert trials.counts["kills"] > 2  # how many depends on how fast the machine is
 
 
 def test_run_with_workers_goes_on_exactly_whenever_it_is_killed(trials):

@@ -456,15 +456,15 @@ def test_signal_between_resuming_and_the_first_step_loses_no_open_pass(tmp_path,
 
 def test_runs_end_and_go_on_exactly_by_sigterm_at_random_times(trials):
     quick = tuple(replace(run, epochs=2) for run in RUNS if run.data != "loader2")
-    signals(trials, 12, seed=0, runs=quick[::2], most=2)
-    assert trials.counts["answered"] >= 3  # how many depends on how fast the machine starts
+    signals(trials, 6, seed=0, runs=quick[::4], most=2)  # test_kills has the others
+    assert trials.counts["answered"] >= 2  # how many depends on how fast the machine starts
 
 
 def test_run_goes_on_exactly_after_a_signal_at_any_event(trials):
-    events(trials, SMALL, signal.SIGINT, step=17)
-    events(trials, SMALL, signal.SIGUSR1, step=41)
-    events(trials, replace(SMALL, accumulate=3, background=True), signal.SIGTERM, step=17)
-    assert trials.counts["answered"] > 15
+    events(trials, SMALL, signal.SIGINT, step=31)
+    events(trials, SMALL, signal.SIGUSR1, step=67)
+    events(trials, replace(SMALL, accumulate=3, background=True), signal.SIGTERM, step=31)
+    assert trials.counts["answered"] > 8
 
 
 @pytest.mark.slow

@@ -159,8 +159,8 @@ def test_last_line_has_no_passwords_of_urls(tmp_path: Path) -> None:
 def test_long_texts_are_searched_for_passwords_in_linear_time() -> None:
     for part in ("a://b:", "a", "http://", "?x=", "://"):
         begun = time.process_time()
-        masked_text("://" + part * (1_000_000 // len(part)))
-        assert time.process_time() - begun < 5.0  # quadratic, it would take an hour
+        masked_text("://" + part * (200_000 // len(part)))
+        assert time.process_time() - begun < 2.0  # quadratic, it would take minutes
 
 
 def test_config_without_passwords_is_logged_as_it_is(tmp_path: Path) -> None:

@@ -292,14 +292,17 @@ def test_inductor_trains_as_without():
         torch.testing.assert_close(compiled.model.state_dict()[key], value, rtol=1e-4, atol=1e-5)
 
 
+DEAR = ["exact_resume", "unknown_phases", "error_elsewhere"]
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own, as it compiles for inputs that require grad
 def test_compile_keeps_the_contract():
-    skip = ["no_graph_kept", "exact_resume", "unknown_phases"]  # the first would compile the check's hook too
+    skip = ["no_graph_kept", *DEAR]  # the first would compile the check's hook too
     check_plugin(lambda: Compile(backend="eager"), skip=skip)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
-@pytest.mark.parametrize("check", ["exact_resume", "unknown_phases"])
+@pytest.mark.parametrize("check", DEAR)
 def test_compile_keeps_what_takes_many_compilations(check):
     check_plugin(lambda: Compile(backend="eager"), checks=[check])

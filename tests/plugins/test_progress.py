@@ -504,20 +504,15 @@ def test_bars_on_an_ascii_output_replace_other_characters(clock):
 # What is imported and when
 
 
-def modules_after(code):
-    code = f"import sys, torch\nbefore = set(sys.modules)\n{code}\nprint(*sorted(set(sys.modules) - before))"
+def test_import_brings_one_small_library_and_tqdm_bars_are_imported_when_the_first_is_drawn():
+    parts = ("import loopkit, loopkit.plugins", "loopkit.Learner(torch.nn.Identity()).predict([torch.zeros(1)])")
+    code = "import sys, torch\nbefore = set(sys.modules)" + "".join(
+        f"\n{part}\nprint(*sorted(set(sys.modules) - before))" for part in parts
+    )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(found.stdout.split())
-
-
-def test_import_brings_nothing_but_one_small_library_with_it():
-    brought = {name.split(".")[0] for name in modules_after("import loopkit, loopkit.plugins")}
-    assert brought - sys.stdlib_module_names == {"loopkit", "pluggy"}
-
-
-def test_tqdm_bars_are_imported_when_the_first_is_drawn():
-    code = "from loopkit import Learner; Learner(torch.nn.Identity()).predict([torch.zeros(1)])"
-    assert not {name for name in modules_after(code) if name.startswith("tqdm.auto")}
+    imported, predicted = (set(line.split()) for line in found.stdout.splitlines())
+    assert {name.split(".")[0] for name in imported} - sys.stdlib_module_names == {"loopkit", "pluggy"}
+    assert not {name for name in predicted if name.startswith("tqdm.auto")}
 
 
 def test_progress_leaves_training_bitwise_alone(clock):
