@@ -1025,15 +1025,20 @@ class CountsOnTheEnd:
 
 
 @breaks("any_list_order", "order")
-class LooksAtTheList:
-    """What it does depends on where in the list it stands."""
+class CountsItsKind:
+    """Its place among the others depends on how many like it were made before."""
+
+    made = 0
+
+    def __init__(self):
+        type(self).made += 1
+        self.name = f"counts_its_kind_{'a' if self.made % 2 else 'b'}"
 
     @hookimpl(phase=TrainingPhase, updates=("grads",))
-    def update_begin(self, learner, step):
-        first = next(iter(learner.plugins)) is self or learner.plugins[0] is self
+    def update_begin(self, step):
         for p in step.params:
             if p.grad is not None:
-                p.grad.mul_(0.5 if first else 2.0)
+                p.grad.mul_(0.5)
 
 
 @breaks("no_undeclared_effect", "other parameters")
