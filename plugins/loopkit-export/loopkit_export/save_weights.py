@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class SaveWeights(Shown):
-    """Write each model's weights as ``<directory>/<model>.safetensors`` after each training epoch, or the best ones.
+    """Write the weights as safetensors after each training epoch, or the best.
 
-    A file is replaced at once, when the new one is on the disk. `loopkit.checkpoint.load_weights` reads it. A run that
-    shall go on needs ``Checkpoint``: nothing else is saved here.
+    The files are ``<directory>/<model>.safetensors``. A file is replaced at once, when the new one is on the disk.
+    `loopkit.checkpoint.load_weights` reads it. A run that shall go on needs ``Checkpoint``: nothing else is saved here.
 
     Args:
         directory: It is made if it is not there.
