@@ -66,7 +66,8 @@ class Case:
 
     def bench(self, plugins: Iterable[Any], **options: Any) -> Bench:
         """A quiet learner for a fresh problem."""
-        return Bench(self, self.problem(), plugins=plugins, phases=self.fresh_phases(), standard=False, **options)
+        options = {"phases": self.fresh_phases(), "standard": False, **options}
+        return Bench(self, self.problem(), plugins=plugins, **options)
 
     def fresh_phases(self) -> tuple[Phase, ...]:
         """The phases as they were given, each a copy if it can be copied: no fit goes on with the state of another."""
