@@ -1059,3 +1059,75 @@ class ChangesByAHook:
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
+
+
+# -- a second list, from the documentation alone -----------------------------------------------------------------------
+
+
+@breaks("declared_access", "reads 'optimizer", 'reads=("optimizer')
+class LogsTheRateAtTheEnd:
+    @hookimpl(writes=("metrics.*/rate",))
+    def epoch_end(self, learner, phase):
+        (optimizer, *_) = learner.optimizers.values()
+        learner.metrics[f"{phase.name}/rate"] = optimizer.param_groups[0]["lr"]
+
+
+@breaks("declared_access", "'loss'", 'updates=("loss",)')
+class AddsAPenaltyQuietly:
+    @hookimpl(phase="training", reads=("loss",))
+    def backward_begin(self, step):
+        step.loss = step.loss * 1.1
+
+
+@breaks("no_device_sync", "waits for the device", "breaks.py")
+class StopsByTheLoss:
+    """Decides in each step whether the run is over."""
+
+    @hookimpl(phase="training", reads=("loss",))
+    def step_end(self, learner, step):
+        if hasattr(step, "loss") and float(step.loss) > 1e9:
+            learner.stop("diverged", by="stops_by_the_loss")
+
+
+@breaks("loader_kept", "in place", "the loader's", "forward_begin")
+class MixesInPlace:
+    """Says that it changes inputs, but changes the loader's own tensor."""
+
+    @hookimpl(phase="training", updates=("inputs",))
+    def forward_begin(self, step):
+        step.inputs.mul_(0.5)
+
+
+@breaks("exact_resume", "epoch.store", "state_dict")
+class DecaysByKeptSteps:
+    """Counts in epoch.keep, which is not saved, what changes the gradients."""
+
+    @hookimpl(phase="training", updates=("grads",))
+    def update_begin(self, epoch, step):
+        kept = epoch.keep(self)
+        kept["count"] = kept.get("count", 0) + 1
+        for p in step.params:
+            if p.grad is not None:
+                p.grad.mul_(1 / kept["count"])
+
+
+@breaks("unknown_phases", "two models", "AttributeError")
+class LooksForAHead:
+    """Freezes what only its author's model has."""
+
+    @hookimpl(updates=("trainable",))
+    def epoch_begin(self, learner):
+        learner.model.train()
+        for p in learner.model[-1].parameters():
+            p.requires_grad_(True)
+
+
+@breaks("fit_twice", "hook")
+class LeavesATensorHook:
+    """A hook on each parameter that nobody removes."""
+
+    @hookimpl
+    def epoch_begin(self, learner):
+        for model in learner.models.values():
+            for p in model.parameters():
+                p.register_post_accumulate_grad_hook(_nothing)
