@@ -5,15 +5,14 @@ from __future__ import annotations
 import importlib
 import inspect
 import itertools
-import struct
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from loopkit_testing import Case, check_plugin
+from loopkit_testing import Case, check_plugin, diff
 from loopkit_testing.declaration import declaration
 from torch import nn
 
@@ -157,36 +156,9 @@ def install(
     return folder
 
 
-def differences(one: Any, other: Any, path: str = "", leave_out: Collection[str] = ("seconds",)) -> Iterator[str]:
-    """Where two states differ in type, shape, dtype or a single bit; by default not in measured durations."""
-    if path.rpartition(".")[2] in leave_out:
-        return
-    if type(one) is not type(other):
-        yield f"{path}: {type(one).__name__} and {type(other).__name__}"
-    elif isinstance(one, torch.Tensor):
-        if one.dtype != other.dtype or one.shape != other.shape:
-            yield f"{path}: {one.dtype} {tuple(one.shape)} and {other.dtype} {tuple(other.shape)}"
-        elif not torch.equal(_bits(one), _bits(other)):
-            yield f"{path}: {one.flatten()[:3].tolist()} and {other.flatten()[:3].tolist()}"
-    elif isinstance(one, Mapping):
-        if one.keys() != other.keys():
-            yield f"{path}: keys {list(one)} and {list(other)}"
-        for key in one.keys() & other.keys():
-            yield from differences(one[key], other[key], f"{path}.{key}", leave_out)
-    elif isinstance(one, (list, tuple)):
-        if len(one) != len(other):
-            yield f"{path}: {len(one)} and {len(other)} items"
-        for i, (mine, theirs) in enumerate(zip(one, other, strict=False)):
-            yield from differences(mine, theirs, f"{path}.{i}", leave_out)
-    elif isinstance(one, float):
-        if struct.pack("d", one) != struct.pack("d", other):
-            yield f"{path}: {one} and {other}"
-    elif one != other:
-        yield f"{path}: {one} and {other}"
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().flatten().view(torch.uint8) if tensor.numel() else tensor.detach()
+def differences(one: Any, other: Any, leave_out: Collection[str] = ("seconds",)) -> list[str]:
+    """Where two states differ; by default not in measured durations."""
+    return list(map(str, diff.differences(one, other, ignore=leave_out)))
 
 
 def halved(*axes):

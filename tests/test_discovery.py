@@ -339,6 +339,12 @@ def test_list_fits_a_terminal(counter, monkeypatch, capsys):
     assert "`loopkit plugins NAME` says what one does, and its options" in [*lines, last]
 
 
+def test_list_shows_the_first_lines_of_what_ships_whole(monkeypatch, capsys):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert cli.main(["plugins"]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if line.endswith("...")] == []
+
+
 # ------------------------------------------------------------------------------------------------------------- loading
 
 

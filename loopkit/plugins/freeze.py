@@ -236,10 +236,10 @@ def _freeze(parameter: nn.Parameter) -> None:
 
 
 class EvalMode(Shown):
-    """Keep modules in eval mode during training phases, with everything below them: dropout, batch norm and others.
+    """Keep modules, and all below them, in eval mode during training phases.
 
-    Their parameters are trained all the same, unless `Freeze` freezes them. Around the epoch the engine keeps and
-    restores the modes.
+    Dropout, batch norm and others do as they do in a validation. Their parameters are trained all the same, unless
+    `Freeze` freezes them. Around the epoch the engine keeps and restores the modes.
 
     Args:
         patterns: Patterns of module names, as in `loopkit.groups`: ``"encoder"``, ``"*.dropout"``.

@@ -106,7 +106,9 @@ class ClipGradNorm(Shown):
 
 
 class ClipGradValue(Shown):
-    """Limit every element of the gradients to ``[-max_value, max_value]``, as ``torch.nn.utils.clip_grad_value_`` does.
+    """Limit every element of the gradients to ``[-max_value, max_value]``.
+
+    It is what ``torch.nn.utils.clip_grad_value_`` does.
 
     Args:
         max_value: The largest absolute value, above 0.
@@ -131,7 +133,7 @@ class ClipGradValue(Shown):
 
 
 class GradNorm(Shown):
-    """Record the norm of the gradients, of each optimizer and of each of its parameter groups.
+    """Record the norm of the gradients, by optimizer and by parameter group.
 
     The mean over the updates of an epoch is put into ``learner.metrics`` at its end, as ``"train/grad_norm"``, with
     several optimizers ``"train/grad_norm_<optimizer>"``, with several groups also ``"..._group<i>"``. Skipped updates
@@ -185,11 +187,11 @@ class GradNorm(Shown):
 
 
 class GradNoise(Shown):
-    """Add Gaussian noise to the gradients, with a standard deviation that falls as ``(1 + updates) ** -decay``.
+    """Add Gaussian noise to the gradients, less with each update.
 
-    ``updates`` is ``learner.progress.updates``, so it counts those of all optimizers. The noise changes gradients as
-    clipping does, so with a clipping plugin the order has to be given:
-    ``Learner(order=["clip_grad_norm", "grad_noise"])``.
+    Its standard deviation falls as ``(1 + updates) ** -decay``. ``updates`` is ``learner.progress.updates``, so it
+    counts those of all optimizers. The noise changes gradients as clipping does, so with a clipping plugin the order
+    has to be given: ``Learner(order=["clip_grad_norm", "grad_noise"])``.
 
     Args:
         std: The first update's standard deviation, at least 0.

@@ -27,14 +27,15 @@ SIMPLE = (bool, int, float, str, type(None))
 
 
 class LogHyperparameters(Shown):
-    """Log what a fit is made with when it begins, as ``"hyperparameters"``, and its last metrics when it ends.
+    """Log the hyperparameters of a fit, and its last metrics when it ends.
 
-    Logged are the values that are given, and what the learner knows: the seed, accumulation, the number of processes,
-    the batch size where the data tells it; of each model the class and the numbers of parameters; the loss; of each
-    optimizer the class and its options, by parameter group if there are several; the names of the plugins and their
-    options, as ``"plugins.clip_grad_norm.max_norm"``, where they are plain values. Options that are called like a
-    password, a token or a key (``api_key``) are left out, and given values of such names are logged as ``***``. The
-    metrics of the end are scalars, as ``"final/val/loss"``; a fit that an error or a signal ends has none.
+    The hyperparameters are logged when it begins, as ``"hyperparameters"``. Logged are the values that are given, and
+    what the learner knows: the seed, accumulation, the number of processes, the batch size where the data tells it; of
+    each model the class and the numbers of parameters; the loss; of each optimizer the class and its options, by
+    parameter group if there are several; the names of the plugins and their options, as
+    ``"plugins.clip_grad_norm.max_norm"``, where they are plain values. Options that are called like a password, a token
+    or a key (``api_key``) are left out, and given values of such names are logged as ``***``. The metrics of the end
+    are scalars, as ``"final/val/loss"``; a fit that an error or a signal ends has none.
 
     A fit that goes on from a checkpoint does not log its hyperparameters again.
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LogMetrics(Shown):
-    """Log ``learner.metrics`` at the end of each epoch of a fit, under their names (``"val/loss"``).
+    """Log ``learner.metrics`` under their names at the end of each epoch.
 
     Args:
         every: Also log, after every so many training steps, what there is by then: the loss of the step

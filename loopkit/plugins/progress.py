@@ -25,9 +25,10 @@ REDRAW_SECONDS = 0.1
 
 
 class Progress(Shown):
-    """A tqdm bar for each epoch, and a row of metrics with time and time left for each training epoch of a fit.
+    """A tqdm bar for each epoch, and a row of metrics for each training epoch.
 
-    A terminal that is too narrow for all columns shows the losses first, and a line says which others are left out.
+    The row ends with the time that the epoch took, and the time left. A terminal that is too narrow for all columns
+    shows the losses first, and a line says which others are left out.
 
     Args:
         bar: Draw bars; by default if the output is a terminal or a notebook. Without bars there is one plain line

@@ -36,7 +36,7 @@ KEY = re.compile(r"\w+(\[\d+\])?")
 
 
 class Schedule(Shown):
-    """Multiply a hyperparameter of each parameter group's own value by a schedule.
+    """Multiply each parameter group's own rate, or another value, by a schedule.
 
     Update k (from 0) runs with ``base * schedule(k)``, where ``base`` is what the group held when the plugin first saw
     it: the ratios between groups survive. Skipped updates do not count. A group added during a fit joins at the next
@@ -308,7 +308,9 @@ def _item_setter(group: dict[str, Any], key: str, index: int) -> Setter:
 
 
 class TorchSchedule(Shown):
-    """Step a scheduler of ``torch.optim.lr_scheduler`` after every update or epoch, bitwise as by hand.
+    """Step a scheduler of ``torch.optim.lr_scheduler``, bitwise as by hand.
+
+    It is stepped after every update or epoch.
 
     Args:
         scheduler: A function ``optimizer -> scheduler``, or a scheduler (made for the optimizer that the learner is

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
 
 class SkipSpikes(Shown):
-    """Cancel a step, before its backward, whose loss is above ``mean + threshold * std`` of the last good ones.
+    """Cancel a step, before its backward, whose loss is far above the last ones.
 
-    That is the z-score rule of ZClip (arXiv:2504.02507, which applies it to gradient norms), on the loss and over a
-    window; std is the population's, and at least 1 % of the mean's absolute value. The first ``warmup`` losses are all
-    good. After ``max_skips`` spikes in a row the loss has a new level: the next step is taken, and the warm-up begins
-    again. A loss that is infinite or not a number is left to `StopOnNonFinite`. Each phase has losses of its own; in a
-    step with several backwards the first one counts. Batches that were passed over have still moved running statistics.
+    Far above is ``mean + threshold * std`` of the last good ones. That is the z-score rule of ZClip (arXiv:2504.02507,
+    which applies it to gradient norms), on the loss and over a window; std is the population's, and at least 1 % of the
+    mean's absolute value. The first ``warmup`` losses are all good. After ``max_skips`` spikes in a row the loss has a
+    new level: the next step is taken, and the warm-up begins again. A loss that is infinite or not a number is left to
+    `StopOnNonFinite`. Each phase has losses of its own; in a step with several backwards the first one counts. Batches
+    that were passed over have still moved running statistics.
 
     Processes that share their gradients decide alike, by the mean of their losses: that takes one reduction of one
     number, in the host's memory, in every step. A process that trains by itself between averages decides by its own.

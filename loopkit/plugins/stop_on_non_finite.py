@@ -32,13 +32,13 @@ POLICIES = ("raise", "skip", "rollback")
 
 
 class StopOnNonFinite(Shown):
-    """Raise `NonFiniteError` when a loss is infinite or not a number as its backward begins, or a gradient is.
+    """Raise `NonFiniteError` when a loss, or a gradient, is nan or infinite.
 
-    On the CPU the error comes before the optimizer moves, so the parameters are those of the last good update. On an
-    accelerator losses and gradients are read when they have arrived, so that no step waits: the error comes some steps
-    later, by the end of the epoch at the latest, and says between which steps it was; updates since then have used it,
-    unless ``gradients=True`` and the optimizer is fused: it skips them on the device. Until the numbers have arrived
-    `suspect` says so; what saves the parameters calls `settle` first.
+    A loss is looked at as its backward begins. On the CPU the error comes before the optimizer moves, so the parameters
+    are those of the last good update. On an accelerator losses and gradients are read when they have arrived, so that
+    no step waits: the error comes some steps later, by the end of the epoch at the latest, and says between which steps
+    it was; updates since then have used it, unless ``gradients=True`` and the optimizer is fused: it skips them on the
+    device. Until the numbers have arrived `suspect` says so; what saves the parameters calls `settle` first.
 
     The other policies go on with the next batch. On an accelerator they wait for the loss and the gradients.
 

@@ -29,13 +29,14 @@ if TYPE_CHECKING:
 
 
 class WeightAverage(Shown):
-    """Average the parameters over the updates, and validate and predict with the average.
+    """Average the parameters over updates; validations use the average.
 
-    After an applied update of an optimizer that owns a parameter of a model, the whole model is averaged, by one
-    foreach call for each device and dtype. The average is bitwise that of torch's ``AveragedModel(model,
-    multi_avg_fn=get_ema_multi_avg_fn(decay))``, or with ``decay=None`` of ``multi_avg_fn=get_swa_multi_avg_fn()``, from
-    ``torch.optim.swa_utils``. ``AveragedModel(model)`` alone computes otherwise on the CPU, and differs by rounding. A
-    skipped update moves nothing. With two optimizers over one model each of their updates counts.
+    Predictions use it, too. After an applied update of an optimizer that owns a parameter of a model, the whole model
+    is averaged, by one foreach call for each device and dtype. The average is bitwise that of torch's
+    ``AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))``, or with ``decay=None`` of
+    ``multi_avg_fn=get_swa_multi_avg_fn()``, from ``torch.optim.swa_utils``. ``AveragedModel(model)`` alone computes
+    otherwise on the CPU, and differs by rounding. A skipped update moves nothing. With two optimizers over one model
+    each of their updates counts.
 
     Args:
         decay: Exponential: ``average = decay * average + (1 - decay) * parameters``, from 0 to below 1. None: the equal

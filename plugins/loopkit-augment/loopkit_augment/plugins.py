@@ -56,7 +56,7 @@ class _SoftTargets(Shown):
 
 
 class Mixup(_SoftTargets):
-    """Mix each sample of a training batch with another one of it, and the targets in the same shares.
+    """Mix each sample of a training batch, and its target, with another one.
 
     Inputs become ``a x + (1 - a) x'`` and targets the same of their probabilities. The share ``a`` is one for the
     batch, of ``Beta(alpha, alpha)`` and at least a half. The loss must take probabilities ``(batch, classes)`` as
@@ -97,7 +97,7 @@ class Mixup(_SoftTargets):
 
 
 class CutMix(_SoftTargets):
-    """Put a box of another image of the batch into each image, and share the targets by area.
+    """Put a box of another image into each image; targets are shared by area.
 
     The box has about the share ``1 - a`` of the image, with ``a`` of ``Beta(alpha, alpha)``, and lies around any point;
     what would stand out is cut off. It is one for the batch. The loss must take probabilities ``(batch, classes)`` as

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 class Accumulate(Shown):
-    """Set ``learner.accumulate`` by a schedule: ``{0: 1, 1000: 4}`` makes an update of four steps from update 1000 on.
+    """Set ``learner.accumulate``, the steps of an update, by a schedule.
+
+    ``{0: 1, 1000: 4}`` makes an update of four steps from update 1000 on.
 
     Args:
         schedule: Steps per update, by the number of updates from which on; it begins with 0.

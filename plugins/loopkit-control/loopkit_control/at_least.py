@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class AtLeast(Shown):
-    """Put off every stop that a plugin asks for until a fit has made so many updates or epochs.
+    """Put off stops of plugins until a fit has made so many updates or epochs.
 
     The first one that was asked for takes effect then, with its reason, be it that the metric is better again; one for
     an infinite or undefined value waits, too. Limits of the fit, errors, pauses and

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class StopOn(Shown):
-    """End a fit by a criterion on the training loss, asked every so many updates with the mean over their steps.
+    """End a fit by a criterion on the training loss, every so many updates.
 
-    A run that diverges, or has reached its goal, ends in the middle of an epoch. `loopkit.plugins.EarlyStopping` asks a
-    criterion about a metric whenever its phase ends, so that with ``fit(validate=every(updates=100))`` it goes by
-    updates, too.
+    It is asked with the mean over their steps. A run that diverges, or has reached its goal, ends in the middle of an
+    epoch. `loopkit.plugins.EarlyStopping` asks a criterion about a metric whenever its phase ends, so that with
+    ``fit(validate=every(updates=100))`` it goes by updates, too.
 
     Args:
         criterion: One of `loopkit.criteria`, such as ``Divergence(0.5, relative=True)``. The plugin has a copy.

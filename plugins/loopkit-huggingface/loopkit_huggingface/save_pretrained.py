@@ -26,11 +26,12 @@ MISSING: Any = object()
 
 
 class SavePretrained(Shown):
-    """Save the model and its tokenizer with ``save_pretrained``, as safetensors, whenever a metric is the best so far.
+    """Save the best model and its tokenizer with ``save_pretrained``.
 
-    Below ``directory`` there are ``best``, if a metric is monitored, and ``last``, at the end of the fit (unless an
-    error or a signal ended it). Each is what ``from_pretrained`` loads. They are for use, not for going on: for that,
-    there is ``Checkpoint``, with a directory of its own.
+    It is saved as safetensors, whenever a metric is the best so far. Below ``directory`` there are ``best``, if a
+    metric is monitored, and ``last``, at the end of the fit (unless an error or a signal ended it). Each is what
+    ``from_pretrained`` loads. They are for use, not for going on: for that, there is ``Checkpoint``, with a directory
+    of its own.
 
     A folder is written aside and takes the place of the one before when all of it is on the disk. If that fails, or the
     process is killed, the one before stays; killed between the two renames, it is put back when the next fit begins.

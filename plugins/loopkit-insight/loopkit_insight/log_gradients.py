@@ -28,7 +28,7 @@ Members = dict[Part, list[int]]
 
 
 class LogGradients(Shown):
-    """Log the 2-norm of the gradients of updates, as ``"grad_norm"``, and that of each part of the model.
+    """Log the 2-norm of the gradients, as ``"grad_norm"``, also of each part.
 
     A part is a parameter group of the optimizer, ``"grad_norm/group0"`` or, if it has a name, ``"grad_norm/<name>"``,
     where there are several; or, with a depth, a module: ``"grad_norm/encoder.layer1"`` with ``depth=2``. Of several

@@ -24,10 +24,11 @@ __all__ = ["LogHistograms"]
 
 
 class LogHistograms(Shown):
-    """Log histograms of the parameters after every so many updates, as ``"parameters/encoder.weight"``.
+    """Log histograms of the parameters after every so many updates.
 
-    They are counted on the device when they are due, so that no copy of the parameters is kept, and read when the log
-    is written: no step waits for them. Infinite and undefined numbers are not counted.
+    Their names are such as ``"parameters/encoder.weight"``. They are counted on the device when they are due, so that
+    no copy of the parameters is kept, and read when the log is written: no step waits for them. Infinite and undefined
+    numbers are not counted.
 
     Args:
         every: Updates of an optimizer between two histograms of its parameters; skipped ones do not count.

@@ -39,7 +39,7 @@ Columns = dict[str, Tensor]
 
 
 class LogPredictions(Shown):
-    """Log the predictions for some samples of each validation, or other epoch of a fit that does not train.
+    """Log the predictions for some samples of each epoch that does not train.
 
     They are a table, ``"val/predictions"``, with a row for each sample: its position in the epoch, what is predicted,
     what is true, and the loss. Classes (outputs ``(batch, classes)``, targets whole numbers or none) are shown by

@@ -24,7 +24,7 @@ PREFIX = "resources/"
 
 
 class LogResources(Shown):
-    """Log the use of processors, memory and GPUs, about every so many seconds of a fit.
+    """Log the use of processors, memory and GPUs every so many seconds.
 
     - ``"resources/cpu"``: of all processors together, in percent; ``"resources/process_cpu"``: of this process, in
       percent of one processor.

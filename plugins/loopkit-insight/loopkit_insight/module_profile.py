@@ -42,7 +42,7 @@ Node = torch.autograd.graph.Node
 
 
 class ModuleProfile(Shown):
-    """Measure each module's forward and backward, activations and memory, at chosen steps of a phase.
+    """Measure each module's time, activations and memory, at chosen steps.
 
     Hooks are on the modules and the graph during those steps alone. They change no bit; other steps cost nothing.
 

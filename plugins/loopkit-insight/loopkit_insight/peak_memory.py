@@ -19,7 +19,7 @@ NAME = "peak_memory"
 
 
 class PeakMemory(Shown):
-    """Put the most bytes that were allocated during an epoch into ``learner.metrics``, as ``"train/peak_memory"``.
+    """Record the most bytes of each epoch, as ``"train/peak_memory"``.
 
     So they are in the epoch's line and in the logs. Of several devices that the models are on, and of several
     processes, it is the highest. On the CPU, and where torch does not count, there is no such metric. A resumed epoch

@@ -30,7 +30,7 @@ PLANNED = ("epochs", "max_steps", "max_updates")
 
 
 class Profile(Shown):
-    """Run ``torch.profiler`` over some training steps, write a trace and print a table.
+    """Run ``torch.profiler`` over some training steps: a trace and a table.
 
     Steps have the range ``"<phase> step"`` and epochs that begin meanwhile the range ``"<phase> epoch"``.
 

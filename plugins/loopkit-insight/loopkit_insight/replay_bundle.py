@@ -36,7 +36,7 @@ WROTE = "loopkit: the step can be run again from "
 
 
 class ReplayBundle(Shown):
-    """When a step raises an error, write what is needed to run that one step again, with `replay`.
+    """Write what `replay` needs to run a step again that raised an error.
 
     That is: the batch, the parameters, the buffers, the state of optimizers and plugins, the random generators, and
     the gradients of an open accumulation window. Each bundle is a directory of its own below ``directory``, in the

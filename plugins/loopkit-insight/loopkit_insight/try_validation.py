@@ -28,12 +28,13 @@ __all__ = ["TryValidation"]
 
 
 class TryValidation(Shown):
-    """Validate on the first batches of each validation set before a fit trains, and leave everything as it was.
+    """Validate on some batches before a fit trains; all is then as it was.
 
-    A mistake in the validation shows before an epoch is trained. What was is back to the bit. It needs a copy of the
-    models, and of the plugins that take part: those that make metrics, set devices and precision, or declare that they
-    read or change batches, inputs, outputs or targets. Each process looks alone, at the whole data. Generators that a
-    dataset or its functions hold are put back; what else they change stays so. A resumed fit is not looked at.
+    They are the first ones of each validation set. A mistake in the validation shows before an epoch is trained. What
+    was is back to the bit. It needs a copy of the models, and of the plugins that take part: those that make metrics,
+    set devices and precision, or declare that they read or change batches, inputs, outputs or targets. Each process
+    looks alone, at the whole data. Generators that a dataset or its functions hold are put back; what else they change
+    stays so. A resumed fit is not looked at.
 
     Args:
         batches: How many batches of each set, from 1.

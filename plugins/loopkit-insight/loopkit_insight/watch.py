@@ -63,7 +63,9 @@ REDUCTIONS: dict[str, Callable[[Tensor, torch.dtype], Tensor]] = {
 
 
 class Watch(Shown):
-    """Record a number for the outputs of modules inside the model, in ``learner.metrics`` as ``"<phase>/<path>"``.
+    """Record a number for the outputs of modules inside the model.
+
+    It is put into ``learner.metrics`` as ``"<phase>/<path>"``.
 
     Args:
         reductions: What to make of the outputs by the module's path, as in ``model.named_modules()``:

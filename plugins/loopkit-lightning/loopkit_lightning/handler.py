@@ -90,7 +90,7 @@ KINDS = {
 
 
 class IgniteHandler(Shown):
-    """Run a handler of Ignite: it is attached to an engine that fires its events when a phase of the learner runs.
+    """Run a handler of Ignite, attached to an engine that fires its events.
 
     The engine of the training phase is a trainer: ``STARTED`` and ``COMPLETED`` come once a fit. That of any other
     phase is an evaluator, whose every pass is a run of one epoch. ``engine.state`` has ``epoch``, ``iteration``,

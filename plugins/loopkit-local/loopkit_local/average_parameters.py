@@ -71,7 +71,7 @@ class ThroughHost:
 
 
 class AverageParameters(Member):
-    """Let each process train by itself, and average the parameters from time to time (local SGD).
+    """Average the parameters of processes that train by themselves (local SGD).
 
     Averaged are the parameters that an optimizer has, each process weighted by the samples of its steps since the last
     average, and so are floating buffers; of other buffers rank 0's are taken. It takes place after the step of an

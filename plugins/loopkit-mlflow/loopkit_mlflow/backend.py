@@ -476,7 +476,7 @@ def mlflow(
     every: int | None = None,
     name: str = "mlflow",
 ) -> LogTo:
-    """The plugin ``mlflow``: `LogTo` with the backend `MLflow`, and the arguments of both.
+    """A `LogTo` that writes to `MLflow`, with the arguments of both.
 
     Example::
 

@@ -17,10 +17,11 @@ __all__ = ["OptunaPruning"]
 
 
 class OptunaPruning(Shown):
-    """Report a metric to a trial after each pass of its phase, and end the fit if Optuna says so.
+    """Report a metric to a trial of Optuna, and end the fit if it says so.
 
-    The fit ends in the usual way: the other plugins see every event to the last ``fit_end``. Then ``fit`` raises
-    ``optuna.TrialPruned``, and ``study.optimize`` counts the trial as pruned.
+    A report is made after each epoch of the metric's phase. The fit ends in the usual way: the other plugins see every
+    event to the last ``fit_end``. Then ``fit`` raises ``optuna.TrialPruned``, and ``study.optimize`` counts the trial
+    as pruned.
 
     A state of another trial is refused, unless this trial retries that one (by Optuna's
     ``RetryHeartbeatStaleTrialCallback``). A trial that goes on from its own state reports no step twice.

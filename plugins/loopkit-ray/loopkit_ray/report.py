@@ -23,7 +23,7 @@ __all__ = ["RayReport"]
 
 
 class RayReport(Shown):
-    """Report metrics, and the newest checkpoint of the run's `Checkpoint`, to Ray Train.
+    """Report metrics, and the newest checkpoint of `Checkpoint`, to Ray Train.
 
     A report is made after every epoch of ``fit``, after its validation if it has one, and once more at the end of the
     fit if there is something new by then. It holds what ``learner.metrics`` got since the last one, and the counts

@@ -28,12 +28,12 @@ LOOK = 1.0
 
 
 class Upload(Shown):
-    """Bring what `Checkpoint` has written to an object store, in a thread of its own, and fetch it for a resume.
+    """Upload checkpoints to an object store, and fetch them for a resume.
 
-    The newest checkpoint goes first. Its manifest is written last, after the sizes in the store were compared, so a
-    process that is killed in the middle of an upload leaves the checkpoint before it whole. The store then keeps what
-    the directory keeps, and two checkpoints at least. Logs in the directory go along: before each checkpoint, so that
-    it finds its log, and every ``seconds``.
+    What `Checkpoint` has written is brought there in a thread of its own. The newest checkpoint goes first. Its
+    manifest is written last, after the sizes in the store were compared, so a process that is killed in the middle of
+    an upload leaves the checkpoint before it whole. The store then keeps what the directory keeps, and two checkpoints
+    at least. Logs in the directory go along: before each checkpoint, so that it finds its log, and every ``seconds``.
 
     A store that fails is tried again, after 0.5 s, then twice as long each time, up to 30 s: with one warning, and no
     step waits. It never ends a fit. At the end of the fit the plugin waits ``wait`` seconds for the rest, and says what

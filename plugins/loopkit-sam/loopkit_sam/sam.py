@@ -20,7 +20,7 @@ SMALLEST = 1e-12
 
 
 class SAM(Shown):
-    """Take the gradients of each training step at weights moved by ``rho`` along the gradient, which finds flat minima.
+    """Take gradients at weights moved along the gradient, for flat minima (SAM).
 
     Before the forward of a step there is another one, on the same inputs, whose gradients move the weights to
     ``w + rho * g / |g|``. The phase's own forward and backward run there; then the weights are back, bit for bit, and
@@ -121,9 +121,10 @@ class SAM(Shown):
 
 
 class ASAM(SAM):
-    """`SAM` with moves relative to the size of each weight, so that scaling layers against each other has no effect.
+    """`SAM` with moves relative to the size of each weight (ASAM).
 
-    The weights are moved to ``w + rho * t**2 * g / |t * g|`` with ``t = |w| + eta``, and ``t = 1`` for biases.
+    Scaling layers against each other has no effect on it. The weights are moved to ``w + rho * t**2 * g / |t * g|``
+    with ``t = |w| + eta``, and ``t = 1`` for biases.
 
     Args:
         rho: How far to move; about ten times that of `SAM`.

@@ -33,13 +33,13 @@ Wrap = type[nn.Module] | tuple[type[nn.Module], ...] | Callable[[str, nn.Module]
 
 
 class FSDP(Member):
-    """Train one model with several processes, each of which holds a part of every parameter, gradient and moment.
+    """Train one model with processes that each hold a part of all parameters.
 
-    The models are sharded in place by ``torch.distributed.fsdp.fully_shard``, parameter by parameter along the first
-    dimension, over all processes: rank 0's values count. What is whole for the time of its use is a unit: a module that
-    ``wrap`` names, and what is left of the model. Gradients are the means over the processes. The optimizer has to be
-    given as a factory, which then gets the sharded parameters. Training equals, bitwise, the loop that is written by
-    hand with ``fully_shard``.
+    They hold a part of every gradient and moment, too. The models are sharded in place by
+    ``torch.distributed.fsdp.fully_shard``, parameter by parameter along the first dimension, over all processes: rank
+    0's values count. What is whole for the time of its use is a unit: a module that ``wrap`` names, and what is left of
+    the model. Gradients are the means over the processes. The optimizer has to be given as a factory, which then gets
+    the sharded parameters. Training equals, bitwise, the loop that is written by hand with ``fully_shard``.
 
     ``learner.state_dict()`` is a collective here: every process must call it, and gets whole tensors in main memory. It
     is the state that a learner without this plugin has, so a run can go on with another number of processes, or one.

@@ -66,7 +66,19 @@ class Case:
 
     def bench(self, plugins: Iterable[Any], **options: Any) -> Bench:
         """A quiet learner for a fresh problem."""
-        return Bench(self, self.problem(), plugins=plugins, phases=self.phases, standard=False, **options)
+        options = {"phases": self.fresh_phases(), "standard": False, **options}
+        return Bench(self, self.problem(), plugins=plugins, **options)
+
+    def fresh_phases(self) -> tuple[Phase, ...]:
+        """The phases as they were given, each a copy if it can be copied: no fit goes on with the state of another."""
+        return tuple(map(_copied, self.phases))
+
+
+def _copied(phase: Phase) -> Phase:
+    try:
+        return copy.deepcopy(phase)
+    except (TypeError, RuntimeError):  # it holds a lock, a file, a tensor with a graph
+        return phase
 
 
 class Bench(Learner):

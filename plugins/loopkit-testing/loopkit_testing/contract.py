@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ from loopkit_testing.case import Case, alone, described
 from loopkit_testing.checks import CHECKS
 from loopkit_testing.declaration import declaration
 from loopkit_testing.guard import MOVED
+from loopkit_testing.leftovers import Calls, impatient
 from loopkit_testing.overhead import measured
 from loopkit_testing.problems import Problem, tiny_problem
 from loopkit_testing.processes import case_of, two_processes
@@ -53,7 +54,7 @@ def check_plugin(
         factory: Makes a fresh plugin at each call; or a tuple of it and the companions that it needs (such as a plugin
             that makes the metric which it reads).
         phases: Phases of your own that the plugin is for, besides the standard ones. Its fits use the first of them
-            that trains.
+            that trains; each fit gets a copy.
         problem: Makes what is fitted, if the plugin or the phases need something else than `tiny_problem`.
         checks: Names of `CHECKS` to run; all by default.
         skip: Names of `CHECKS` not to run, for what a plugin cannot promise.
@@ -179,9 +180,11 @@ def _outcome(case: Case, names: Sequence[str]) -> tuple[list[str], BaseException
         raise PluginError(f"the factory returned {plugin!r} twice: it must make a fresh plugin at each call")
     broken: list[str] = []
     cause: BaseException | None = None
-    refused = _no_fit(case)  # it imports what it needs: what that does to the process is not taken for the plugin's
+    refused, blocking = _first_fit(case)  # it imports what it needs: that is not taken for what the plugin does
     if refused and len(names) > 1:
         return [f"{names[0]}, and all others: the fit {described(refused)}"], refused
+    if blocking and {"fit_twice"} < set(names):
+        return [f"fit_twice: {blocking}. The other checks, which fit a hundred times, were not run"], None
     failed: set[str] = set()
     with _only_new_objects():
         for name in names:
@@ -189,10 +192,11 @@ def _outcome(case: Case, names: Sequence[str]) -> tuple[list[str], BaseException
                 continue
             count = len(broken)
             check = declaration if name == "declaration" else CHECKS[name]
-            with alone():
+            again = SAYS_AGAIN.get(name) in failed
+            with alone(), impatient() if again else nullcontext():
                 try:
                     found = check(case)
-                    if SAYS_AGAIN.get(name) in failed:
+                    if again:
                         found = [message for message in found if MOVED in message]
                     broken += [f"{name}: {message}" for message in found]
                 except Exception as error:
@@ -216,14 +220,16 @@ def _only_new_objects() -> Iterator[None]:
             gc.unfreeze()
 
 
-def _no_fit(case: Case) -> Exception | None:
-    """The error of a learner that is made with the plugin, and fits once."""
+def _first_fit(case: Case) -> tuple[Exception | None, str]:
+    """The error of a learner that is made with the plugin, and fits once; or what its ``fit_end`` made wait."""
+    plugins = case.plugins()
+    calls = Calls(plugins[0])
     with alone():
         try:
-            case.bench(case.plugins()).train(epochs=1)
+            case.bench([*plugins, calls]).train(epochs=1)
         except Exception as error:
-            return error
-    return None
+            return error, ""
+    return None, "".join(calls.blocking())
 
 
 def _raise(case: Case, broken: Sequence[str], cause: BaseException | None) -> None:

@@ -14,8 +14,8 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -322,6 +322,17 @@ def _told(what: str, before: Any, now: Any) -> str:
 
 SECONDS = 5.0
 """How long it may take to end."""
+
+
+@contextmanager
+def impatient() -> Iterator[None]:
+    """Wait for nothing to end: it is known already that something does not."""
+    global SECONDS
+    kept, SECONDS = SECONDS, 0.0
+    try:
+        yield
+    finally:
+        SECONDS = kept
 
 
 class Running:

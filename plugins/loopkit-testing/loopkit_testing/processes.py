@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import faulthandler
 import importlib.util
+import multiprocessing
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from torch.utils.data import DataLoader
 
@@ -21,6 +22,11 @@ from loopkit_testing.case import Case, alone, described
 
 SECONDS = 120.0
 """How long the processes may take, and wait for each other."""
+START: Literal["spawn", "forkserver"] = (
+    "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+)
+PRELOADED = ["pytest", "torch._dynamo", "loopkit_testing"]
+"""What the two processes would else import once each, which takes half of their time."""
 
 
 def two_processes(make: Callable[[], Case]) -> list[str]:
@@ -32,8 +38,10 @@ def two_processes(make: Callable[[], Case]) -> list[str]:
     Args:
         make: A function that can be pickled; it is called in each process.
     """
+    if START == "forkserver":
+        multiprocessing.set_forkserver_preload(PRELOADED)
     try:
-        found = launch(_watched, make, processes=2, timeout=SECONDS)
+        found = launch(_watched, make, processes=2, timeout=SECONDS, start=START)
     except WorldError as error:
         notes = "".join(getattr(error, "__notes__", ()))
         return [f"in two processes it {described(error)}" if not notes else f"in two processes: {error}\n{notes}"]

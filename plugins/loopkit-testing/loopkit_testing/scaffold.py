@@ -6,7 +6,7 @@ import argparse
 import keyword
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,42 +20,45 @@ LONGEST = 30
 RENAMED = {"gitignore": ".gitignore"}
 
 
-@standalone(
-    "new-plugin",
-    argument("name", metavar="NAME", help="such as grad-noise: lower case, digits, and - or _ between words"),
-    argument("--directory", metavar="DIR", type=Path, default=Path(), help="where to make it (default: here)"),
-)
-def new_plugin(options: argparse.Namespace) -> int:
+def _new(template: str, example: str, text: str) -> Callable[[Sequence[str]], int]:
+    """The command that makes a distribution from this template; the text is its help."""
+
+    def new(options: argparse.Namespace) -> int:
+        made = write_plugin(options.name, options.directory, template)
+        say(f"made {made}")
+        say(f"next: cd {made} && pip install -e '.[test]' && ruff check . && mypy && pytest")
+        return 0
+
+    new.__doc__ = text
+    return standalone(
+        f"new-{template}",
+        argument("name", metavar="NAME", help=f"such as {example}: lower case, digits, and - or _ between words"),
+        argument("--directory", metavar="DIR", type=Path, default=Path(), help="where to make it (default: here)"),
+    )(new)
+
+
+new_plugin = _new(
+    "plugin",
+    "grad-noise",
     """Make a distribution with one small plugin that works: package, entry points, tests, README.
 
     It is the folder loopkit-NAME in DIR, which must not be there yet; nothing is ever overwritten. The plugin is typed,
     tested by the whole contract, and found by its name once it is installed. Its licence is for you to choose.
 
     Exit code: 0.
-    """
-    made = write_plugin(options.name, options.directory)
-    say(f"made {made}")
-    say(f"next: cd {made} && pip install -e '.[test]' && ruff check . && mypy && pytest")
-    return 0
-
-
-@standalone(
-    "new-backend",
-    argument("name", metavar="NAME", help="such as sqlite-log: lower case, digits, and - or _ between words"),
-    argument("--directory", metavar="DIR", type=Path, default=Path(), help="where to make it (default: here)"),
+    """,
 )
-def new_backend(options: argparse.Namespace) -> int:
+new_backend = _new(
+    "backend",
+    "sqlite-log",
     """Make a distribution with a log backend that works: package, entry point, tests, README.
 
     It is the folder loopkit-NAME in DIR, as for new-plugin. The backend is tested by its whole contract, kills and
     resumes included, and its entry point gives it a name for lists and files of plugins.
 
     Exit code: 0.
-    """
-    made = write_plugin(options.name, options.directory, "backend")
-    say(f"made {made}")
-    say(f"next: cd {made} && pip install -e '.[test]' && ruff check . && mypy && pytest")
-    return 0
+    """,
+)
 
 
 @standalone(

@@ -1025,15 +1025,20 @@ class CountsOnTheEnd:
 
 
 @breaks("any_list_order", "order")
-class LooksAtTheList:
-    """What it does depends on where in the list it stands."""
+class CountsItsKind:
+    """Its place among the others depends on how many like it were made before."""
+
+    made = 0
+
+    def __init__(self):
+        type(self).made += 1
+        self.name = f"counts_its_kind_{'a' if self.made % 2 else 'b'}"
 
     @hookimpl(phase=TrainingPhase, updates=("grads",))
-    def update_begin(self, learner, step):
-        first = next(iter(learner.plugins)) is self or learner.plugins[0] is self
+    def update_begin(self, step):
         for p in step.params:
             if p.grad is not None:
-                p.grad.mul_(0.5 if first else 2.0)
+                p.grad.mul_(0.5)
 
 
 @breaks("no_undeclared_effect", "other parameters")
@@ -1054,3 +1059,75 @@ class ChangesByAHook:
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
+
+
+# -- a second list, from the documentation alone -----------------------------------------------------------------------
+
+
+@breaks("declared_access", "reads 'optimizer", 'reads=("optimizer')
+class LogsTheRateAtTheEnd:
+    @hookimpl(writes=("metrics.*/rate",))
+    def epoch_end(self, learner, phase):
+        (optimizer, *_) = learner.optimizers.values()
+        learner.metrics[f"{phase.name}/rate"] = optimizer.param_groups[0]["lr"]
+
+
+@breaks("declared_access", "'loss'", 'updates=("loss",)')
+class AddsAPenaltyQuietly:
+    @hookimpl(phase="training", reads=("loss",))
+    def backward_begin(self, step):
+        step.loss = step.loss * 1.1
+
+
+@breaks("no_device_sync", "waits for the device", "breaks.py")
+class StopsByTheLoss:
+    """Decides in each step whether the run is over."""
+
+    @hookimpl(phase="training", reads=("loss",))
+    def step_end(self, learner, step):
+        if hasattr(step, "loss") and float(step.loss) > 1e9:
+            learner.stop("diverged", by="stops_by_the_loss")
+
+
+@breaks("loader_kept", "in place", "the loader's", "forward_begin")
+class MixesInPlace:
+    """Says that it changes inputs, but changes the loader's own tensor."""
+
+    @hookimpl(phase="training", updates=("inputs",))
+    def forward_begin(self, step):
+        step.inputs.mul_(0.5)
+
+
+@breaks("exact_resume", "epoch.store", "state_dict")
+class DecaysByKeptSteps:
+    """Counts in epoch.keep, which is not saved, what changes the gradients."""
+
+    @hookimpl(phase="training", updates=("grads",))
+    def update_begin(self, epoch, step):
+        kept = epoch.keep(self)
+        kept["count"] = kept.get("count", 0) + 1
+        for p in step.params:
+            if p.grad is not None:
+                p.grad.mul_(1 / kept["count"])
+
+
+@breaks("unknown_phases", "two models", "AttributeError")
+class LooksForAHead:
+    """Freezes what only its author's model has."""
+
+    @hookimpl(updates=("trainable",))
+    def epoch_begin(self, learner):
+        learner.model.train()
+        for p in learner.model[-1].parameters():
+            p.requires_grad_(True)
+
+
+@breaks("fit_twice", "hook")
+class LeavesATensorHook:
+    """A hook on each parameter that nobody removes."""
+
+    @hookimpl
+    def epoch_begin(self, learner):
+        for model in learner.models.values():
+            for p in model.parameters():
+                p.register_post_accumulate_grad_hook(_nothing)

@@ -25,7 +25,7 @@ from torch import nn
 
 from loopkit import Event, Phase, TrainingPhase, hookimpl
 from loopkit.errors import LoopkitError, PluginError
-from loopkit.plugins import DDP, ClipGradNorm, History
+from loopkit.plugins import DDP, ClipGradNorm, History, Metrics, WeightAverage
 from loopkit_testing import (
     CHECKS,
     PROMISES,
@@ -226,6 +226,25 @@ LIKE_SHIPPED = {"counting", "clip", "mean_loss", "schedule", "event_log"}
 )
 def test_check_plugin_passes_good_plugins(name):
     check_plugin(GOOD[name])
+
+
+class Recurrent(TrainingPhase):
+    """Its loss depends on the steps before, also on those of an earlier fit."""
+
+    saved = ("scale",)
+    scale = 1.0
+
+    def loss(self, learner, outputs, targets):
+        self.scale *= 0.9
+        return super().loss(learner, outputs, targets) * self.scale
+
+
+def test_plugin_is_not_accused_of_what_a_phase_keeps():
+    phase = Recurrent()
+    checks = ["metrics_reset", "any_list_order", "state_round_trip", "exact_resume"]
+    check_plugin(WeightAverage, phases=[phase], checks=checks[1:])
+    check_plugin(Metrics, phases=[phase], checks=checks[:2])
+    assert phase.scale == 1.0
 
 
 # any_list_order

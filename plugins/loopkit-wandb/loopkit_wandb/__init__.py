@@ -27,7 +27,7 @@ def wandb(
     every: int | None = None,
     name: str = "wandb",
 ) -> LogTo:
-    """A `LogTo` that writes for Weights & Biases alone, as a plugin that a configuration can name.
+    """A `LogTo` that writes for Weights & Biases, for configurations to name.
 
     Args:
         project: As for `Wandb`, with those that follow.

@@ -27,7 +27,7 @@ SAVES = "loopkit-checkpoint"
 
 
 class CudaGraph(Shown):
-    """Record forward and backward of the models as CUDA graphs, one for each shape of the inputs, and replay them.
+    """Replay forward and backward as CUDA graphs, one for each shape of inputs.
 
     It pays where steps are short and the time goes into launching kernels. Replayed are calls of a model in train mode
     with gradients, whose arguments are tensors on a CUDA device. All others run as they are: evaluation, other

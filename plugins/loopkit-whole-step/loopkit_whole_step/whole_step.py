@@ -98,7 +98,7 @@ class Shape:
 
 
 class WholeStep(Shown):
-    """Run the whole training step - the phase's own, the plugins' hooks, the optimizer's - as one compiled graph.
+    """Run the training step, with hooks and optimizer, as one compiled graph.
 
     A step is recorded when a shape of batches has come three times, and compiled by inductor. Two steps are then
     compared with eager ones, on copies; eager and compiled steps take turns until it is known which is faster, and the

@@ -133,7 +133,8 @@ def _metrics(case: Case, phase: str, data: list[Any], first: bool) -> dict[str, 
                 for name, model in learner.models.items():
                     model.load_state_dict(state[name])
                 seed_all()
-                learner.run(phase, part)
+                fresh = {each.name: each for each in case.fresh_phases()}  # what a phase keeps is not the plugin's
+                learner.run(fresh.get(phase, phase), part)
         return {name: plain(value) for name, value in learner.metrics.items()}
 
     plugins = case.plugins()

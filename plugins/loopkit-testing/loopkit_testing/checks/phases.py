@@ -37,7 +37,8 @@ def unknown_phases(case: Case) -> list[str]:
         if isinstance(phase, Adversarial):
             problem = adversarial_problem(problem.train)
         try:
-            learner = problem.learner(plugins=case.plugins(), phases=(*case.phases, phase), standard=False)
+            others = [each for each in case.fresh_phases() if each.name != phase.name]
+            learner = problem.learner(plugins=case.plugins(), phases=[*others, phase], standard=False)
             with warnings.catch_warnings(), learner.rounds():
                 warnings.filterwarnings("ignore", message="plugin .* is never called")
                 for _ in range(2):

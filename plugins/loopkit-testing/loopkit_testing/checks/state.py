@@ -8,7 +8,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from loopkit.checkpoint import bundle, storage
@@ -33,7 +33,7 @@ def state_round_trip(case: Case) -> list[str]:
 
     Allowed are None, booleans, numbers, strings, lists, tuples, dicts with string or int keys, and tensors. The state
     is saved between two fits; together with the weights, optimizers, counters, metrics and generators, and the state
-    of the companions, it goes into a fresh learner. A plugin without state keeps it.
+    of the companions and phases, it goes into a fresh learner. A plugin without state keeps it.
     """
     plugins = case.plugins()
     plugin, ignored = plugins[0], case.ignored(plugins)
@@ -52,6 +52,7 @@ def state_round_trip(case: Case) -> list[str]:
     if path := difference(plain(state), plain(plugin.state_dict()), "state_dict()", ignored):
         return [f"called twice in a row it returns something else: {path} differs. It may change nothing"]
     copied = copy.deepcopy(saved)
+    phases = replace(case, phases=tuple(straight.phases[each.name] for each in case.phases)).fresh_phases()
     rest = copy.deepcopy(
         (
             {name: model.state_dict() for name, model in straight.models.items()},
@@ -69,7 +70,7 @@ def state_round_trip(case: Case) -> list[str]:
         )
 
     fresh = case.plugins()
-    resumed = case.bench(fresh)
+    resumed = case.bench(fresh, phases=phases)
     given = copy.deepcopy(copied)
     for name, other in resumed.plugins.items():
         if name in given:
