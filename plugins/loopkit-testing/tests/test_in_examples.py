@@ -100,6 +100,14 @@ SKIPPED = {
     "TorchSchedule": ["unknown_phases", "options_kept"],  # several optimizers; scheduler is made
 }
 """What some cannot promise."""
+SPARSE = "torch has no backward of sparse products under autocast"
+MEANINGLESS = {
+    ("MixedPrecision", "gcn"): SPARSE,
+    ("MixedPrecision('float16')", "gcn"): SPARSE,
+    ("MixedPrecision('float16')", "word_language_model"): "torch has no LSTM in float16 on the CPU",
+    ("Freeze", "maml"): "its phase differentiates by every parameter",
+}
+"""What torch, or the phase itself, cannot do with the plugin's purpose."""
 
 
 def scripted(example, *names):
@@ -330,7 +338,7 @@ class Doubled:
 @pytest.mark.parametrize("kind", [each for each in PHASES if each not in ("lbfgs", "time_series")])
 def test_loss_that_a_plugin_replaces_is_what_backward_starts_from_in_every_phase(kind, plugins, options):
     if kind == "gcn" and plugins:
-        pytest.skip("torch has no backward of sparse products under autocast")
+        pytest.skip(SPARSE)
     trained = []
     for rate, doubled in ((0.02, []), (0.01, [Doubled()])):
         torch.manual_seed(0)
@@ -354,10 +362,12 @@ def test_loss_that_a_plugin_replaces_is_what_backward_starts_from_in_every_phase
 @pytest.mark.parametrize("kind", PHASES)
 @pytest.mark.parametrize("name", PLUGINS)
 def test_plugin_keeps_the_contract_in_the_phases_of_the_examples(name, kind):
+    if (name, kind) in MEANINGLESS:
+        pytest.skip(MEANINGLESS[name, kind])
     phases, make = PHASES[kind]()
     try:
         check_plugin(PLUGINS[name], phases=phases, problem=make, skip=SKIPPED.get(name, ()))
     except ContractError as error:
-        if "all others: the fit raised PluginError" not in str(error):  # it may refuse the phase or the model in words
+        if not re.search("all others: the fit raised (Plugin|Phase)Error", str(error)):  # it may refuse in words
             raise
         pytest.skip(str(error).splitlines()[1])
