@@ -61,7 +61,7 @@ GROUND = [
 ]
 LOGS = ["logs/**/*.py"]
 BETWEEN = ["hooks.py", "plugin.py", "phases.py"]
-LIBRARY = ["schedules.py", "criteria.py", "trends.py", "metrics.py", "groups.py", "data.py", "shards.py", "losses.py"]
+LIBRARY = ["schedules.py", "criteria.py", "metrics.py", "groups.py", "data.py", "shards.py", "losses.py"]
 ENGINE = ["engine/**/*.py"]
 
 ROOMS: list[tuple[float, list[str]]] = [

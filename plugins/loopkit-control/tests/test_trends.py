@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loopkit_testing import tiny_problem
 
-from loopkit.trends import all_of, any_of, converged, improving, series, slope, stalled
+from loopkit_control.trends import all_of, any_of, converged, improving, series, slope, stalled
 
 FALLING = [9.0, 3.0, 2.0, 1.0]
 ROWS = [
