@@ -19,7 +19,7 @@ from loopkit.checkpoint import storage
 from loopkit.checkpoint.lock import Lock
 from loopkit.errors import CheckpointError
 
-QUICK = tuple(replace(run, epochs=2) for run in RUNS if run.data != "loader2")[2::4]  # test_signals has [::4]
+QUICK = tuple(replace(run, epochs=2) for run in RUNS if run.data != "loader2")[2::4]
 
 
 def test_plain_values_tell_types_strides_and_bits_apart():
