@@ -1,4 +1,4 @@
-"""When a run pauses or may stop, how many steps make an update, and steps in parts that fit; criteria; trends of a history."""
+"""When a run pauses or may stop, how many steps make an update, and steps in parts that fit; criteria, trends."""
 
 from loopkit_control.accumulate import Accumulate as Accumulate
 from loopkit_control.at_least import AtLeast as AtLeast
