@@ -106,6 +106,8 @@ MEANINGLESS = {
     ("MixedPrecision", "gcn"): SPARSE,
     ("MixedPrecision('float16')", "gcn"): SPARSE,
     ("MixedPrecision('float16')", "word_language_model"): "torch has no LSTM in float16 on the CPU",
+    ("MixedPrecision", "time_series"): "its model is float64, which the plugin warns of",
+    ("MixedPrecision('float16')", "time_series"): "its model is float64, which the plugin warns of",
     ("Freeze", "maml"): "its phase differentiates by every parameter",
 }
 """What torch, or the phase itself, cannot do with the plugin's purpose."""
