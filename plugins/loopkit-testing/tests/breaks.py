@@ -1085,7 +1085,7 @@ class StopsByTheLoss:
 
     @hookimpl(phase="training", reads=("loss",))
     def step_end(self, learner, step):
-        if hasattr(step, "loss") and float(step.loss) > 1e9:
+        if hasattr(step, "loss") and float(step.loss.detach()) > 1e9:
             learner.stop("diverged", by="stops_by_the_loss")
 
 

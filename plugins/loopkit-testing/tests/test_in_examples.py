@@ -97,6 +97,7 @@ SKIPPED = {
     "Compile": ["no_graph_kept", "exact_resume", "unknown_phases"],  # the first would compile the check's hook too
     "Freeze": ["unknown_phases"],  # models with other names
     "EvalMode": ["unknown_phases"],
+    "MixedPrecision('float16')": ["metrics_reset"],  # the scale goes on from epoch to epoch
     "TorchSchedule": ["unknown_phases", "options_kept"],  # several optimizers; scheduler is made
 }
 """What some cannot promise."""
@@ -105,6 +106,8 @@ MEANINGLESS = {
     ("MixedPrecision", "gcn"): SPARSE,
     ("MixedPrecision('float16')", "gcn"): SPARSE,
     ("MixedPrecision('float16')", "word_language_model"): "torch has no LSTM in float16 on the CPU",
+    ("MixedPrecision", "time_series"): "its model is float64, which the plugin warns of",
+    ("MixedPrecision('float16')", "time_series"): "its model is float64, which the plugin warns of",
     ("Freeze", "maml"): "its phase differentiates by every parameter",
 }
 """What torch, or the phase itself, cannot do with the plugin's purpose."""
