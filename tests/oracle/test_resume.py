@@ -389,7 +389,7 @@ SAMPLE = [
     (Stack(ALL.replace("float16", "bfloat16"), "amsgrad", 1, "mapped", "from_function", every_updates=3), 5),
     (Stack("schedule", every_updates=4), 3),
     (Stack("early_stopping", every_updates=3), 1),
-    (Stack("throttled+progress_quotient+plateau", "adafactor", 3, "stateful", "stateful"), 4),
+    (Stack("throttled+training_series+plateau", "adafactor", 3, "stateful", "stateful"), 4),
     (Stack("spikes+late_average", "lbfgs", 1, "own_generator", "resumable_sampler"), 4),
     (Stack("criterion+step_lr", "rprop", 3, "sampler_generator", "tensor_loader", every_updates=1), 5),
     (Stack("one_cycle+module_metric", "adam", 3, "factory", "random_sampler", every_updates=1), 5),
