@@ -152,8 +152,8 @@ def read_state(manifest: Manifest, *, parts: bool = False) -> dict[str, Any]:
         check_whole(manifest)
     if STATE not in manifest.files:
         raise CheckpointError(
-            f"{manifest.path} lists no {STATE}: it holds weights alone, by Checkpoint(weights_only=True), and no run can "
-            f"go on from them: load_weights and load_best read them; a run that begins wants another directory"
+            f"{manifest.path} lists no {STATE}: it holds weights alone, by Checkpoint(weights_only=True), and no run "
+            f"can go on from them: load_weights and load_best read them; a run that begins wants another directory"
         )
     names = [name for name in manifest.files if name.endswith(".safetensors") and not name.startswith(PART)]
     names.sort(key=lambda name: -manifest.files[name].size)
