@@ -21,7 +21,9 @@ def draw(runs: list[dict[str, Any]]) -> Figure:
     axes = figure.subplots()
     for number, run in enumerate(runs, 1):
         points = [(row["ratio"] / row["bound"], titles.index(title)) for title, row in run["ratios"].items()]
-        axes.scatter(*zip(*points, strict=True), s=14, color="tab:blue", alpha=0.2 + 0.8 * number / len(runs), lw=0)
+        axes.scatter(
+            *zip(*points, strict=True), s=14, color="tab:blue", alpha=min(1.0, 0.2 + 0.8 * number / len(runs)), lw=0
+        )
     axes.axvline(1.0, color="gray", lw=1)
     axes.axvline(1.15, color="tab:red", lw=1)
     axes.set_yticks(range(len(titles)), titles, fontsize=7)

@@ -122,9 +122,9 @@ class Compiler:
             if not later:
                 return lambda *values: first()
             if dynamic == ("step",) and later == ("epoch", "step"):
-                return lambda step: first(step.epoch, step)
+                return lambda step: first(step.frame.epoch, step)
             if dynamic == ("step",) and later == ("epoch",):
-                return lambda step: first(step.epoch)
+                return lambda step: first(step.frame.epoch)
 
         def adapted(*values: Any) -> Any:
             given = {**fixed, **dict(zip(dynamic, values, strict=False))}

@@ -116,13 +116,13 @@ class Step:
     """Why the last update of this step was skipped; None if it was applied."""
 
     def __init__(self, frame: Frame, index: int, batch: Any, samples: int) -> None:
-        self._frame = frame
+        self.frame = frame  # for the engine alone
         self.index = index
         self.batch = batch
         self.samples = self.weight = samples
 
     def __repr__(self) -> str:
-        at, has = self._frame.epoch, ", ".join(name for name in vars(self) if name in SET_BEFORE)
+        at, has = self.frame.epoch, ", ".join(name for name in vars(self) if name in SET_BEFORE)
         return f"Step({at.name!r}, epoch {at.number}, index {self.index}, {self.samples} samples; {has or 'a batch'})"
 
     if not TYPE_CHECKING:  # else every misspelt attribute would type-check
@@ -130,8 +130,8 @@ class Step:
         def __getattr__(self, name: str) -> Any:
             if name.startswith("__"):
                 raise AttributeError(name)
-            phase = self._frame.phase
-            if name == "indices" and (indices := self._frame.epoch.indices(self.index)) is not None:
+            phase = self.frame.phase
+            if name == "indices" and (indices := self.frame.epoch.indices(self.index)) is not None:
                 self.indices = indices
                 return indices
             if name in SET_BEFORE:
@@ -151,17 +151,17 @@ class Step:
     @property
     def epoch(self) -> Epoch:
         """The epoch that it is a step of."""
-        return self._frame.epoch
+        return self.frame.epoch
 
     @property
     def store(self) -> dict[str, Any]:
         """What the phase keeps for this epoch: saved with it, and handed back when it goes on."""
-        return self._frame.epoch.store(self._frame.phase)
+        return self.frame.epoch.store(self.frame.phase)
 
     @property
     def last(self) -> bool:
         """Whether ``len(data)`` says that this is the epoch's last step."""
-        return self.index == self._frame.last_index
+        return self.index == self.frame.last_index
 
     @property
     def update_overdue(self) -> bool:
@@ -169,15 +169,15 @@ class Step:
 
         A phase may update several optimizers in turn.
         """
-        windows = self._frame.windows
+        windows = self.frame.windows
         late = any(window.count > window.size * len(windows) for window in windows)
         return late or (bool(windows) and all(window.count >= window.size for window in windows))
 
     @property
     def window_state(self) -> tuple[WindowState, ...]:
         """Each optimizer's window as this step finds it, before its backward."""
-        last = self.index == self._frame.last_index
-        return tuple([window.state(self.weight, last) for window in self._frame.windows])
+        last = self.index == self.frame.last_index
+        return tuple([window.state(self.weight, last) for window in self.frame.windows])
 
     def emit(self, event: type[Event]) -> None:
         """Fire an event: call the plugins that listen to it.
@@ -186,13 +186,13 @@ class Step:
             EventError: The phase does not list the event in ``emits``.
         """
         try:
-            fire = self._frame.fire[event]
+            fire = self.frame.fire[event]
         except KeyError:
-            again = [known for known in self._frame.fire if known.hook == event.hook]
+            again = [known for known in self.frame.fire if known.hook == event.hook]
             if again:  # the class was defined again, as by a notebook's cell that is run twice
                 self.emit(again[0])
                 return
-            phase = type(self._frame.phase).__name__
+            phase = type(self.frame.phase).__name__
             raise EventError(
                 f"{phase}.step emits {event.__name__}, which {phase}.emits does not list: add it there, so that "
                 f"plugins which wait for it can be told whether it comes"
@@ -217,7 +217,7 @@ class Step:
         Raises:
             LossError: The loss is no tensor, no scalar, or does not require grad.
         """
-        frame = self._frame
+        frame = self.frame
         window, begin = frame.plain_backward, frame.fire.get(BackwardBegin)
         plain = window is not None and name is None and is_plain_scalar(loss) and not autocast_is_on()
         if plain and begin is not None:
@@ -246,7 +246,7 @@ class Step:
     def _backward(self, loss: Tensor, name: str | None, retain: bool, create: bool) -> None:
         """What `backward` does when there is more to it than clearing gradients and calling torch."""
         _check_loss(self, loss)
-        frame = self._frame
+        frame = self.frame
         windows = frame.windows if name is None else (frame.window(name),)
         if windows[0].weighted and isinstance(self.weight, Tensor):  # counts of tokens, say: as exact as the loss
             self.weight = self.weight.to(torch.promote_types(loss.dtype, torch.float32))
@@ -271,7 +271,7 @@ class Step:
 
     def _run(self, loss: Tensor, windows: Sequence[Window], name: str | None, retain: bool, create: bool) -> None:
         """The backward, once its begin has fired, and its end."""
-        frame = self._frame
+        frame = self.frame
         if (total := self.loss) is not loss:
             _check_loss(self, total, " that a plugin put on the step at backward_begin")
             self._given = loss
@@ -301,7 +301,7 @@ class Step:
         Raises:
             PhaseError: There was no ``step.backward`` for this optimizer, or a closure meets accumulation.
         """
-        frame = self._frame
+        frame = self.frame
         window = frame.plain_update
         if closure is not None or autocast_is_on():
             self._update_without_autocast(name, closure)
@@ -318,13 +318,13 @@ class Step:
                 if closure is None:
                     self._update_due(name)
                 else:
-                    window = self._frame.only_window(name)
+                    window = self.frame.only_window(name)
                     self.apply(window, Closure(self, window, closure, ambient))
         finally:
-            self._frame.casts.clear()  # else the next forward of this step would see the old weights
+            self.frame.casts.clear()  # else the next forward of this step would see the old weights
 
     def _update_due(self, name: str | None) -> None:
-        frame = self._frame
+        frame = self.frame
         windows: Sequence[Window] = frame.windows if name is None else (frame.window(name),)
         opened = [window for window in windows if window.count]
         if not opened:
@@ -335,7 +335,7 @@ class Step:
 
     def apply(self, window: Window, closure: Callable[[], Any] | None = None) -> None:
         """Update the parameters of a window now (the engine's part of `update`)."""
-        frame, optimizer = self._frame, window.optimizer
+        frame, optimizer = self.frame, window.optimizer
         begin = frame.fire[UpdateBegin]
         self.optimizer_name, self.optimizer, self.params = window.name, optimizer, window.params
         self.skip_reason = None
@@ -357,7 +357,7 @@ class Step:
 
     def _end_update(self, window: Window) -> None:
         """The parameters have moved, or the update was skipped."""
-        frame = self._frame
+        frame = self.frame
         if self.skip_reason is None:
             frame.count_update()
             if (end := frame.fire[UpdateEnd]) is not None:
@@ -384,12 +384,12 @@ class Step:
         if autocast_is_on():
             with autocast_off():
                 self._applied(grads, updated)
-            self._frame.casts.clear()
+            self.frame.casts.clear()
         else:
             self._applied(grads, updated)
 
     def _applied(self, grads: Mapping[str, Sequence[Tensor | None]], updated: bool) -> None:
-        windows = self._frame.windows
+        windows = self.frame.windows
         for window in windows:
             window.enter(self, self.weight)
             if window.name in grads:
@@ -399,7 +399,7 @@ class Step:
                 window.leave()
         self.had_backward = True
         for window in windows:
-            if window.count >= window.size or self.index == self._frame.last_index:
+            if window.count >= window.size or self.index == self.frame.last_index:
                 self.optimizer_name, self.optimizer, self.params = window.name, window.optimizer, window.params
                 if updated:
                     self.skip_reason = None
@@ -411,7 +411,7 @@ class Step:
         """The optimizer has moved the weights since the last evaluation of its closure, and asks for another."""
         window.drop()
         self._given = None
-        self._frame.casts.clear()
+        self.frame.casts.clear()
 
     def skip_update(self, reason: str) -> None:
         """Vote, at ``update_begin`` or in ``optimizer_step``, that this update is not applied."""
@@ -444,7 +444,7 @@ class Closure:
             loss = self._given()
         if not self._window.count:
             raise PhaseError("the closure given to step.update did not call step.backward")
-        if (fire := step._frame.fire[UpdateBegin]) is not None:
+        if (fire := step.frame.fire[UpdateBegin]) is not None:
             fire(step)
         if step._given is not None:
             if loss is not step._given:
@@ -466,7 +466,7 @@ def _check_shared_seed(windows: Sequence[Window]) -> None:
 
 def _check_loss(step: Step, loss: Any, whose: str = "") -> None:
     """Refuse a loss that no backward can start from."""
-    frame = step._frame
+    frame = step.frame
     where = f"phase {frame.phase.name!r}, step {step.index}"
     if not frame.phase.training:
         raise PhaseError(f"step.backward in {where}: only a phase with training = True has it")
