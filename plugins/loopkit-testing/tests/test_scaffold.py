@@ -103,7 +103,8 @@ def test_new_plugin_installs_and_passes_its_own_tests_in_a_new_environment(tmp_p
 def passes_in_a_new_environment(made, tmp_path, name):
     venv.create(tmp_path / "venv", with_pip=False)
     (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
-    (site / "shared.pth").write_text(f"{sysconfig.get_path('purelib')}\n{ROOT}\n")
+    own = [ROOT, ROOT / "plugins/loopkit-testing", ROOT / "plugins/loopkit-insight"]  # no .pth is read in purelib
+    (site / "shared.pth").write_text("\n".join([sysconfig.get_path("purelib"), *map(str, own)]))
     new = tmp_path / "venv" / "bin" / "python"
     command(new, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "-e", ".", cwd=made)
     assert name in command(new, "-m", "loopkit", "plugins", cwd=made)
