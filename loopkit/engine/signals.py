@@ -56,9 +56,12 @@ class Signals:
 
     def remove(self) -> None:
         """Put the handlers from before back."""
-        for number, before in self._before.items():
-            if signal.getsignal(number) == self._installed[number]:  # else somebody has put another one in its place
-                signal.signal(number, before)
+        removed: set[int] = set()
+        while numbers := self._before.keys() - removed:  # a signal in between may install one more
+            for number in numbers:
+                if signal.getsignal(number) == self._installed[number]:  # else somebody has put another one there
+                    signal.signal(number, self._before[number])
+            removed |= numbers
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:  # a forked child, to which the fit does not belong

@@ -22,6 +22,7 @@ from faults.campaign import SMALL, events, signals
 from faults.runs import RUNS
 from loopkit import Learner, TrainingPhase, every
 from loopkit.checkpoint import storage
+from loopkit.engine.signals import Signals
 from loopkit.plugins import History
 from loopkit.plugins.checkpoint import Checkpoint
 
@@ -473,3 +474,26 @@ def test_run_goes_on_exactly_after_a_signal_at_any_event(trials):
 def test_runs_end_and_go_on_exactly_by_200_signals(trials, number):
     signals(trials, 200, seed=1, number=number)
     assert trials.counts["answered"] > 100
+
+
+def test_signal_while_handlers_are_removed_leaves_none_behind(monkeypatch):
+    ours, look = lambda number, frame: None, signal.getsignal
+    before = {number: signal.signal(number, ours) for number in (signal.SIGTERM, signal.SIGCHLD)}
+    try:
+        caught = Signals(lambda: None, lambda: False)
+        caught.install()
+        sent = []
+
+        def late(number):
+            if not sent:
+                sent.append(number)
+                signal.raise_signal(signal.SIGTERM)
+            return look(number)
+
+        monkeypatch.setattr(signal, "getsignal", late)
+        caught.remove()
+        assert caught.ending == signal.SIGTERM
+        assert [look(signal.SIGTERM), look(signal.SIGCHLD)] == [ours, ours]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
