@@ -56,12 +56,9 @@ class Signals:
 
     def remove(self) -> None:
         """Put the handlers from before back."""
-        removed: set[int] = set()
-        while numbers := self._before.keys() - removed:  # a signal in between may install one more
-            for number in numbers:
-                if signal.getsignal(number) == self._installed[number]:  # else somebody has put another one there
-                    signal.signal(number, self._before[number])
-            removed |= numbers
+        for number in (*ENDING, *SAVING, *CHILD):  # the child's last: a signal in between may install it
+            if number in self._before and signal.getsignal(number) == self._installed[number]:  # nobody put another
+                signal.signal(number, self._before[number])
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:  # a forked child, to which the fit does not belong
