@@ -5,7 +5,7 @@
 The sides take turns in one process, in blocks of an epoch. The work: digits in batches of 32 that are cut beforehand,
 an MLP 64-256-256-10, SGD with momentum, torch on one thread: a step of about 0.6 ms. The values are floats, or tensors
 that the step computes, in the step without logging, too. ``kept`` records them and gives them to a backend that drops
-them at the end of each epoch, by one call of ``log_values`` or, ``one by one``, twenty of ``log``; ``written`` writes
+them at the end of each epoch, by one call of ``log`` or, ``one by one``, by twenty; ``written`` writes
 them as JSON lines after every tenth step, ``written to both`` also to TensorBoard's event files.
 """
 
@@ -70,7 +70,7 @@ def nothing(learner: Learner, values: dict[str, Any]) -> None:
 
 
 def at_once(learner: Learner, values: dict[str, Any]) -> None:
-    learner.log_values(values)
+    learner.log(values)
 
 
 def one_by_one(learner: Learner, values: dict[str, Any]) -> None:

@@ -555,14 +555,15 @@ class Learner:
 
     # Logs
 
-    def log(self, name: str, value: Any) -> None:
+    def log(self, name: str | Mapping[str, Any], value: Any = None) -> None:
         """Log a value: hand it to every plugin that listens (``log_value``), such as ``LogTo``, which writes it.
 
         From any phase or plugin, in an epoch or not. It waits for no device: a tensor on one is copied there, and
         read when the log is written. If no plugin listens it does nothing, and outside of a fit nothing is written.
 
         Args:
-            name: Any text; ``"train/loss"`` by custom.
+            name: Any text; ``"train/loss"`` by custom. Or a mapping of names to values, which costs less than a call
+                for each; if one cannot be logged, none is.
             value: A number, a tensor of one (of a graph it keeps nothing), or a kind of `loopkit.logs`, such as
                 ``Image(pixels)``.
 
@@ -572,36 +573,18 @@ class Learner:
         Example::
 
             learner.log("train/temperature", model.log_temperature.exp())
+            learner.log({"train/margin": margin, "train/entropy": entropy})
         """
         book = self._logbook
         if (packed := book.packed) is None:
             return
-        if value.__class__ is not float or name.__class__ is not str or not name:
-            value = book.loggable(name, value)
-        packed.append((name, value, book.place or book.look(), now()))
-
-    def log_values(self, values: Mapping[str, Any]) -> None:
-        """Log several values, as `log` does one: what is the same for all of them is looked up once.
-
-        Args:
-            values: By name; each as for `log`.
-
-        Raises:
-            LogError: One cannot be logged; then none is.
-
-        Example::
-
-            learner.log_values({"train/margin": margin, "train/entropy": entropy})
-        """
-        book = self._logbook
-        if (packed := book.packed) is None:
-            return
-        plain = values.__class__ is dict and {*map(type, values.values())} == {float}
-        if plain and {*map(type, values)} == {str} and "" not in values:
-            values = dict(values)
-        elif not (values := book.all_loggable(values)):
-            return
-        packed.append((None, values, book.place or book.look(), now()))
+        place = book.place or book.look()
+        if type(value) is float and type(name) is str and name:
+            packed.append((name, value, place, now()))
+        elif value is not None or isinstance(name, str):
+            packed.append((name, book.loggable(name, value), place, now()))  # type: ignore[arg-type]  # it checks both
+        elif several := book.all_loggable(name):
+            packed.append((None, several, place, now()))
 
 
 def standard_by(make: Callable[[Iterable[Any]], list[Any]]) -> None:

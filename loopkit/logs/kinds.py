@@ -452,7 +452,7 @@ def loggable(name: str, value: Any) -> Any:
 
 
 def all_loggable(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`loggable` of each; faster where all are scalar tensors on the host.
+    """`loggable` of each; faster where all are floats, or scalar tensors on the host.
 
     Raises:
         LogError: They are no mapping, or one cannot be logged.
@@ -460,10 +460,12 @@ def all_loggable(values: Mapping[str, Any]) -> dict[str, Any]:
     try:
         values = dict(values.items())
     except AttributeError:
-        raise LogError(f"learner.log_values: {describe(values)} is no mapping: give names and values") from None
+        raise LogError(f"learner.log: {describe(values)} is no name, and no mapping of names to values") from None
     kinds = {*map(type, values.values())}
-    if kinds == {Tensor} and {*map(type, values)} == {str} and "" not in values:
-        if all(map(_is_cpu, values.values())):
+    if {*map(type, values)} == {str} and "" not in values:
+        if kinds == {float}:
+            return values
+        if kinds == {Tensor} and all(map(_is_cpu, values.values())):
             with suppress(RuntimeError):  # one is no scalar
                 read = dict(zip(values, map(Tensor.item, values.values()), strict=True))
                 if {*map(type, read.values())} == {float}:

@@ -65,17 +65,17 @@ class LogMetrics(Shown):
         for plugin in learner.plugins.values():
             if getattr(plugin, "provides", "") == "metrics" and hasattr(plugin, "peek"):
                 running = plugin.peek(step.epoch)
-                learner.log_values({f"{phase.name}/{name}/running": value for name, value in running.items()})
+                learner.log({f"{phase.name}/{name}/running": value for name, value in running.items()})
         for name in learner.optimizers:
             now = learning_rates(learner, name)
-            learner.log_values({path: rates.get(path, rate) for path, rate in now.items()})
+            learner.log({path: rates.get(path, rate) for path, rate in now.items()})
 
     @hookimpl(reads=("metrics",))
     def phase_end(self, learner: Learner, phase: Phase) -> None:
         """Log the metrics of the epoch."""
         self._rates = {}  # of an update after the last step
         prefix = f"{phase.name}/"
-        learner.log_values({name: value for name, value in learner.metrics.items() if name.startswith(prefix)})
+        learner.log({name: value for name, value in learner.metrics.items() if name.startswith(prefix)})
 
 
 def learning_rates(learner: Learner, name: str, root: str = "lr") -> dict[str, Any]:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from loopkit.result import FitResult
 
 MOST = 100
-"""Calls of ``learner.log`` and ``log_values`` that are kept until it is written."""
+"""Calls of ``learner.log`` that are kept until it is written."""
 ENDINGS: dict[str, Callable[[Path], Backend]] = {".jsonl": JsonLines, ".csv": Csv}
 
 

@@ -351,7 +351,7 @@ def test_backend_is_no_plugin(tmp_path: Any) -> None:
     assert Backend().name == ""
 
 
-def test_log_values_logs_each_as_log_does() -> None:
+def test_log_of_several_is_one_call_for_each() -> None:
     values = {"a": 1, "b": torch.tensor(2.5), "c": Text("three"), "d": torch.tensor([4]), "e": np.float32(0.5)}
 
     def one_by_one(learner: Learner, **given: Any) -> None:
@@ -359,7 +359,7 @@ def test_log_values_logs_each_as_log_does() -> None:
             learner.log(name, value)
 
     def at_once(learner: Learner, **given: Any) -> None:
-        learner.log_values(values)
+        learner.log(values)
 
     found = []
     for act in (one_by_one, at_once):
@@ -379,13 +379,13 @@ def test_all_listeners_get_all_values_although_one_cancels() -> None:
         if record.name == "x":
             raise CancelFit("enough")
 
-    act = on("step_end", lambda learner, **given: learner.log_values({"x": 1.0, "y": 2.0}), "logs")
+    act = on("step_end", lambda learner, **given: learner.log({"x": 1.0, "y": 2.0}), "logs")
     result = make_learner(first, on("log_value", cancel, "middle"), last, act).fit(batches(3), epochs=1)
     assert (result.reason, result.steps, result.by) == ("cancel", 1, "middle")
     assert [record.name for record in first.records] == [record.name for record in last.records] == ["x", "y"]
 
 
-def test_log_values_takes_what_has_items() -> None:
+def test_log_of_several_takes_what_has_items() -> None:
     class Columns:
         values = np.ones(2)
 
@@ -393,35 +393,33 @@ def test_log_values_takes_what_has_items() -> None:
             return zip(["a", "b"], self.values, strict=True)
 
     listener = Listener()
-    make_learner(listener, on("step_end", lambda learner, **given: learner.log_values(Columns()))).fit(
-        batches(1), epochs=1
-    )
+    make_learner(listener, on("step_end", lambda learner, **given: learner.log(Columns()))).fit(batches(1), epochs=1)
     assert [(record.name, record.value) for record in listener.records] == [("a", 1.0), ("b", 1.0)]
 
 
-def test_log_values_logs_all_or_none() -> None:
+def test_log_of_several_logs_all_or_none() -> None:
     listener = Listener()
 
     def act(learner: Learner, **given: Any) -> None:
         with pytest.raises(LogError, match=r"'bad'.*no number"):
-            learner.log_values({"good": 1.0, "bad": object(), "late": 2.0})
+            learner.log({"good": 1.0, "bad": object(), "late": 2.0})
 
     make_learner(listener, on("step_end", act)).fit(batches(1), epochs=1)
     assert listener.records == []
 
 
-def test_log_values_of_none_logs_nothing(tmp_path: Path) -> None:
-    act = on("step_end", lambda learner, **given: learner.log_values({}))
+def test_log_of_no_values_logs_nothing(tmp_path: Path) -> None:
+    act = on("step_end", lambda learner, **given: learner.log({}))
     make_learner(LogTo(tmp_path), act).fit(batches(1), epochs=1)
     assert read_log(tmp_path).records == []
 
 
 @pytest.mark.parametrize("name", ["", 3, None])
 @pytest.mark.parametrize("value", [1.0, 2, torch.tensor(1.0)])
-def test_log_values_refuses_what_is_no_name(name: Any, value: Any) -> None:
+def test_log_of_several_refuses_what_is_no_name(name: Any, value: Any) -> None:
     learner = make_learner(Listener())
     with pytest.raises(LogError, match=r"the name is .*: give a string"):
-        learner.log_values({"a": value, name: value})
+        learner.log({"a": value, name: value})
 
 
 class Name(str):
@@ -440,14 +438,14 @@ class Name(str):
         MappingProxyType({"a": 1.0, "b": 2.5}),
     ],
 )
-def test_log_values_takes_all_that_log_does(tmp_path: Path, values: Any) -> None:
-    make_learner(LogTo(tmp_path), on("step_end", lambda learner, **given: learner.log_values(values))).fit(
+def test_log_of_several_takes_all_that_log_does(tmp_path: Path, values: Any) -> None:
+    make_learner(LogTo(tmp_path), on("step_end", lambda learner, **given: learner.log(values))).fit(
         batches(1), epochs=1
     )
     assert [(record.name, record.value) for record in read_log(tmp_path).records] == [("a", 1.0), ("b", 2.5)]
 
 
-def test_log_values_keeps_the_values_that_it_was_given() -> None:
+def test_log_of_several_keeps_the_values_that_it_was_given() -> None:
     class Memory(Backend):
         def write(self, records: Any) -> None:
             seen.extend(records)
@@ -457,7 +455,7 @@ def test_log_values_keeps_the_values_that_it_was_given() -> None:
 
     def act(learner: Learner, **given: Any) -> None:
         for values in (floats, tensors):
-            learner.log_values(values)
+            learner.log(values)
         floats["a"], floats["late"] = 3.0, 4.0
         tensors["b"].fill_(5.0)
 
@@ -465,10 +463,10 @@ def test_log_values_keeps_the_values_that_it_was_given() -> None:
     assert [(record.name, record.value) for record in seen] == [("a", 1.0), ("b", 1.0)]
 
 
-@pytest.mark.parametrize("values", [None, "loss", [("a", 1.0)], torch.tensor(1.0), np.ones(2)])
-def test_log_values_refuses_what_is_no_mapping(values: Any) -> None:
+@pytest.mark.parametrize("values", [None, 3, [("a", 1.0)], torch.tensor(1.0), np.ones(2)])
+def test_log_of_several_refuses_what_is_no_mapping(values: Any) -> None:
     def act(learner: Learner, **given: Any) -> None:
-        with pytest.raises(LogError, match="is no mapping: give names and values"):
-            learner.log_values(values)
+        with pytest.raises(LogError, match="is no name, and no mapping of names to values"):
+            learner.log(values)
 
     make_learner(Listener(), on("step_end", act)).fit(batches(1), epochs=1)

@@ -95,7 +95,7 @@ class LogGradients(Shown):
         if not self._norms:
             return
         where = [] if len(learner.optimizers) == 1 else [step.optimizer_name]
-        learner.log_values({"/".join(["grad_norm", *where, *part]): norm for part, norm in self._norms.items()})
+        learner.log({"/".join(["grad_norm", *where, *part]): norm for part, norm in self._norms.items()})
         self._norms = {}
         if self._copies:
             parts, before, self._copies = self._parts(learner, step), self._copies, []

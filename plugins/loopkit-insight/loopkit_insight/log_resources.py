@@ -91,7 +91,7 @@ class LogResources(Shown):
 
     def _log(self, learner: Learner, sampler: _Sampler) -> None:
         sampler.news = False
-        learner.log_values({PREFIX + name: value for name, value in sampler.latest.items()})
+        learner.log({PREFIX + name: value for name, value in sampler.latest.items()})
         if (error := sampler.error) is not None:
             warnings.warn(
                 f"plugin {self.name!r} has stopped looking: {type(error).__name__}: {error}; the fit goes on",

@@ -49,7 +49,7 @@ class TensorReads(TorchFunctionMode, ABC):
 
     On the CPU these cost nothing; on an accelerator the host waits. Counted are `READS`, transfers to the CPU, and what
     has a size that depends on values. Not counted: optimizers of torch, whose counters lie on the host;
-    ``learner.log``, ``log_values`` and means, which read at once only what lies there; and
+    ``learner.log`` and means, which read at once only what lies there; and
     `loopkit.plugins.late.LateValues`, which does not wait on an accelerator.
     """
 

@@ -244,7 +244,7 @@ class LogsTensors:
     @hookimpl(phase=TrainingPhase, reads=("loss",))
     def step_end(self, learner, step):
         learner.log("loss", step.loss)
-        learner.log_values({"scale": nn.Parameter(step.loss.detach()), "count": torch.tensor(3)})
+        learner.log({"scale": nn.Parameter(step.loss.detach()), "count": torch.tensor(3)})
 
 
 def test_find_syncs_finds_nothing_in_what_is_logged():

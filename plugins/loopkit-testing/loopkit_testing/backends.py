@@ -69,7 +69,7 @@ class _Numbers:
 
     def _log(self, learner: Learner, values: dict[str, float]) -> None:
         self.rows += [(name, learner.progress.steps, value) for name, value in values.items()]
-        learner.log_values(values)
+        learner.log(values)
 
 
 class _Ends:
