@@ -12,8 +12,8 @@ lie on the device. The sides:
     default      loopkit with its standard plugins and the optimizer of the idiomatic loop
     fused        loopkit with its standard plugins, ``auto_fused`` and a `TensorLoader`, which cuts the batches itself
     whole_step   the same with ``WholeStep``, where loopkit-whole-step is installed
-    and others, as ``requirements-peers.txt`` installs them, with the optimizer of the strong loop (Keras has its own),
-    and with a new run of the trainer for each epoch, if it has no other way
+    and others, as ``requirements-peers.txt`` installs them, and fastai, which needs torchvision; with the optimizer of
+    the strong loop (Keras has its own), and with a new run of the trainer for each epoch, if it has no other way
 
 ``--quality`` measures the time of training until the loss on held-out data is at most half of that of the best
 constant answer, for several seeds, and in processes of their own the peak of memory and the time of the first step.

@@ -158,6 +158,18 @@ def skorch(model: nn.Module, optimizer: torch.optim.Optimizer, loss_fn: nn.Modul
     return lambda: net.partial_fit(batches[0][0], batches[0][1], epochs=1)
 
 
+def fastai(model: nn.Module, optimizer: torch.optim.Optimizer, loss_fn: nn.Module, batches: Batches) -> Work:
+    from fastai.data.core import DataLoaders
+    from fastai.learner import Learner, Recorder
+    from fastai.optimizer import OptimWrapper
+
+    loaders = DataLoaders(Loader(batches), [], device=batches[0][0].device)
+    learner = Learner(loaders, model, loss_fn)
+    learner.remove_cbs([each for each in learner.cbs if isinstance(each, Recorder)])
+    learner.opt = OptimWrapper(opt=optimizer)
+    return lambda: learner.fit(1, lr=optimizer.param_groups[0]["lr"])
+
+
 MAKERS: dict[str, Make] = {
     "accelerate": accelerate,
     "ignite": ignite,
@@ -165,6 +177,7 @@ MAKERS: dict[str, Make] = {
     "transformers": transformers,
     "keras": keras,
     "skorch": skorch,
+    "fastai": fastai,
 }
 
 
