@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from loopkit.checkpoint.bundle import save as save
     from loopkit.checkpoint.inspection import Inspection as Inspection
     from loopkit.checkpoint.inspection import inspect as inspect
-    from loopkit.checkpoint.storage import Listing as Listing
-    from loopkit.checkpoint.storage import Manifest as Manifest
+    from loopkit.checkpoint.manifest import Listing as Listing
+    from loopkit.checkpoint.manifest import Manifest as Manifest
     from loopkit.checkpoint.storage import listing as listing
     from loopkit.checkpoint.storage import verify as verify
     from loopkit.checkpoint.weights import LoadReport as LoadReport

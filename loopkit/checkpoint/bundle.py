@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from loopkit import sharded
-from loopkit.checkpoint import storage
+from loopkit.checkpoint import disk, storage
 from loopkit.checkpoint.encoding import decode, dumps, encode, loads
-from loopkit.checkpoint.storage import Manifest
+from loopkit.checkpoint.manifest import MANIFEST, Manifest
+from loopkit.checkpoint.streams import Reader
 from loopkit.checkpoint.structure import Structure, plain, structure
 from loopkit.checkpoint.tensors import Buffer, check, pack, unpack
 from loopkit.checkpoint.upgrade import upgrade
@@ -207,7 +208,7 @@ def read_structures(manifest: Manifest) -> dict[str, Structure]:
     return found
 
 
-def _unpacked(manifest: Manifest, name: str, file: storage.Reader) -> dict[str, Tensor]:
+def _unpacked(manifest: Manifest, name: str, file: Reader) -> dict[str, Tensor]:
     try:
         tensors, _ = unpack(file)
     except CorruptCheckpointError as error:
@@ -222,7 +223,7 @@ def find(path: Path) -> Manifest:
     Raises:
         CheckpointError: There is none.
     """
-    if (path / storage.MANIFEST).exists():
+    if (path / MANIFEST).exists():
         return storage.read_manifest(path)
     found = storage.listing(path)
     if not found:
@@ -273,7 +274,7 @@ def save(learner: Learner, directory: str | Path, reason: str = "asked for") -> 
     """
     contents = Contents.of(learner, learner.state_dict())
     about, label = describe(learner, contents, reason), f"step-{learner.progress.steps}"
-    return storage.write(storage.resolved(directory), contents.files(), about, label=label)
+    return storage.write(disk.resolved(directory), contents.files(), about, label=label)
 
 
 def load(learner: Learner, path: str | Path, *, allow: Collection[str] = (), replay: bool = True) -> Manifest:

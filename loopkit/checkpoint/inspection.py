@@ -12,7 +12,8 @@ from typing import Any
 
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import STRUCTURE, read_structures, weights_file
-from loopkit.checkpoint.storage import in_bytes
+from loopkit.checkpoint.manifest import MANIFEST, in_bytes
+from loopkit.checkpoint.streams import open_plain
 from loopkit.checkpoint.structure import plain
 from loopkit.checkpoint.tensors import Header, TensorInfo, read_header
 from loopkit.checkpoint.weights import SUFFIX, Path_, dtype_name, located, models_in, nothing_in, opened
@@ -100,7 +101,7 @@ def inspect(path: Path_) -> Inspection:
         with opened(at) as reader, located(reader, os.fspath(path)) as watched:
             header = read_header(watched)
         return Inspection(at, {at.name: FileContent(reader.size, header.tensors, header.metadata)}, _numbers([header]))
-    if os.path.lexists(at / storage.MANIFEST):
+    if os.path.lexists(at / MANIFEST):
         manifest = storage.read_manifest(at)
     else:
         manifests = storage.listing(at)
@@ -113,7 +114,7 @@ def inspect(path: Path_) -> Inspection:
         files[name] = FileContent(info.size)
         if name.endswith(SUFFIX):
             at = manifest.path / name
-            with storage.open_plain(at) as reader, located(reader, f"{at}") as watched:
+            with open_plain(at) as reader, located(reader, f"{at}") as watched:
                 headers[name] = header = read_header(watched)
             files[name] = FileContent(info.size, header.tensors, header.metadata)
     models = models_in(manifest)

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 
-from loopkit.checkpoint import storage, strict_json
+from loopkit.checkpoint import disk, strict_json
 from loopkit.checkpoint.processes import Process, identity
 from loopkit.errors import CheckpointError
 
@@ -61,7 +61,7 @@ class Lock:
         except CheckpointError:
             raise
         except OSError as error:
-            raise storage.refused("lock", self.path, error) from error
+            raise disk.refused("lock", self.path, error) from error
         _held.add(self)
 
     def release(self) -> None:
@@ -73,13 +73,13 @@ class Lock:
         try:
             try:
                 if self._is_at_path(file):
-                    storage.system.unlink(self.path)
+                    disk.system.unlink(self.path)
                 else:  # it went with a directory that was renamed, where it must not keep others out
-                    storage.system.truncate(file)
+                    disk.system.truncate(file)
             finally:
-                storage.system.close(file)
+                disk.system.close(file)
         except OSError as error:
-            raise storage.refused("unlock", self.path, error) from error
+            raise disk.refused("unlock", self.path, error) from error
 
     @property
     def in_place(self) -> bool:
@@ -87,25 +87,25 @@ class Lock:
         try:
             return self._file is not None and self._is_at_path(self._file)
         except OSError as error:
-            raise storage.refused("look at", self.path, error) from error
+            raise disk.refused("look at", self.path, error) from error
 
     def _attempt(self) -> int | None:
         """The lock's open file; None if somebody changed it meanwhile."""
         try:
-            file = storage.system.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NONBLOCK)
+            file = disk.system.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NONBLOCK)
             fresh = True
         except FileExistsError:
             fresh = False
             try:
-                file = storage.system.open(self.path, os.O_RDWR | os.O_NONBLOCK)
+                file = disk.system.open(self.path, os.O_RDWR | os.O_NONBLOCK)
             except FileNotFoundError:
                 return None
         taken = False
         try:
-            if not stat.S_ISREG(storage.system.stat(file).st_mode):
+            if not stat.S_ISREG(disk.system.stat(file).st_mode):
                 raise CheckpointError(f"{self.path} is no regular file. Remove it, or choose another directory")
             try:
-                storage.system.flock(file)
+                disk.system.flock(file)
                 locks = True
             except BlockingIOError as error:
                 raise self._refusal(self._holder(file)) from error
@@ -118,32 +118,32 @@ class Lock:
             if not fresh:
                 self._check_stale(file, locks)
                 if not locks:
-                    storage.system.unlink(self.path)
+                    disk.system.unlink(self.path)
                     return None
-            storage.system.truncate(file)
+            disk.system.truncate(file)
             said = {**asdict(identity()), "flock": locks, "time": time.strftime("%Y-%m-%d %H:%M:%S %z")}
             rest = memoryview(strict_json.render(said, sort=True))
             os.lseek(file, 0, os.SEEK_SET)
             while rest:
-                rest = rest[storage.system.write(file, rest) :]
+                rest = rest[disk.system.write(file, rest) :]
             taken = True
             return file
         finally:
             if not taken:
                 if fresh:
-                    storage.system.unlink(self.path)
-                storage.system.close(file)
+                    disk.system.unlink(self.path)
+                disk.system.close(file)
 
     def _is_at_path(self, file: int) -> bool:
         try:
-            return os.path.samestat(storage.system.stat(file), storage.system.lstat(self.path))
+            return os.path.samestat(disk.system.stat(file), disk.system.lstat(self.path))
         except FileNotFoundError:
             return False
 
     def _holder(self, file: int) -> tuple[Process, str, bool] | None:
         """Who wrote the lock file, when, and whether the kernel's lock was held; None if it does not say."""
         buffer = memoryview(bytearray(65536))
-        count = storage.system.read(file, buffer)
+        count = disk.system.read(file, buffer)
         try:
             said = strict_json.parse(bytes(buffer[:count]).decode("ascii"), LOCK_DEPTH)
             holder = Process(str(said["host"]), str(said["machine"]), int(said["pid"]), int(said["started"]))
@@ -156,7 +156,7 @@ class Lock:
         """Whether the lock file holds only a beginning of what is written there."""
         os.lseek(file, 0, os.SEEK_SET)
         buffer = memoryview(bytearray(65536))
-        said = bytes(buffer[: storage.system.read(file, buffer)])
+        said = bytes(buffer[: disk.system.read(file, buffer)])
         return not said or (said[:1] == b"{" and said[-1:] != b"}")
 
     def _check_stale(self, file: int, locks: bool) -> None:

@@ -31,7 +31,8 @@ from loopkit.checkpoint.bundle import (
     read_structures,
     weights_file,
 )
-from loopkit.checkpoint.storage import Manifest
+from loopkit.checkpoint.manifest import MANIFEST, Manifest
+from loopkit.checkpoint.streams import open_plain, write_plain
 from loopkit.checkpoint.structure import (
     Structure,
     class_differences,
@@ -103,7 +104,7 @@ def save_weights(model: nn.Module, file: Path_ | Writable, *, metadata: Mapping[
                 f"save_weights: {os.fspath(file)!r} has the suffix of torch.save, but the file would be of another "
                 f"format, safetensors. Use the suffix {SUFFIX}"
             )
-        storage.write_plain(os.fspath(file), chunks)
+        write_plain(os.fspath(file), chunks)
         return
     if isinstance(file, io.TextIOBase):
         raise StateError("save_weights: the stream is one of text; weights are bytes. Open it with mode 'wb'")
@@ -652,7 +653,7 @@ def _read(source: Path_ | BinaryIO | Mapping[str, Tensor] | Manifest, which: str
         source = source.path
     if isinstance(source, (str, os.PathLike)) and os.path.isdir(source):
         path = Path(source)
-        if os.path.lexists(path / storage.MANIFEST):
+        if os.path.lexists(path / MANIFEST):
             return _from_checkpoint(storage.read_manifest(path), which)
         return _from_run(path, which)
     if which is not None:
@@ -743,7 +744,7 @@ def opened(path: Path_) -> Iterator[Source]:
             f"{os.fspath(path)} is a file of torch.save, which may hold code. Read it by load_torch of loopkit-export, "
             f"and give load_weights what that returns"
         )
-    with storage.open_plain(os.fspath(path)) as reader:
+    with open_plain(os.fspath(path)) as reader:
         yield reader
 
 

@@ -11,7 +11,7 @@ from loopkit.cli import JSON, argument, command, existing, plain, say, say_json,
 from loopkit.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from loopkit.checkpoint.storage import Manifest
+    from loopkit.checkpoint.manifest import Manifest
 
 
 @command("checkpoint list", argument("directory", metavar="DIR", type=Path, help="a directory of checkpoints"), JSON)
@@ -22,7 +22,8 @@ def list_checkpoints(options: argparse.Namespace) -> int:
     no whole checkpoint.
     """
     from loopkit.checkpoint.bundle import best, monitored
-    from loopkit.checkpoint.storage import HEADINGS, listing
+    from loopkit.checkpoint.manifest import HEADINGS
+    from loopkit.checkpoint.storage import listing
 
     directory = existing(options.directory)
     found = listing(directory)
@@ -72,7 +73,8 @@ def verify_checkpoint(options: argparse.Namespace) -> int:
 
     Exit code: 0 if all is as it was written, 1 if something is damaged or there is no checkpoint.
     """
-    from loopkit.checkpoint.storage import MANIFEST, listing, verify
+    from loopkit.checkpoint.manifest import MANIFEST
+    from loopkit.checkpoint.storage import listing, verify
 
     path = existing(options.path)
     found = None if os.path.lexists(path / MANIFEST) else listing(path)
@@ -94,6 +96,6 @@ def verify_checkpoint(options: argparse.Namespace) -> int:
 
 
 def _size(manifest: Manifest) -> str:
-    from loopkit.checkpoint.storage import in_bytes
+    from loopkit.checkpoint.manifest import in_bytes
 
     return in_bytes(manifest.size)

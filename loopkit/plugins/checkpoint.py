@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from loopkit import devices, sharded
-from loopkit.checkpoint import storage
+from loopkit.checkpoint import disk, rotation, storage
 from loopkit.checkpoint.bundle import Contents, describe, monitored, number, read_state, restore
 from loopkit.checkpoint.lock import Lock
 from loopkit.checkpoint.made import OPTIMIZER, Record, changes, made
+from loopkit.checkpoint.manifest import Listing, Manifest
 from loopkit.checkpoint.processes import give_way
 from loopkit.checkpoint.save_options import SaveOptions, check_count
-from loopkit.checkpoint.storage import Listing, Manifest
 from loopkit.criteria import Mode, checked_mode, direction
 from loopkit.errors import (
     CheckpointError,
@@ -136,11 +136,11 @@ class Checkpoint(Shown):
         if not isinstance(options, SaveOptions):
             raise PluginError(f"Checkpoint: options is {options!r}: give options=SaveOptions(background=True)")
         self.name = name
-        self.directory = storage.resolved(directory)
+        self.directory = disk.resolved(directory)
         self.resume = resume
         if isinstance(resume, (str, Path)) and resume != "auto":
             path = Path(resume).absolute()
-            self.resume = storage.resolved(path.parent) / path.name  # a link to a checkpoint is not followed
+            self.resume = disk.resolved(path.parent) / path.name  # a link to a checkpoint is not followed
         self.save, self._keep, self._options = save, keep, options
         self.mode = checked_mode("Checkpoint", mode)
         self._direction: Mode = self.mode or "min"
@@ -148,7 +148,7 @@ class Checkpoint(Shown):
         self.monitor = best
         self._snapshot = _Snapshot() if options.background else None
         self._writer = _Writer()
-        self._remover = storage.Remover()
+        self._remover = rotation.Remover()
         self._lock: Lock | None = None
         self._begun = False
         """A fit has begun with this plugin: the checkpoints that are there are its own."""
@@ -307,12 +307,12 @@ class Checkpoint(Shown):
         self._lock.acquire()
         if self._lock.took_over:
             say(self._lock.took_over)
-        storage.clean(self.directory, everything=True)
+        disk.clean(self.directory, everything=True)
 
     def keep_directory(self) -> None:
         """Take the directory anew if it, or the lock in it, was removed, moved or replaced under the run."""
         was, lock = self.directory, self._lock
-        self.directory = storage.resolved(was)  # a link may have been left in its place
+        self.directory = disk.resolved(was)  # a link may have been left in its place
         if lock is None or (self.directory == was and lock.in_place):
             return
         self._release()
@@ -460,13 +460,13 @@ class Checkpoint(Shown):
     def _make_room(self, found: Listing) -> None:
         """Remove the checkpoints of an earlier run, if nothing else is there."""
         known = {manifest.path.name for manifest in found}
-        names = sorted(set(storage.names(self.directory)) - known)
+        names = sorted(set(disk.names(self.directory)) - known)
         if others := [name for name in names if not LOGGED.fullmatch(name)]:
             raise CheckpointError(
                 f"Checkpoint: overwrite=True, and {self.directory} holds more than checkpoints and logs: "
                 f"{', '.join(map(repr, others))[:300]}. Nothing was removed: remove it, or give another directory"
             )
-        storage.remove(manifest.path for manifest in found)
+        rotation.remove(manifest.path for manifest in found)
         count = "a checkpoint" if len(known) == 1 else f"{len(known)} checkpoints"
         say(f"removed {count} of an earlier run in {self.directory}: {', '.join(sorted(known))}")
 
@@ -572,7 +572,7 @@ class Checkpoint(Shown):
         protected = {manifest.path for _, manifest in self._ranked(found)[: self._options.keep_best]}
         if self._source is not None:
             protected.add(self._source)
-        return storage.keep(found, self._keep, protected)
+        return rotation.keep(found, self._keep, protected)
 
     def _found(self) -> Listing:
         """The checkpoints that are there, without those that were found damaged."""

@@ -12,7 +12,7 @@ import pytest
 from faults.forked import call_forked, dead_pid, forked, other
 from faults.shims import Shim
 
-from loopkit.checkpoint import storage
+from loopkit.checkpoint import disk
 from loopkit.checkpoint.lock import Lock
 from loopkit.checkpoint.processes import identity, status
 from loopkit.errors import CheckpointError
@@ -21,7 +21,7 @@ from loopkit.errors import CheckpointError
 @pytest.fixture
 def shim(monkeypatch):
     """Puts a shim in place of the operating system."""
-    return lambda system: monkeypatch.setattr(storage, "system", system)
+    return lambda system: monkeypatch.setattr(disk, "system", system)
 
 
 def names(directory):

@@ -13,8 +13,10 @@ import pytest
 from faults.forked import call_forked, dead_pid, other
 from faults.shims import Shim, failing
 
-from loopkit.checkpoint import storage, strict_json
+from loopkit.checkpoint import disk, rotation, storage, strict_json
+from loopkit.checkpoint.manifest import FORMAT, MANIFEST_DEPTH, MANIFEST_LIMIT, FileInfo, Listing
 from loopkit.checkpoint.processes import status
+from loopkit.checkpoint.streams import INLINE, PIECE, Hasher
 from loopkit.errors import CheckpointError, CorruptCheckpointError, FormatVersionError, LoopkitError, StateError
 
 FILES = {"model.bin": b"m" * 10_000, "small.txt": b"hello", "empty": b""}
@@ -41,7 +43,7 @@ def forge(path, **changes):
 @pytest.fixture
 def shim(monkeypatch):
     """Puts a shim in place of the operating system."""
-    return lambda system: monkeypatch.setattr(storage, "system", system)
+    return lambda system: monkeypatch.setattr(disk, "system", system)
 
 
 # ---------------------------------------------------------------------------------------------- writing and reading
@@ -53,22 +55,22 @@ def test_write_gives_back_the_same_bytes(tmp_path):
     assert again == manifest
     assert {name: storage.read_file(again, name) for name in again.files} == FILES
     assert again.about == {"epoch": 3}
-    assert again.format == storage.FORMAT == 1
+    assert again.format == FORMAT == 1
 
 
 def test_write_takes_chunks_of_every_kind_and_size(tmp_path):
-    big = os.urandom(2 * storage.PIECE + 12_345)
+    big = os.urandom(2 * PIECE + 12_345)
     numbers = memoryview(bytes(range(64))).cast("I")
-    chunks = [b"", b"a", bytearray(b"bc"), numbers, memoryview(big), memoryview(b"").cast("B"), b"z" * storage.INLINE]
+    chunks = [b"", b"a", bytearray(b"bc"), numbers, memoryview(big), memoryview(b"").cast("B"), b"z" * INLINE]
     manifest = storage.write(tmp_path, {"x": chunks}, {})
-    expected = b"abc" + bytes(range(64)) + big + b"z" * storage.INLINE
+    expected = b"abc" + bytes(range(64)) + big + b"z" * INLINE
     assert storage.read_file(manifest, "x") == expected
-    assert manifest.files["x"] == storage.FileInfo(len(expected), hashlib.sha256(expected).hexdigest())
+    assert manifest.files["x"] == FileInfo(len(expected), hashlib.sha256(expected).hexdigest())
 
 
 def test_write_lets_the_giver_reuse_a_chunk_once_the_next_is_asked_for(tmp_path):
     def chunks():
-        buffer = bytearray(3 * storage.PIECE)
+        buffer = bytearray(3 * PIECE)
         for i in range(4):
             buffer[:] = bytes([i]) * len(buffer)
             yield buffer
@@ -126,7 +128,7 @@ def test_write_refuses_an_about_that_is_no_plain_json(tmp_path, about):
 
 def test_about_is_nested_as_deep_as_it_can_be_read_again_and_no_deeper(tmp_path):
     deep: list[object] = []
-    for _ in range(storage.MANIFEST_DEPTH - 3):  # the manifest, the about and the innermost list are levels, too
+    for _ in range(MANIFEST_DEPTH - 3):  # the manifest, the about and the innermost list are levels, too
         deep = [deep]
     assert storage.read_manifest(save(tmp_path, x=deep).path).about == {"x": deep}
     with pytest.raises(StateError, match="no plain JSON: nested"):
@@ -135,7 +137,7 @@ def test_about_is_nested_as_deep_as_it_can_be_read_again_and_no_deeper(tmp_path)
 
 def test_write_refuses_an_about_that_could_not_be_read_again(tmp_path):
     with pytest.raises(StateError, match="bytes"):
-        storage.write(tmp_path, {}, {"x": "y" * storage.MANIFEST_LIMIT})
+        storage.write(tmp_path, {}, {"x": "y" * MANIFEST_LIMIT})
 
 
 def test_write_removes_its_traces_and_passes_on_an_error_of_the_giver(tmp_path):
@@ -151,7 +153,7 @@ def test_write_removes_its_traces_and_passes_on_an_error_of_the_giver(tmp_path):
 
 def test_write_that_is_interrupted_removes_its_traces_and_ends_its_threads(tmp_path):
     def chunks():
-        yield bytes(2 * storage.PIECE)
+        yield bytes(2 * PIECE)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -237,15 +239,15 @@ def test_write_closes_every_file_it_opens(tmp_path):
     for _ in range(3):
         manifest = save(tmp_path)
     storage.verify(manifest.path)
-    storage.remove([manifest.path])
+    rotation.remove([manifest.path])
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_hasher_equals_hashlib_for_pieces_of_any_size():
     data = os.urandom(3_000_000)
-    with storage.Hasher() as hasher:
+    with Hasher() as hasher:
         at = 0
-        for size in (1, storage.INLINE - 1, storage.INLINE, 1_000_000, 7, 500_000, 10_000_000):
+        for size in (1, INLINE - 1, INLINE, 1_000_000, 7, 500_000, 10_000_000):
             hasher.update(memoryview(data)[at : at + size])
             at += size
         assert hasher.hexdigest() == hashlib.sha256(data).hexdigest()
@@ -490,7 +492,7 @@ def test_listing_passes_over_a_checkpoint_removed_meanwhile(tmp_path, shim):
 def test_keep_leaves_the_newest_the_protected_and_at_least_two(tmp_path, last, protected, kept):
     manifests = [save(tmp_path) for _ in range(5)]
     paths = {manifests[number - 1].path for number in protected}
-    removed = storage.keep(storage.listing(tmp_path), last, paths)
+    removed = rotation.keep(storage.listing(tmp_path), last, paths)
     assert removed == [m.path for m in reversed(manifests) if m.number not in kept]
 
 
@@ -499,12 +501,12 @@ def test_keep_neither_counts_nor_removes_what_does_not_verify(tmp_path):
         save(tmp_path)
     (tmp_path / "000004" / "small.txt").unlink()
     (tmp_path / "000001" / "small.txt").unlink()
-    assert storage.keep(storage.listing(tmp_path), 1) == []
+    assert rotation.keep(storage.listing(tmp_path), 1) == []
 
 
 def test_keep_of_none_is_refused():
     with pytest.raises(CheckpointError, match="at least 1"):
-        storage.keep(storage.Listing(), 0)
+        rotation.keep(Listing(), 0)
 
 
 def test_remove_hides_a_checkpoint_before_it_deletes(tmp_path, shim):
@@ -513,7 +515,7 @@ def test_remove_hides_a_checkpoint_before_it_deletes(tmp_path, shim):
 
     def act(n, name, arguments, proceed):
         if name in ("unlink", "rmdir"):
-            shim(storage.System())
+            shim(disk.System())
             listing = storage.listing(tmp_path)
             seen.append(([m.number for m in listing], len(listing.problems)))
             shim(system)
@@ -521,7 +523,7 @@ def test_remove_hides_a_checkpoint_before_it_deletes(tmp_path, shim):
 
     system = Shim(act)
     shim(system)
-    storage.remove([tmp_path / "000001"])
+    rotation.remove([tmp_path / "000001"])
     assert seen == [([2], 0)] * 5
     assert names(tmp_path) == ["000002"]
 
@@ -532,7 +534,7 @@ def test_remove_does_not_follow_links(tmp_path):
     path = save(tmp_path).path
     (path / "link").symlink_to(tmp_path / "outside")
     (tmp_path / "000009").symlink_to(tmp_path / "outside")
-    storage.remove([path, tmp_path / "000009", tmp_path / "missing"])
+    rotation.remove([path, tmp_path / "000009", tmp_path / "missing"])
     assert names(tmp_path) == ["outside"]
     assert names(tmp_path / "outside") == ["precious"]
 
@@ -549,7 +551,7 @@ def test_remover_removes_off_the_thread_and_raises_at_close(tmp_path, shim):
     for _ in range(3):
         save(tmp_path)
     shim(Shim(act))
-    remover = storage.Remover()
+    remover = rotation.Remover()
     remover.remove([tmp_path / "000001", tmp_path / "000002", tmp_path / "000003"])
     with pytest.raises(CheckpointError, match=r"remove .*000002: EACCES"):
         remover.close()
@@ -558,7 +560,7 @@ def test_remover_removes_off_the_thread_and_raises_at_close(tmp_path, shim):
     assert threading.current_thread() not in threads
 
 
-def leftovers(directory, owner):
+def left_behind(directory, owner):
     """Names of leftovers of a process, which are put into the directory."""
     for kind in ("tmp", "old"):
         path = directory / f".{kind}-{owner.token}-0123abcd"
@@ -568,36 +570,36 @@ def leftovers(directory, owner):
 
 
 def test_clean_removes_leftovers_of_the_dead_and_of_this_process(tmp_path):
-    leftovers(tmp_path, other(pid=dead_pid()))
-    leftovers(tmp_path, other(pid=os.getpid(), started=1))  # a younger process has this number now
-    leftovers(tmp_path, other())
-    storage.clean(tmp_path)
+    left_behind(tmp_path, other(pid=dead_pid()))
+    left_behind(tmp_path, other(pid=os.getpid(), started=1))  # a younger process has this number now
+    left_behind(tmp_path, other())
+    disk.clean(tmp_path)
     assert names(tmp_path) == []
 
 
 def test_clean_leaves_the_living_other_hosts_and_foreign_names(tmp_path):
     parent = os.getppid()
-    leftovers(tmp_path, other(pid=parent, started=status(parent)[1]))
-    leftovers(tmp_path, other(host="elsewhere", pid=dead_pid()))
-    leftovers(tmp_path, other(machine="00000000", pid=dead_pid()))
+    left_behind(tmp_path, other(pid=parent, started=status(parent)[1]))
+    left_behind(tmp_path, other(host="elsewhere", pid=dead_pid()))
+    left_behind(tmp_path, other(machine="00000000", pid=dead_pid()))
     (tmp_path / ".tmp-mine").mkdir()
     before = names(tmp_path)
-    storage.clean(tmp_path)
+    disk.clean(tmp_path)
     assert names(tmp_path) == before
-    storage.clean(tmp_path, everything=True)
+    disk.clean(tmp_path, everything=True)
     assert names(tmp_path) == [".tmp-mine"]
 
 
 def test_clean_leaves_a_write_in_flight_in_another_thread(tmp_path):
     def chunks():
-        storage.clean(tmp_path, everything=True)
+        disk.clean(tmp_path, everything=True)
         yield b"x"
 
     storage.verify(storage.write(tmp_path, {"x": chunks()}, {}).path)
 
 
 def test_clean_warns_of_what_it_cannot_remove_and_write_goes_on(tmp_path, shim):
-    leftovers(tmp_path, other())
+    left_behind(tmp_path, other())
     shim(Shim(lambda n, name, arguments, proceed: failing(0, errno.EPERM).open() if name == "unlink" else proceed()))
     with pytest.warns(RuntimeWarning, match="EPERM"):
         save(tmp_path)

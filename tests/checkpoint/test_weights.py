@@ -20,9 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from loopkit import Learner
-from loopkit.checkpoint import storage
+from loopkit.checkpoint import disk, storage
 from loopkit.checkpoint.bundle import Contents, describe
 from loopkit.checkpoint.inspection import inspect
+from loopkit.checkpoint.manifest import FORMAT
 from loopkit.checkpoint.weights import LoadReport, load_weights, save_weights
 from loopkit.errors import CheckpointError, CorruptCheckpointError, StateError
 
@@ -140,12 +141,12 @@ def test_save_weights_follows_the_umask_and_leaves_nothing_else(tmp_path: Path) 
 
 
 def test_save_weights_failed_write_leaves_the_old_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full(storage.System):
+    class Full(disk.System):
         def write(self, file: int, data: memoryview) -> int:
             raise OSError(28, "No space left on device")
 
     before = file.read_bytes()
-    monkeypatch.setattr(storage, "system", Full())
+    monkeypatch.setattr(disk, "system", Full())
     with pytest.raises(CheckpointError, match="ENOSPC"):
         save_weights(Net(seed=2), file)
     assert file.read_bytes() == before
@@ -155,7 +156,7 @@ def test_save_weights_failed_write_leaves_the_old_file(file: Path, monkeypatch: 
 def test_save_weights_is_flushed_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
-    class Recording(storage.System):
+    class Recording(disk.System):
         def fsync(self, file: int) -> None:
             calls.append("fsync")
             super().fsync(file)
@@ -164,7 +165,7 @@ def test_save_weights_is_flushed_before_it_is_renamed(tmp_path: Path, monkeypatc
             calls.append(f"rename to {target.name}")
             super().rename(source, target)
 
-    monkeypatch.setattr(storage, "system", Recording())
+    monkeypatch.setattr(disk, "system", Recording())
     save_weights(Net(), tmp_path / "a.safetensors")
     assert calls == ["fsync", "rename to a.safetensors", "fsync"]
 
@@ -764,7 +765,7 @@ def test_load_weights_what_is_no_source_is_refused() -> None:
 # inspection
 
 
-class Counting(storage.System):
+class Counting(disk.System):
     read_bytes = 0
 
     def read(self, file: int, buffer: memoryview) -> int:
@@ -780,7 +781,7 @@ def test_inspect_reads_no_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         stream.write(opening)
         stream.truncate(len(opening) + 4 * count)
     system = Counting()
-    monkeypatch.setattr(storage, "system", system)
+    monkeypatch.setattr(disk, "system", system)
     found = inspect(tmp_path / "big.safetensors")
     assert system.read_bytes == len(opening)
     assert found.parameters == count
@@ -791,10 +792,10 @@ def test_inspect_reads_no_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_inspect_checkpoint_tells_manifest_and_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = checkpoint(tmp_path, nn.Linear(300, 300), label="last")
     system = Counting()
-    monkeypatch.setattr(storage, "system", system)
+    monkeypatch.setattr(disk, "system", system)
     found = inspect(path)
     assert system.read_bytes < 20_000 < found.files["model.safetensors"].size
-    assert (found.number, found.format, found.path) == (1, storage.FORMAT, path)
+    assert (found.number, found.format, found.path) == (1, FORMAT, path)
     assert found.parameters == 300 * 300 + 300
     assert found.about["reason"] == "test"
     assert found.files["model.safetensors"].tensors["weight"].dtype == torch.float32

@@ -27,6 +27,7 @@ if __name__ == "__main__":
 from faults.forkserver import ForkServer, Outcome
 from faults.runs import CHANGING, RUNS, Run, difference, fresh
 from loopkit.checkpoint import storage
+from loopkit.checkpoint.manifest import CHECKPOINT_NAME
 
 WARM = "faults.runs:warm"
 RESUME = "faults.runs:resume"
@@ -80,7 +81,7 @@ class Trials:
         wrong = difference(self.whole(run)[0], outcome.value)
         assert not wrong, f"{run}, {what}: {wrong}"
         if any(line.startswith("step train") for line in lines(at)[before:]):
-            left = [name for name in os.listdir(at / "checkpoints") if not storage.CHECKPOINT_NAME.fullmatch(name)]
+            left = [name for name in os.listdir(at / "checkpoints") if not CHECKPOINT_NAME.fullmatch(name)]
             assert left == [], f"{run}, {what}: {left} are left"
             assert len(os.listdir(at / "checkpoints")) <= 2, f"{run}, {what}: {os.listdir(at / 'checkpoints')}"
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from loopkit import Learner, every, hookimpl, schedules
-from loopkit.checkpoint import storage
+from loopkit.checkpoint import disk
 from loopkit.data import ResumableSampler, TensorLoader, seeded
 from loopkit.metrics import Accuracy
 from loopkit.plugins import (
@@ -224,7 +224,7 @@ def difference(one: Any, other: Any, path: str = "") -> str:
 # ------------------------------------------------------------------------------------------------- dying in a call
 
 
-class Deadly(storage.System):
+class Deadly(disk.System):
     """The operating system, as a process sees it that is killed before, during or after a chosen call.
 
     Calls count from the moment that it is armed. Killed during a write means after half of its bytes.
@@ -260,7 +260,7 @@ class Deadly(storage.System):
 
 
 def _deadly(name: str) -> Any:
-    call = getattr(storage.System, name)
+    call = getattr(disk.System, name)
 
     def method(self: Deadly, *given: Any, **options: Any) -> Any:
         chosen = self.reach("create" if name == "open" and given[1] & os.O_CREAT else name)
@@ -272,7 +272,7 @@ def _deadly(name: str) -> Any:
     return method
 
 
-CALLS = tuple(name for name in vars(storage.System) if not name.startswith("_"))
+CALLS = tuple(name for name in vars(disk.System) if not name.startswith("_"))
 CHANGING = ("create", "write", "truncate", "mkdir", "rename", "unlink", "rmdir")
 """Calls after which another process finds other files; a kill, other than a loss of power, needs no fsync."""
 for _name in CALLS:
@@ -327,7 +327,7 @@ def signal_at(run: Run, directory: str, at: int, number: int) -> int:
 def die_in_save(run: Run, directory: str, at: int, when: str, update: int, until: int) -> Any:
     """Run, and die in the chosen call of the saves between two updates; returns the calls if it did not."""
     system = Deadly(at, when)
-    storage.system = system
+    disk.system = system
     state = finish(run, Path(directory), Arm(system, update, until))
     return system.calls, state
 

@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from loopkit.checkpoint import storage
+from loopkit.checkpoint import disk
 
-CALLS = tuple(name for name in vars(storage.System) if not name.startswith("_"))
+CALLS = tuple(name for name in vars(disk.System) if not name.startswith("_"))
 
 
-class Shim(storage.System):
+class Shim(disk.System):
     """Every call goes through ``act(n, name, arguments, proceed)``; n counts from 0, ``proceed()`` makes the call."""
 
     def __init__(self, act: Callable[..., Any]) -> None:
@@ -22,7 +22,7 @@ class Shim(storage.System):
 def _forward(name: str) -> Callable[..., Any]:
     def call(self: Shim, *arguments: Any) -> Any:
         n, self.count = self.count, self.count + 1
-        return self.act(n, name, arguments, lambda: getattr(storage.System, name)(self, *arguments))
+        return self.act(n, name, arguments, lambda: getattr(disk.System, name)(self, *arguments))
 
     return call
 

@@ -14,7 +14,7 @@ from helpers import differences
 from torch import nn
 
 from loopkit import Learner, checkpoint, every
-from loopkit.checkpoint import storage
+from loopkit.checkpoint import disk
 from loopkit.data import TensorLoader
 from loopkit.errors import CheckpointError, CorruptCheckpointError
 from loopkit.plugins import History, WeightAverage
@@ -184,13 +184,13 @@ def test_damaged_checkpoint_that_is_named_is_an_error(run):
 
 
 def test_disk_that_cannot_read_is_an_error_that_names_the_file(run):
-    class Broken(storage.System):
+    class Broken(disk.System):
         def read(self, file, buffer):
             if os.readlink(f"/proc/self/fd/{file}").endswith("000002-step-6/state.safetensors"):
                 raise OSError(5, "Input/output error")
             return super().read(file, buffer)
 
-    storage.system = Broken()
+    disk.system = Broken()
     try:
         learner, _ = make()
         before = copy.deepcopy(learner.state_dict())
@@ -198,7 +198,7 @@ def test_disk_that_cannot_read_is_an_error_that_names_the_file(run):
             checkpoint.load(learner, run)
         assert not list(differences(before, learner.state_dict()))
     finally:
-        storage.system = storage.System()
+        disk.system = disk.System()
 
 
 def read(learner, path, name, index):

@@ -23,7 +23,7 @@ from torch import nn
 from faults.forked import call_forked
 from faults.shims import Shim, failing
 from loopkit import Learner, every
-from loopkit.checkpoint import storage
+from loopkit.checkpoint import disk, storage
 from loopkit.data import TensorLoader
 from loopkit.errors import CheckpointError
 from loopkit.plugins import History, SaveOptions, WeightAverage
@@ -133,7 +133,7 @@ def count_calls(directory, **options):
             made.append(f"{name} to write" if name in ("open", "close") and file in written else name)
             return answer
 
-        storage.system = Shim(act)
+        disk.system = Shim(act)
         error, _ = train(directory, **options)
         assert error is None
         return made
@@ -145,12 +145,12 @@ def refuse_call(reference, directory, n, number, **options):
     """The n-th call is refused; returns the error or what was said, or nothing if the run could do without."""
 
     def child():
-        storage.system = failing(n, number)
+        disk.system = failing(n, number)
         lines = io.StringIO()
         with warnings.catch_warnings(record=True) as warned, contextlib.redirect_stderr(lines):
             warnings.simplefilter("always")
             error, learner = train(directory, **options)
-        storage.system = storage.System()
+        disk.system = disk.System()
         said = [str(each.message) for each in warned] if error is None else [str(error)]
         said += [line for line in lines.getvalue().splitlines() if line.startswith("loopkit: cannot ")]
         if error is None:
@@ -230,7 +230,7 @@ def test_disk_that_breaks_for_good_ends_the_run_with_its_cause(stopped, referenc
             if learner.progress.steps == 7:
                 broken.append(True)
 
-        storage.system = Shim(act)
+        disk.system = Shim(act)
         error, learner = train(
             directory, on("step_begin", break_it, "breaking"), options=SaveOptions(background=background)
         )
@@ -261,7 +261,7 @@ def test_error_in_the_background_is_raised_at_the_next_edge(stopped, reference, 
                 if thread.name == "loopkit-checkpoint":
                     thread.join()
 
-        storage.system = Shim(act)
+        disk.system = Shim(act)
         saves = SaveOptions(background=True, on_error=False, at_end=False)
         error, learner = train(directory, on("step_begin", settle, "settling"), options=saves)
         assert "ENOSPC" in str(error)

@@ -26,6 +26,7 @@ from faults.forked import call_forked
 from loopkit import Learner, LoopkitError, checkpoint, every, hookimpl, schedules
 from loopkit.checkpoint import storage, strict_json
 from loopkit.checkpoint.encoding import dumps, loads
+from loopkit.checkpoint.manifest import MANIFEST
 from loopkit.checkpoint.tensors import OURS, BytesSource, pack, unpack
 from loopkit.data import TensorLoader
 from loopkit.plugins import EarlyStopping, GradNoise, History, Metrics, SaveOptions, Schedule, WeightAverage
@@ -92,12 +93,12 @@ def rewrite(path: Path, files: dict[str, bytes]) -> None:
 
 def forge_manifest(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     """Change what the manifest says, with a right digest."""
-    said = json.loads((path / storage.MANIFEST).read_bytes())
+    said = json.loads((path / MANIFEST).read_bytes())
     del said["sha256"]
     change(said)
     rest = strict_json.render(said, sort=True)[1:]
     digest = hashlib.sha256(rest).hexdigest().encode()
-    (path / storage.MANIFEST).write_bytes(b'{"sha256":"' + digest + b'",' + rest)
+    (path / MANIFEST).write_bytes(b'{"sha256":"' + digest + b'",' + rest)
 
 
 def in_state(*keys: Any, to: Any) -> Callable[[Path], None]:

@@ -21,7 +21,7 @@ from torch import nn
 from faults.campaign import SMALL, events, signals
 from faults.runs import RUNS
 from loopkit import Learner, TrainingPhase, every
-from loopkit.checkpoint import storage
+from loopkit.checkpoint import disk, storage
 from loopkit.engine.signals import Signals
 from loopkit.plugins import History
 from loopkit.plugins.checkpoint import Checkpoint
@@ -396,7 +396,7 @@ def test_sigterm_with_several_optimizers_and_windows_goes_on_exactly(tmp_path, a
 
 
 def test_signal_during_a_save_is_answered_after_it(tmp_path):
-    class Sending(storage.System):
+    class Sending(disk.System):
         sent = False
 
         def fsync(self, file):
@@ -406,12 +406,12 @@ def test_signal_during_a_save_is_answered_after_it(tmp_path):
                 os.kill(os.getpid(), signal.SIGTERM)
 
     learner = make_learner(Checkpoint(tmp_path, save=every(updates=2), keep=9))
-    before, storage.system = storage.system, Sending()
+    before, disk.system = disk.system, Sending()
     try:
         with pytest.raises(SystemExit):
             learner.fit(batches(4), epochs=2)
     finally:
-        storage.system = before
+        disk.system = before
     assert [m.about["progress"]["steps"] for m in storage.listing(tmp_path)][-1] == 2
     assert learner.progress.steps == 2
 

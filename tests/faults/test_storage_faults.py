@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import random
 import resource
@@ -14,7 +15,8 @@ import pytest
 
 from faults.forked import call_forked, forked
 from faults.shims import Shim, failing
-from loopkit.checkpoint import storage, strict_json
+from loopkit.checkpoint import disk, rotation, storage, strict_json
+from loopkit.checkpoint.manifest import MANIFEST, MANIFEST_LIMIT
 from loopkit.errors import CheckpointError, CorruptCheckpointError
 
 OLD = {"model.bin": b"o" * 9_000, "state.json": b"old"}
@@ -60,10 +62,10 @@ class replaced:
         self.system = system
 
     def __enter__(self):
-        storage.system = self.system
+        disk.system = self.system
 
     def __exit__(self, *error):
-        storage.system = storage.System()
+        disk.system = disk.System()
 
 
 # ---------------------------------------------------------------------------------------------- kills
@@ -90,7 +92,7 @@ def test_save_killed_at_any_call_leaves_the_old_or_the_new_checkpoint(tmp_path):
             return os.kill(os.getpid(), signal.SIGKILL)
 
         def child(directory=directory, act=act):
-            storage.system = Shim(act)
+            disk.system = Shim(act)
             save(directory, NEW)
 
         assert forked(child).code == -signal.SIGKILL
@@ -106,7 +108,7 @@ def test_save_killed_at_any_call_leaves_the_old_or_the_new_checkpoint(tmp_path):
 
 def test_removal_killed_at_any_call_never_lists_half_a_checkpoint(tmp_path):
     save(tmp_path / "count", OLD)
-    made = calls_of(lambda: storage.remove([tmp_path / "count" / "000001"]))
+    made = calls_of(lambda: rotation.remove([tmp_path / "count" / "000001"]))
     for n in range(len(made)):
         directory = tmp_path / str(n)
         for files in (OLD, NEW):
@@ -116,13 +118,13 @@ def test_removal_killed_at_any_call_never_lists_half_a_checkpoint(tmp_path):
             return os.kill(os.getpid(), signal.SIGKILL) if count == n else proceed()
 
         def child(directory=directory, act=act):
-            storage.system = Shim(act)
-            storage.remove([directory / "000001"])
+            disk.system = Shim(act)
+            rotation.remove([directory / "000001"])
 
         assert forked(child).code == -signal.SIGKILL
         assert storage.listing(directory).problems == {}
         assert newest(directory) == NEW
-        storage.clean(directory)
+        disk.clean(directory)
         assert hidden(directory) == []
 
 
@@ -254,35 +256,35 @@ def fail_power(tmp_path, act, allowed, final, old=(OLD,), lost=None, tries=4):
     trial = tmp_path / "trial"
     rng = random.Random(0)
 
-    def check(disk, expected=None):
-        for survived, content in survivors(disk.tree, rng, tries):
-            restore(disk.tree, trial, survived, content)
+    def check(watched, expected=None):
+        for survived, content in survivors(watched.tree, rng, tries):
+            restore(watched.tree, trial, survived, content)
             at = trial / "runs" / "checkpoints"
             found = newest(at)
             assert found in (allowed if expected is None else [expected]), (
-                f"{found and found['state.json']!r} after {disk.count} calls"
+                f"{found and found['state.json']!r} after {watched.count} calls"
             )
             assert storage.listing(at).problems == {}, "an unreadable checkpoint is listed"
             shutil.rmtree(trial)
 
-    def guarded(disk):
-        with replaced(storage.System()):
-            check(disk)
-        storage.system = disk
+    def guarded(watched):
+        with replaced(disk.System()):
+            check(watched)
+        disk.system = watched
 
-    disk = Disk(root, lambda disk: None)
-    with replaced(disk):
+    watched = Disk(root, lambda watched: None)
+    with replaced(watched):
         for files in old:
             save(directory, files)
-    for node in all_nodes(disk.tree):
+    for node in all_nodes(watched.tree):
         node.sync()
-    disk.failed, disk.lost, disk.syncs = guarded, lost, 0
+    watched.failed, watched.lost, watched.syncs = guarded, lost, 0
     if lost is not None:
-        disk.moments = ("rename", "unlink")  # where a lost sync shows; it also shows at the end
-    with replaced(disk):
+        watched.moments = ("rename", "unlink")  # where a lost sync shows; it also shows at the end
+    with replaced(watched):
         act(directory)
-    check(disk, final)
-    return disk.syncs
+    check(watched, final)
+    return watched.syncs
 
 
 SAVES_SYNC = 5  # two files, the manifest, the new directory, the directory above
@@ -300,7 +302,7 @@ def test_power_loss_at_any_call_of_the_first_save_leaves_none_or_the_new_checkpo
 
 def test_power_loss_at_any_call_of_a_removal_leaves_no_half_checkpoint(tmp_path):
     def act(directory):
-        storage.remove([directory / "000001"])
+        rotation.remove([directory / "000001"])
 
     assert fail_power(tmp_path, act, [NEW], NEW, old=(OLD, NEW)) == REMOVALS_SYNC
 
@@ -324,7 +326,7 @@ def test_power_loss_shows_that_every_sync_of_the_first_save_is_needed(tmp_path, 
 
 def test_power_loss_shows_that_the_sync_of_a_removal_is_needed(tmp_path):
     def act(directory):
-        storage.remove([directory / "000001"])
+        rotation.remove([directory / "000001"])
 
     with pytest.raises(AssertionError, match="unreadable"):
         fail_power(tmp_path, act, [NEW], NEW, old=(OLD, NEW), lost=0)
@@ -344,7 +346,7 @@ def refused(path, file):
 def test_corruption_every_cut_of_a_file_is_named_and_the_older_checkpoint_is_left(tmp_path):
     save(tmp_path, OLD)
     path = save(tmp_path, NEW).path
-    for name in (*NEW, storage.MANIFEST):
+    for name in (*NEW, MANIFEST):
         data = (path / name).read_bytes()
         edges = {0, 1, len(data) // 2, len(data) - 1, *range(4096, len(data), 4096), *range(4095, len(data), 4096)}
         for size in sorted(edges):
@@ -359,7 +361,7 @@ def test_corruption_every_cut_of_a_file_is_named_and_the_older_checkpoint_is_lef
 
 def flip_bits(path, count):
     rng = random.Random(1)
-    files = {name: (path / name).read_bytes() for name in (*NEW, storage.MANIFEST)}
+    files = {name: (path / name).read_bytes() for name in (*NEW, MANIFEST)}
     for _ in range(count):
         name = rng.choice(list(files))
         data = bytearray(files[name])
@@ -381,7 +383,7 @@ def test_corruption_of_two_thousand_single_bits_is_named(tmp_path):
 
 def test_corruption_of_every_byte_of_the_manifest_is_named(tmp_path):
     path = save(tmp_path, {"a": b"1"}).path
-    data = (path / storage.MANIFEST).read_bytes()
+    data = (path / MANIFEST).read_bytes()
     for i in range(len(data) + 1):
         forms = [data[:i] + extra + data[i:] for extra in (b" ", b"0", b"\n")]
         if i < len(data):
@@ -389,7 +391,7 @@ def test_corruption_of_every_byte_of_the_manifest_is_named(tmp_path):
             forms += [data[:i] + bytes([data[i] ^ 0x20]) + data[i + 1 :]]
         for form in forms:
             if form != data:
-                (path / storage.MANIFEST).write_bytes(form)
+                (path / MANIFEST).write_bytes(form)
                 with pytest.raises(CorruptCheckpointError, match=r"manifest\.json .*SHA-256 is [0-9a-f]{64}"):
                     storage.read_manifest(path)
 
@@ -404,7 +406,7 @@ def test_corruption_by_swapped_junk_and_extra_files_is_named(tmp_path):
     refused(path, "a")
     (path / "a").write_bytes(os.urandom(100))
     refused(path, "a")
-    shutil.copy(path.with_name("000001") / storage.MANIFEST, path / storage.MANIFEST)
+    shutil.copy(path.with_name("000001") / MANIFEST, path / MANIFEST)
     with pytest.raises(CorruptCheckpointError, match="000002 was renamed, or its files exchanged"):
         storage.verify(path)
     assert newest(tmp_path) == OLD
@@ -494,8 +496,8 @@ def forge(path, files):
     """A manifest with a right digest that names these files."""
     said = {"about": {}, "files": files, "format": 1, "number": 1}
     rest = strict_json.render(said, sort=True)[1:]
-    digest = storage.hashlib.sha256(rest).hexdigest().encode()
-    (path / storage.MANIFEST).write_bytes(b'{"sha256":"' + digest + b'",' + rest)
+    digest = hashlib.sha256(rest).hexdigest().encode()
+    (path / MANIFEST).write_bytes(b'{"sha256":"' + digest + b'",' + rest)
 
 
 @pytest.mark.parametrize(
@@ -558,15 +560,15 @@ def test_hostile_things_in_place_of_a_checkpoint_are_refused_at_once(tmp_path, k
 @pytest.mark.parametrize("form", ["sparse", "deep", "wide", "digits"])
 def test_hostile_manifests_of_any_size_are_refused(tmp_path, form):
     path = save(tmp_path, OLD).path
-    room = storage.MANIFEST_LIMIT - 1_000
+    room = MANIFEST_LIMIT - 1_000
     rest = {
         "sparse": b"",
         "deep": b'"about":' + b"[" * room,
         "wide": b'"about":{},"files":{"x":[' + b"[]," * (room // 3) + b'[]]},"format":1,"number":1}',
         "digits": b'"about":{},"files":{},"format":1,"number":' + b"9" * room + b"}",
     }[form]
-    digest = storage.hashlib.sha256(rest).hexdigest().encode()
-    with open(path / storage.MANIFEST, "wb") as file:
+    digest = hashlib.sha256(rest).hexdigest().encode()
+    with open(path / MANIFEST, "wb") as file:
         file.write(b'{"sha256":"' + digest + b'",' + rest)
         if form == "sparse":
             file.truncate(1 << 40)

@@ -18,9 +18,10 @@ from torch import nn
 
 import loopkit
 from loopkit import Learner, every, hookimpl
-from loopkit.checkpoint import storage
+from loopkit.checkpoint import disk, rotation, storage
 from loopkit.checkpoint.bundle import Contents
 from loopkit.checkpoint.lock import Lock
+from loopkit.checkpoint.manifest import FORMAT
 from loopkit.discovery import origin
 from loopkit.errors import (
     CheckpointError,
@@ -924,7 +925,7 @@ def test_checkpoints_of_another_run_in_the_place_of_the_directory_are_left_alone
 def test_second_fit_goes_on_where_a_checkpoint_of_the_first_was_removed(tmp_path):
     learner = make_learner(Checkpoint(tmp_path, save=every(updates=1), keep=9))
     learner.fit(batches(3), epochs=1)
-    storage.remove([storage.listing(tmp_path)[0].path])
+    rotation.remove([storage.listing(tmp_path)[0].path])
     learner.fit(batches(3), epochs=1)
     assert len(found(tmp_path)) == 5
 
@@ -1018,7 +1019,7 @@ def test_all_damaged_is_an_error_and_no_fresh_start(name, resume, tmp_path):
 
 def test_newer_format_is_an_error_and_not_passed_over(tmp_path, monkeypatch):
     run(tmp_path, epochs=1)
-    monkeypatch.setattr(storage, "FORMAT", storage.FORMAT + 1)
+    monkeypatch.setattr(storage, "FORMAT", FORMAT + 1)
     run(tmp_path, epochs=2)
     monkeypatch.undo()
     with pytest.raises(FormatVersionError, match="written by a newer one"):
@@ -1297,13 +1298,13 @@ def test_failed_background_write_is_no_reason_not_to_save_at_the_end(tmp_path, m
 
 @pytest.mark.filterwarnings("ignore:cannot remove")
 def test_old_checkpoint_that_cannot_be_removed_does_not_end_the_run(tmp_path, monkeypatch):
-    class Held(storage.System):
+    class Held(disk.System):
         def rmdir(self, path):
             if ".old-" in str(path):
                 raise OSError(39, "Directory not empty")
             super().rmdir(path)
 
-    monkeypatch.setattr(storage, "system", Held())
+    monkeypatch.setattr(disk, "system", Held())
     learner = make_learner(Checkpoint(tmp_path))
     with pytest.warns(UserWarning, match=r"cannot remove .*000001-step-1: .*Directory not empty"):
         assert learner.fit(batches(1), epochs=6).reason == "epochs"
@@ -1346,7 +1347,7 @@ def test_disk_error_at_the_final_save_is_raised_by_fit_and_the_lock_let_go(tmp_p
 
 
 def test_real_disk_error_in_a_write_leaves_the_older_ones(tmp_path, monkeypatch):
-    class Full(storage.System):
+    class Full(disk.System):
         full = False
 
         def write(self, file, data):
@@ -1355,7 +1356,7 @@ def test_real_disk_error_in_a_write_leaves_the_older_ones(tmp_path, monkeypatch)
             return super().write(file, data)
 
     system = Full()
-    monkeypatch.setattr(storage, "system", system)
+    monkeypatch.setattr(disk, "system", system)
     fill = on("epoch_begin", lambda learner, **given: setattr(system, "full", learner.progress.epochs == 1))
     with pytest.raises(CheckpointError, match="No space left"):
         make_learner(Checkpoint(tmp_path), fill).fit(batches(2), epochs=3)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from loopkit import generators
 from loopkit.batches import describe, map_tensors, move
-from loopkit.checkpoint import storage
+from loopkit.checkpoint import disk, storage
 from loopkit.checkpoint.bundle import Contents, read_state
 from loopkit.checkpoint.bundle import describe as describe_run
 from loopkit.checkpoint.encoding import encode
@@ -60,7 +60,7 @@ class ReplayBundle(Shown):
     name = "replay_bundle"
 
     def __init__(self, directory: str | Path) -> None:
-        self.directory = storage.resolved(directory)
+        self.directory = disk.resolved(directory)
         self._tried = False
         self._begin: dict[str, Any] | None = None
         """What is copied as a step begins; None between two steps."""

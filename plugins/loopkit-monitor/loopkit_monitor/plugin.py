@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import monitored
-from loopkit.checkpoint.storage import Manifest
+from loopkit.checkpoint.manifest import Manifest
 from loopkit.errors import CheckpointError, LogError, PluginError
 from loopkit.hooks import hookimpl
 from loopkit.logs import Graph, JsonLines, Record, Table, Text

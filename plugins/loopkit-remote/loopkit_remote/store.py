@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, Literal
 
-from loopkit.checkpoint.storage import PIECE, FileInfo
+from loopkit.checkpoint.manifest import FileInfo
+from loopkit.checkpoint.streams import PIECE
 from loopkit.errors import LoopkitError, PluginError
 
 Verify = Literal["size", "digest"]

@@ -21,16 +21,10 @@ from typing import Any, BinaryIO, TypeVar
 
 from loopkit.checkpoint import Manifest, listing, verify
 from loopkit.checkpoint.bundle import monitored
+from loopkit.checkpoint.disk import resolved, sync_directory
+from loopkit.checkpoint.manifest import CHECKPOINT_NAME, MANIFEST, FileInfo, decode_manifest
 from loopkit.checkpoint.processes import identity
-from loopkit.checkpoint.storage import (
-    CHECKPOINT_NAME,
-    MANIFEST,
-    FileInfo,
-    decode_manifest,
-    remove,
-    resolved,
-    sync_directory,
-)
+from loopkit.checkpoint.rotation import remove
 from loopkit.errors import CorruptCheckpointError
 from loopkit.notes import warn
 from loopkit.plugins.checkpoint import LOGGED

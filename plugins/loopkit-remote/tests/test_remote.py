@@ -18,7 +18,7 @@ from shaky import URL, Shaky, shaky  # noqa: F401 - a fixture
 
 from loopkit import every
 from loopkit.checkpoint import listing, verify
-from loopkit.checkpoint.storage import MANIFEST
+from loopkit.checkpoint.manifest import MANIFEST
 from loopkit.errors import PluginError
 from loopkit.logs import read_log
 from loopkit.plugins import DDP, Checkpoint, LogMetrics, LogTo

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from loopkit.checkpoint import storage
+from loopkit.checkpoint import disk, storage
 from loopkit.checkpoint.bundle import Contents, describe, find, restore
-from loopkit.checkpoint.storage import Manifest
+from loopkit.checkpoint.manifest import Manifest
 from loopkit.errors import CheckpointError
 from loopkit.plugins import Checkpoint
 from loopkit_sharded import reader
@@ -105,7 +105,7 @@ def save(learner: Learner, directory: str | Path, reason: str = "asked for") -> 
         StateError: Something cannot be saved, or a step is under way.
     """
     contents = PartContents.taken(learner, state := learner.state_dict(whole=False))
-    path, label = storage.resolved(directory), f"step-{learner.progress.steps}"
+    path, label = disk.resolved(directory), f"step-{learner.progress.steps}"
     about = describe(learner, contents, reason, state["metrics"])
     if not contents.found:
         return storage.write(path, contents.files(), about, label=label) if contents.rank == 0 else None

@@ -29,12 +29,13 @@ def sharded(options: argparse.Namespace) -> int:
 
     Exit code: 0, or 2 if a checkpoint cannot be read or written.
     """
-    from loopkit.checkpoint import storage
+    from loopkit.checkpoint import disk
     from loopkit.checkpoint.bundle import find
+    from loopkit.checkpoint.manifest import in_bytes
     from loopkit_sharded.convert import join, split
 
     manifest = find(existing(options.path).absolute())
-    directory = storage.resolved(options.directory)
+    directory = disk.resolved(options.directory)
     made = join(manifest, directory) if options.act == "export" else split(manifest, directory, options.parts)
-    say(f"{plain(str(made.path), 1000)}: {len(made.files)} files, {storage.in_bytes(made.size)}")
+    say(f"{plain(str(made.path), 1000)}: {len(made.files)} files, {in_bytes(made.size)}")
     return 0

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import PARTS, Contents, read_state, read_structures
-from loopkit.checkpoint.storage import Manifest
+from loopkit.checkpoint.manifest import Manifest
 from loopkit.checkpoint.tensors import pack
 from loopkit.errors import CheckpointError
 from loopkit_sharded.parts import Chunk, Sharded, file_of, put_back, take_out, written_index

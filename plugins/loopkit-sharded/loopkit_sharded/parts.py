@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import PART, PARTS
 from loopkit.checkpoint.encoding import TORCH_DTYPES, dumps, loads
-from loopkit.checkpoint.storage import Manifest
+from loopkit.checkpoint.manifest import Manifest
 from loopkit.errors import CorruptCheckpointError, FormatVersionError, StateError
 
 __all__ = ["Chunk", "Path", "Sharded", "file_of", "is_part", "put_back", "read_index", "take_out", "written_index"]

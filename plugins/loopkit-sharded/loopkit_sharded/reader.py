@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import PARTS, read_state
-from loopkit.checkpoint.storage import Manifest
+from loopkit.checkpoint.manifest import Manifest
 from loopkit.checkpoint.tensors import read_header
 from loopkit.errors import CorruptCheckpointError
 from loopkit.sharded import is_sharded

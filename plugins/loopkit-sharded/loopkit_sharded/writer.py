@@ -19,9 +19,10 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 
 from loopkit import sharded
-from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import PART, PARTS, Contents
-from loopkit.checkpoint.storage import Draft, FileInfo, Manifest
+from loopkit.checkpoint.manifest import FileInfo, Manifest
+from loopkit.checkpoint.storage import Draft
+from loopkit.checkpoint.streams import write_file
 from loopkit.errors import CheckpointError, LoopkitError, StateError
 from loopkit_sharded.parts import Chunk, Sharded, file_of, take_out, written_index
 
@@ -158,7 +159,7 @@ class PartsWriter(StorageWriter):
         infos: dict[str, FileInfo] = {}
         for file, chunks in contents.files().items():
             if file.startswith(PART):
-                infos[file] = storage.write_file(Path(plan.storage_data) / file, chunks)
+                infos[file] = write_file(Path(plan.storage_data) / file, chunks)
             elif self._draft is not None:
                 self._draft.write(file, chunks)
         results = []

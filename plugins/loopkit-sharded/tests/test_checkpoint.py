@@ -15,7 +15,7 @@ from small import LIMIT, adam, differing, gathered, loader, make, net, whole
 from torch import nn
 
 from loopkit import Learner, ValidationPhase, checkpoint, every, hookimpl
-from loopkit.checkpoint import storage
+from loopkit.checkpoint import disk
 from loopkit.checkpoint.storage import listing, verify
 from loopkit.errors import CheckpointError, CorruptCheckpointError, PluginError
 from loopkit.plugins import DDP, Checkpoint, SaveOptions, WeightAverage
@@ -121,7 +121,7 @@ def test_four_two_one_and_four_processes_train_as_one(tmp_path, optimizer):
 # A save that does not come to its end
 
 
-class Dies(storage.System):
+class Dies(disk.System):
     """The process is killed at one of the calls into the system, by its number or name, or the call fails."""
 
     def __init__(self, at, act):
@@ -140,7 +140,7 @@ class Dies(storage.System):
 def _counted(name):
     def call(self, *args):
         self.before(name)
-        done = getattr(storage.System, name)(self, *args)
+        done = getattr(disk.System, name)(self, *args)
         self.after(name)
         return done
 
@@ -166,9 +166,9 @@ def saves_twice(rank, directory, victim, at, act):
     save(learner, directory)
     learner.fit(loader(2), epochs=1)
     if rank == victim:
-        storage.system = Dies(at, act)
+        disk.system = Dies(at, act)
     save(learner, directory)
-    return storage.system.count if rank == victim else None
+    return disk.system.count if rank == victim else None
 
 
 def saves_in_background(rank, directory, victim, at, act):
@@ -179,11 +179,11 @@ def saves_in_background(rank, directory, victim, at, act):
         def epoch_begin(self):
             if rank == victim and learner.progress.epochs == 1:
                 learner.plugins["checkpoint"]._writer.join()  # the first save has ended
-                storage.system = Dies(at, act)
+                disk.system = Dies(at, act)
 
     learner.add(Arm())
     learner.fit(loader(2), epochs=2)
-    return storage.system.count if rank == victim else None
+    return disk.system.count if rank == victim else None
 
 
 def states(directory, saves=saves_twice):
@@ -235,7 +235,7 @@ def fails(rank, directory):
         def epoch_begin(self):
             if rank == 1 and learner.progress.epochs == 1:
                 learner.plugins["checkpoint"]._writer.join()  # the first save has ended
-                storage.system = Dies(3, full)
+                disk.system = Dies(3, full)
 
     learner.add(Full())
     with pytest.raises(CheckpointError, match=r"rank 1: cannot write .*part-0001.*ENOSPC.* Free some space"):

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from loopkit.checkpoint import bundle, storage
+from loopkit.checkpoint import bundle, disk
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
 from loopkit.phases import Phase
@@ -150,7 +150,7 @@ def _resumed(case: Case) -> list[str]:
     return list(broken.values())
 
 
-class _Unsynced(storage.System):
+class _Unsynced(disk.System):
     """Does not wait for the disk: the runs that are killed here do not lose power."""
 
     def fsync(self, file: int) -> None:
@@ -159,11 +159,11 @@ class _Unsynced(storage.System):
 
 @contextmanager
 def _never_synced() -> Iterator[None]:
-    mine, storage.system = storage.system, _Unsynced()
+    mine, disk.system = disk.system, _Unsynced()
     try:
         yield
     finally:
-        storage.system = mine
+        disk.system = mine
 
 
 def _draw(kinds: Sequence[str], counts: Mapping[str, int]) -> list[int]:
