@@ -100,7 +100,8 @@ class Metrics(Shown):
 
     A metric is a number, ``"val/f1"``; or several: a vector is ``"val/f1/0"``, ``"val/f1/1"``, ... or has the names
     that the metric's ``labels`` list, a mapping has its own; or a matrix, which is logged as a `loopkit.logs.Table`, is
-    in `tables`, and in no row; so is a table. What is none of these is refused after the first step.
+    in `tables`, and in no row; so is a table. What is none of these is refused when the first epoch begins, if the
+    metric has a value by then, else after its first step.
 
     A phase that does not put ``outputs`` and ``targets`` (or ``loss``) on its steps is left without the metrics that
     need them. An average counts each step with ``step.weight``, which is its number of samples unless the phase sets
@@ -184,6 +185,10 @@ class Metrics(Shown):
         if self.phase not in (None, *learner.phases):
             known = ", ".join(learner.phases)
             raise PluginError(f"Metrics: no phase is called {self.phase!r}; they are {known}")
+        if not self._tried:
+            for name, metric in self._prototypes.items():
+                if not (_needs_no_care(metric) or isinstance(metric, (Mean, FunctionMetric))):
+                    _try(name, metric)
         now = self._begin(learner, epoch)
         if learner.world.size > 1:
             for name, metric in now.metrics.items():
@@ -236,7 +241,7 @@ class Metrics(Shown):
                                 else:
                                     metric.update(outputs, targets)
                                     if not tried:
-                                        _try(name, metric)
+                                        _try(name, metric, fed=True)
                         self._tried.add(step.epoch.name)
         except Exception as error:
             seen = ", ".join(f"{word}: {describe(made.get(word))}" for word in ("outputs", "targets"))
@@ -367,16 +372,24 @@ def _parted(name: str, value: Any, labels: Sequence[str] | None = None) -> dict[
     return {name: Table(["", *names], [[side, *row] for side, row in zip(sides, rows, strict=True)])}
 
 
-def _try(name: str, metric: Any) -> None:
-    """Refuse a value that cannot be logged now that one step was taken in, not after an epoch."""
+def _try(name: str, metric: Any, fed: bool = False) -> None:
+    """Refuse a value that cannot be logged, not after an epoch: of one step, or of none if that says enough."""
     tried = copy.deepcopy(metric)
     apart(tried)
     try:
         with warnings.catch_warnings(action="ignore"):
             value = tried.compute()
     except Exception:
-        return  # it needs more than a step
-    _parted(name, value, getattr(metric, "labels", None))
+        return  # it needs more than that
+    if fed or not _is_blank(value):
+        _parted(name, value, getattr(metric, "labels", None))
+
+
+def _is_blank(value: Any) -> bool:
+    """Whether it does not say what a value will be once something is taken in."""
+    if isinstance(value, Mapping):
+        return not value or any(map(_is_blank, value.values()))
+    return value is None or (isinstance(value, Tensor) and not value.numel())
 
 
 def _copied(metric: Any) -> Any:

@@ -659,12 +659,47 @@ class Given(Metric):
         return self.value
 
 
-@pytest.mark.parametrize(
-    "value", [torch.zeros(2, 2, 2), torch.zeros(0), torch.ones(2, dtype=torch.cfloat), None, "high"]
-)
+CANNOT_BE_LOGGED = [torch.zeros(2, 2, 2), torch.ones(2, dtype=torch.cfloat), "high", {"a": 1.0, "b": "low"}]
+
+
+@pytest.mark.parametrize("value", CANNOT_BE_LOGGED)
+@pytest.mark.parametrize("phase", [None, "val"])
+def test_metrics_refuse_before_anything_is_trained_what_cannot_be_logged(value, phase):
+    learner, data = classifier(Metrics(Given(value), phase=phase)), classified()
+    with pytest.raises(PluginError, match=r"metric '(given|b)' is .*: a metric is a number, a vector or mapping"):
+        learner.fit(data, data, epochs=1)
+    assert learner.progress.updates == 0
+
+
+class GivenLater(Given):
+    """Has its value from the first step on."""
+
+    def __init__(self, before, value):
+        self.before = before
+        super().__init__(value)
+
+    def reset(self):
+        self.steps = 0
+
+    def update(self, outputs, targets):
+        self.steps += 1
+
+    def compute(self):
+        return self.value if self.steps else self.before
+
+
+@pytest.mark.parametrize("before", [None, torch.zeros(0), {}, {"a": None}, math.nan])
+def test_metrics_that_are_nothing_yet_are_no_error(before):
+    data = classified()
+    assert classifier(Metrics(GivenLater(before, 2.0))).evaluate(data) == {"val/given": 2.0}
+
+
+@pytest.mark.parametrize("value", [*CANNOT_BE_LOGGED, torch.zeros(0), None])
 def test_metrics_refuse_after_a_step_what_cannot_be_logged(value):
-    with pytest.raises(PluginError, match=r"metric 'given' is .*: a metric is a number, a vector or mapping") as caught:
-        evaluate(Metrics(Given(value)), classified())
+    with pytest.raises(
+        PluginError, match=r"metric '(given|b)' is .*: a metric is a number, a vector or mapping"
+    ) as caught:
+        evaluate(Metrics(GivenLater(None, value)), classified())
     assert any("plugin 'metrics', phase 'val', epoch 0, step 0" in note for note in caught.value.__notes__)
 
 
