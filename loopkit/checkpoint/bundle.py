@@ -8,6 +8,7 @@ import platform
 import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,8 +90,7 @@ class Contents:
             if provided(plugin) == "average":
                 with unwrapped(plugin).averaged(learner):
                     for name, model in learner.models.items():
-                        state = sharded.weights(model)
-                        made[weights_file(name, len(own), average)] = {key: v.clone() for key, v in state.items()}
+                        made[weights_file(name, len(own), average)] = deepcopy(sharded.weights(model))
         return cls(None, made, {name: structure(model) for name, model in learner.models.items()})
 
     def files(self) -> dict[str, Iterable[Buffer]]:

@@ -32,6 +32,7 @@ from loopkit.errors import (
     PluginError,
     StateError,
 )
+from loopkit.events import SignalBegin
 from loopkit.every import Every, every
 from loopkit.hooks import hookimpl
 from loopkit.logs.kinds import Text
@@ -144,7 +145,7 @@ class Checkpoint(Shown):
         self.save, self._keep, self._options = save, keep, options
         self.mode = checked_mode("Checkpoint", mode)
         self._direction: Mode = self.mode or "min"
-        self._overwrite, self._weights_only = overwrite, weights_only
+        self._overwrite, self.weights_only = overwrite, weights_only
         self.monitor = best
         self._snapshot = _Snapshot() if options.background else None
         self._writer = _Writer()
@@ -180,7 +181,7 @@ class Checkpoint(Shown):
         """What it was made with."""
         kept = {"directory": self.directory, "resume": self.resume, "name": self.name, "mode": self.mode}
         rules = {"save": self.save, "keep": self._keep, "best": self.monitor, "options": self._options}
-        return {**kept, **rules, "overwrite": self._overwrite, "weights_only": self._weights_only}
+        return {**kept, **rules, "overwrite": self._overwrite, "weights_only": self.weights_only}
 
     @property
     def memory(self) -> int:
@@ -287,6 +288,11 @@ class Checkpoint(Shown):
             if self._snapshot is not None:
                 self._snapshot.clear()
             self._release()
+        if result.reason in ("pause", "signal") and not any(map(_saves_run, learner.plugins.values())):
+            warn(
+                "this fit was ended early, and Checkpoint(weights_only=True) saves weights alone, from which no run "
+                "goes on: add a Checkpoint(..., resume='auto') with a directory and a name of its own"
+            )
 
     def contents(self, learner: Learner, state: dict[str, Any]) -> Contents:
         """A state as files; all processes call it."""
@@ -528,7 +534,7 @@ class Checkpoint(Shown):
         self._tried += 1
 
     def _taken(self, learner: Learner, state: dict[str, Any]) -> Contents:
-        return Contents.weights(learner, state["models"]) if self._weights_only else self.contents(learner, state)
+        return Contents.weights(learner, state["models"]) if self.weights_only else self.contents(learner, state)
 
     def _save(
         self, learner: Learner, reason: str, value: float | None = None, now: bool = False, at: Mark | None = None
@@ -745,3 +751,8 @@ def _not_finite(learner: Learner) -> str:
             if not all(finite):
                 return f"{here[finite.index(False)][0]!r} of model {model!r}"
     return ""
+
+
+def _saves_run(plugin: Any) -> bool:
+    """Whether a plugin saves, after a signal, what a run can go on from."""
+    return hasattr(plugin, SignalBegin.hook) and not getattr(plugin, "weights_only", False)

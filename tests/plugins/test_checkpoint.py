@@ -9,6 +9,8 @@ import shutil
 import sys
 import threading
 import time
+import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -158,6 +160,34 @@ def test_weights_only_beside_a_checkpoint_that_goes_on(tmp_path):
     fresh = nn.Linear(3, 1)
     loopkit.checkpoint.load_weights(fresh, tmp_path / "w")
     assert torch.equal(fresh.weight, learner.model.weight)
+
+
+@pytest.mark.parametrize("also_whole", [False, True])
+def test_pause_that_saves_weights_alone_says_that_no_run_goes_on(also_whole, tmp_path):
+    whole = [Checkpoint(tmp_path / "a", resume="auto", name="whole")] * also_whole
+    pause = on("step_end", lambda learner: learner.pause("time is up"))
+    learner = alone(tmp_path / "w", *whole, pause)
+    with warnings.catch_warnings(record=True, action="always") as caught, pytest.raises(SystemExit):
+        learner.fit(batches(3), epochs=1)
+    said = [str(each.message) for each in caught]
+    assert len(said) == (not also_whole)
+    assert also_whole or "saves weights alone, from which no run goes on" in said[0]
+    assert [reason for *_, reason in found(tmp_path / "w")] == ["asked for"]
+
+
+def test_weights_only_writes_a_tied_parameter_of_an_average_once(tmp_path):
+    model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False), nn.Linear(64, 1))
+    model[1].weight = model[0].weight
+    learner = Learner(model, nn.MSELoss(), partial(torch.optim.SGD, lr=0.1), plugins=[WeightAverage(0.5)])
+    learner.add(Checkpoint(tmp_path, weights_only=True))
+    learner.fit([(torch.randn(4, 64), torch.randn(4, 1))], epochs=1)
+    own, average = (storage.listing(tmp_path)[0].files[f"model{of}.safetensors"] for of in ("", ".weight_average"))
+    assert own.size == average.size < 2 * 64 * 64 * 4
+    fresh = copy.deepcopy(model)
+    path = storage.listing(tmp_path)[0].path / "model.weight_average.safetensors"
+    loopkit.checkpoint.load_weights(fresh, path)
+    expected = learner.plugins["weight_average"].model_state(learner)
+    assert list(differences(dict(fresh.state_dict()), dict(expected))) == []
 
 
 def test_weights_only_refuses_state_that_is_no_tensor_before_the_first_step(tmp_path):
