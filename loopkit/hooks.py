@@ -216,9 +216,8 @@ def _hooks(events: tuple[type[Event], ...]) -> dict[str, Hook]:
 
 def methods(plugin: Any) -> dict[str, Any]:
     """The functions of a plugin, or of its class, by name in order; no property of it is run."""
-    found: dict[str, Any] = {}
-    for each in reversed(plugin.__mro__ if isinstance(plugin, type) else (plugin, *type(plugin).__mro__)):
-        found.update(getattr(each, "__dict__", {}))
+    owners = plugin.__mro__[:-1] if isinstance(plugin, type) else (plugin, *type(plugin).__mro__[:-1])  # not object
+    found = {name: each for owner in reversed(owners) for name, each in getattr(owner, "__dict__", {}).items()}
     bound = staticmethod, classmethod
     plain = {name: each.__func__ if isinstance(each, bound) else each for name, each in sorted(found.items())}
     return {name: each for name, each in plain.items() if inspect.isroutine(each)}

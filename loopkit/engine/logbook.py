@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from loopkit.engine.epoch import Epoch
 
 LOG_VALUE = "log_value"
+"""The hook of the plugins that listen."""
 
 
 class Logbook:

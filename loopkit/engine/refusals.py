@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from loopkit.engine.plan import Implementation
     from loopkit.phases import Phase
 
-LOG_VALUE = "log_value"
 METRIC = re.compile(r"metrics\.(([^*/]+)/.+)")
 
 
@@ -119,7 +118,7 @@ def _way_out(state: str) -> str:
 def check_run(plugins: Mapping[str, Any], implementations: Sequence[Implementation], phases: Sequence[Phase]) -> None:
     """Refuse what can never work with these phases: events that none emits, state that nobody makes."""
     emitted = {event.hook for phase in phases for event in phase.events()}
-    emitted |= {FitBegin.hook, SignalBegin.hook, FitEnd.hook, LOG_VALUE}
+    emitted |= {FitBegin.hook, SignalBegin.hook, FitEnd.hook, "log_value"}
     phase_names = [phase.name for phase in phases]
     makers = {*plugins, *map(provided, plugins.values())}
     changed = [state for impl in implementations for state in (*impl.entry.writes, *impl.entry.updates)]

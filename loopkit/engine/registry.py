@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from loopkit.engine import refusals
-from loopkit.engine.logbook import Listeners
+from loopkit.engine.logbook import LOG_VALUE, Listeners
 from loopkit.engine.order import Entry, Placed, arrange
 from loopkit.engine.plan import INSTRUMENT, Compiler, Implementation, Plan
-from loopkit.engine.refusals import LOG_VALUE
 from loopkit.errors import PluginError
 from loopkit.events import FitBegin, FitEnd
 from loopkit.hooks import PROJECT, Hook, HookOptions, concerns, hooks, specification
@@ -37,7 +36,11 @@ class _Manager(pluggy.PluginManager):
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
         """What a plugin's method is marked with."""
-        return super().parse_hookimpl_opts(plugin, name) if hasattr(self.hook, name) else None
+        return super().parse_hookimpl_opts(plugin, name) if name in vars(self.hook) else None
+
+    def parse_hookspec_opts(self, module_or_class: Any, name: str) -> Any:
+        """What a hook's specification is marked with."""
+        return None if name.startswith("__") else super().parse_hookspec_opts(module_or_class, name)
 
 
 class Registry:

@@ -755,4 +755,4 @@ def _not_finite(learner: Learner) -> str:
 
 def _saves_run(plugin: Any) -> bool:
     """Whether a plugin saves, after a signal, what a run can go on from."""
-    return hasattr(plugin, SignalBegin.hook) and not getattr(plugin, "weights_only", False)
+    return hasattr(plugin, SignalBegin.hook) and not (isinstance(plugin, Checkpoint) and plugin.weights_only)
