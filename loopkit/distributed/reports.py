@@ -140,10 +140,12 @@ class Reports:
         return self._interval / ((4 if likely else 2) if reports else (2 if likely else 1))
 
     def _vanished(self) -> set[int]:
-        """The ranks of this machine whose processes are no more, although they did not end."""
-        heard = {rank: each.report for rank, each in self.heard.items() if each.report.state == "running"}
+        """The ranks of this machine whose processes are no more; rank 0 looks for all, others for late ones."""
+        late = time.monotonic() - (0.0 if self.rank == REPORTER else self._late)
         return {
-            rank for rank, each in heard.items() if each.process.get("machine") == self._machine and not each.alive()
+            rank
+            for rank, heard in self.heard.items()
+            if heard.at < late and heard.report.process.get("machine") == self._machine and not heard.report.alive()
         }
 
     def _gather(self, store: Store, dead: set[int]) -> None:

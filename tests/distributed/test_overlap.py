@@ -205,7 +205,7 @@ CASES = {
     "evaluations in a step": (at(4, (0, 1), evaluates), 11, 0),
     "not a number": (at(3, (1,), not_a_number), 11, 0),
     "cancelled at different places": (at(3, (0, 1), cancels), 11, 0),
-    "cancelled before a backward": (at(3, (0, 1), begins), 10, 0),
+    "cancelled before a backward": (at(3, (0, 1), begins), 11, 0),
 }
 
 
@@ -218,7 +218,8 @@ def deviates(rank, name):
     assert equal(found, expected)
     assert not any(value.isnan().any() for value in found.values())
     early = [index for index in range(12) if steps[index]]
-    assert len(early) == last if last == 10 or "different" in name else early == list(range(1, last + 1)), (name, steps)
+    cancelled = {3} if name.startswith("cancelled") and not (rank and "different" in name) else set()
+    assert early == [index for index in range(1, last + 1) if index not in cancelled], (name, steps)
     assert len(said) == (lines if rank == 0 else 0)
     assert bool(steps[13]) == (name != "two backwards in the first"), "each epoch begins anew"
     return said, weights_hash(found)
