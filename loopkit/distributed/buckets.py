@@ -113,8 +113,7 @@ class Overlap:
         for _, work in self._sent:
             work.wait()
         last = self._sent[-1][0]
-        marked = bool(last[0].isnan()) if last.device.type == "cpu" else None
-        return self._odd, marked
+        return self._odd, bool(last[0].isnan()) if last.device.type == "cpu" else None
 
     def take(self) -> None:
         """Put the averages into the gradients."""
@@ -124,7 +123,6 @@ class Overlap:
     def cancel(self) -> None:
         """There is no update after all: send what the others may have sent."""
         if self.sends:
-            self._odd = "was cancelled"
             self.finish(())
 
 

@@ -218,8 +218,7 @@ class DDP(Member):
                     f"PyTorch's reducer cannot tell apart. Give DDP(overlap=False), which averages at update_begin"
                 )
             self._phases[id(phase)] = phase, self._choose(phase)[0]
-            if self._overlaps.get(id(phase)) is None:
-                self._overlaps.pop(id(phase), None)
+            self._overlaps = {key: overlap for key, overlap in self._overlaps.items() if overlap is not None}
             epoch.keep(self)["parts"] = None if epoch.resumed else parts_of(epoch.data)
 
     @hookimpl
@@ -288,16 +287,15 @@ class DDP(Member):
     def unsynced(self) -> Iterator[None]:
         """For a forward of a plugin's own beside that of the step: its gradients stay those of this process."""
         outer, self.reducing = self.reducing, False
-        overlap = self.overlap_now
-        listening = overlap is not None and overlap.listening
-        if overlap is not None:
+        listening = [each for each in (self.overlap_now,) if each is not None and each.listening]
+        for overlap in listening:
             overlap.listening = False
         try:
             yield
         finally:
             self.reducing = outer
-            if overlap is not None:
-                overlap.listening = listening
+            for overlap in listening:
+                overlap.listening = True
 
     @hookimpl
     def backward_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
@@ -367,27 +365,22 @@ class DDP(Member):
                     f"some updates or processes, and in others it gets none (phase {phase.name!r}, step {step.index}): "
                     f"give DDP(find_unused_parameters=True) if that is meant"
                 )
-        grads, params = [], []
-        for index, p in enumerate(step.params):
-            if p.requires_grad and index not in without:
-                if p.grad is None:
-                    p.grad = torch.zeros_like(p)
-                grads.append(p.grad)
-                params.append(p)
+        params = [p for index, p in enumerate(step.params) if p.requires_grad and index not in without][::-1]
+        for p in params:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        grads = [p.grad for p in params if p.grad is not None]
         window = step.epoch.window(step.optimizer_name)
         weight, count = (window.total, window.count) if window.weighted else (window.last.weight, 1)
         weighs = self._weighs(learner, phase, step, weight, count)
-        grads = grads[::-1]
         if self._sent(phase, step, grads):
             return
         if grads and weighs:
             devices.scale(grads, self._share(weight, grads[0].device).to(grads[0].dtype))
-        size, dtype = self._bucket_bytes, COMPRESSION[self._compression]
-        average(grads, self.world.size, bucket_bytes=size, dtype=dtype)
+        sent = self.world.size, self._bucket_bytes, COMPRESSION[self._compression]
+        average(grads, sent[0], bucket_bytes=sent[1], dtype=sent[2])
         if grads and not weighs and self._phases[id(phase)][1] is None and id(phase) not in self._overlaps:
             said = self.world.gather("" if self._backwards == 1 else f"made {self._backwards} backwards")
-            overlap = None if any(said) else Overlap(params[::-1], self.world.size, size, dtype)
-            self._serve(phase, step, overlap, said)
+            self._serve(phase, step, None if any(said) else Overlap(params, *sent), said)
 
     def _sent(self, phase: Phase, step: Step, grads: list[Tensor]) -> bool:
         """Whether the backward of this step has sent the gradients; then they are averages from here on."""
@@ -397,8 +390,8 @@ class DDP(Member):
         odd, marked = overlap.finish(grads)
         if marked is None and odd:
             raise PhaseError(
-                f"DDP: phase {phase.name!r}, step {step.index}, {odd}, unlike the updates before it, whose gradients "
-                f"were sent in the backward. Give DDP(overlap=False), which averages at update_begin"
+                f"DDP: phase {phase.name!r}, step {step.index}, {odd}, where gradients are sent in the backward. Give "
+                f"DDP(overlap=False), which averages at update_begin"
             )
         if marked and any(said := self.world.gather(odd)):
             overlap.remove()
@@ -410,14 +403,11 @@ class DDP(Member):
     def _serve(self, phase: Phase, step: Step, overlap: Overlap | None, said: list[str]) -> None:
         """Let gradients be sent in the backward of a phase, or not for the rest of the epoch."""
         self._overlaps[id(phase)] = overlap
-        for rank, odd in enumerate(said):
-            if odd and self.world.rank == 0 and id(phase) not in self._told:
-                self._told.add(id(phase))
-                print(
-                    f"loopkit: phase {phase.name!r}: gradients are averaged after the backward for now: step "
-                    f"{step.index} of rank {rank} {odd}",
-                    file=sys.stderr,
-                )
+        if any(said) and self.world.rank == 0 and id(phase) not in self._told:
+            self._told.add(id(phase))
+            which = next(f"step {step.index} of rank {rank} {odd}" for rank, odd in enumerate(said) if odd)
+            line = f"loopkit: phase {phase.name!r}: gradients are averaged after the backward for now: {which}"
+            print(line, file=sys.stderr)
 
     def _weighs(self, learner: Learner, phase: Phase, step: Step, weight: float | Tensor, steps: int) -> bool:
         """Whether the average of an update goes by weights; all processes decide alike."""
