@@ -357,6 +357,23 @@ def test_gradients_that_a_plugin_keeps_do_not_change(overlap):
     assert run(kept, 2, overlap) == [[True] * 3] * 2
 
 
+def views_change(rank):
+    """What a plugin keeps of an update would change in the next if gradients were views of the reducer's buckets."""
+    dist.init_process_group("gloo")
+    model = make_model(norm=False)
+    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    kept = []
+    for inputs, targets in [batch for batch, _ in zip(parts_of(rank, 2), range(4), strict=False)]:
+        model.zero_grad(set_to_none=True)
+        nn.functional.cross_entropy(wrapped(inputs), targets).backward()
+        kept.append((model[0].weight.grad, model[0].weight.grad.clone()))
+    return [torch.equal(grad, was) for grad, was in kept]
+
+
+def test_gradients_that_are_views_of_buckets_would_change_where_they_are_kept():
+    assert [all(same) for same in run(views_change, 2)] == [False, False]
+
+
 def refused(rank):
     learner = make_learner(DDP(overlap=True), model=make_model(norm=False), phases=[Twice()])
     with pytest.raises(PhaseError, match="a second time before its backward") as caught:
