@@ -194,7 +194,7 @@ def two_processes(rounds: int) -> dict[str, Any]:
     }
     for name, options in kinds.items():
         theirs = by_hand(batches, **{key: value for key, value in options.items() if key != "own"})
-        with by_loopkit(batches, **options, ddp=DDP(shard=False, weighted=False, overlap="probe")) as ours:
+        with by_loopkit(batches, **options, ddp=DDP(shard=False, weighted=False)) as ours:
             figures[name] = {
                 **figure(*compare(ours, theirs, rounds, dist.barrier)),
                 "bound": BOUND,

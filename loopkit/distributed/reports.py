@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 INTERVAL = 0.5
 """Seconds between two reports of a process."""
 LATE = 1.5
-"""Intervals without a report after which it is looked whether a process of this machine still lives."""
+"""Intervals without a report after which a process may have failed."""
 TOLD = 16
 """How many processes a summary tells of."""
 REPORTER = 0
@@ -134,15 +134,14 @@ class Reports:
         return [(rank, heard.report) for rank, heard in sorted(self.heard.items()) if heard.report.state == state]
 
     def pause(self) -> float:
-        """Seconds until the next exchange: fewer where one is likely to have failed, most of all in the reporter."""
+        """Seconds until the next exchange: fewer in the reporter, and where one is likely to have failed."""
         reports = self.rank == REPORTER
-        if self.certain(self._late if reports else 2 * self._late) is None:
-            return self._interval
-        return self._interval / (4 if reports else 2)
+        likely = self.certain(self._late if reports else 2 * self._late) is not None
+        return self._interval / ((4 if likely else 2) if reports else (2 if likely else 1))
 
     def _vanished(self) -> set[int]:
-        """The ranks of this machine that told nothing of late, and whose processes are no more."""
-        late = time.monotonic() - self._late
+        """The ranks of this machine whose processes are no more; rank 0 looks for all, others for late ones."""
+        late = time.monotonic() - (0.0 if self.rank == REPORTER else self._late)
         return {
             rank
             for rank, heard in self.heard.items()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from loopkit import devices
-from loopkit.distributed.buckets import BUCKET_BYTES, average, copy_buffers, copy_state
+from loopkit.distributed.buckets import BUCKET_BYTES, Overlap, average, copy_buffers, copy_state
 from loopkit.distributed.member import Member
 from loopkit.errors import PhaseError, PluginError, WorldError
 from loopkit.groups import named_parameters
@@ -46,9 +46,9 @@ class DDP(Member):
         overlap: True: PyTorch's reducer syncs during the last backward of an update. It can serve phases whose step
             calls each model exactly once and differentiates with respect to all its parameters; another one is
             refused in its first step. False: gradients are averaged at ``update_begin``, for any phase. ``"auto"``: the
-            reducer for phases that keep the steps of `TrainingPhase`, with one model and one optimizer. ``"probe"``:
-            the same, and the reducer for a step of your own, too, if its first update made one call of the model and
-            one backward that gave each parameter a gradient; a later step that differs is refused.
+            reducer for phases that keep the steps of `TrainingPhase`, with one model and one optimizer. For others
+            loopkit sends gradients in the backward itself, if an update of the epoch was made of one backward in its
+            last step. The bits are those of False. An update that differs is averaged anew at ``update_begin``.
         weighted: True: the average is ``sum(w g) / sum(w)`` over the processes, with the weights of their steps, at the
             price of one more reduction of one number for each update. ``"auto"``: the same, but without that reduction
             in steps of which it is known that their parts are equal: of data that loopkit has shared out, all but an
@@ -92,8 +92,8 @@ class DDP(Member):
         timeout: float = 300.0,
     ) -> None:
         super().__init__(shard=shard, tail=tail, backend=backend, timeout=timeout)
-        if overlap not in (True, False, "auto", "probe"):
-            raise PluginError(f"DDP(overlap={overlap!r}): it is True, False, 'auto' or 'probe'")
+        if overlap not in (True, False, "auto"):
+            raise PluginError(f"DDP(overlap={overlap!r}): it is True, False or 'auto'")
         if weighted not in (True, False, "auto"):
             raise PluginError(f"DDP(weighted={weighted!r}): it is True, False or 'auto'")
         if compression not in COMPRESSION:
@@ -117,17 +117,15 @@ class DDP(Member):
         self._reducible = 0
         """How many of them had a gradient when the reducers were made."""
         self._phases: dict[int, tuple[Phase, bool | None]] = {}
-        """Whether the reducer serves a phase; None: its first update will show."""
-        self._shown: dict[int, tuple[Phase, str]] = {}
-        """Why the reducer cannot serve a phase, as its first update has shown; "" if it can."""
-        self.trying = False
-        """Whether this step is to show that."""
-        self._made: list[int] = []
-        """The calls of models before each backward of it."""
-        self._odd = ""
-        """What else the reducer cannot serve in it."""
-        self._fixed = False
-        """Whether a resumed run is to end with the same bits, where those depend on how gradients are summed up."""
+        """Whether the reducer serves a phase; None: its updates show whether their backward can send."""
+        self._overlaps: dict[int, Overlap | None] = {}
+        """What sends in the backward of a phase; None: nothing does in this epoch."""
+        self.overlap_now: Overlap | None = None
+        """What sends in the backward of this step, which ends with an update."""
+        self._backwards = 0
+        """Of this step."""
+        self._told: set[int] = set()
+        """Phases of which it was said why nothing is sent in their backward."""
         self._sets_weight: dict[str, bool] = {}
         """Whether a phase sets ``step.weight``, in any process."""
         self.reducing = False
@@ -160,7 +158,6 @@ class DDP(Member):
         if fixed is None:  # a sum of two numbers does not depend on their order
             saves = any(provided(plugin) == "checkpoint" for plugin in learner.plugins.values())
             fixed = saves and self.world.size > 2 and not self._static_graph
-        self._fixed = fixed
         self._synced[name] = _Synced(self, model, None if self.overlap is False else self._reducer(model, fixed))
         return self._synced[name]
 
@@ -188,32 +185,26 @@ class DDP(Member):
             return ""
         reducing, why = self._choose(phase)
         if reducing is None:
-            return f"gradients are averaged here in the first update, which shows whether PyTorch's reducer can: {why}"
+            return f"gradients are sent in the backward if it is the only one of its step, else here: {why}"
         where = "in the last backward of each update, by PyTorch's reducer" if reducing else "here"
         return f"gradients are averaged {where}: {why}"
 
     def _choose(self, phase: Phase) -> tuple[bool | None, str]:
         if self.world.size == 1:
             return False, "there is one process alone, so nothing is done"
-        if self.overlap not in ("auto", "probe"):
+        if self.overlap != "auto":
             return self.overlap is True, f"overlap={self.overlap}"
-        if len(self._synced) != 1 or self._optimizers != 1:
-            return False, "there are several models or optimizers"
+        if self._optimizers != 1:
+            return False, "there are several optimizers"
         if self._in_parts:
             return False, "a plugin takes each step in parts, with a backward for each"
-        if isinstance(phase, TrainingPhase) and all(
-            getattr(type(phase), part) is getattr(TrainingPhase, part) for part in ("step", "forward", "loss")
-        ):
-            return True, "the step calls the model once"
-        own = f"{type(phase).__name__} has a step of its own"
-        if self.overlap == "auto":
-            return False, f"{own}, which may use the models in any way"
-        if self._fixed:
-            return False, f"{own}, and a resumed run of {self.world.size} processes is to end with the same bits"
-        if id(phase) in self._shown:
-            odd = self._shown[id(phase)][1]
-            return not odd, odd or f"{own}, whose first update made one call of the model and one backward"
-        return None, own
+        if len(self._synced) == 1 and isinstance(phase, TrainingPhase):
+            if all(getattr(type(phase), part) is getattr(TrainingPhase, part) for part in ("step", "forward", "loss")):
+                return True, "the step calls the model once"
+        why = f"{type(phase).__name__} has a step of its own" if len(self._synced) == 1 else "there are several models"
+        if self._find_unused_parameters:
+            return False, f"{why}, and parameters may get no gradient"
+        return None, why
 
     @hookimpl
     def epoch_begin(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
@@ -226,9 +217,8 @@ class DDP(Member):
                     f"DDP(overlap=True): phase {phase.name!r} has {self._optimizers} optimizers, whose updates "
                     f"PyTorch's reducer cannot tell apart. Give DDP(overlap=False), which averages at update_begin"
                 )
-            if "odd" in epoch.store(self):  # the first update was made before the epoch was saved
-                self._shown.setdefault(id(phase), (phase, epoch.store(self)["odd"]))
             self._phases[id(phase)] = phase, self._choose(phase)[0]
+            self._overlaps = {key: overlap for key, overlap in self._overlaps.items() if overlap is not None}
             epoch.keep(self)["parts"] = None if epoch.resumed else parts_of(epoch.data)
 
     @hookimpl
@@ -236,14 +226,18 @@ class DDP(Member):
         """Tell the reducer whether this step's backward is the last one of an update."""
         if self.world.size == 1 or not phase.training:
             return
-        self.reducing = self._reduced = self.trying = False
+        self.reducing = self._reduced = False
+        self.overlap_now, self._backwards = None, 0
         for synced in self._synced.values():
             synced.calls = 0
         windows = step.epoch.windows
         if not windows or not (step.last or any(window.count + 1 >= window.size for window in windows)):
             return
-        serves = self._phases[id(phase)][1]
-        self.reducing, self.trying, self._made, self._odd = serves is True, serves is None, [], ""
+        self.reducing = self._phases[id(phase)][1] is True
+        overlap = None if len(self._epochs) > 1 else self._overlaps.get(id(phase))
+        if overlap is not None and overlap.serves and not self._is_weighted(learner, phase, step):
+            self.overlap_now = overlap
+            overlap.begin(all(window.seed is not None for window in step.window_state))
         if self.reducing and sum(p.requires_grad for p in self._params) != self._reducible:
             self.reducing = False  # parameters were frozen or thawed since the reducer was made
             if self.overlap is True:
@@ -261,26 +255,9 @@ class DDP(Member):
             if any(synced.calls for synced in self._synced.values()):
                 _disarm(self._params)
             self.reducing = False
-        self.trying = False
+        if self.overlap_now is not None:
+            self.overlap_now.cancel()
         super().step_cancelled(learner, phase, epoch, step)
-
-    @hookimpl
-    def step_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
-        """Where the step was to show whether the reducer can serve the phase: decide so, all processes alike."""
-        if self.trying:
-            self.trying = False
-            calls = sum(synced.calls for synced in self._synced.values())
-            if (self._made, calls) != ([1], 1):
-                self._odd = f"its first update made {calls} calls of the model and {len(self._made)} backwards"
-            odd = next(filter(None, self.world.gather(self._odd)), "")
-            self._shown[id(phase)] = phase, odd
-            self._phases[id(phase)] = phase, not odd
-            epoch.store(self)["odd"] = odd
-            if odd and self.world.rank == 0:
-                print(
-                    f"loopkit: phase {phase.name!r}: gradients are averaged after the backward: {odd}", file=sys.stderr
-                )
-        super().step_end(learner, phase, epoch)
 
     def equal(self, learner: Learner) -> dict[str, Tensor]:
         """Parameters; buffers, if they are copied."""
@@ -294,31 +271,36 @@ class DDP(Member):
     @contextmanager
     def epoch_context(self, learner: Learner, phase: Phase, epoch: Epoch) -> Iterator[None]:
         """Keep what belongs to the step around, if a hook of that runs the epoch."""
-        outer = self.reducing, self._reduced, self.trying, self._made, self._odd
+        outer = self._reduced, self.overlap_now, self._backwards
         counts = [each.calls for each in self._synced.values()]
-        self.trying = False
-        with super().epoch_context(learner, phase, epoch):
+        with super().epoch_context(learner, phase, epoch), self.unsynced():
             try:
                 yield
             finally:
-                self.reducing, self._reduced, self.trying, self._made, self._odd = outer
+                if self.overlap_now is not None:
+                    self.overlap_now.listening = False
+                self._reduced, self.overlap_now, self._backwards = outer
                 for synced, count in zip(self._synced.values(), counts, strict=True):
                     synced.calls = count
 
     @contextmanager
     def unsynced(self) -> Iterator[None]:
         """For a forward of a plugin's own beside that of the step: its gradients stay those of this process."""
-        outer, self.reducing, self.trying = (self.reducing, self.trying), False, False
+        outer, self.reducing = self.reducing, False
+        listening = [each for each in (self.overlap_now,) if each is not None and each.listening]
+        for overlap in listening:
+            overlap.listening = False
         try:
             yield
         finally:
-            self.reducing, self.trying = outer
+            self.reducing = outer
+            for overlap in listening:
+                overlap.listening = True
 
     @hookimpl
     def backward_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Where the reducer syncs in this backward: give it the gradients of the whole window."""
-        if self.trying:
-            self._made.append(sum(synced.calls for synced in self._synced.values()))
+        self._backwards += 1
         if not self.reducing:
             return
         calls = {name: synced.calls for name, synced in self._synced.items()}
@@ -341,8 +323,8 @@ class DDP(Member):
     @hookimpl
     def backward_end(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Name the parameters that got no gradient, for which the others would wait."""
-        if self.trying and any(p.grad is None and p.requires_grad for p in self._params):
-            self._odd = "its first update left parameters without a gradient"
+        if self.overlap_now is not None:
+            self.overlap_now.complete()
         if not self.reducing:
             return
         self._reduced = True
@@ -383,41 +365,72 @@ class DDP(Member):
                     f"some updates or processes, and in others it gets none (phase {phase.name!r}, step {step.index}): "
                     f"give DDP(find_unused_parameters=True) if that is meant"
                 )
-        grads = []
-        for index, p in enumerate(step.params):
-            if p.requires_grad and index not in without:
-                if p.grad is None:
-                    p.grad = torch.zeros_like(p)
-                grads.append(p.grad)
+        params = [p for index, p in enumerate(step.params) if p.requires_grad and index not in without][::-1]
+        for p in params:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        grads = [p.grad for p in params if p.grad is not None]
         window = step.epoch.window(step.optimizer_name)
         weight, count = (window.total, window.count) if window.weighted else (window.last.weight, 1)
-        if window.weighted and window.count < window.size:
-            self._odd = f"its first update is of {window.count} steps, and not of {window.size}"
-        if grads and self._weighs(learner, phase, step, weight, count):
-            self._odd = "its updates are weighted"
+        weighs = self._weighs(learner, phase, step, weight, count)
+        if self._sent(phase, step, grads):
+            return
+        if grads and weighs:
             devices.scale(grads, self._share(weight, grads[0].device).to(grads[0].dtype))
-        average(grads[::-1], self.world.size, bucket_bytes=self._bucket_bytes, dtype=COMPRESSION[self._compression])
+        sent = self.world.size, self._bucket_bytes, COMPRESSION[self._compression]
+        average(grads, sent[0], bucket_bytes=sent[1], dtype=sent[2])
+        if grads and not weighs and self._phases[id(phase)][1] is None and id(phase) not in self._overlaps:
+            said = self.world.gather("" if self._backwards == 1 else f"made {self._backwards} backwards")
+            self._serve(phase, step, None if any(said) else Overlap(params, *sent), said)
+
+    def _sent(self, phase: Phase, step: Step, grads: list[Tensor]) -> bool:
+        """Whether the backward of this step has sent the gradients; then they are averages from here on."""
+        overlap = self.overlap_now
+        if overlap is None or not overlap.sends:
+            return False
+        odd, marked = overlap.finish(grads)
+        if marked is None and odd:
+            raise PhaseError(
+                f"DDP: phase {phase.name!r}, step {step.index}, {odd}, where gradients are sent in the backward. Give "
+                f"DDP(overlap=False), which averages at update_begin"
+            )
+        if marked and any(said := self.world.gather(odd)):
+            overlap.remove()
+            self._serve(phase, step, None, said)
+            return False
+        overlap.take()
+        return True
+
+    def _serve(self, phase: Phase, step: Step, overlap: Overlap | None, said: list[str]) -> None:
+        """Let gradients be sent in the backward of a phase, or not for the rest of the epoch."""
+        self._overlaps[id(phase)] = overlap
+        if any(said) and self.world.rank == 0 and id(phase) not in self._told:
+            self._told.add(id(phase))
+            which = next(f"step {step.index} of rank {rank} {odd}" for rank, odd in enumerate(said) if odd)
+            line = f"loopkit: phase {phase.name!r}: gradients are averaged after the backward for now: {which}"
+            print(line, file=sys.stderr)
 
     def _weighs(self, learner: Learner, phase: Phase, step: Step, weight: float | Tensor, steps: int) -> bool:
         """Whether the average of an update goes by weights; all processes decide alike."""
+        parts: Parts | None = step.epoch.keep(self)["parts"]
+        if self.weighted == "auto" and not is_sum(learner.loss_fn) and parts is not None:
+            known = parts.each * (steps - 1) + (parts.last if step.last else parts.each)
+            other = isinstance(weight, Tensor) or weight != known
+            if phase.name not in self._sets_weight:
+                self._sets_weight[phase.name] = self.world.highest(float(other)) == [1.0]
+            if other and not self._sets_weight[phase.name]:
+                raise WorldError(
+                    f"the weight of {steps} steps is {weight} in phase {phase.name!r}, step {step.index}, where "
+                    f"{known} samples were shared out, as many as there were in the first update: the other processes "
+                    f"do not know of it. Give DDP(weighted=True)"
+                )
+        return self._is_weighted(learner, phase, step)
+
+    def _is_weighted(self, learner: Learner, phase: Phase, step: Step) -> bool:
+        """Whether the average of a step's update goes by weights, as far as all know before it."""
         if self.weighted != "auto" or is_sum(learner.loss_fn):
             return self.weighted is True
         parts: Parts | None = step.epoch.keep(self)["parts"]
-        if parts is None:
-            return True
-        known = parts.each * (steps - 1) + (parts.last if step.last else parts.each)
-        other = isinstance(weight, Tensor) or weight != known
-        if phase.name not in self._sets_weight:
-            self._sets_weight[phase.name] = self.world.highest(float(other)) == [1.0]
-        if self._sets_weight[phase.name]:
-            return True
-        if other:
-            raise WorldError(
-                f"the weight of {steps} steps is {weight} in phase {phase.name!r}, step {step.index}, where {known} "
-                f"samples were shared out, as many as there were in the first update: the other processes do not know "
-                f"of it. Give DDP(weighted=True)"
-            )
-        return step.last and not parts.even
+        return parts is None or self._sets_weight.get(phase.name, False) or (step.last and not parts.even)
 
     def _share(self, weight: float | Tensor, device: torch.device) -> Tensor:
         """What makes a mean over processes one by weights: ``size * w / sum(w)``; one reduction of one number."""
@@ -447,10 +460,9 @@ class _Synced(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         (reducer,) = self._reducer
-        counts = (self._plugin.reducing or self._plugin.trying) and torch.is_grad_enabled()
-        self.calls += counts
-        if not counts or not self._plugin.reducing or reducer is None:
+        if not self._plugin.reducing or not torch.is_grad_enabled() or reducer is None:
             return self._inner[0](*args, **kwargs)
+        self.calls += 1
         if self.calls > 1:
             raise PhaseError(
                 f"DDP(overlap={self._plugin.overlap!r}): the step calls a model a second time before its "

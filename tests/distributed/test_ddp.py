@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 from functools import partial
 
 import pytest
@@ -333,144 +332,6 @@ class Twice(TrainingPhase):
         step.update()
 
 
-def told(learner):
-    """What it explains, without breaks of lines."""
-    return " ".join(str(learner.explain()).split())
-
-
-def own_phase(rank, overlap):
-    learner = make_learner(DDP(overlap=overlap), model=make_model(norm=False), phases=[Twice()])
-    said = "gradients are averaged here in the first update, which shows whether PyTorch's reducer can"
-    assert said in told(learner) or overlap is True
-    printed = io.StringIO()
-    with contextlib.redirect_stderr(printed):
-        learner.fit(TensorLoader(*samples(), batch_size=4), epochs=1)
-    assert not learner.plugins["ddp"].reducing
-    return weights(learner.model), printed.getvalue()
-
-
-def test_own_phases_that_the_reducer_cannot_serve_are_averaged_at_update_begin():
-    (one, said), (other, silent) = run(own_phase, 2, "probe")
-    assert equal(one, other)
-    assert (
-        "loopkit: phase 'train': gradients are averaged after the backward: its first update made 2 calls of the model "
-        "and 1 backwards\n"
-    ) in said
-    assert silent == ""
-
-
-class Once(TrainingPhase):
-    """Calls the model once, but for a step in which it calls it twice."""
-
-    def __init__(self, twice=-1):
-        super().__init__("train")
-        self.twice = twice
-
-    def step(self, learner, step):
-        inputs, targets = self.unpack(step.batch)
-        outputs = learner.model(inputs)
-        if step.index == self.twice:
-            outputs = outputs + learner.model(-inputs)
-        step.loss = learner.loss_fn(outputs, targets)
-        step.backward(step.loss)
-        step.update()
-
-
-class Reducing:
-    """Notes in which steps the reducer syncs."""
-
-    def __init__(self):
-        self.steps = []
-
-    @hookimpl
-    def step_end(self, learner):
-        self.steps.append(learner.plugins["ddp"].reducing)
-
-
-def own_phase_by_hand(rank):
-    reducing = Reducing()
-    learner = make_learner(DDP(overlap="probe"), reducing, phases=[Once()])
-    learner.fit(TensorLoader(*samples(), batch_size=4), epochs=2)
-    assert reducing.steps == [False] + 23 * [True]
-    assert "whose first update made one call of the model and one backward" in told(learner)
-    return weights(learner.model)
-
-
-def test_own_phases_of_one_call_are_bitwise_a_loop_by_hand_and_overlap_from_the_second_update_on():
-    mine = run(own_phase_by_hand, 2)
-    (theirs, _), *_ = run(hand, 2, 2, {})
-    for key, value in theirs.items():
-        if not key.startswith("1.running"):
-            assert torch.equal(mine[0][key], value)
-            assert torch.equal(mine[1][key], value)
-
-
-def own_phase_resumed(rank):
-    found = []
-    for index, at in ((None, 0), (4, 6), (10, 11)):  # whole, paused in mid-epoch, and after the last, uneven step
-        learner = make_learner(DDP(overlap="probe"), phases=[Once()])
-        data = TensorLoader(*samples(90), batch_size=4, shuffle=True, seed=3)
-        if index is not None:
-            learner.add(At("step_end", index, lambda learner: learner.pause("test")))
-            learner.fit(data, epochs=2, on_interrupt="return")
-            state, learner = learner.state_dict(), make_learner(DDP(overlap="probe"), phases=[Once()])
-            assert state["progress"]["steps"] == at
-            learner.load_state_dict(state)
-            data = TensorLoader(*samples(90), batch_size=4, shuffle=True, seed=3)
-        learner.fit(data, epochs=2)
-        found.append((learner.progress.steps, weights(learner.model)))
-    return found
-
-
-def test_own_phases_resume_with_the_same_bits():
-    for whole, *cut in run(own_phase_resumed, 2):
-        for steps, ended in cut:
-            assert steps == whole[0]
-            assert equal(ended, whole[1])
-
-
-def own_phase_changes(rank, overlap):
-    learner = make_learner(DDP(overlap=overlap), phases=[Once(twice=3)])
-    learner.fit(TensorLoader(*samples(), batch_size=4), epochs=1)
-    return weights(learner.model)
-
-
-def own_phase_refused(rank):
-    with pytest.raises(PhaseError, match=r"DDP\(overlap='probe'\): the step calls a model a second time") as caught:
-        own_phase_changes(rank, "probe")
-    return str(caught.value)
-
-
-def test_own_phases_that_change_after_the_first_update_are_refused_where_that_was_a_probe():
-    assert all("Give DDP(overlap=False)" in text for text in run(own_phase_refused, 2))
-    auto, here = (run(own_phase_changes, 2, overlap) for overlap in ("auto", False))
-    assert equal(auto[0], auto[1])
-    assert equal(auto[0], here[0])
-
-
-def idle_apart(rank, overlap):
-    model = Part()
-    learner = Learner(
-        model,
-        nn.CrossEntropyLoss(),
-        torch.optim.SGD(model.used.parameters(), LR),
-        plugins=[DDP(overlap=overlap)],
-        phases=[Once()],
-        standard=False,
-    )
-    printed = io.StringIO()
-    with contextlib.redirect_stderr(printed):
-        learner.fit(TensorLoader(*samples(24), batch_size=4), epochs=1)
-    return weights(model.used), printed.getvalue()
-
-
-@pytest.mark.parametrize("overlap", ["auto", "probe"])
-def test_own_phases_train_where_parameters_of_no_optimizer_get_no_gradient(overlap):
-    (one, said), (other, _) = run(idle_apart, 2, overlap)
-    assert equal(one, other)
-    assert ("its first update left parameters without a gradient" in said) == (overlap == "probe")
-
-
 class Kept:
     """Keeps the gradients of an update until the next one."""
 
@@ -496,9 +357,27 @@ def test_gradients_that_a_plugin_keeps_do_not_change(overlap):
     assert run(kept, 2, overlap) == [[True] * 3] * 2
 
 
+def views_change(rank):
+    """What a plugin keeps of an update would change in the next if gradients were views of the reducer's buckets."""
+    dist.init_process_group("gloo")
+    model = make_model(norm=False)
+    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    kept = []
+    for inputs, targets in [batch for batch, _ in zip(parts_of(rank, 2), range(4), strict=False)]:
+        model.zero_grad(set_to_none=True)
+        nn.functional.cross_entropy(wrapped(inputs), targets).backward()
+        kept.append((model[0].weight.grad, model[0].weight.grad.clone()))
+    return [torch.equal(grad, was) for grad, was in kept]
+
+
+def test_gradients_that_are_views_of_buckets_would_change_where_they_are_kept():
+    assert [all(same) for same in run(views_change, 2)] == [False, False]
+
+
 def refused(rank):
+    learner = make_learner(DDP(overlap=True), model=make_model(norm=False), phases=[Twice()])
     with pytest.raises(PhaseError, match="a second time before its backward") as caught:
-        own_phase(rank, True)
+        learner.fit(TensorLoader(*samples(), batch_size=4), epochs=1)
     return str(caught.value)
 
 
@@ -607,7 +486,7 @@ def test_batch_norm_over_all_processes_is_refused_on_a_cpu():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"overlap": "yes"}, "overlap='yes'"),
+        ({"overlap": "probe"}, "overlap='probe'"),
         ({"compression": "int8"}, "compression='int8'"),
         ({"bucket_mb": 0}, "bucket_mb=0"),
         ({"static_graph": True, "fixed_buckets": True}, "static_graph=True"),
