@@ -22,17 +22,7 @@ from loopkit.errors import PluginError
 from loopkit.options import Shown
 from loopkit.words import takes
 
-__all__ = [
-    "F1",
-    "Accuracy",
-    "BinaryAccuracy",
-    "FunctionMetric",
-    "Loss",
-    "Mean",
-    "Metric",
-    "Precision",
-    "Recall",
-]
+__all__ = ["F1", "Accuracy", "BinaryAccuracy", "FunctionMetric", "Loss", "Mean", "Metric", "Precision", "Recall"]
 
 
 def __dir__() -> list[str]:

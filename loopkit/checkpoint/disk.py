@@ -228,11 +228,8 @@ def clean(directory: Path, *, everything: bool = False) -> None:
             continue
         owner = Process(match["host"], match["machine"], int(match["pid"]), int(match["started"]))
         own = identity()
-        if (
-            not everything
-            and owner != own
-            and (owner.machine != own.machine or owner.host != own.host or owner.alive())
-        ):
+        others = owner.machine != own.machine or owner.host != own.host or owner.alive()
+        if others and owner != own and not everything:
             continue
         try:
             delete(path)

@@ -19,15 +19,7 @@ from loopkit.engine.step import Frame, Step
 from loopkit.engine.training import Proof
 from loopkit.engine.window import Window
 from loopkit.errors import Cancel, CancelFit, CancelStep, PhaseError, PhaseInputError
-from loopkit.events import (
-    BackwardEnd,
-    StepBegin,
-    StepCancelled,
-    StepEnd,
-    UpdateBegin,
-    UpdateEnd,
-    UpdateSkipped,
-)
+from loopkit.events import BackwardEnd, StepBegin, StepCancelled, StepEnd, UpdateBegin, UpdateEnd, UpdateSkipped
 from loopkit.losses import is_sum
 from loopkit.notes import locate, shown, warn
 

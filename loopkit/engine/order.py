@@ -97,6 +97,8 @@ def arrange(entries: Sequence[Entry], chains: Sequence[Sequence[str]] = (), even
     Raises:
         OrderError: Two plugins change the same state without an order between them, or there is a cycle.
     """
+    if len(entries) < 2:
+        return [Placed(entry, ()) for entry in entries]
     entries = sorted(entries, key=lambda entry: entry.plugin)
     links = _explicit(entries, chains)
     settled = _closure(len(entries), links)

@@ -22,19 +22,7 @@ import torch
 
 from loopkit.errors import LogError
 from loopkit.logs.backend import Backend, Run
-from loopkit.logs.kinds import (
-    Audio,
-    Figure,
-    File,
-    Graph,
-    Histogram,
-    Hyperparameters,
-    Image,
-    Kind,
-    Table,
-    Text,
-    Value,
-)
+from loopkit.logs.kinds import Audio, Figure, File, Graph, Histogram, Hyperparameters, Image, Kind, Table, Text, Value
 from loopkit.logs.log_file import LogFile
 from loopkit.logs.masking import masked_arguments, masked_text
 from loopkit.logs.record import Group, Records

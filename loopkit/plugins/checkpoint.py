@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from loopkit import devices, sharded
-from loopkit.checkpoint import disk, rotation, storage
+from loopkit.checkpoint import disk, storage
 from loopkit.checkpoint.bundle import Contents, describe, monitored, number, read_state, restore
 from loopkit.checkpoint.lock import Lock
 from loopkit.checkpoint.made import OPTIMIZER, Record, changes, made
@@ -149,7 +149,7 @@ class Checkpoint(Shown):
         self.monitor = best
         self._snapshot = _Snapshot() if options.background else None
         self._writer = _Writer()
-        self._remover = rotation.Remover()
+        self._remover = storage.Remover()
         self._lock: Lock | None = None
         self._begun = False
         """A fit has begun with this plugin: the checkpoints that are there are its own."""
@@ -289,10 +289,7 @@ class Checkpoint(Shown):
                 self._snapshot.clear()
             self._release()
         if result.reason in ("pause", "signal") and not any(map(_saves_run, learner.plugins.values())):
-            warn(
-                "this fit was ended early, and Checkpoint(weights_only=True) saves weights alone, from which no run "
-                "goes on: add a Checkpoint(..., resume='auto') with a directory and a name of its own"
-            )
+            warn("no run goes on from Checkpoint(weights_only=True): add one with resume='auto' and another directory")
 
     def contents(self, learner: Learner, state: dict[str, Any]) -> Contents:
         """A state as files; all processes call it."""
@@ -472,7 +469,7 @@ class Checkpoint(Shown):
                 f"Checkpoint: overwrite=True, and {self.directory} holds more than checkpoints and logs: "
                 f"{', '.join(map(repr, others))[:300]}. Nothing was removed: remove it, or give another directory"
             )
-        rotation.remove(manifest.path for manifest in found)
+        storage.remove(manifest.path for manifest in found)
         count = "a checkpoint" if len(known) == 1 else f"{len(known)} checkpoints"
         say(f"removed {count} of an earlier run in {self.directory}: {', '.join(sorted(known))}")
 
@@ -578,7 +575,7 @@ class Checkpoint(Shown):
         protected = {manifest.path for _, manifest in self._ranked(found)[: self._options.keep_best]}
         if self._source is not None:
             protected.add(self._source)
-        return rotation.keep(found, self._keep, protected)
+        return storage.keep(found, self._keep, protected)
 
     def _found(self) -> Listing:
         """The checkpoints that are there, without those that were found damaged."""

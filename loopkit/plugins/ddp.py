@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from loopkit.errors import PhaseError, PluginError, WorldError
 from loopkit.groups import named_parameters
 from loopkit.hooks import hookimpl
 from loopkit.losses import is_sum
+from loopkit.notes import say
 from loopkit.phases import TrainingPhase
 from loopkit.plugin import provided
 from loopkit.shards import Parts, parts_of
@@ -43,12 +43,10 @@ class DDP(Member):
     once for an update and are final from ``update_begin`` on: clipping, say, sees the norm of the average.
 
     Args:
-        overlap: True: PyTorch's reducer syncs during the last backward of an update. It can serve phases whose step
-            calls each model exactly once and differentiates with respect to all its parameters; another one is
-            refused in its first step. False: gradients are averaged at ``update_begin``, for any phase. ``"auto"``: the
-            reducer for phases that keep the steps of `TrainingPhase`, with one model and one optimizer. For others
-            loopkit sends gradients in the backward itself, if an update of the epoch was made of one backward in its
-            last step. The bits are those of False. An update that differs is averaged anew at ``update_begin``.
+        overlap: Send gradients while the last backward of an update makes them: by PyTorch's reducer in phases that
+            keep the steps of `TrainingPhase`, with one model and one optimizer. In others loopkit sends them itself, if
+            an update of the epoch was made of one backward in its last step, and an update that differs is averaged
+            anew. False: gradients are averaged at ``update_begin``; in these other phases the bits are the same.
         weighted: True: the average is ``sum(w g) / sum(w)`` over the processes, with the weights of their steps, at the
             price of one more reduction of one number for each update. ``"auto"``: the same, but without that reduction
             in steps of which it is known that their parts are equal: of data that loopkit has shared out, all but an
@@ -77,7 +75,7 @@ class DDP(Member):
     def __init__(
         self,
         *,
-        overlap: bool | str = "auto",
+        overlap: bool = True,
         weighted: bool | str = "auto",
         compression: str | None = None,
         bucket_mb: float | None = None,
@@ -92,8 +90,8 @@ class DDP(Member):
         timeout: float = 300.0,
     ) -> None:
         super().__init__(shard=shard, tail=tail, backend=backend, timeout=timeout)
-        if overlap not in (True, False, "auto"):
-            raise PluginError(f"DDP(overlap={overlap!r}): it is True, False or 'auto'")
+        if overlap not in (True, False):
+            raise PluginError(f"DDP(overlap={overlap!r}): it is True or False")
         if weighted not in (True, False, "auto"):
             raise PluginError(f"DDP(weighted={weighted!r}): it is True, False or 'auto'")
         if compression not in COMPRESSION:
@@ -158,7 +156,7 @@ class DDP(Member):
         if fixed is None:  # a sum of two numbers does not depend on their order
             saves = any(provided(plugin) == "checkpoint" for plugin in learner.plugins.values())
             fixed = saves and self.world.size > 2 and not self._static_graph
-        self._synced[name] = _Synced(self, model, None if self.overlap is False else self._reducer(model, fixed))
+        self._synced[name] = _Synced(self, model, self._reducer(model, fixed) if self.overlap else None)
         return self._synced[name]
 
     def _reducer(self, model: nn.Module, fixed: bool) -> DistributedDataParallel:
@@ -192,8 +190,8 @@ class DDP(Member):
     def _choose(self, phase: Phase) -> tuple[bool | None, str]:
         if self.world.size == 1:
             return False, "there is one process alone, so nothing is done"
-        if self.overlap != "auto":
-            return self.overlap is True, f"overlap={self.overlap}"
+        if not self.overlap:
+            return False, "overlap=False"
         if self._optimizers != 1:
             return False, "there are several optimizers"
         if self._in_parts:
@@ -212,11 +210,6 @@ class DDP(Member):
         if self.world.size > 1 and phase.training:
             self._optimizers = len(learner.optimizers)
             self._in_parts = any(provided(plugin) == "micro_batch" for plugin in learner.plugins.values())
-            if self.overlap is True and self._optimizers > 1:
-                raise PhaseError(
-                    f"DDP(overlap=True): phase {phase.name!r} has {self._optimizers} optimizers, whose updates "
-                    f"PyTorch's reducer cannot tell apart. Give DDP(overlap=False), which averages at update_begin"
-                )
             self._phases[id(phase)] = phase, self._choose(phase)[0]
             self._overlaps = {key: overlap for key, overlap in self._overlaps.items() if overlap is not None}
             epoch.keep(self)["parts"] = None if epoch.resumed else parts_of(epoch.data)
@@ -240,11 +233,6 @@ class DDP(Member):
             overlap.begin(all(window.seed is not None for window in step.window_state))
         if self.reducing and sum(p.requires_grad for p in self._params) != self._reducible:
             self.reducing = False  # parameters were frozen or thawed since the reducer was made
-            if self.overlap is True:
-                raise PhaseError(
-                    f"DDP(overlap=True): parameters were frozen or thawed since the learner was built, which PyTorch's "
-                    f"reducer does not see (phase {phase.name!r}, step {step.index}). Give DDP(overlap='auto')"
-                )
         if not self.reducing and self._broadcast_buffers:
             copy_buffers(learner.models.values())
 
@@ -308,7 +296,7 @@ class DDP(Member):
             self.reducing = False
             counted = ", ".join(f"model {name!r} was called {count} times" for name, count in calls.items())
             raise PhaseError(
-                f"DDP(overlap={self.overlap!r}): phase {phase.name!r} cannot be served by PyTorch's reducer, which "
+                f"DDP: phase {phase.name!r} cannot be served by PyTorch's reducer, which "
                 f"takes one call of each model before one backward in a step: {counted}"
                 f"{', and this is a second backward' * self._reduced} (step {step.index}). Give DDP(overlap=False), "
                 f"which averages at update_begin"
@@ -406,8 +394,7 @@ class DDP(Member):
         if any(said) and self.world.rank == 0 and id(phase) not in self._told:
             self._told.add(id(phase))
             which = next(f"step {step.index} of rank {rank} {odd}" for rank, odd in enumerate(said) if odd)
-            line = f"loopkit: phase {phase.name!r}: gradients are averaged after the backward for now: {which}"
-            print(line, file=sys.stderr)
+            say(f"phase {phase.name!r}: gradients are averaged after the backward for now: {which}")
 
     def _weighs(self, learner: Learner, phase: Phase, step: Step, weight: float | Tensor, steps: int) -> bool:
         """Whether the average of an update goes by weights; all processes decide alike."""
@@ -463,12 +450,6 @@ class _Synced(nn.Module):
         if not self._plugin.reducing or not torch.is_grad_enabled() or reducer is None:
             return self._inner[0](*args, **kwargs)
         self.calls += 1
-        if self.calls > 1:
-            raise PhaseError(
-                f"DDP(overlap={self._plugin.overlap!r}): the step calls a model a second time before its "
-                f"backward, which PyTorch's reducer cannot serve. Give DDP(overlap=False), which averages at "
-                f"update_begin"
-            )
         return reducer(*args, **kwargs)
 
 

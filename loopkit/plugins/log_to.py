@@ -74,11 +74,7 @@ class LogTo(Shown):
     """How long a log is depends on how often its run was interrupted."""
 
     def __init__(
-        self,
-        *backends: Backend | str | Path,
-        every: int | None = None,
-        seconds: float = 5.0,
-        name: str = "log_to",
+        self, *backends: Backend | str | Path, every: int | None = None, seconds: float = 5.0, name: str = "log_to"
     ) -> None:
         if every is not None and not is_count(every):
             raise PluginError(f"LogTo: every is {every!r}: it counts training steps, from 1")

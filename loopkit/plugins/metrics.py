@@ -185,10 +185,9 @@ class Metrics(Shown):
         if self.phase not in (None, *learner.phases):
             known = ", ".join(learner.phases)
             raise PluginError(f"Metrics: no phase is called {self.phase!r}; they are {known}")
-        if not self._tried:
-            for name, metric in self._prototypes.items():
-                if not (_needs_no_care(metric) or isinstance(metric, (Mean, FunctionMetric))):
-                    _try(name, metric)
+        for name, metric in () if self._tried else self._prototypes.items():
+            if not (_needs_no_care(metric) or isinstance(metric, (Mean, FunctionMetric))):
+                _try(name, metric)
         now = self._begin(learner, epoch)
         if learner.world.size > 1:
             for name, metric in now.metrics.items():

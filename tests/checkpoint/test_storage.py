@@ -13,7 +13,7 @@ import pytest
 from faults.forked import call_forked, dead_pid, other
 from faults.shims import Shim, failing
 
-from loopkit.checkpoint import disk, rotation, storage, strict_json
+from loopkit.checkpoint import disk, storage, strict_json
 from loopkit.checkpoint.manifest import FORMAT, MANIFEST_DEPTH, MANIFEST_LIMIT, FileInfo, Listing
 from loopkit.checkpoint.processes import status
 from loopkit.checkpoint.streams import INLINE, PIECE, Hasher
@@ -239,7 +239,7 @@ def test_write_closes_every_file_it_opens(tmp_path):
     for _ in range(3):
         manifest = save(tmp_path)
     storage.verify(manifest.path)
-    rotation.remove([manifest.path])
+    storage.remove([manifest.path])
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -492,7 +492,7 @@ def test_listing_passes_over_a_checkpoint_removed_meanwhile(tmp_path, shim):
 def test_keep_leaves_the_newest_the_protected_and_at_least_two(tmp_path, last, protected, kept):
     manifests = [save(tmp_path) for _ in range(5)]
     paths = {manifests[number - 1].path for number in protected}
-    removed = rotation.keep(storage.listing(tmp_path), last, paths)
+    removed = storage.keep(storage.listing(tmp_path), last, paths)
     assert removed == [m.path for m in reversed(manifests) if m.number not in kept]
 
 
@@ -501,12 +501,12 @@ def test_keep_neither_counts_nor_removes_what_does_not_verify(tmp_path):
         save(tmp_path)
     (tmp_path / "000004" / "small.txt").unlink()
     (tmp_path / "000001" / "small.txt").unlink()
-    assert rotation.keep(storage.listing(tmp_path), 1) == []
+    assert storage.keep(storage.listing(tmp_path), 1) == []
 
 
 def test_keep_of_none_is_refused():
     with pytest.raises(CheckpointError, match="at least 1"):
-        rotation.keep(Listing(), 0)
+        storage.keep(Listing(), 0)
 
 
 def test_remove_hides_a_checkpoint_before_it_deletes(tmp_path, shim):
@@ -523,7 +523,7 @@ def test_remove_hides_a_checkpoint_before_it_deletes(tmp_path, shim):
 
     system = Shim(act)
     shim(system)
-    rotation.remove([tmp_path / "000001"])
+    storage.remove([tmp_path / "000001"])
     assert seen == [([2], 0)] * 5
     assert names(tmp_path) == ["000002"]
 
@@ -534,7 +534,7 @@ def test_remove_does_not_follow_links(tmp_path):
     path = save(tmp_path).path
     (path / "link").symlink_to(tmp_path / "outside")
     (tmp_path / "000009").symlink_to(tmp_path / "outside")
-    rotation.remove([path, tmp_path / "000009", tmp_path / "missing"])
+    storage.remove([path, tmp_path / "000009", tmp_path / "missing"])
     assert names(tmp_path) == ["outside"]
     assert names(tmp_path / "outside") == ["precious"]
 
@@ -551,7 +551,7 @@ def test_remover_removes_off_the_thread_and_raises_at_close(tmp_path, shim):
     for _ in range(3):
         save(tmp_path)
     shim(Shim(act))
-    remover = rotation.Remover()
+    remover = storage.Remover()
     remover.remove([tmp_path / "000001", tmp_path / "000002", tmp_path / "000003"])
     with pytest.raises(CheckpointError, match=r"remove .*000002: EACCES"):
         remover.close()

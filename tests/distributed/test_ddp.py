@@ -18,7 +18,7 @@ from distributed.processes import run
 from loopkit import Learner, TrainingPhase, every, hookimpl
 from loopkit.data import TensorLoader
 from loopkit.distributed import join
-from loopkit.errors import CancelStep, PhaseError, PluginError, StateError, WorldError
+from loopkit.errors import CancelStep, PluginError, StateError, WorldError
 from loopkit.metrics import Accuracy
 from loopkit.plugins import DDP, ClipGradNorm, Freeze, Metrics, MixedPrecision, WeightAverage
 
@@ -263,7 +263,7 @@ class Exactly:
         return sum(count * loss.mean() for count, loss in zip(counts, losses, strict=True)) / sum(counts)
 
 
-@pytest.mark.parametrize("overlap", ["auto", False])
+@pytest.mark.parametrize("overlap", [True, False])
 def test_average_goes_by_the_weights_that_a_phase_sets(overlap):
     alone = by_tokens(0, 12, False, overlap)
     for each in run(by_tokens, 3, 4, False, overlap):
@@ -273,7 +273,7 @@ def test_average_goes_by_the_weights_that_a_phase_sets(overlap):
 
 def sets_weight_late(rank):
     with pytest.raises(WorldError, match=r"weight of 1 steps is .* Give DDP\(weighted=True\)"):
-        by_tokens(rank, 4, True, "auto")
+        by_tokens(rank, 4, True, True)
 
 
 def test_weights_that_come_after_the_first_update_are_refused():
@@ -372,17 +372,6 @@ def views_change(rank):
 
 def test_gradients_that_are_views_of_buckets_would_change_where_they_are_kept():
     assert [all(same) for same in run(views_change, 2)] == [False, False]
-
-
-def refused(rank):
-    learner = make_learner(DDP(overlap=True), model=make_model(norm=False), phases=[Twice()])
-    with pytest.raises(PhaseError, match="a second time before its backward") as caught:
-        learner.fit(TensorLoader(*samples(), batch_size=4), epochs=1)
-    return str(caught.value)
-
-
-def test_overlap_in_a_phase_that_the_reducer_cannot_serve_is_refused():
-    assert all("DDP(overlap=False)" in text for text in run(refused, 2))
 
 
 class Part(nn.Module):
@@ -535,39 +524,10 @@ def thawed(rank, overlap):
 
 
 def test_parameters_that_are_thawed_are_averaged():
-    one, other = run(thawed, 2, "auto")
+    one, other = run(thawed, 2, True)
     assert equal(one, other)
     frozen = weights(make_model(norm=False))
     assert not torch.equal(one["0.weight"], frozen["0.weight"])
-
-
-def thawed_and_refused(rank):
-    with pytest.raises(PhaseError, match="frozen or thawed"):
-        thawed(rank, True)
-
-
-def test_reducer_that_was_asked_for_refuses_thawed_parameters():
-    run(thawed_and_refused, 2)
-
-
-def two_optimizers(rank):
-    model = make_model(norm=False)
-    learner = Learner(
-        model,
-        nn.CrossEntropyLoss(),
-        {
-            "one": torch.optim.SGD(model[0].parameters(), LR),
-            "other": torch.optim.SGD(model[2].parameters(), LR),
-        },
-        plugins=[DDP(overlap=True)],
-        standard=False,
-    )
-    with pytest.raises(PhaseError, match="has 2 optimizers"):
-        learner.fit(TensorLoader(*samples(), batch_size=4), epochs=1)
-
-
-def test_reducer_that_was_asked_for_refuses_several_optimizers():
-    run(two_optimizers, 2)
 
 
 class At:
@@ -631,7 +591,7 @@ def interrupt_evaluation(rank, overlap, weighted):
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_evaluation_inside_a_step_leaves_its_sync_alone(weighted):
-    reducer, here = (run(interrupt_evaluation, 2, overlap, weighted) for overlap in ("auto", False))
+    reducer, here = (run(interrupt_evaluation, 2, overlap, weighted) for overlap in (True, False))
     for one, other in zip(reducer, here, strict=True):
         assert one[1] == other[1] > 0
         for name, value in one[0].items():
@@ -641,7 +601,7 @@ def test_evaluation_inside_a_step_leaves_its_sync_alone(weighted):
 
 @pytest.mark.parametrize(("what", "hook"), halved(["forward", "cancel"], ["loss_begin", "backward_begin"]))
 def test_step_that_is_interrupted_in_all_processes_leaves_the_sync_alone(what, hook):
-    reducer, here = (run(interrupted, 2, hook, what, overlap) for overlap in ("auto", False))
+    reducer, here = (run(interrupted, 2, hook, what, overlap) for overlap in (True, False))
     for one, other in zip(reducer, here, strict=True):
         assert one[1] == other[1] > 0
         for name, value in one[0].items():

@@ -91,7 +91,7 @@ def own(rank, options):
     plugins = [ClipGradNorm(0.3)] * ("clip" in options) + [MixedPrecision(torch.bfloat16)] * ("dtype" in options)
     compression = {"compression": "fp16"} if "hook" in options else {}
     accumulate = options.get("accumulate", 1)
-    found, steps, said = trained("auto", Own(), plugins, norm=True, accumulate=accumulate, **compression)
+    found, steps, said = trained(True, Own(), plugins, norm=True, accumulate=accumulate, **compression)
     assert said == []
     first = 2 * accumulate - 1  # the first update shows it; 5 of the 6 parameters are ready within a backward
     assert steps == [5 * (index >= first and index % accumulate == accumulate - 1) for index in range(24)]
@@ -212,7 +212,7 @@ CASES = {
 def deviates(rank, name):
     other, last, lines = CASES[name]
     plugins = [Skip()] * (name == "not a number")
-    found, steps, said = trained("auto", Own(other), plugins)
+    found, steps, said = trained(True, Own(other), plugins)
     expected, none, _ = trained(False, Own(other), plugins)
     assert none == [0] * 24
     assert equal(found, expected)
@@ -245,7 +245,7 @@ def test_whatever_a_later_step_does_the_bits_are_those_of_averages_after_the_bac
 def resumed(rank):
     """Three processes, whose sums depend on their order: whole, paused after the third step, and deviating."""
     found = []
-    for overlap, pause, other in (("auto", 0, None), ("auto", 3, None), (False, 0, None), ("auto", 3, "deviates")):
+    for overlap, pause, other in ((True, 0, None), (True, 3, None), (False, 0, None), (True, 3, "deviates")):
         phase = Own(at(2, (1,), second_backward) if other else None)
         make = lambda: make_learner(  # noqa: E731
             DDP(overlap=overlap, bucket_mb=SMALL),  # noqa: B023
@@ -272,7 +272,7 @@ def test_a_resumed_run_of_three_processes_ends_with_the_same_bits():
 
 
 def thawed(rank):
-    found, steps, _ = trained("auto", Own(), [Freeze({"0": 1})], epochs=3)
+    found, steps, _ = trained(True, Own(), [Freeze({"0": 1})], epochs=3)
     expected, _, _ = trained(False, Own(), [Freeze({"0": 1})], epochs=3)
     assert steps[1] == 1
     assert steps[-1] == 3
@@ -307,14 +307,14 @@ class Leaves(TrainingPhase):
 
 
 def without_gradient(rank):
-    trained("auto", Leaves(), model=Part())
+    trained(True, Leaves(), model=Part())
 
 
 def without_backward(rank):
     def nothing(learner, step):
         return True
 
-    trained("auto", Own(at(3, (1,), nothing)))
+    trained(True, Own(at(3, (1,), nothing)))
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,7 @@ def on_a_device(rank):
     finish = buckets.Overlap.finish
     buckets.Overlap.finish = lambda self, grads: (finish(self, grads)[0], None)
     with pytest.raises(PhaseError, match=r"phase 'train', step 3, made a second backward.* DDP\(overlap=False\)"):
-        trained("auto", Own(at(3, (0, 1), second_backward)))
+        trained(True, Own(at(3, (0, 1), second_backward)))
 
 
 def test_a_step_that_differs_is_refused_where_a_look_would_wait_for_a_device():
@@ -356,7 +356,7 @@ def several_models(rank):
 
     join()
     found = []
-    for overlap in ("auto", False):
+    for overlap in (True, False):
         torch.manual_seed(0)
         models = {"body": nn.Linear(6, 8), "head": nn.Linear(8, 3)}
         optimizer = torch.optim.SGD([p for model in models.values() for p in model.parameters()], lr=0.1)
@@ -370,7 +370,7 @@ def several_models(rank):
         )
         with sent:
             learner.fit(TensorLoader(*samples(), batch_size=4), epochs=1)
-        assert all(sent.steps[1:]) == (overlap == "auto")
+        assert all(sent.steps[1:]) == (overlap)
         found.append(
             {f"{name}.{key}": value for name, model in models.items() for key, value in weights(model).items()}
         )

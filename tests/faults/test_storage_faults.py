@@ -15,7 +15,7 @@ import pytest
 
 from faults.forked import call_forked, forked
 from faults.shims import Shim, failing
-from loopkit.checkpoint import disk, rotation, storage, strict_json
+from loopkit.checkpoint import disk, storage, strict_json
 from loopkit.checkpoint.manifest import MANIFEST, MANIFEST_LIMIT
 from loopkit.errors import CheckpointError, CorruptCheckpointError
 
@@ -108,7 +108,7 @@ def test_save_killed_at_any_call_leaves_the_old_or_the_new_checkpoint(tmp_path):
 
 def test_removal_killed_at_any_call_never_lists_half_a_checkpoint(tmp_path):
     save(tmp_path / "count", OLD)
-    made = calls_of(lambda: rotation.remove([tmp_path / "count" / "000001"]))
+    made = calls_of(lambda: storage.remove([tmp_path / "count" / "000001"]))
     for n in range(len(made)):
         directory = tmp_path / str(n)
         for files in (OLD, NEW):
@@ -119,7 +119,7 @@ def test_removal_killed_at_any_call_never_lists_half_a_checkpoint(tmp_path):
 
         def child(directory=directory, act=act):
             disk.system = Shim(act)
-            rotation.remove([directory / "000001"])
+            storage.remove([directory / "000001"])
 
         assert forked(child).code == -signal.SIGKILL
         assert storage.listing(directory).problems == {}
@@ -302,7 +302,7 @@ def test_power_loss_at_any_call_of_the_first_save_leaves_none_or_the_new_checkpo
 
 def test_power_loss_at_any_call_of_a_removal_leaves_no_half_checkpoint(tmp_path):
     def act(directory):
-        rotation.remove([directory / "000001"])
+        storage.remove([directory / "000001"])
 
     assert fail_power(tmp_path, act, [NEW], NEW, old=(OLD, NEW)) == REMOVALS_SYNC
 
@@ -326,7 +326,7 @@ def test_power_loss_shows_that_every_sync_of_the_first_save_is_needed(tmp_path, 
 
 def test_power_loss_shows_that_the_sync_of_a_removal_is_needed(tmp_path):
     def act(directory):
-        rotation.remove([directory / "000001"])
+        storage.remove([directory / "000001"])
 
     with pytest.raises(AssertionError, match="unreadable"):
         fail_power(tmp_path, act, [NEW], NEW, old=(OLD, NEW), lost=0)

@@ -20,7 +20,7 @@ from torch import nn
 
 import loopkit
 from loopkit import Learner, every, hookimpl
-from loopkit.checkpoint import disk, rotation, storage
+from loopkit.checkpoint import disk, storage
 from loopkit.checkpoint.bundle import Contents
 from loopkit.checkpoint.lock import Lock
 from loopkit.checkpoint.manifest import FORMAT
@@ -171,7 +171,7 @@ def test_pause_that_saves_weights_alone_says_that_no_run_goes_on(also_whole, tmp
         learner.fit(batches(3), epochs=1)
     said = [str(each.message) for each in caught]
     assert len(said) == (not also_whole)
-    assert also_whole or "saves weights alone, from which no run goes on" in said[0]
+    assert also_whole or "no run goes on from Checkpoint(weights_only=True)" in said[0]
     assert [reason for *_, reason in found(tmp_path / "w")] == ["asked for"]
 
 
@@ -955,7 +955,7 @@ def test_checkpoints_of_another_run_in_the_place_of_the_directory_are_left_alone
 def test_second_fit_goes_on_where_a_checkpoint_of_the_first_was_removed(tmp_path):
     learner = make_learner(Checkpoint(tmp_path, save=every(updates=1), keep=9))
     learner.fit(batches(3), epochs=1)
-    rotation.remove([storage.listing(tmp_path)[0].path])
+    storage.remove([storage.listing(tmp_path)[0].path])
     learner.fit(batches(3), epochs=1)
     assert len(found(tmp_path)) == 5
 
