@@ -60,6 +60,7 @@ ELSEWHERE = {
     "epochs": "give learner.fit(train, epochs=...)",
     "device": "give plugins=[ToDevice(...)]",
     "criterion": "give loss_fn=...",
+    "lr": "give optimizer=lambda params: torch.optim.AdamW(params, lr=...)",
 }
 """Arguments that people bring from other libraries, and what to write."""
 

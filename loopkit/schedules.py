@@ -750,9 +750,8 @@ def warmup(n: int, then: ScheduleFn | None = None, *, from_zero: bool = False) -
 
         return warmed
 
-    return _compose(
-        then, build, lambda then: f"warmup({n}, then={_name(then)}{', from_zero=True' if from_zero else ''})", n
-    )
+    zero = ", from_zero=True" if from_zero else ""
+    return _compose(then, build, lambda then: f"warmup({n}, then={_name(then)}{zero})", n)
 
 
 def shift(schedule: ScheduleFn, k: int) -> ScheduleFn:

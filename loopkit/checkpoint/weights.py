@@ -90,6 +90,8 @@ def save_weights(model: nn.Module, file: Path_ | Writable, *, metadata: Mapping[
     >>> stream = io.BytesIO()
     >>> save_weights(nn.Linear(2, 1), stream, metadata={"trained on": "nothing"})
     """
+    if not isinstance(model, nn.Module):
+        raise StateError(f"save_weights takes a module, not a {type(model).__name__}: of a learner, learner.model")
     extra = [path for path, module in model.named_modules() if _has_extra_state(module)]
     if extra:
         raise StateError(

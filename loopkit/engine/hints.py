@@ -41,9 +41,9 @@ def hint(error: BaseException, step: Step, models: Models) -> str:
     doubled = any(_is_double(leaf) for leaf in leaves) and not any(map(_is_double, models.parameters()))
     if doubled and any(word in text for word in ("dtype", "Double", "double")):
         return "; the batch is float64, as NumPy makes it, and the model float32: convert the data once, with .float()"
-    if outputs is None and isinstance(step.batch, Mapping) and vars(step).get("inputs") is step.batch:
+    if outputs is None and isinstance(vars(step).get("inputs"), Mapping):
         return (
-            "; the model was called with the whole mapping: a phase's forward may call learner.model(**inputs); for "
+            "; the model was called with the whole mapping: each phase's forward may call learner.model(**inputs); for "
             "models of transformers, learner.predict(data, PredictionPhase()) with that of loopkit_huggingface does"
         )
     if outputs is not None and not isinstance(outputs, Tensor) and isinstance(error, (AttributeError, TypeError)):
