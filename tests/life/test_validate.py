@@ -84,6 +84,15 @@ def test_metrics_of_a_set_have_its_name_and_are_those_of_evaluate():
     assert type(learner.phases["ood"]) is ValidationPhase
 
 
+def test_standard_name_wins_where_a_phase_is_asked_for():
+    learner = make()
+    learner.fit(train(), {"ood": ood(), "val": val()}, epochs=1)
+    assert list(learner.evaluate(ood())) == ["val/loss"]
+    other = make()
+    other.fit(train(), {"ood": ood()}, epochs=1)
+    assert list(other.evaluate(ood())) == ["val/loss"]
+
+
 def test_first_validation_comes_before_the_first_update_and_is_in_the_history():
     learner = make()
     before = make().evaluate(val())["val/loss"]
