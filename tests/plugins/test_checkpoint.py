@@ -162,6 +162,23 @@ def test_weights_only_beside_a_checkpoint_that_goes_on(tmp_path):
     assert torch.equal(fresh.weight, learner.model.weight)
 
 
+@pytest.mark.parametrize("phases", [None, ()], ids=["in_its_place", "aside"])
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_own_weights_after_load_best_are_as_documented(weights_only, phases, tmp_path):
+    saver = Checkpoint(tmp_path, best="val/score", mode="min", weights_only=weights_only)
+    learner = make_learner(WeightAverage(0.5, phases=phases), saver, scores(1.0, 2.0), lr=0.1)
+    learner.fit(batches(2), batches(1), epochs=1)
+    own = {name: value.clone() for name, value in learner.model.state_dict().items()}
+    average = learner.plugins["weight_average"].model_state(learner)
+    assert list(differences(own, dict(average))) != []
+    learner.fit(batches(2), batches(1), epochs=1)
+    loopkit.checkpoint.load_best(learner, tmp_path)
+    here = average if weights_only and phases is None else own
+    assert list(differences(dict(learner.model.state_dict()), dict(here))) == []
+    then = here if weights_only else average
+    assert list(differences(dict(learner.plugins["weight_average"].model_state(learner)), dict(then))) == []
+
+
 @pytest.mark.parametrize("also_whole", [False, True])
 def test_pause_that_saves_weights_alone_says_that_no_run_goes_on(also_whole, tmp_path):
     whole = [Checkpoint(tmp_path / "a", resume="auto", name="whole")] * also_whole
