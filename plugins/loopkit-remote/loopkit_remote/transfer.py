@@ -24,7 +24,7 @@ from loopkit.checkpoint.bundle import monitored
 from loopkit.checkpoint.disk import resolved, sync_directory
 from loopkit.checkpoint.manifest import CHECKPOINT_NAME, MANIFEST, FileInfo, decode_manifest
 from loopkit.checkpoint.processes import identity
-from loopkit.checkpoint.rotation import remove
+from loopkit.checkpoint.storage import remove
 from loopkit.errors import CorruptCheckpointError
 from loopkit.notes import warn
 from loopkit.plugins.checkpoint import LOGGED
