@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from loopkit import Learner, TrainingPhase, hookimpl
-from loopkit.checkpoint import best, load_weights
-from loopkit.errors import PhaseError, PhaseInputError, PluginConflict, PluginError
+from loopkit.checkpoint import best, load_weights, save_weights
+from loopkit.errors import PhaseError, PhaseInputError, PluginConflict, PluginError, StateError
 from loopkit.metrics import F1
 from loopkit.plugins import Checkpoint, ClipGradNorm
 
@@ -207,6 +207,7 @@ def test_loss_function_and_optimizer_in_the_wrong_order():
     ("make", "said"),
     [
         (lambda: make_learner(metrics=[F1()]), r"Learner has no argument 'metrics': give plugins=\[Metrics"),
+        (lambda: make_learner(lr=0.1), r"Learner has no argument 'lr': give optimizer=lambda params: .*lr="),
         (lambda: make_learner(acumulate=2), r"Learner has no argument 'acumulate' \(did you mean 'accumulate'\?\)"),
         (
             lambda: Checkpoint("runs/a", save_weights_only=True),
@@ -288,3 +289,21 @@ def test_plugin_may_refuse_a_model_that_does_not_suit_it():
     check_plugin(OneModel, checks=["unknown_phases"])
     with pytest.raises(AssertionError, match="two models and optimizers"):
         check_plugin(Breaks, checks=["unknown_phases"])
+
+
+def test_inputs_that_are_a_mapping_are_said_to_go_by_name():
+    class Two(nn.Module):
+        def forward(self, a, b):
+            return a + b
+
+    learner = make_learner(model=nn.Sequential(nn.Linear(3, 2), Two()))
+    learner = Learner(learner.model, nn.MSELoss(), learner.optimizer)
+    x = torch.zeros(2, 3)
+    with pytest.raises(TypeError) as raised:
+        learner.fit([({"a": x, "b": x}, torch.zeros(2, 2))], epochs=1)
+    assert "forward may call learner.model(**inputs)" in notes(raised)
+
+
+def test_a_learner_in_the_place_of_its_model_is_named(tmp_path):
+    with pytest.raises(StateError, match=r"save_weights takes a module, not a Learner: of a learner, learner\.model"):
+        save_weights(make_learner(), tmp_path / "a.safetensors")

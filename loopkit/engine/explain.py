@@ -127,7 +127,8 @@ class Explanation:
         return [(", ".join(titles), chains) for titles, chains in alike]
 
     def _onlookers(self) -> list[str]:
-        names = sorted({row.plugin for row in self.rows} - {row.plugin for row in self.rows if row.tells})
+        # one whose name begins with "~" is a part of another
+        names = sorted({r.plugin for r in self.rows if r.plugin[0] != "~"} - {r.plugin for r in self.rows if r.tells})
         return [f"look on: {', '.join(names)}"] if names else []
 
     def _short(self) -> list[str]:

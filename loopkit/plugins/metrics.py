@@ -154,7 +154,7 @@ class Metrics(Shown):
             return name if isinstance(name, str) else type(metric).__name__.lower(), metric
         if not callable(metric):
             given = f"{name}={metric!r}" if name else repr(metric)
-            hint = "; an argument's name is that of a metric, Metrics(top5=TopK(5))" if name else ""
+            hint = "; an argument's name is that of a metric, Metrics(top5=TopK(5))" if name else "; Accuracy() is one"
             raise PluginError(f"Metrics({given}): it is neither a function nor has it update, compute and reset{hint}")
         metric = FunctionMetric(metric, name)
         if metric.name == "<lambda>":

@@ -84,7 +84,7 @@ class Schedule(Shown):
     ) -> None:
         torchs = isinstance(schedule, (type, LRScheduler))
         if torchs or not callable(schedule):
-            hint = "; TorchSchedule takes torch's schedulers" if torchs else ""
+            hint = "; TorchSchedule takes torch's schedulers" if torchs else "; schedules.cosine() is one"
             raise PluginError(f"Schedule: {schedule!r} is no function update -> value{hint}")
         word = getattr(schedule, "__name__", "")
         if word in schedules.__all__ and getattr(schedules, word) is schedule:

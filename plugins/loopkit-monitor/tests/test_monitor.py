@@ -406,6 +406,8 @@ def test_the_helper_is_no_hyperparameter(tmp_path):
     learner = make_learner(*plugins)
     learner.fit(batches(4), epochs=1)
     assert "~monitor" in learner.plugins
+    assert "monitor" in str(learner.explain())
+    assert "~" not in str(learner.explain())
     said = views.run(Store(tmp_path), ".")
     assert "plugins" in said["hyperparameters"]
     assert "~monitor" not in str([said[part] for part in ("hyperparameters", "plan")])
