@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from loopkit.batches import describe
+from loopkit.batches import describe, map_tensors
 from loopkit.errors import PluginError, WorldError
 from loopkit.hooks import hookimpl
 from loopkit.logs.kinds import Table
@@ -232,7 +232,8 @@ class Metrics(Shown):
                         metric.update(outputs, targets)
                     if now.others:
                         tried = step.epoch.name in self._tried
-                        outputs, targets = _detached(outputs), _detached(targets)
+                        # without their graph, which a metric that keeps all outputs would keep alive
+                        outputs, targets = (map_tensors(each, Tensor.detach) for each in (outputs, targets))
                         with torch.no_grad():
                             for name, metric in now.others:
                                 if isinstance(metric, FunctionMetric):
@@ -376,12 +377,12 @@ def _try(name: str, metric: Any, fed: bool = False) -> None:
     tried = copy.deepcopy(metric)
     apart(tried)
     try:
-        with warnings.catch_warnings(action="ignore"):
+        with warnings.catch_warnings(action="ignore"), torch.random.fork_rng(devices=[]):
             value = tried.compute()
     except Exception:
         return  # it needs more than that
     if fed or not _is_blank(value):
-        _parted(name, value, getattr(metric, "labels", None))
+        _parted(name, value, getattr(metric, "labels", None) if fed else None)
 
 
 def _is_blank(value: Any) -> bool:
@@ -402,17 +403,6 @@ def _copied(metric: Any) -> Any:
 
 def _needs_no_care(metric: Any) -> bool:
     return type(metric).__module__ == Metric.__module__ and not isinstance(metric, FunctionMetric)
-
-
-def _detached(value: Any) -> Any:
-    """The value without its graph, which a metric that keeps all outputs would keep alive."""
-    if isinstance(value, Tensor):
-        return value.detach()
-    if type(value) is dict:
-        return {key: _detached(part) for key, part in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)(_detached(part) for part in value)
-    return value
 
 
 def _place(metrics: dict[str, Any], outputs: Any, loss: Any) -> None:

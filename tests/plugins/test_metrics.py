@@ -5,6 +5,7 @@ import functools
 import gc
 import math
 import weakref
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -403,14 +404,27 @@ class Adds(KeepsToo):
         return self.total
 
 
+class Named(dict):
+    """As the outputs of transformers' models: a mapping of another class."""
+
+
+class Two(NamedTuple):
+    out: torch.Tensor
+    all: list[torch.Tensor]
+
+    def __getitem__(self, key):
+        return getattr(self, key)
+
+
 @pytest.mark.parametrize("metric", [Keeps, KeepsToo, Adds])
-def test_metrics_keep_no_graph_alive(metric):
+@pytest.mark.parametrize("kind", [dict, Named, Two])
+def test_metrics_keep_no_graph_alive(metric, kind):
     class Nested(TrainingPhase):
         def forward(self, learner, inputs):
             token = Token()
             nodes.append(weakref.ref(token))
             outputs = Mark.apply(learner.model(inputs), token)
-            return {"out": outputs, "all": [outputs]}
+            return kind(out=outputs, all=[outputs])
 
         def loss(self, learner, outputs, targets):
             return learner.loss_fn(outputs["out"], targets)
@@ -669,6 +683,28 @@ def test_metrics_refuse_before_anything_is_trained_what_cannot_be_logged(value, 
     with pytest.raises(PluginError, match=r"metric '(given|b)' is .*: a metric is a number, a vector or mapping"):
         learner.fit(data, data, epochs=1)
     assert learner.progress.updates == 0
+
+
+def test_trial_of_a_metric_draws_no_random_numbers():
+    class Draws(Given):
+        def compute(self):
+            return torch.rand(())
+
+    torch.manual_seed(0)
+    expected = torch.rand(2)[1]
+    torch.manual_seed(0)
+    evaluate(Metrics(Draws(0.0)), classified())
+    assert torch.rand(()) == expected  # the epoch's value is the first number
+
+
+def test_labels_are_counted_once_something_was_taken_in():
+    class Grows(Given):
+        """Has a value for each class that it has seen."""
+
+        def update(self, outputs, targets):
+            self.value = torch.ones(2)
+
+    assert evaluate(Metrics(Grows(torch.zeros(3), ["a", "b"])), classified()) == {"val/given/a": 1, "val/given/b": 1}
 
 
 class GivenLater(Given):
