@@ -246,7 +246,7 @@ def best(directory: str | Path) -> Manifest:
     """The best checkpoint of a run, by the metric that its `Checkpoint` monitored last.
 
     Raises:
-        CheckpointError: None was saved with a monitored metric.
+        CheckpointError: There is none, or none was saved with a monitored metric.
 
     Example::
 
@@ -254,6 +254,9 @@ def best(directory: str | Path) -> Manifest:
     """
     found = [(manifest, monitored(manifest)) for manifest in storage.listing(Path(directory).absolute())]
     known = [(manifest, value) for manifest, value in found if value is not None]
+    if not found:
+        lacks = "holds no checkpoint that can be read" if Path(directory).is_dir() else "is not there"
+        raise CheckpointError(f"{directory} {lacks}: give the directory of a run, as Checkpoint was given it")
     if not known:
         raise CheckpointError(
             f"{directory} holds no checkpoint that was saved with a value of a monitored metric: give "

@@ -24,15 +24,14 @@ def predict(core: Core, phase: Phase, data: Any, place: torch.device | None, eve
     source = Source(core.registry, phase, [data] if isinstance(data, Tensor) else data)
     if source.made:
         source = Source(core.registry, phase, source.given())
-    given = source.given
     outputs: list[Any] = []
     with next_epoch(core, phase, source) as epoch:
         epoch.loop.run(_collecting(epoch, outputs, place))
         epoch.check_count(True)
-    if core.world.size > 1 and source.epoch()[0] is not given:
+    if core.world.size > 1 and source.epoch()[0] is not source.given:
         from loopkit.shards import gather
 
-        outputs = gather(core.world, given, outputs, everywhere)
+        outputs = gather(core.world, source.given, outputs, everywhere)
         if core.world.rank > 0 and not everywhere:
             return None
     return _concatenate(outputs)
@@ -52,10 +51,11 @@ def predict_batches(core: Core, source: Source) -> Iterator[Any]:
 
 def _collecting(epoch: Epoch, outputs: list[Any], place: torch.device | None) -> Iterator[Any]:
     """The batches of an epoch; when the next one is asked for, the outputs of the last step are kept, at ``place``."""
+    loop, on_cpu = epoch.loop, place == torch.device("cpu")
     for batch in epoch.batches():
         yield batch
-        if (made := vars(epoch.current).get("outputs", outputs)) is not outputs:
-            stays = made.__class__ is Tensor and made.device == place
+        if (made := vars(loop.current).get("outputs", outputs)) is not outputs:
+            stays = on_cpu and made.__class__ is Tensor and made.is_cpu
             outputs.append(made if place is None or stays else move(made, place))  # host sync: wanted there
 
 

@@ -1004,6 +1004,13 @@ def test_directory_that_was_moved_and_left_a_link_is_followed(tmp_path):
     assert not (other / ".lock").exists()
 
 
+def test_best_of_a_directory_without_checkpoints_says_so(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for name, lacks in (("empty", "holds no checkpoint that can be read"), ("none", "is not there")):
+        with pytest.raises(CheckpointError, match=f"{name} {lacks}: give the directory of a run, as Checkpoint was"):
+            loopkit.checkpoint.best(tmp_path / name)
+
+
 def test_lock_is_let_go_after_an_error(tmp_path):
     learner = make_learner(
         Checkpoint(tmp_path, options=SaveOptions(on_error=False)), on("loss_begin", lambda **given: 1 / 0)
