@@ -193,6 +193,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    sys.setswitchinterval(1e-4)
     rows = []
     print("   W  requests/s    kB/s  processor  raises  killed  silent  rank 0 silent")
     for size in options.sizes:

@@ -54,7 +54,4 @@ def _standard_set(given: Iterable[Any]) -> list[Any]:
 
 
 standard_by(_standard_set)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

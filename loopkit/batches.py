@@ -42,14 +42,18 @@ def _leading(value: Any) -> int | None:
     return None
 
 
+def leaves(value: Any) -> Iterator[Any]:
+    """What a nested batch holds that has no parts of its own, in order and depth first."""
+    inner = list(parts(value))
+    if not inner:
+        yield value
+    for _, part in inner:
+        yield from leaves(part)
+
+
 def first_tensor(value: Any) -> Tensor | None:
     """The first tensor in a value, looked for in order and depth first; None without one."""
-    if isinstance(value, Tensor):
-        return value
-    for _, part in parts(value):
-        if (found := first_tensor(part)) is not None:
-            return found
-    return None
+    return next((leaf for leaf in leaves(value) if isinstance(leaf, Tensor)), None)
 
 
 def describe(value: Any, depth: int = 2) -> str:

@@ -42,11 +42,7 @@ __all__ = [
     "TimeLimit",
     "warmup",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
-
+__dir__ = __all__.copy
 
 Mode = Literal["min", "max"]
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, Dataset, Sampler
 
 from loopkit import devices
-from loopkit.batches import describe, map_tensors, move, parts
+from loopkit.batches import describe, first_tensor, leaves, map_tensors, move
 from loopkit.errors import EmptyDataError, LoopkitError
 from loopkit.notes import warn
 
@@ -43,11 +43,7 @@ __all__ = [
     "same",
     "seeded",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
-
+__dir__ = __all__.copy
 
 BLOCK_BYTES = 1 << 20
 BLOCK_BATCHES = 1024
@@ -750,7 +746,7 @@ class _SameLoader(_FunctionLoader):
     def __init__(self, batches: list[Any]) -> None:
         super().__init__(len(batches), batches.__getitem__, None)
         digest = hashlib.blake2b(digest_size=8, usedforsecurity=False)
-        for part in _leaves(batches):
+        for part in _contents(batches):
             digest.update(part)
         self._content = digest.hexdigest()
 
@@ -765,14 +761,13 @@ def _name(fn: Callable[..., Any]) -> str:
     return str(getattr(fn, "__qualname__", type(fn).__name__))
 
 
-def _leaves(value: Any) -> Iterator[bytes]:
+def _contents(value: Any) -> Iterator[bytes]:
     """The bytes of all tensors, texts and numbers in a batch."""
-    if isinstance(value, Tensor):
-        yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()  # host sync: once
-    elif isinstance(value, (str, bytes, int, float)):
-        yield repr(value).encode()
-    for _, part in parts(value):
-        yield from _leaves(part)
+    for leaf in leaves(value):
+        if isinstance(leaf, Tensor):
+            yield leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()  # host sync: once
+        elif isinstance(leaf, (str, bytes, int, float)):
+            yield repr(leaf).encode()
 
 
 class _MappedLoader(Loader):
@@ -929,18 +924,12 @@ def _ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
                 following = None if batch is _END else send(batch)
             if sent is not None:
                 if lane is not None:
-                    lane.receive(sent[1], _tensors_in(sent[0]))
+                    lane.receive(sent[1], [leaf for leaf in leaves(sent[0]) if isinstance(leaf, Tensor)])
                 yield sent[0]
             sent = following
 
 
 _END = object()
-
-
-def _tensors_in(batch: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    map_tensors(batch, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
-    return found
 
 
 class SampleIndex(int):
@@ -1282,17 +1271,8 @@ def _mix(*numbers: int) -> int:
 
 def _device(batch: Any) -> torch.device:
     """The device of the first tensor in a batch; the CPU without one."""
-    found = _first_device(batch)
-    return torch.device("cpu") if found is None else found
-
-
-def _first_device(value: Any) -> torch.device | None:
-    if isinstance(value, Tensor):
-        return value.device
-    for _, part in parts(value):
-        if (found := _first_device(part)) is not None:
-            return found
-    return None
+    first = first_tensor(batch)
+    return torch.device("cpu") if first is None else first.device
 
 
 def _entry(name: str, values: Mapping[str, Any]) -> str:

@@ -31,10 +31,7 @@ __all__ = [
     "StepStateError",
     "WorldError",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 class LoopkitError(Exception):

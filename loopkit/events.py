@@ -54,10 +54,7 @@ __all__ = [
     "UpdateEnd",
     "UpdateSkipped",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 def snake_case(name: str) -> str:

@@ -19,11 +19,7 @@ from torch import nn
 from loopkit.words import nearest
 
 __all__ = ["auto_fused", "param_groups"]
-
-
-def __dir__() -> list[str]:
-    return __all__
-
+__dir__ = __all__.copy
 
 DEFAULT = "default"
 

@@ -55,8 +55,7 @@ def is_sum(loss_fn: Any) -> bool:
     return bool(getattr(loss_fn, "reduction", None) == "sum")
 
 
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 def focal_loss(

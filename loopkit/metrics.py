@@ -23,10 +23,7 @@ from loopkit.options import Shown
 from loopkit.words import takes
 
 __all__ = ["F1", "Accuracy", "BinaryAccuracy", "FunctionMetric", "Loss", "Mean", "Metric", "Precision", "Recall"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 @runtime_checkable
@@ -347,7 +344,33 @@ def more(counted: Tensor | None, true: Tensor) -> Tensor:
     return found if counted is None else counted + found
 
 
-class Accuracy(Metric):
+class _Share(Metric):
+    """The base of what counts the correct ones of all targets."""
+
+    name = "accuracy"
+    higher_is_better = True
+
+    def reset(self) -> None:
+        self.correct: Tensor | None = None
+        self.count: Tensor | int = 0
+
+    def tensors(self, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+        self.correct = as_tensor(self.correct, torch.long, device)
+        self.count = as_tensor(self.count, torch.long, device)
+        return {"correct": self.correct, "count": self.count}
+
+    def merge(self, states: Sequence[dict[str, Any]]) -> None:
+        self.load_state_dict(added(states))
+
+    @property
+    def is_empty(self) -> bool:
+        return self.correct is None
+
+    def compute(self) -> Tensor | float:
+        return math.nan if self.correct is None else wide(self.correct) / self.count
+
+
+class Accuracy(_Share):
     """Share of targets that are the class with the highest output.
 
     Args:
@@ -357,17 +380,10 @@ class Accuracy(Metric):
     Shapes: outputs ``(..., classes)`` or ``(batch, classes, ...)``, targets class indices without that axis.
     """
 
-    name = "accuracy"
-    higher_is_better = True
-
     def __init__(self, ignore_index: int | None = None, axis: int | None = None) -> None:
         self.ignore_index = ignore_index
         self.axis = axis
         super().__init__()
-
-    def reset(self) -> None:  # noqa: D102
-        self.correct: Tensor | None = None
-        self.count: Tensor | int = 0
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Count one batch."""
@@ -379,23 +395,8 @@ class Accuracy(Metric):
             correct, self.count = correct & counted, self.count + counted.count_nonzero()
         self.correct = more(self.correct, correct)
 
-    def tensors(self, device: torch.device | str = "cpu") -> dict[str, Tensor]:  # noqa: D102
-        self.correct = as_tensor(self.correct, torch.long, device)
-        self.count = as_tensor(self.count, torch.long, device)
-        return {"correct": self.correct, "count": self.count}
 
-    def merge(self, states: Sequence[dict[str, Any]]) -> None:  # noqa: D102
-        self.load_state_dict(added(states))
-
-    @property
-    def is_empty(self) -> bool:  # noqa: D102
-        return self.correct is None
-
-    def compute(self) -> Tensor | float:  # noqa: D102
-        return math.nan if self.correct is None else wide(self.correct) / self.count
-
-
-class BinaryAccuracy(Metric):
+class BinaryAccuracy(_Share):
     """Share of targets (0 or 1) on whose side of the threshold the output lies.
 
     Args:
@@ -406,18 +407,11 @@ class BinaryAccuracy(Metric):
     Shapes: outputs and targets of the same shape, but for axes of length 1.
     """
 
-    name = "accuracy"
-    higher_is_better = True
-
     def __init__(self, *, from_logits: bool, threshold: float = 0.5) -> None:
         if not 0 < threshold < 1:
             raise ValueError(f"threshold is {threshold}: it is a probability between 0 and 1")
         self.limit = math.log(threshold / (1 - threshold)) if from_logits else threshold
         super().__init__()
-
-    def reset(self) -> None:  # noqa: D102
-        self.correct: Tensor | None = None
-        self.count: Tensor | int = 0
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Count one batch."""
@@ -428,21 +422,6 @@ class BinaryAccuracy(Metric):
             )
         self.correct = more(self.correct, outputs.reshape(targets.shape).gt(self.limit).eq(targets.bool()))
         self.count = self.count + targets.numel()
-
-    def tensors(self, device: torch.device | str = "cpu") -> dict[str, Tensor]:  # noqa: D102
-        self.correct = as_tensor(self.correct, torch.long, device)
-        self.count = as_tensor(self.count, torch.long, device)
-        return {"correct": self.correct, "count": self.count}
-
-    def merge(self, states: Sequence[dict[str, Any]]) -> None:  # noqa: D102
-        self.load_state_dict(added(states))
-
-    @property
-    def is_empty(self) -> bool:  # noqa: D102
-        return self.correct is None
-
-    def compute(self) -> Tensor | float:  # noqa: D102
-        return math.nan if self.correct is None else wide(self.correct) / self.count
 
 
 def count(indices: Tensor, counted: Tensor, length: int) -> Tensor:

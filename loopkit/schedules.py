@@ -61,11 +61,7 @@ __all__ = [
     "warmup",
     "warmup_stable_decay",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
-
+__dir__ = __all__.copy
 
 ScheduleFn = Callable[[int], float]
 """A function from the number of the update, from 0, to a value."""

@@ -34,7 +34,4 @@ if TYPE_CHECKING:
 
 __getattr__ = lazily(__name__)
 __all__ = list(homes(__name__))
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

@@ -6,7 +6,4 @@ It may import what is below the plugins: checkpoints, the learner, the engine, t
 from loopkit.world import World, join
 
 __all__ = ["World", "join"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

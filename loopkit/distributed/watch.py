@@ -273,7 +273,7 @@ class Watch:
     def _exchange(self, store: Any) -> None:
         """Report, and read what the others do."""
         told = self._own
-        self.reports.exchange(store, told)
+        self.reports.exchange(store, told, look=self._blaming)
         with self._changed:
             self._told, self._read_at = told, time.monotonic()
             self._changed.notify_all()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from loopkit.batches import describe, parts
+from loopkit.batches import describe, leaves
 from loopkit.notes import shown
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def hint(error: BaseException, step: Step, models: Models) -> str:
     """What to do about an error, beginning with ``"; "``; empty if nothing is known of it."""
     text = shown(error)
-    leaves = list(_leaves(step.batch))
+    inside = list(leaves(step.batch))
     outputs = vars(step).get("outputs")
     if "backward through the graph a second time" in text:
         if step.had_backward:
@@ -33,12 +33,12 @@ def hint(error: BaseException, step: Step, models: Models) -> str:
         )
     if "Expected more than 1 value per channel" in text:
         return "; BatchNorm cannot train on a batch of one sample: leave it out, DataLoader(..., drop_last=True)"
-    if isinstance(error, TypeError) and any(type(leaf).__module__ == "numpy" for leaf in leaves):
+    if isinstance(error, TypeError) and any(type(leaf).__module__ == "numpy" for leaf in inside):
         return (
             "; the batch holds NumPy arrays: make them tensors, torch.from_numpy(array).float(), or give "
             "loopkit.data.TensorLoader(inputs, targets, batch_size=32) or a DataLoader, which do"
         )
-    doubled = any(_is_double(leaf) for leaf in leaves) and not any(map(_is_double, models.parameters()))
+    doubled = any(_is_double(leaf) for leaf in inside) and not any(map(_is_double, models.parameters()))
     if doubled and any(word in text for word in ("dtype", "Double", "double")):
         return "; the batch is float64, as NumPy makes it, and the model float32: convert the data once, with .float()"
     if outputs is None and isinstance(vars(step).get("inputs"), Mapping):
@@ -71,11 +71,3 @@ def _of_targets(text: str, outputs: Tensor, targets: Tensor) -> str:
 
 def _is_double(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dtype == torch.float64
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    inner = list(parts(value)) if isinstance(value, (tuple, list, Mapping)) else []
-    if not inner:
-        yield value
-    for _, part in inner:
-        yield from _leaves(part)

@@ -46,10 +46,7 @@ if TYPE_CHECKING:
 __getattr__ = lazily(__name__)
 __all__ = list(homes(__name__))
 __all__ += ["call_on", "throttle"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 def standard_set(given: Iterable[Any]) -> list[Any]:

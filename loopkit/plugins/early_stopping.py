@@ -198,7 +198,7 @@ class EarlyStopping(Shown):
         if value is None:
             known = list(learner.metrics)
             raise PluginError(
-                f"plugin {self.name!r}: the pass of phase {phase.name!r} made no metric {name!r}"
+                f"plugin {self.name!r}: the epoch of phase {phase.name!r} made no metric {name!r}"
                 f"{nearest(name, known)}; there are: {', '.join(known) or 'none'}"
             )
         return float(value)

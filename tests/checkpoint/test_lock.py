@@ -61,10 +61,10 @@ def test_lock_of_a_killed_process_is_taken_over_though_its_child_lives(tmp_path)
         Lock(tmp_path).acquire()
         worker = os.fork()
         if worker == 0:
-            os.setpgid(0, 0)  # its parent's end is not its own
             signal.alarm(20)
             os.write(writer, str(os.getpid()).encode())
             signal.pause()
+        os.setpgid(worker, worker)  # its parent's end is not its own
         os.kill(os.getpid(), signal.SIGKILL)
 
     outcome = forked(hold_and_tell)

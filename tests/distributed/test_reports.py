@@ -7,10 +7,11 @@ import sys
 import time
 from dataclasses import asdict, replace
 
+import pytest
 import torch.distributed as dist
 
 from loopkit.checkpoint.processes import Process, identity
-from loopkit.distributed.reports import TOLD, Report, Reports
+from loopkit.distributed.reports import SELDOM, TOLD, Report, Reports
 
 INTERVAL = 0.02
 WAITING = Report(where="step 3", line="line 1 of wait.py, wait")
@@ -37,12 +38,12 @@ class Played:
         self.ended = set()
         self.count = 0
 
-    def rounds(self, count=1, pause=0.0):
+    def rounds(self, count=1, pause=0.0, look=False):
         for _ in range(count):
             self.count += 1
             for rank, reports in enumerate(self.ranks):
                 if rank not in self.ended:
-                    reports.exchange(self.store, replace(self.own[rank], count=self.count))
+                    reports.exchange(self.store, replace(self.own[rank], count=self.count), look)
             time.sleep(pause)
 
     def certain(self, silence=1.0):
@@ -57,14 +58,17 @@ class Played:
 
 def requests(size):
     played = Played(size)
-    played.rounds()
+    played.rounds(SELDOM)
     before = played.store.requests
-    played.rounds(3)
-    return (played.store.requests - before) / 3
+    played.rounds(SELDOM)
+    return played.store.requests - before
 
 
 def test_requests_are_linear_in_the_number_of_processes():
-    assert [requests(size) for size in (8, 64)] == [2 * 8 + 1, 2 * 64 + 1]
+    assert requests(8) == SELDOM * (2 * 8 + 1)
+    few = SELDOM * (64 + 2 + 4) + 59  # four read each summary, and 59 do it once
+    assert requests(64) == few
+    assert requests(128) == few + SELDOM * 64 + 64
 
 
 def test_a_failed_process_of_64_is_named_by_all_in_the_next_round():
@@ -75,7 +79,7 @@ def test_a_failed_process_of_64_is_named_by_all_in_the_next_round():
     for rank in range(10, 30):
         played.own[rank] = replace(WAITING, state="ended")
     played.rounds()
-    played.ended |= {40, *range(10, 30)}
+    played.ended |= {3, 40, *range(10, 30)}
     played.rounds()
     assert played.certain() == 40
     assert [rank for rank, _ in played.ranks[1].in_state("failed")] == [3, 40]
@@ -90,14 +94,45 @@ def test_a_silent_process_of_64_is_named_by_all():
     assert played.certain(0.1) == 40
 
 
-def test_a_silent_reporter_is_named_by_all():
-    played = Played(16)
-    played.rounds(2)
+@pytest.mark.parametrize("size", [16, 64])
+def test_a_silent_reporter_is_named_by_all(size):
+    played = Played(size)
+    played.rounds(SELDOM)
     played.ended.add(0)
     played.rounds()
     time.sleep(0.12)
-    played.rounds()
+    played.rounds(2)
     assert played.certain(0.1) == 0
+
+
+def test_a_call_takes_the_place_of_no_later_report():
+    played = Played(64)
+    played.rounds()
+    played.own[40] = replace(WAITING, state="failed", error="ValueError: the data is bad")
+    read = played.store.multi_get
+
+    def reads(keys):
+        texts = read(keys)
+        played.ranks[41].exchange(played.store, replace(WAITING, count=9, state="failed", error="ValueError: too"))
+        return texts
+
+    played.store.multi_get = reads
+    played.ranks[40].exchange(played.store, replace(played.own[40], count=9))
+    played.ranks[0].exchange(played.store, replace(WAITING, count=9))
+    played.store.multi_get = read
+    played.ranks[0].exchange(played.store, replace(WAITING, count=10))
+    assert [rank for rank, _ in played.ranks[0].in_state("failed")] == [40, 41]
+
+
+def test_a_process_that_is_called_is_not_taken_for_one_that_never_came():
+    played = Played(64)
+    played.rounds()
+    played.ended |= {40, 50}
+    played.rounds(1)
+    played.own[30] = replace(WAITING, state="failed", error="ValueError: the data is bad")
+    played.rounds(3)
+    assert played.ranks[0].unheard == []
+    assert 40 in played.ranks[0].heard
 
 
 def test_a_process_that_ended_is_not_silent():
@@ -141,7 +176,7 @@ def test_last_words_that_no_summary_tells_are_read_of_a_dead_process():
 def test_who_was_never_heard_of_is_told():
     played = Played(64)
     played.ended |= {9, 50}
-    played.rounds(2)
+    played.rounds(2, look=True)
     assert {tuple(reports.unheard) for reports in played.ranks if reports.rank not in (9, 50)} == {(9, 50)}
     early = Reports(1, 2, "other", "here")
     early.exchange(played.store, WAITING)
@@ -151,7 +186,7 @@ def test_who_was_never_heard_of_is_told():
 def test_who_is_elsewhere_is_told_among_64():
     played = Played(64)
     played.own[50] = replace(WAITING, line="line 7 of load.py, load", stays=4.0)
-    played.rounds(2)
+    played.rounds(2, look=True)
     for reports in played.ranks[1:50]:
         assert reports.heard[50].report.line == "line 7 of load.py, load"
         assert 0 in reports.heard

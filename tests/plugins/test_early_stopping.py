@@ -381,7 +381,7 @@ def test_metric_that_a_pass_did_not_make_is_an_error_that_lists_those_there_are(
         def epoch_end(self, learner, phase):
             learner.metrics[f"{phase.name}/scores"] = 1.0
 
-    message = r"'early_stopping': the pass of phase 'val' made no metric 'val/score' \(did you mean 'val/scores'\?\); "
+    message = r"'early_stopping': the epoch of phase 'val' made no metric 'val/score' \(did you mean 'val/scores'\?\); "
     with pytest.raises(PluginError, match=message + r"there are: train/scores, val/scores") as caught:
         run(EarlyStopping("val/score", mode="min"), Forgetful())
     assert "phase_end of plugin 'early_stopping'" in caught.value.__notes__[0]

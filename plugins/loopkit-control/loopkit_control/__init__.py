@@ -9,7 +9,4 @@ from loopkit_control.prechelt import ProgressQuotient as ProgressQuotient
 from loopkit_control.stop_on import StopOn as StopOn
 
 __all__ = ["Accumulate", "AtLeast", "Deadline", "GeneralisationLoss", "MicroBatch", "ProgressQuotient", "StopOn"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

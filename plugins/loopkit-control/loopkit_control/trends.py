@@ -22,11 +22,7 @@ from loopkit.criteria import Mode
 from loopkit.words import nearest
 
 __all__ = ["all_of", "any_of", "converged", "improving", "series", "slope", "stalled"]
-
-
-def __dir__() -> list[str]:
-    return __all__
-
+__dir__ = __all__.copy
 
 Values = Iterable[float] | Iterable[Mapping[str, Any]]
 

@@ -9,7 +9,4 @@ from loopkit_data.split import train_val_split as train_val_split
 from loopkit_data.tokens import Tokens as Tokens
 
 __all__ = ["Documents", "Tokens", "episodes", "limit", "per_epoch", "steps", "train_val_split"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

@@ -113,7 +113,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class Accumulator:
-    """A metric: lines before a pass, after each step, and the entries that it comes to."""
+    """A metric: lines before an epoch, after each step, and the entries that it comes to."""
 
     begin: tuple[str, ...]
     step: tuple[str, ...]

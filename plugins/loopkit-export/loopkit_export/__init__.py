@@ -5,7 +5,4 @@ from loopkit_export.exporting import load as load
 from loopkit_export.torch_files import load_torch as load_torch
 
 __all__ = ["export", "load", "load_torch"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

@@ -124,14 +124,14 @@ class DatasetLoader(Loader):
 class StreamLoader(Shown):
     """Batches of a dataset whose samples come one after the other, such as ``datasets.IterableDataset``.
 
-    There is one stream of batches, epoch after epoch, and it has no length. A pass goes on where the one before it was
-    left, in this process and after a restart: give each phase a loader of its own.
+    There is one stream of batches, epoch after epoch, and it has no length. An epoch goes on where the one before it
+    was left, in this process and after a restart: give each phase a loader of its own.
 
     A position is a number of samples. A run goes on with the next sample, exactly: the samples of the epoch that were
     used are read again and passed over, or, with ``replay=False``, the dataset's own state leads there at once.
 
     Args:
-        dataset: An iterable that gives the same samples in every pass of the same epoch. If it has ``set_epoch``, that
+        dataset: An iterable that gives the same samples each time within an epoch. If it has ``set_epoch``, that
             is called before each, which is what makes ``IterableDataset.shuffle`` give another order in each.
         batch_size: Samples per batch, from 1; the last batch of an epoch holds what is left.
         collate: As for `DatasetLoader`.
@@ -142,7 +142,7 @@ class StreamLoader(Shown):
     Raises:
         LoaderError: The dataset can be passed over only once; ``batch_size < 1``; with ``replay=False`` the dataset has
             no state, or one that is not exact.
-        StateError: When a pass begins: the epoch ended before the position.
+        StateError: When an epoch begins: the epoch ended before the position.
 
     Several processes need different samples. ``datasets.distributed.split_dataset_by_node(dataset, rank, world_size)``
     gives each its own; a plugin such as ``DDP(shard=False)`` then leaves the loader as it is.
@@ -227,7 +227,7 @@ class StreamLoader(Shown):
         return {"epoch": self.epoch, "taken": self.taken, "dataset": state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next pass go on where `state_dict` was called."""
+        """Let the next epoch go on where `state_dict` was called."""
         self.epoch, self.taken, self._stream = state["epoch"], state["taken"], None
         self._state = None if self.replay else state["dataset"]
 

@@ -48,8 +48,8 @@ class SavePretrained(Shown):
         name: The plugin's name.
 
     What is saved as ``last`` are the weights that the fit leaves, those that ``EarlyStopping(restore_best=True)`` put
-    back included. A pass that ``learner.stop`` cut short is never the best. Of several processes rank 0 writes; sharded
-    weights are gathered in the main memory of all.
+    back included. An epoch that ``learner.stop`` cut short is never the best. Of several processes rank 0 writes;
+    sharded weights are gathered in the main memory of all.
 
     Raises:
         PluginError: An option is out of range; the tokenizer or, when a fit begins, the model has no
@@ -120,7 +120,7 @@ class SavePretrained(Shown):
 
     @hookimpl
     def epoch_end(self, epoch: Epoch) -> None:
-        """Note whether the pass was cut short."""
+        """Note whether the epoch was cut short."""
         self._cut = epoch.stopped or not epoch.steps
 
     @hookimpl(
@@ -135,7 +135,7 @@ class SavePretrained(Shown):
             return
         if monitor not in learner.metrics:
             raise PluginError(
-                f"plugin {self.name!r}: the pass of phase {phase.name!r} made no metric {monitor!r}"
+                f"plugin {self.name!r}: the epoch of phase {phase.name!r} made no metric {monitor!r}"
                 f"{nearest(monitor, learner.metrics)}; there are: {', '.join(learner.metrics) or 'none'}"
             )
         value = learner.world.share(float(learner.metrics[monitor]))

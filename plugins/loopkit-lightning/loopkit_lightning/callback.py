@@ -108,7 +108,7 @@ class LightningCallback(Shown):
         options: For a callback given by name.
 
     Where each hook comes: ``setup``, ``on_fit_start``, ``on_train_start`` at ``fit_begin``; ``on_train_epoch_start`` at
-    ``epoch_begin``, not again in a pass that a saved state goes on with; ``on_train_batch_start`` and ``_end`` at
+    ``epoch_begin``, not again in an epoch that a saved state goes on with; ``on_train_batch_start`` and ``_end`` at
     ``step_begin`` and ``step_end``; ``on_before_backward``, ``on_after_backward`` and ``on_before_optimizer_step`` at
     ``backward_begin``, ``backward_end`` and ``update_begin``; ``on_train_epoch_end`` at ``phase_end``, and if the fit
     validates after the epoch, at the ``phase_end`` of that, as in Lightning; ``on_train_end``, ``on_fit_end`` and
@@ -250,7 +250,7 @@ class LightningCallback(Shown):
 
     @hookimpl
     def epoch_begin(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
-        """Tell it that a pass begins, unless that goes on with a saved state."""
+        """Tell it that an epoch begins, unless that goes on with a saved state."""
         self._enter(learner, phase)
         if not epoch.resumed:
             stage = _stage(phase)
@@ -297,7 +297,7 @@ class LightningCallback(Shown):
 
     @hookimpl
     def epoch_end(self, learner: Learner, phase: Phase) -> None:
-        """Tell it that a pass of another phase than training ends."""
+        """Tell it that an epoch of another phase than training ends."""
         self._enter(learner, phase)
         if not phase.training:
             self._call(f"on_{_stage(phase)}_epoch_end")
@@ -305,7 +305,7 @@ class LightningCallback(Shown):
 
     @hookimpl
     def phase_end(self, learner: Learner, phase: Phase) -> None:
-        """Tell it that a pass is over: one of training after the validation that follows."""
+        """Tell it that an epoch is over: one of training after the validation that follows."""
         now = self._now
         self._enter(learner, phase)
         monitored = not self._monitor or phase.name == self._monitor.partition("/")[0]
@@ -341,7 +341,7 @@ class LightningCallback(Shown):
             self._call("teardown", stage="fit")
         if self._monitor and not self._checks and learner.world.rank == 0 and result.reason in LIMITS:
             warnings.warn(
-                f"plugin {self.name!r} monitors {self._monitor!r}, but no pass of its phase was looked at in this fit",
+                f"plugin {self.name!r} monitors {self._monitor!r}, but no epoch of its phase was looked at in this fit",
                 stacklevel=2,
             )
         del now.learner  # which would live as long as the callback

@@ -93,10 +93,11 @@ class IgniteHandler(Shown):
     """Run a handler of Ignite, attached to an engine that fires its events.
 
     The engine of the training phase is a trainer: ``STARTED`` and ``COMPLETED`` come once a fit. That of any other
-    phase is an evaluator, whose every pass is a run of one epoch. ``engine.state`` has ``epoch``, ``iteration``,
-    ``max_epochs``, ``epoch_length``, ``metrics`` (those of the phase, without its name: ``metrics["loss"]``) and, at
-    ``ITERATION_COMPLETED``, ``output``: the loss of a training step, detached, else the pair of outputs and targets.
-    ``engine.terminate()`` is ``learner.stop``. Any other attribute is an error that names it.
+    phase is an evaluator, each of whose epochs is a run of one epoch of Ignite. ``engine.state`` has ``epoch``,
+    ``iteration``, ``max_epochs``, ``epoch_length``, ``metrics`` (those of the phase, without its name:
+    ``metrics["loss"]``) and, at ``ITERATION_COMPLETED``, ``output``: the loss of a training step, detached, else the
+    pair of outputs and targets. ``engine.terminate()`` is ``learner.stop``. Any other attribute is an error that names
+    it.
 
     Args:
         handler: One of `SUPPORTED`, or the name of one that is then made of ``options``; the adapter gives it the
@@ -284,11 +285,11 @@ class IgniteHandler(Shown):
             self._fire(learner, "COMPLETED", ask=False)
         if not self._fired and learner.world.rank == 0 and result.reason in LIMITS:
             warnings.warn(
-                f"plugin {self.name!r} is for the phase {self.phase!r}, and no pass of it was run in this fit; known "
+                f"plugin {self.name!r} is for the phase {self.phase!r}, and no epoch of it was run in this fit; known "
                 f"are: {', '.join(learner.phases)}",
                 stacklevel=2,
             )
-        if self.kind == "ProgressBar" and self.handler.pbar is not None:  # of a pass that was cut short
+        if self.kind == "ProgressBar" and self.handler.pbar is not None:  # of an epoch that was cut short
             self.handler.pbar.close()
             self.handler.pbar = None
         self._groups.learner = None  # which would live as long as the handler

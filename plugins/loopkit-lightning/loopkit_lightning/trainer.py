@@ -33,7 +33,7 @@ class Now:
     phase: Phase | None = None
     """The phase of the hook that is running."""
     index: int = 0
-    """Its step, from 0 in the pass."""
+    """Its step, from 0 in the epoch."""
     updates: int = 0
     """The updates before that step."""
     metrics: Callable[[], dict[str, float]] = dict
@@ -41,7 +41,7 @@ class Now:
     after_validation: bool = False
     """Whether a validation makes what the callback monitors."""
     epoch_ends: bool = False
-    """Whether a training pass is over, and its ``on_train_epoch_end`` is still to come."""
+    """Whether a training epoch is over, and its ``on_train_epoch_end`` is still to come."""
     asked: bool = False
     """Whether the callback has asked for the end of the fit."""
 
@@ -170,7 +170,7 @@ class Trainer(Facade):
 
     @property
     def num_training_batches(self) -> int | float:
-        """The steps of the pass that is running, infinity if that is not known."""
+        """The steps of the epoch that is running, infinity if that is not known."""
         fit = self._now.learner.current
         epoch = None if fit is None else fit.epoch
         return float("inf") if epoch is None or epoch.length is None else epoch.length
@@ -227,7 +227,7 @@ class Trainer(Facade):
 
     @property
     def training(self) -> bool:
-        """Whether a training pass is running."""
+        """Whether a training epoch is running."""
         return self._now.phase is not None and self._now.phase.training
 
     @property

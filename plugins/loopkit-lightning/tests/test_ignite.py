@@ -144,7 +144,7 @@ def test_a_phase_that_is_misspelt_is_refused_before_the_first_step():
 
 def test_a_handler_whose_phase_was_not_run_warns():
     learner = make_learner(IgniteHandler("EarlyStopping", patience=1, score_function=score))
-    with pytest.warns(UserWarning, match="is for the phase 'val', and no pass of it was run"):
+    with pytest.warns(UserWarning, match="is for the phase 'val', and no epoch of it was run"):
         learner.fit(TRAIN, epochs=1)
 
 

@@ -87,7 +87,7 @@ class OptunaPruning(Shown):
     def phase_end(self, learner: Learner, phase: Phase) -> None:
         """Report the metric, and ask for the end if the trial is to be pruned."""
         if phase.name != self._phase or learner.current is None or not learner.current.can_save:
-            return  # such as in a pass that a hook runs
+            return  # such as in an epoch that a hook runs
         step = learner.progress.epochs if self.steps == "epochs" else learner.progress.updates
         if step <= self._reported:
             raise PluginError(

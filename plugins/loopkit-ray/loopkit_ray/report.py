@@ -35,7 +35,7 @@ class RayReport(Shown):
     metrics only with checkpoints: without `Checkpoint`, ``Result.metrics`` is None.
 
     Args:
-        phase: Report after every pass of this phase instead. It is needed in a loop of your own, and to report
+        phase: Report after every epoch of this phase instead. It is needed in a loop of your own, and to report
             validations in mid-epoch.
         checkpoint: The name of the `Checkpoint`, if there are several.
         name: The plugin's name.
@@ -59,9 +59,9 @@ class RayReport(Shown):
         self._first = False
         """This is the worker of rank 0, whose checkpoints count."""
         self._due = False
-        """A pass has ended since the last report."""
+        """An epoch has ended since the last report."""
         self._old: set[str] = set()
-        """The phases that had no pass since the last report."""
+        """The phases that had no epoch since the last report."""
         self._reported: Path | None = None
         """The checkpoint that was reported last."""
 
@@ -84,7 +84,7 @@ class RayReport(Shown):
 
     @hookimpl(reads=lambda plugin: plugin.states(), after=("checkpoint",))
     def phase_end(self, learner: Learner, phase: Phase) -> None:
-        """Report, if this is the pass to do it after."""
+        """Report, if this is the epoch to do it after."""
         if not (self._reporting and learner.current is not None and learner.current.can_save):
             return
         self._due = True
@@ -101,7 +101,7 @@ class RayReport(Shown):
                 self._report(learner, newest)
 
     def states(self) -> tuple[str, ...]:
-        """The states that it reads at the end of a pass."""
+        """The states that it reads at the end of an epoch."""
         return ("metrics", "progress", *(() if self.phase is None else (f"metrics.{self.phase}/*",)))
 
     def _is_due(self, learner: Learner, phase: Phase) -> bool:

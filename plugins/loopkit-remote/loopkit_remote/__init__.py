@@ -13,7 +13,4 @@ from loopkit_remote.transfer import upload as upload
 from loopkit_remote.uploading import Upload as Upload
 
 __all__ = ["RemoteError", "Upload", "download", "upload"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

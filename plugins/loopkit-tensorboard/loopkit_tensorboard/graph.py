@@ -41,8 +41,8 @@ def modules_graph(model: nn.Module) -> GraphDef:
 def traced_graph(model: nn.Module, inputs: Any) -> GraphDef:
     """The operations of a forward pass with their shapes, in the scopes of the modules that call them.
 
-    The pass is made by a copy of the model that has shapes alone: it takes no memory for values, draws no random
-    numbers, and neither the model nor its hooks notice it.
+    The forward pass is made by a copy of the model that has shapes alone: it takes no memory for values, draws no
+    random numbers, and neither the model nor its hooks notice it.
 
     Args:
         model: A module.

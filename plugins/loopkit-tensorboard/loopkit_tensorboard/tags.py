@@ -23,7 +23,7 @@ def tag_of(phase: str, name: str, phases: Collection[str] = ()) -> str:
     and a name is cut after 200 characters; a digest of the name then keeps different names apart.
 
     Args:
-        phase: Empty outside of a pass.
+        phase: Empty outside of an epoch.
         name: Any text.
         phases: The names of the other phases.
 
