@@ -3,7 +3,7 @@
     python benchmarks/evaluation.py [--rounds 20] [--runs 3] [--only MODEL] [--json FILE]
 
 The validation epoch and ``evaluate`` take the mean loss and the accuracy; ``predict`` collects the outputs on the CPU.
-The raw loops do so, too, and put the mode back. Both sides run in one process, in turn, on one thread.
+The raw loops do so, too, and put the mode back. Both run in one process, in turn, on one thread, by the processor.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import time
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def measured(name: str, rounds: int, runs: int) -> dict[str, Any]:
     for what, (ours, theirs) in pairs.items():
         ratios, beyond, each = [], [], []
         for _ in range(runs):
-            seconds = interleaved({"ours": ours, "theirs": theirs}, rounds)
+            seconds = interleaved({"ours": ours, "theirs": theirs}, rounds, time.thread_time)
             ratios.append(ratio_of_medians(seconds))
             median = statistics.median(seconds["theirs"])
             beyond.append((statistics.median(seconds["ours"]) - median) / BATCHES * 1e6)

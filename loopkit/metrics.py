@@ -313,7 +313,7 @@ def classes_axis(outputs: Tensor, targets: Tensor, axis: int | None = None) -> i
             f"outputs are {describe(outputs)} and targets {describe(targets)}: a metric of classes compares two "
             f"tensors; let the phase put these on step.outputs and step.targets, or give Metrics(..., phase='val')"
         )
-    if axis is None and outputs.ndim == 2 and targets.ndim == 1:  # by far the most frequent
+    if outputs.ndim == 2 and targets.ndim == 1 and axis in (None, 1, -1):  # by far the most frequent
         samples, classes = outputs.shape
         if classes > 1 and samples == targets.shape[0]:
             return 1
