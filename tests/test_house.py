@@ -141,7 +141,7 @@ ROWS = [
     Row("arguments of Learner",                                                9,     9, learner_arguments),
     Row("arguments of fit",                                                    8,     8, fit_arguments),
     Row("code lines of ground, hooks, plugin, phases, engine and learner",   7122,  4200, core_lines),
-    Row("code lines of loopkit",                                            19994, 20000, all_lines),
+    Row("code lines of loopkit",                                            19999, 20000, all_lines),
     Row("public names",                                                      181,   200, public_names),
     Row("calls of a bare training step",                                       14,    15, calls_of_a_step),
     Row("files of a bare training step",                                        3,     4, files_of_a_step),

@@ -53,6 +53,8 @@ class DDP(Member):
             uneven last one, unless the phase sets ``step.weight``. False: each process counts the same, as in PyTorch.
         compression: ``"fp16"`` or ``"bf16"``: gradients are sent in half precision.
         bucket_mb: Gradients are sent in buckets of about so many MiB; by default PyTorch's, 25 after a small first one.
+        bucket_views: Gradients are views of what PyTorch's reducer sends, which saves a copy of them. The next update
+            changes them, so a plugin that keeps gradients must then copy them.
         static_graph: The same parameters are used in the same order in each step (PyTorch's option).
         find_unused_parameters: Parameters may get no gradient in a step; otherwise that is an error that names them.
         fixed_buckets: PyTorch's reducer lays its buckets out anew after the first step, which changes the last bits of
@@ -79,6 +81,7 @@ class DDP(Member):
         weighted: bool | str = "auto",
         compression: str | None = None,
         bucket_mb: float | None = None,
+        bucket_views: bool = False,
         static_graph: bool = False,
         find_unused_parameters: bool = False,
         fixed_buckets: bool | None = None,
@@ -100,10 +103,13 @@ class DDP(Member):
             raise PluginError(f"DDP(bucket_mb={bucket_mb!r}): it is a number of MiB above 0")
         if static_graph and (find_unused_parameters or fixed_buckets):
             raise PluginError("DDP(static_graph=True) goes with neither find_unused_parameters nor fixed_buckets")
+        if bucket_views and not overlap:
+            raise PluginError("DDP(bucket_views=True) is of PyTorch's reducer, which DDP(overlap=False) leaves out")
         self.overlap = overlap
         self.weighted = weighted
         self._compression = compression
         self._bucket_mb = bucket_mb
+        self._bucket_views = bucket_views
         self._bucket_bytes = BUCKET_BYTES if bucket_mb is None else int(bucket_mb * 2**20)
         self._static_graph = static_graph
         self._find_unused_parameters = find_unused_parameters
@@ -168,6 +174,7 @@ class DDP(Member):
                 bucket_cap_mb=self._bucket_mb,
                 find_unused_parameters=self._find_unused_parameters or fixed,
                 static_graph=self._static_graph,
+                gradient_as_bucket_view=self._bucket_views,
                 init_sync=False,  # `copy_state` has
                 **options,
             )

@@ -208,7 +208,7 @@ def test_lock_is_won_by_one_of_many_that_find_it_stale(tmp_path):
         except BaseException:
             os._exit(2)
         os.write(won, b"x")
-        signal.alarm(20)
+        signal.alarm(120)
         signal.pause()
 
     seen, won = os.pipe()

@@ -374,6 +374,31 @@ def test_gradients_that_are_views_of_buckets_would_change_where_they_are_kept():
     assert [all(same) for same in run(views_change, 2)] == [False, False]
 
 
+class Storages(Kept):
+    """How many pieces of memory the gradients of each update lie in."""
+
+    @hookimpl(reads=("grads",))
+    def update_begin(self, step):
+        self.unchanged.append(len({p.grad.untyped_storage().data_ptr() for p in step.params}))
+
+
+def viewed(rank, **options):
+    storages = Storages()
+    learner = make_learner(DDP(**options), storages, model=make_model(norm=False), accumulate=2)
+    learner.fit(TensorLoader(*samples(32), batch_size=4), epochs=2)
+    return storages.unchanged, weights(learner.model)
+
+
+def compared(rank):
+    return viewed(rank), viewed(rank, bucket_views=True)
+
+
+def test_gradients_can_be_views_of_buckets_with_the_same_bits():
+    for (apart, expected), (together, found) in run(compared, 2):
+        assert min(apart) > max(together)
+        assert equal(found, expected)
+
+
 class Part(nn.Module):
     def __init__(self):
         super().__init__()
@@ -478,6 +503,7 @@ def test_batch_norm_over_all_processes_is_refused_on_a_cpu():
         ({"overlap": "probe"}, "overlap='probe'"),
         ({"compression": "int8"}, "compression='int8'"),
         ({"bucket_mb": 0}, "bucket_mb=0"),
+        ({"overlap": False, "bucket_views": True}, "bucket_views=True"),
         ({"static_graph": True, "fixed_buckets": True}, "static_graph=True"),
         ({"weighted": "yes"}, "weighted='yes'"),
         ({"tail": "wrap"}, "tail='wrap'"),

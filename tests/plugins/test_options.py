@@ -64,6 +64,7 @@ GIVEN = {
             "broadcast_buffers": False,
             **MEMBER,
         },
+        {"bucket_views": True},
         {"static_graph": True},
     ],
     "EarlyStopping": [

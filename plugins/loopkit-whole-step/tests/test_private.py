@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -110,3 +114,31 @@ def test_dropout_of_what_is_transposed_draws_as_in_eager():
     torch.manual_seed(1)
     for one, other in zip(eager, graph(*inputs), strict=True):
         assert torch.equal(one, other)
+
+
+HOLDS = """
+import ctypes, sys, torch
+from loopkit_whole_step import private
+
+class Used(ctypes.Structure):
+    names = "arena ordblks smblks mapped bytes usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in names.split()]
+
+used = ctypes.CDLL(None).mallinfo2
+used.restype = Used
+if sys.argv[1] == "kept":
+    private.keep_freed_memory()
+before = used().mapped
+held = torch.empty(20 << 20, dtype=torch.uint8)
+print(used().mapped - before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="other C libraries have other rules")
+def test_what_a_step_needs_comes_from_memory_that_is_kept():
+    """A block that has a mapping of its own is given back when it is freed, and mapped anew in the next step."""
+    mapped, kept = (
+        int(subprocess.run([sys.executable, "-c", HOLDS, how], capture_output=True, check=True, timeout=60).stdout)
+        for how in ("mapped", "kept")
+    )
+    assert (mapped, kept) == (1, 0)
