@@ -221,7 +221,8 @@ def test_lock_is_won_by_one_of_many_that_find_it_stale(tmp_path):
             warnings.simplefilter("ignore")
             race()
         children.append(child)
-    os.close(read), os.close(write)
+    os.close(read), os.close(write), os.close(won)
+    winners = os.read(seen, 10)  # until one has won, or all have ended
     codes = sorted(os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(5))
     for child in children:
         try:
@@ -229,8 +230,7 @@ def test_lock_is_won_by_one_of_many_that_find_it_stale(tmp_path):
             os.waitpid(child, 0)
         except (ProcessLookupError, ChildProcessError):
             pass
-    os.close(won)
-    winners = os.read(seen, 10)
+    winners += os.read(seen, 10)
     os.close(seen)
     assert codes == [1] * 5
     assert winners == b"x"
