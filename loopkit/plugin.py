@@ -156,8 +156,8 @@ class Plugin(Protocol):
     def vote(self, hook: str) -> Callable[[Step], Tensor] | None:
         """For a plugin that records steps: what finds, by tensors alone, that one of its hooks has nothing to do.
 
-        It returns a scalar: False, and nothing of the step stands; it is taken anew, with the hook called. None: the
-        hook has to be called in each step.
+        It returns a scalar: False, and nothing of the step stands; it is taken anew, with the hook called. It may read
+        tensors that are attributes of the plugin. None: the hook has to be called in each step.
         """
         ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -367,7 +367,11 @@ class Step:
         window.drop()
 
     def applied(
-        self, values: Mapping[str, Any], grads: Mapping[str, Sequence[Tensor | None]], updated: bool = True
+        self,
+        values: Mapping[str, Any],
+        grads: Mapping[str, Sequence[Tensor | None]],
+        updated: bool = True,
+        before: Callable[[str], None] | None = None,
     ) -> None:
         """Take over what a plugin has done in the place of the phase's step, in ``take_step``.
 
@@ -379,33 +383,28 @@ class Step:
             grads: By optimizer, the gradients of its window so far, in the order of its parameters. Without them,
                 parameters have none.
             updated: False: an update was due, and the parameters were left as they are; `skip_update` says why.
+            before: Is called before the end of each update, with the name of its optimizer.
         """
         vars(self).update(values)
-        if autocast_is_on():
-            with autocast_off():
-                self._applied(grads, updated)
+        windows, casts = self.frame.windows, autocast_is_on()
+        with autocast_off() if casts else nullcontext():
+            for window in windows:
+                window.enter(self, self.weight)
+                if window.name in grads:
+                    for p, grad in zip(window.params, grads[window.name], strict=True):
+                        p.grad = grad
+                if window.size > 1:
+                    window.leave()
+            self.had_backward = True
+            for window in windows:
+                if window.count >= window.size or self.index == self.frame.last_index:
+                    self.optimizer_name, self.optimizer, self.params = window.name, window.optimizer, window.params
+                    self.skip_reason = None if updated else "the parameters were left as they are"
+                    if before is not None:
+                        before(window.name)
+                    self._end_update(window)
+        if casts:
             self.frame.casts.clear()
-        else:
-            self._applied(grads, updated)
-
-    def _applied(self, grads: Mapping[str, Sequence[Tensor | None]], updated: bool) -> None:
-        windows = self.frame.windows
-        for window in windows:
-            window.enter(self, self.weight)
-            if window.name in grads:
-                for p, grad in zip(window.params, grads[window.name], strict=True):
-                    p.grad = grad
-            if window.size > 1:
-                window.leave()
-        self.had_backward = True
-        for window in windows:
-            if window.count >= window.size or self.index == self.frame.last_index:
-                self.optimizer_name, self.optimizer, self.params = window.name, window.optimizer, window.params
-                if updated:
-                    self.skip_reason = None
-                else:
-                    self.skip_update("the parameters were left as they are")
-                self._end_update(window)
 
     def _start_over(self, window: Window) -> None:
         """The optimizer has moved the weights since the last evaluation of its closure, and asks for another."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from loopkit.distributed.votes import must_agree
@@ -44,7 +46,7 @@ class SkipSpikes(Shown):
 
     name = "skip_spikes"
     per_process = ()  # it talks to the others
-    syncs = ("backward_begin",)
+    syncs = ("backward_begin", "step_end")
     """On the CPU reading the loss waits for nothing; on an accelerator it must be asked for."""
 
     def __init__(
@@ -60,12 +62,28 @@ class SkipSpikes(Shown):
         self.max_skips, self.wait = max_skips, wait
         self.skipped = 0
         """Steps skipped so far."""
+        self.limit = torch.tensor(math.inf, dtype=torch.float64)
+        """A loss of the step above it is a spike. A tensor, so that a recorded step reads it."""
+        self._usual = ""
+        self._loss: float | None = None
+        """Of the step, once it was looked at and is no spike."""
         self._row = 0
         self._losses: dict[str, list[float]] = {}
 
+    @hookimpl
+    def step_begin(self, phase: Phase) -> None:
+        """Set the limit by the last good losses."""
+        self._loss, limit, good = None, math.inf, self._losses.get(phase.name, [])
+        if phase.training and len(good) >= self.warmup:
+            mean = math.fsum(good) / len(good)
+            std = math.sqrt(math.fsum((each - mean) ** 2 for each in good) / len(good))
+            std = max(std, 0.01 * abs(mean))
+            limit, self._usual = mean + self.threshold * std, f"the last good ones are {mean:.4g} +- {std:.4g}"
+        self.limit.fill_(limit)
+
     @hookimpl(reads=("loss",))
     def backward_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
-        """Compare the loss with the last good ones."""
+        """Compare the loss with the limit."""
         loss = getattr(step, "loss", None)
         if not isinstance(loss, Tensor) or step.had_backward:
             return
@@ -77,22 +95,28 @@ class SkipSpikes(Shown):
         value = loss.item()  # host sync: on an accelerator, where wait=True asks for it
         if must_agree(learner):
             value = learner.world.total(value)[0] / learner.world.size
-        if not math.isfinite(value):
-            return
-        good = self._losses.setdefault(phase.name, [])
-        if len(good) >= self.warmup:
-            mean = math.fsum(good) / len(good)
-            std = math.sqrt(math.fsum((each - mean) ** 2 for each in good) / len(good))
-            std = max(std, 0.01 * abs(mean))
-            if value > mean + self.threshold * std:
-                if self._row < self.max_skips:
-                    self._row += 1
-                    self.skipped += 1
-                    raise CancelStep(f"the loss {value:.4g} is a spike: the last good ones are {mean:.4g} +- {std:.4g}")
-                good.clear()
-        self._row = 0
-        good.append(value)
-        del good[: -self.window]
+        if math.inf > value > self.limit.item():
+            if self._row < self.max_skips:
+                self._row += 1
+                self.skipped += 1
+                raise CancelStep(f"the loss {value:.4g} is a spike: {self._usual}")
+            self._losses[phase.name].clear()
+        self._loss = value
+
+    def vote(self, hook: str) -> Callable[[Step], Tensor] | None:
+        """What finds, in a recorded step, that the loss is no spike."""
+        return (lambda step: ~(step.loss.double() > self.limit)) if hook == "backward_begin" else None
+
+    @hookimpl(reads=("loss",))
+    def step_end(self, phase: Phase, step: Step) -> None:
+        """Remember the loss, if it is a good one."""
+        if phase.training and step.had_backward:
+            value = step.total_loss.item() if self._loss is None else self._loss  # host sync: as at its begin
+            if math.isfinite(value):
+                self._row = 0
+                good = self._losses.setdefault(phase.name, [])
+                good.append(value)
+                del good[: -self.window]
 
     def state_dict(self) -> dict[str, Any]:
         """The last good losses by phase, and the counts."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from loopkit.options import options_of
 from loopkit_whole_step import private
 from loopkit_whole_step.sealed import Refused
 
@@ -31,14 +32,15 @@ class Cells:
     slots: list[list[Slot]]
     """For each tensor where it is, which may be at several places."""
     scalars: list[Slot]
-    """The attributes of modules, the phase, the loss and recorded plugins, and hyperparameters."""
+    """The attributes of modules, the phase, the loss and recorded plugins, and hyperparameters; the options of plugins
+    that vote."""
     names: list[str]
     """Of the scalars."""
     parts: list[tuple[str, Any]]
     """By name the objects that a graph was recorded with: modules, functions, the phase, the loss, the optimizer."""
     hooks: list[dict[int, Any]]
     """Where hooks on modules are kept."""
-    optimizer: torch.optim.Optimizer
+    optimizers: list[torch.optim.Optimizer]
 
     @classmethod
     def of(cls, learner: Learner, phase: Phase, plugins: Mapping[str, Any]) -> Cells:
@@ -47,7 +49,6 @@ class Cells:
         Raises:
             Refused: Something has hooks, is compiled already, or counts where it cannot be seen.
         """
-        (optimizer,) = learner.optimizers.values()
         owners = {**{f"model {name!r}": model for name, model in learner.models.items()}, "the phase": phase}
         owners["the loss function"] = learner.loss_fn
         modules: dict[nn.Module, str] = {}
@@ -64,7 +65,8 @@ class Cells:
             if private.is_compiled(module):
                 raise Refused(f"{name} is compiled by itself already")
             dicts += [(name, vars(module)), (name, module._parameters), (name, module._buffers)]
-        parts = [*owners.items(), *((name, module) for module, name in modules.items()), ("the optimizer", optimizer)]
+        parts = [*owners.items(), *((name, module) for module, name in modules.items())]
+        parts += [(_optimizer(learner, name), optimizer) for name, optimizer in learner.optimizers.items()]
         slots: dict[int, list[Slot]] = defaultdict(list)
         scalars: dict[tuple[int, Any], tuple[Slot, str]] = {}
         for name, values in dicts:
@@ -75,21 +77,33 @@ class Cells:
                     scalars[id(values), key] = (values, key), f"{key} of {name}"
                 elif callable(value):
                     parts.append((f"{key} of {name}", value))
-        for number, group in enumerate(optimizer.param_groups):
-            parts.append((f"parameter group {number}", group))
-            for key in group:
-                if key not in INPUTS:
-                    scalars[id(group), key] = (group, key), f"{key} of parameter group {number}"
-            if any(id(p) not in slots for p in group["params"]):
-                raise Refused("its optimizer has parameters that are in no model")
+        taken: set[int] = set()
+        for of, optimizer in learner.optimizers.items():
+            for number, group in enumerate(optimizer.param_groups):
+                name = f"parameter group {number}" + ("" if len(learner.optimizers) == 1 else f" of {of!r}")
+                parts.append((name, group))
+                for key in group:
+                    if key not in INPUTS:
+                        scalars[id(group), key] = (group, key), f"{key} of {name}"
+                if any(id(p) not in slots for p in group["params"]):
+                    raise Refused("its optimizer has parameters that are in no model")
+            own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            if own & taken:
+                raise Refused("a parameter is in two of its optimizers")
+            taken |= own
         for name, plugin in plugins.items():
+            votes = hasattr(plugin, "vote")
+            constants = options_of(plugin) if votes else _vars(plugin)
             for key, value in _vars(plugin).items():
-                if _is_scalar(value) and value is not None and not key.startswith("_"):
+                if isinstance(value, Tensor) and votes:
+                    slots[id(value)].append((vars(plugin), key))
+                elif _is_scalar(value) and value is not None and key in constants and not key.startswith("_"):
                     scalars[id(vars(plugin)), key] = (vars(plugin), key), f"{key} of plugin {name!r}"
         found = list(scalars.values())
         hooks = [each for module in modules for each in private.hooks_of(module)]
         names = [name for _, name in found]
-        cells = cls(list(slots.values()), [slot for slot, _ in found], names, parts, hooks, optimizer)
+        optimizers = list(learner.optimizers.values())
+        cells = cls(list(slots.values()), [slot for slot, _ in found], names, parts, hooks, optimizers)
         if cells.has_hooks():
             raise Refused("there are hooks on its modules, its parameters or its optimizer")
         return cells
@@ -99,7 +113,7 @@ class Cells:
         return (
             any(self.hooks)
             or any(private.has_hooks(tensor) for tensor in self.tensors())
-            or private.step_hooks(self.optimizer) > 0
+            or any(private.step_hooks(optimizer) for optimizer in self.optimizers)
         )
 
     def tensors(self) -> list[Tensor]:
@@ -124,54 +138,69 @@ class Cells:
         sizes, names = [[len(each) for each in cells.slots] for cells in (self, others)], self.names == others.names
         return "" if len(self.parts) == len(others.parts) and sizes[0] == sizes[1] and names else "the modules"
 
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of all optimizers."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    def params(self) -> list[list[Tensor]]:
+        """The parameters of each optimizer."""
+        return [[p for group in optimizer.param_groups for p in group["params"]] for optimizer in self.optimizers]
+
     def state(self) -> list[Tensor]:
-        """The tensors of the optimizer's state, in the order of its parameters."""
-        states = self.optimizer.state
+        """The tensors of the optimizers' states, in the order of their parameters."""
         found = []
-        for group in self.optimizer.param_groups:
-            for p in group["params"]:
-                if p in states:
-                    found += [value for value in states[p].values() if isinstance(value, Tensor)]
+        for optimizer in self.optimizers:
+            states = optimizer.state
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    if p in states:
+                        found += [value for value in states[p].values() if isinstance(value, Tensor)]
         return found
 
     @contextmanager
-    def replaced(self, tensors: Sequence[Tensor], state: Sequence[Tensor], rates: Sequence[Tensor]) -> Iterator[Any]:
-        """Inside, other tensors stand in their place; yields the optimizer's parameters and its state by parameter.
+    def replaced(self, tensors: Sequence[Tensor], state: Sequence[Tensor], rates: Sequence[Tensor]) -> Iterator[None]:
+        """Inside, other tensors stand in their place.
 
         Args:
             tensors: In the place of `tensors`.
             state: In the place of `state`.
             rates: The groups' learning rates.
         """
-        before, optimizer = self.tensors(), self.optimizer
-        groups = [dict(group) for group in optimizer.param_groups]
+        before, kept = self.tensors(), [optimizer.state for optimizer in self.optimizers]
+        groups = [dict(group) for group in self.groups]
         places = {id(old): new for old, new in zip(before, tensors, strict=True)}
-        states: defaultdict[Tensor, Any] = defaultdict(dict)
-        given, kept, params = iter(state), optimizer.state, []
+        given = iter(state)
         try:
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                own = group["params"]
-                group.update({"params": [places[id(p)] for p in own], "lr": rate, "foreach": False})
-                group.update({key: value for key, value in (("capturable", True), ("fused", None)) if key in group})
-                params += group["params"]
-                for p in own:
-                    if p in kept:
+            for optimizer, params in zip(self.optimizers, self.params(), strict=True):
+                states: defaultdict[Tensor, Any] = defaultdict(dict)
+                for p in params:
+                    if p in optimizer.state:
                         states[places[id(p)]] = {
-                            key: next(given) if isinstance(value, Tensor) else value for key, value in kept[p].items()
+                            key: next(given) if isinstance(value, Tensor) else value
+                            for key, value in optimizer.state[p].items()
                         }
-            optimizer.state = states
+                optimizer.state = states
+            for group, rate in zip(self.groups, rates, strict=True):
+                group.update({"params": [places[id(p)] for p in group["params"]], "lr": rate, "foreach": False})
+                group.update({key: value for key, value in (("capturable", True), ("fused", None)) if key in group})
             for slots, new in zip(self.slots, tensors, strict=True):
                 for holder, key in slots:
                     holder[key] = new
-            yield params, states
+            yield
         finally:
-            optimizer.state = kept
-            for group, values in zip(optimizer.param_groups, groups, strict=True):
+            for optimizer, states_before in zip(self.optimizers, kept, strict=True):
+                optimizer.state = states_before
+            for group, values in zip(self.groups, groups, strict=True):
                 group.clear()
                 group.update(values)
             for slots, old in zip(self.slots, before, strict=True):
                 for holder, key in slots:
                     holder[key] = old
+
+
+def _optimizer(learner: Learner, name: str) -> str:
+    return "the optimizer" if len(learner.optimizers) == 1 else f"optimizer {name!r}"
 
 
 def _vars(owner: Any) -> dict[str, Any]:

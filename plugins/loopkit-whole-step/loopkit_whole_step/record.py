@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from loopkit import devices
 from loopkit_whole_step import private
@@ -105,6 +106,50 @@ class Places:
         return tree_unflatten([at if kind == "constant" else held[kind][at] for kind, at in self._marks], self._spec)
 
 
+class Ends:
+    """What there is at the ends of the updates of a step that is recorded.
+
+    Args:
+        owners: The attributes that hooks set, with their plugins.
+    """
+
+    def __init__(self, owners: Mapping[tuple[str, str], Any]) -> None:
+        self.grads: dict[str, list[Tensor | None]] = {}
+        """By optimizer, its parameters' gradients."""
+        self._owners = owners
+        self._old = self._now()
+        self._then: dict[str, dict[tuple[str, str], Any]] = {}
+
+    def _now(self) -> dict[tuple[str, str], Any]:
+        """The values of the attributes, in containers of their own."""
+        return {key: tree_map(lambda leaf: leaf, getattr(owner, key[1])) for key, owner in self._owners.items()}
+
+    def updated(self, name: str, params: Sequence[Tensor]) -> None:
+        """An optimizer has made its step."""
+        self.grads[name], self._then[name] = [p.grad for p in params], self._now()
+        for p in params:
+            p.grad = None
+
+    def sets(self) -> dict[str, dict[tuple[str, str], Any]]:
+        """What was set, by the optimizer before the end of whose update it was; with one optimizer under ""."""
+        last, then = self._now(), self._old
+        found: dict[str, dict[tuple[str, str], Any]] = {}
+        for name, now in self._then.items() if len(self._then) > 1 else ():
+            found[name] = {key: now[key] for key in now if not _is(now[key], then[key]) and self._is_new(key, now)}
+            then = now
+        changed = {key: value for key, value in last.items() if not _is(value, self._old[key])}
+        found[""] = {key: value for key, value in changed.items() if all(key not in each for each in found.values())}
+        for key in changed:
+            if not _is(last[key] if key not in found[""] else self._old[key], then[key]):
+                raise Refused(f"{key[1]} of plugin {key[0]!r} is set in a part at one update, and in a part later")
+        return found
+
+    def _is_new(self, key: tuple[str, str], now: dict[tuple[str, str], Any]) -> bool:
+        """Whether no tensor of an attribute is one that it held before the step."""
+        old = {id(leaf) for leaf in tree_flatten(self._old[key])[0] if isinstance(leaf, Tensor)}
+        return not any(id(leaf) in old for leaf in tree_flatten(now[key])[0])
+
+
 @dataclass
 class Recording:
     """One step of a phase for one shape of its batches, which can be recorded, replayed, and run as it is.
@@ -116,7 +161,7 @@ class Recording:
         cells: The tensors and constants.
         batch: The leaves of a batch, and how it is made of them.
         samples: Of a batch.
-        window: The optimizer's window, as the step finds it.
+        windows: Those of the optimizers, as the step finds them; they differ by their names alone.
     """
 
     given: InitVar[Learner]
@@ -125,14 +170,15 @@ class Recording:
     cells: Cells
     batch: tuple[list[Any], Any]
     samples: int
-    window: Any
+    windows: Sequence[Any]
     call: Callable[..., Any] = field(init=False)
     """The compiled graph."""
     constants: list[Any] = field(init=False)
     values: dict[str, Places] = field(default_factory=dict)
-    sets: dict[tuple[str, str], Places] = field(default_factory=dict)
-    grads: list[int | None] = field(default_factory=list)
-    """The outputs that are the parameters' gradients."""
+    sets: dict[str, dict[tuple[str, str], Places]] = field(default_factory=dict)
+    """What hooks set of their plugins, by the optimizer before whose end of an update it is set; "": before all."""
+    grads: dict[str, list[int | None]] = field(default_factory=dict)
+    """By optimizer, the outputs that are its parameters' gradients."""
     fed: dict[str, list[int]] = field(default_factory=dict)
     """The metrics of each plugin that a step changes, by their numbers."""
     nodes: int = 0
@@ -143,7 +189,8 @@ class Recording:
     def __post_init__(self, given: Learner) -> None:
         self._learner = weakref.ref(given)
         self.where = [i for i, leaf in enumerate(self.batch[0]) if isinstance(leaf, Tensor)]
-        self.rates = [torch.zeros((), dtype=torch.float64) for _ in self.cells.optimizer.param_groups]
+        self.rates = [torch.zeros((), dtype=torch.float64) for _ in self.cells.groups]
+        self.window = self.windows[0]
         self.sealed = SealedLearner(given)
         self._owners = self.hooks.owners
         self._epoch: Callable[[], Epoch | None] = lambda: None
@@ -179,15 +226,15 @@ class Recording:
                 weakref.ref(epoch),
                 [every[name][i] for name, at in self.fed.items() for i in at],
             )
-        for rate, group in zip(self.rates, self.cells.optimizer.param_groups, strict=True):
+        for rate, group in zip(self.rates, self.cells.groups, strict=True):
             rate.fill_(group["lr"])
         sums = [value for metric in self._metrics for value in _tensors(metric).values()]
         grads = [p.grad for p in self.params() if p.grad is not None] if self.window.steps else []
         return [*tensors, *self.cells.state(), *self.rates, *sums, *grads, *[leaves[i] for i in self.where]]
 
     def params(self) -> list[Tensor]:
-        """The optimizer's parameters."""
-        return [p for group in self.cells.optimizer.param_groups for p in group["params"]]
+        """The optimizers' parameters."""
+        return [p for params in self.cells.params() for p in params]
 
     # Recording
 
@@ -281,18 +328,18 @@ class Recording:
             metric.load_state_dict(values)
         loaded = [_tensors(metric) for metric in self._metrics]
         votes: list[Tensor] = []
-        sets = {key: _leaves(getattr(owner, key[1])) for key, owner in self.hooks.sets.items()}
-        with cells.replaced(tensors, [_wide(each) for each in state], rates) as (params, states):
-            for p, grad in zip(params, grads, strict=True):
+        ends = Ends(self.hooks.sets)
+        with cells.replaced(tensors, [_wide(each) for each in state], rates):
+            for p, grad in zip(self.params(), grads, strict=True):
                 p.grad = grad
-            step, ends = self._sealed_step(tree_unflatten(leaves, self.batch[1]), params, votes)
+            step, last = self._sealed_step(tree_unflatten(leaves, self.batch[1]), votes, ends.updated)
             phase_step: Callable[..., Any] = self.phase.step
             if phase_step(self.sealed, step) is not None:
                 raise Refused("it returns something")
             if not step.complete:
                 raise Refused("it does not call step.backward and step.update once each")
-            self._end(step, ends)
-            now = [value for values in states.values() for value in values.values() if isinstance(value, Tensor)]
+            self._end(step, last)
+            now = cells.state()
             if len(now) != len(state):
                 raise Refused("its optimizer has made new state, which it does in its first updates")
             with torch.no_grad():
@@ -300,19 +347,22 @@ class Recording:
                     if new is not old:
                         old.copy_(new)
                 self._write_rebound(tensors)
-        left = [p.grad for p in params]
+            for name, params in zip(self.learner.optimizers, cells.params(), strict=True):
+                ends.grads.setdefault(name, [p.grad for p in params])
         changed[:] = self._write_metrics(held, loaded)
         if votes:
             kept = torch.stack([vote.reshape(()) for vote in votes]).all()
             for each, version, old in before:
                 if each._version != version:
                     each.copy_(torch.where(kept, each, old))
-        return self._outputs(step, left, found, [kept] if votes else [], sets)
+        return self._outputs(step, ends, found, [kept] if votes else [])
 
     def _has_votes(self) -> bool:
         return any(hook.vote for hooks in self.hooks.calls.values() for hook in hooks)
 
-    def _sealed_step(self, batch: Any, params: Sequence[Tensor], votes: list[Tensor]) -> tuple[Any, Any]:
+    def _sealed_step(
+        self, batch: Any, votes: list[Tensor], updated: Callable[[str, Sequence[Tensor]], None]
+    ) -> tuple[Any, Any]:
         running = self._epoch()
         assert running is not None
         epoch = SealedEpoch(running)
@@ -325,10 +375,9 @@ class Recording:
 
         ends = {hook.plugin: caller(hook) for hook in self.hooks.ends}
         calls = {event: [caller(hook) for hook in hooks] for event, hooks in self.hooks.calls.items()}
-        (name, optimizer), window = next(iter(self.learner.optimizers.items())), self.window
-        target = (name, optimizer)
-        made = SealedStep(epoch, batch, self.samples, calls, target, params, window.seed, window.size, window.due)
-        return made, ends
+        pairs = zip(self.cells.optimizers, self.cells.params(), strict=True)
+        optimizers = dict(zip(self.learner.optimizers, pairs, strict=True))
+        return SealedStep(epoch, batch, self.samples, calls, optimizers, self.window, updated), ends
 
     @staticmethod
     def _end(step: SealedStep, ends: Mapping[str, Callable[[SealedStep], Any]]) -> None:
@@ -359,26 +408,22 @@ class Recording:
                     old[key].copy_(value)
         return changed
 
-    def _outputs(
-        self,
-        step: SealedStep,
-        grads: Sequence[Tensor | None],
-        found: Sequence[Tensor],
-        first: list[Tensor],
-        before: dict[tuple[str, str], list[Any]],
-    ) -> list[Tensor]:
+    def _outputs(self, step: SealedStep, ends: Ends, found: Sequence[Tensor], first: list[Tensor]) -> list[Tensor]:
         outputs: list[Tensor] = list(first)
         self.votes = bool(first)
         given = {id(leaf): at for at, leaf in zip(self.where, found, strict=True)}
         self.values = {name: Places(value, given, outputs, f"step.{name}") for name, value in step.values.items()}
-        self.sets = {}
-        for (name, attribute), owner in self.hooks.sets.items():
-            value, old = getattr(owner, attribute), before[name, attribute]
-            new = _leaves(value)
-            if len(new) != len(old) or any(one is not other for one, other in zip(new, old, strict=True)):
-                self.sets[name, attribute] = Places(value, given, outputs, f"{attribute} of plugin {name!r}")
-        at = Places(list(grads), given, outputs, "a gradient")
-        self.grads = [mark if kind == "output" else None for kind, mark in at._marks]
+        self.sets = {
+            optimizer: {
+                (name, attribute): Places(value, given, outputs, f"{attribute} of plugin {name!r}")
+                for (name, attribute), value in values.items()
+            }
+            for optimizer, values in ends.sets().items()
+        }
+        self.grads = {}
+        for name, grads in ends.grads.items():
+            at = Places(grads, given, outputs, "a gradient")
+            self.grads[name] = [mark if kind == "output" else None for kind, mark in at._marks]
         return [output.detach() for output in outputs]
 
     # Replaying
@@ -404,14 +449,20 @@ class Recording:
         """Give the step, the plugins and the engine what came of it."""
         values = {name: places.made(outputs, leaves) for name, places in self.values.items()}
         values[REPLAYED] = True
-        for (plugin, attribute), places in self.sets.items():
-            setattr(self._owners[plugin], attribute, places.made(outputs, leaves))
-        grads = [None if at is None else outputs[at] for at in self.grads]
-        step.applied(values, {self.window.name: grads})
+        grads = {name: [None if at is None else outputs[at] for at in each] for name, each in self.grads.items()}
+
+        def give(optimizer: str) -> None:
+            for (plugin, attribute), places in self.sets.get(optimizer, {}).items():
+                setattr(self._owners[plugin], attribute, places.made(outputs, leaves))
+
+        give("")
+        step.applied(values, grads, before=give if len(self.windows) > 1 else None)
 
 
-def _leaves(value: Any) -> list[Any]:
-    return tree_flatten(value)[0]
+def _is(one: Any, other: Any) -> bool:
+    """Whether two structures hold the same objects."""
+    (left, spec), (right, other_spec) = tree_flatten(one), tree_flatten(other)
+    return spec == other_spec and all(map(operator.is_, left, right))
 
 
 def _tensors(metric: Metric) -> dict[str, Tensor]:

@@ -56,22 +56,19 @@ class SealedEpoch:
 
 
 class SealedStep:
-    """A step that records one backward, and one update if that is due.
+    """A step that records one backward, and one update of each optimizer if they are due.
 
     Args:
         epoch: The step's.
         batch: What the loader yielded, made of tensors that are recorded.
         samples: Its number of samples.
         calls: By event, the plugins' hooks.
-        optimizer: Its name and itself.
-        params: The parameters that the optimizer has while the step is recorded.
-        seed: What backward starts from.
-        size: Steps of a window.
-        due: Whether an update is due.
+        optimizers: By name, each with the parameters that it has while the step is recorded.
+        window: The windows' state, which is the same for all.
+        updated: Called when an optimizer has made its step, with its name and parameters.
     """
 
-    closure = None
-    skip_reason = None
+    closure = backward_name = skip_reason = None
     ended = False
 
     def __init__(
@@ -80,14 +77,13 @@ class SealedStep:
         batch: Any,
         samples: int,
         calls: Mapping[type[Event], Sequence[Callable[[SealedStep], Any]]],
-        optimizer: tuple[str, torch.optim.Optimizer],
-        params: Sequence[Tensor],
-        seed: float,
-        size: int,
-        due: bool,
+        optimizers: Mapping[str, tuple[torch.optim.Optimizer, Sequence[Tensor]]],
+        window: Any,
+        updated: Callable[[str, Sequence[Tensor]], None],
     ) -> None:
-        own = {"_calls": calls, "_window": (*optimizer, params, seed, size, due), "_updated": False, "epoch": epoch}
-        vars(self).update(own, batch=batch, samples=samples, weight=samples, had_backward=False)
+        own = {"_calls": calls, "_optimizers": optimizers, "_window": window, "_updated": updated}
+        vars(self).update(own, _left=list(optimizers), epoch=epoch)
+        vars(self).update(batch=batch, samples=samples, weight=samples, had_backward=False)
 
     def __getattr__(self, name: str) -> Any:
         if name in OF_STEP:
@@ -97,7 +93,7 @@ class SealedStep:
     def __setattr__(self, name: str, value: Any) -> None:
         if name in OF_STEP and name not in ("samples",):
             raise Refused(f"it sets step.{name}")
-        if name == "weight" and self._window[4] > 1:
+        if name == "weight" and self._window.size > 1:
             raise Refused("it weights the steps of an update, and uneven windows are rescaled")
         object.__setattr__(self, name, value)
 
@@ -118,22 +114,20 @@ class SealedStep:
         self, loss: Tensor, name: str | None = None, *, retain_graph: bool = False, create_graph: bool = False
     ) -> None:
         """Record a backward."""
-        own_name, *_, seed, _, _ = self._window
         if self.had_backward or retain_graph or create_graph:
             raise Refused("it has several backwards")
-        if name not in (None, own_name):
-            raise Refused(f"it calls backward for {name!r}")
+        if name is not None and [name] != list(self._optimizers):
+            raise Refused(f"it calls backward for {name!r} alone")
         if not isinstance(loss, Tensor) or loss.ndim or not loss.requires_grad:
             raise Refused("its loss is no scalar tensor that requires grad")
         own = vars(self).get("loss")
-        object.__setattr__(self, "seed", seed)
-        object.__setattr__(self, "loss", loss)
+        vars(self).update(seed=self._window.seed, loss=loss)
         self.emit(BackwardBegin)
-        given = self.seed
-        gradient = given.to(loss) if isinstance(given, Tensor) else torch.full_like(loss, given)
+        given, total = self.seed, self.loss  # a plugin may have put another loss there
+        gradient = given.to(total) if isinstance(given, Tensor) else torch.full_like(total, given)
         with autocast_off():
-            torch.autograd.backward(loss, gradient)
-        vars(self)["had_backward"] = True
+            torch.autograd.backward(total, gradient)
+        vars(self).update(had_backward=True, total_loss=total)
         self.emit(BackwardEnd)
         if own is None:
             del vars(self)["loss"]
@@ -141,18 +135,20 @@ class SealedStep:
             object.__setattr__(self, "loss", own)
 
     def update(self, name: str | None = None, closure: Any = None) -> None:
-        """Record the update, if it is due."""
-        own_name, optimizer, params, _, _, due = self._window
+        """Record the updates that are due."""
         if closure is not None:
             raise Refused("its optimizer evaluates the loss itself, by a closure")
-        if name not in (None, own_name) or not self.had_backward or self._updated:
-            raise Refused("it updates in another way than once, after its backward")
-        vars(self)["_updated"] = True
-        if due:
-            vars(self).update(optimizer_name=own_name, optimizer=optimizer, params=params)
+        wanted = list(self._left) if name is None else [name]
+        if not wanted or wanted != self._left[: len(wanted)] or not self.had_backward:
+            raise Refused("it updates in another way than each optimizer once and in turn, after its backward")
+        del self._left[: len(wanted)]
+        for each in wanted if self._window.due else ():
+            optimizer, params = self._optimizers[each]
+            vars(self).update(optimizer_name=each, optimizer=optimizer, params=params)
             with autocast_off():
                 self.emit(UpdateBegin)
                 private.step_of(optimizer)
+            self._updated(each, params)
 
     def skip_update(self, reason: str) -> None:
         """Votes are Python's."""
@@ -161,7 +157,7 @@ class SealedStep:
     @property
     def complete(self) -> bool:
         """Whether the phase has called both."""
-        return bool(self.had_backward and self._updated)
+        return bool(self.had_backward and not self._left)
 
 
 @contextmanager

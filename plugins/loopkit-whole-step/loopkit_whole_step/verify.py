@@ -58,7 +58,7 @@ class Comparison:
         self.outputs = recording.run(self._live if live else self._copies)
         self._plain: Sequence[Any] = ()
         if not live:
-            torch.set_rng_state(self._random)
+            self.draw_again()
         self.grads: list[Tensor | None] = []
         self.gross = False
         """Whether a difference is more than what a value at the kink of a function makes of rounding."""
@@ -68,31 +68,39 @@ class Comparison:
         """Whether no vote was against the step."""
         return not self.recording.votes or bool(self.outputs[0].item())
 
+    def draw_again(self) -> None:
+        """Let the next step draw the random numbers that the graph has drawn."""
+        torch.set_rng_state(self._random)
+
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Inside, the gradients that the optimizer gets are kept."""
-        params = self.recording.params()
+        grads: dict[int, Tensor | None] = {}
 
-        def keep(*_: Any) -> None:
-            self.grads = [None if p.grad is None else p.grad.detach().clone() for p in params]
+        def keep(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            for group in optimizer.param_groups:
+                grads.update({id(p): None if p.grad is None else p.grad.detach().clone() for p in group["params"]})
 
-        handle = self.recording.cells.optimizer.register_step_pre_hook(keep)
+        handles = [each.register_step_pre_hook(keep) for each in self.recording.cells.optimizers]
         try:
             yield
         finally:
-            handle.remove()
+            self.grads = [grads.get(id(p)) for p in self.recording.params()]
+            for handle in handles:
+                handle.remove()
 
     def difference(self, step: Step, updated: bool) -> str:
         """What of the step that has been taken, as it is, differs from the graph's; empty if nothing does."""
         recording, (tensors, state) = self.recording, self._parts
         said = []
-        for name, places in recording.values.items():
-            if places.kind == "output":
+        for name, value in recording.values.items():
+            if value.kind == "output":
                 own = getattr(step, name, None)
                 if not isinstance(own, Tensor):
                     return f"step.{name}"
-                said.append(self._compared(f"step.{name}", [own], [self.outputs[places.only]]))
-        ours = [None if at is None else self.outputs[at] for at in recording.grads]
+                said.append(self._compared(f"step.{name}", [own], [self.outputs[value.only]]))
+        places = [at for each in recording.grads.values() for at in each]
+        ours = [None if at is None else self.outputs[at] for at in places]
         eager = self.grads if updated else [p.grad for p in recording.params()]
         pairs = [(one, other) for one, other in zip(eager, ours, strict=False) if one is not None and other is not None]
         said.append(self._compared("the gradients", [one for one, _ in pairs], [other for _, other in pairs]))

@@ -117,8 +117,8 @@ class WholeStep(Shown):
 
     What it does not promise: the bits of eager steps. A run that goes on from a checkpoint is bitwise the one that was
     not interrupted, once it is decided which steps are compiled: the decision is saved. Not compiled are: recurrent
-    modules, ``.item()`` and choices that depend on data, several backwards or optimizers, closures, modules with
-    hooks, windows of uneven weights, several processes, optimizers that count in Python.
+    modules, ``.item()`` and choices that depend on data, several backwards, closures, modules with hooks, windows of
+    uneven weights, several processes, optimizers that count in Python.
 
     Example::
 
@@ -171,6 +171,7 @@ class WholeStep(Shown):
             window.seed,
             torch.is_autocast_enabled("cpu"),
             *[(leaf.shape, leaf.dtype, leaf.stride()) if isinstance(leaf, Tensor) else leaf for leaf in leaves],
+            *[(other.steps > 0, other.due, other.seed) for other in others],
         )
         try:
             shape = self._keys.get(key)
@@ -183,12 +184,7 @@ class WholeStep(Shown):
         if shape.mode == "graph" and recording is not None and epoch is shape.epoch() and shape.plan() is epoch.plan:
             tensors = recording.cells.tensors()
             if self._stands(recording, learner, tensors):
-                outputs = recording.run(recording.inputs(epoch, leaves, tensors))
-                if not recording.votes or outputs[0].item():  # host sync: whether the update was made
-                    shape.since += 1
-                    recording.hand_over(step, outputs, leaves)
-                else:
-                    default()
+                shape.since += self._replay(recording, epoch, step, leaves, tensors, default)
                 return
         self._other(shape, learner, phase, epoch, step, default, leaves)
 
@@ -208,8 +204,8 @@ class WholeStep(Shown):
         name = f"{phase.name} {looks} {key[1:5]}"
         shape = self.shapes.setdefault(name, Shape(name))
         self._keys[key] = shape
-        if others:
-            self._refuse(shape, "there are several optimizers")
+        if any((each.steps, each.due, each.seed) != (window.steps, window.due, window.seed) for each in others):
+            self._refuse(shape, "its optimizers are at different steps of their updates")
         elif window.seed is None:
             self._refuse(
                 shape, "the weights of a window's steps differ, so that its gradients are rescaled", quiet=True
@@ -261,25 +257,31 @@ class WholeStep(Shown):
         else:
             shape.epoch = ref(epoch)
             started = time.perf_counter()
-            outputs = recording.run(recording.inputs(epoch, leaves, recording.cells.tensors()))
-            self._hand_over(recording, step, outputs, leaves, default)
+            self._replay(recording, epoch, step, leaves, recording.cells.tensors(), default)
             if shape.mode == "timed":
                 shape.graph.append(time.perf_counter() - started)
                 if len(shape.graph) >= TURNS:
                     self._decide(shape)
 
-    def _hand_over(
-        self,
+    @staticmethod
+    def _replay(
         recording: Recording,
+        epoch: Epoch,
         step: Step,
-        outputs: Sequence[Any],
         leaves: Sequence[Any],
+        tensors: Sequence[Tensor],
         default: Callable[[], None],
-    ) -> None:
+    ) -> bool:
+        """Replay a step; where a vote is against it, take it anew. Returns whether it stands."""
+        random = torch.get_rng_state() if recording.votes and recording.draws else None
+        outputs = recording.run(recording.inputs(epoch, leaves, tensors))
         if recording.votes and not outputs[0].item():  # host sync: whether the update was made
+            if random is not None:
+                torch.set_rng_state(random)
             default()
-        else:
-            recording.hand_over(step, outputs, leaves)
+            return False
+        recording.hand_over(step, outputs, leaves)
+        return True
 
     def _decide(self, shape: Shape) -> None:
         """Eager and graph have been timed."""
@@ -324,8 +326,8 @@ class WholeStep(Shown):
                 hooks = self._recorded(learner, phase, epoch)
                 self._worth(shape, learner, 0)
                 cells = Cells.of(learner, phase, hooks.owners)
-                (window,) = step.window_state
-                made = Recording(learner, phase, hooks, cells, tree_flatten(step.batch), step.samples, window)
+                batch = tree_flatten(step.batch)
+                made = Recording(learner, phase, hooks, cells, batch, step.samples, step.window_state)
                 try:
                     made.record(epoch, self._compiler, lambda nodes: self._worth(shape, learner, nodes))
                     break
@@ -369,18 +371,23 @@ class WholeStep(Shown):
         """
         plan = epoch.plan
         if self._hooks is None or self._hooks[0]() is not plan:
-            hooks, reasons = self._sorted(learner.plugins, phase, plan.order)
+            hooks, reasons = self._sorted(learner, phase, plan.order)
             self._hooks = ref(plan), hooks, "; ".join(reasons)
         if self._hooks[2]:
             raise Refused(self._hooks[2])
         return self._hooks[1]
 
-    def _sorted(self, plugins: Any, phase: Phase, order: Any) -> tuple[Hooks, list[str]]:
+    def _sorted(self, learner: Learner, phase: Phase, order: Any) -> tuple[Hooks, list[str]]:
+        plugins: Any = learner.plugins
         calls: dict[type[Event], list[Hook]] = {}
         ends: list[Hook] = []
         reasons = [
             f"plugin {placed.entry.plugin!r} takes the optimizer's step" for placed in order.get("optimizer_step", ())
         ]
+        for placed in order.get("update_end", ()) if len(learner.optimizers) > 1 else ():
+            if read := (*placed.entry.reads, *placed.entry.updates):
+                plugin = f"update_end of plugin {placed.entry.plugin!r}"
+                reasons.append(f"{plugin} reads {', '.join(read)} between the updates of two optimizers")
         for event in dict.fromkeys(phase.events()):
             if "step" not in event.arguments or event.hook in (BEFORE | AFTER) - {"step_end"}:
                 continue
@@ -445,6 +452,7 @@ class WholeStep(Shown):
         shape.epoch, shape.looks, shape.since = ref(epoch), shape.looks + 1, 0
         comparison = Comparison(recording, epoch, leaves, len(recording.where), live=True)
         if recording.votes and not comparison.kept:
+            comparison.draw_again()
             default()
             return
         if difference := comparison.difference_from_plain(epoch):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_whole_step import OPTIMIZERS, apart, batches, make, modes, whole
+from test_whole_step import OPTIMIZERS, TWO, apart, batches, dropping, make, modes, spiky, whole
 from torch import nn
 
 from loopkit.metrics import Accuracy
-from loopkit.plugins import ClipGradNorm, Metrics, Schedule, StopOnNonFinite
+from loopkit.plugins import ClipGradNorm, Metrics, Schedule, SkipSpikes, StopOnNonFinite
 from loopkit.schedules import cosine
 
 
@@ -55,3 +55,17 @@ def test_compiling_is_timed_and_told(learners):
     _, learner = learners
     (row,) = [row for row in learner.explain("train").rows if row.hook == "take_step"]
     assert "a graph, compiled in" in row.note
+
+
+def test_two_optimizers_and_a_spike_are_compiled(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    made = []
+    for step in ([], [whole(backend="inductor")]):
+        learner = make(SkipSpikes(3.0, warmup=3), ClipGradNorm(0.5), *step, model=dropping, **TWO)
+        learner.fit(spiky(), epochs=2)
+        made.append(learner)
+    eager, learner = made
+    assert modes(learner.plugins["whole_step"]) == ["graph"]
+    assert eager.plugins["skip_spikes"].skipped == learner.plugins["skip_spikes"].skipped >= 1
+    assert eager.progress == learner.progress
+    assert apart(eager, learner) < 1e-5  # of numbers below 1, after 40 updates in float32
