@@ -227,21 +227,20 @@ class StopOnNonFinite(Shown):
                 f"{what}. The optimizer has not run: the parameters are those before this update{_closure(step)}. "
                 f"Look for a division or root of 0, or clip what it is applied to"
             )
-        else:
-            self.skips = 0
 
     def vote(self, hook: str) -> Callable[[Step], Tensor] | None:
         """What finds, in a recorded step, that a hook has nothing to do: the loss or the gradients are finite."""
-        if self._goes_on or hook not in ("backward_begin", "update_begin"):
-            return None
         if hook == "backward_begin":
             return lambda step: torch.isfinite(step.loss)
-        return lambda step: torch.isfinite(_largest([p.grad for p in step.params if p.grad is not None]))
+        if hook == "update_begin":
+            return lambda step: torch.isfinite(_largest([p.grad for p in step.params if p.grad is not None]))
+        return None
 
     @hookimpl
     def update_end(self) -> None:
-        """Take the flag from a fused optimizer."""
+        """Take the flag from a fused optimizer; the parameters have moved, by good gradients."""
         self._take_flag()
+        self.skips = 0
 
     @hookimpl
     def update_skipped(self) -> None:

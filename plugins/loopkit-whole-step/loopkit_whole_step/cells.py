@@ -66,7 +66,7 @@ class Cells:
                 raise Refused(f"{name} is compiled by itself already")
             dicts += [(name, vars(module)), (name, module._parameters), (name, module._buffers)]
         parts = [*owners.items(), *((name, module) for module, name in modules.items())]
-        parts += [(_optimizer(learner, name), optimizer) for name, optimizer in learner.optimizers.items()]
+        parts += [(optimizer_named(learner, name), optimizer) for name, optimizer in learner.optimizers.items()]
         slots: dict[int, list[Slot]] = defaultdict(list)
         scalars: dict[tuple[int, Any], tuple[Slot, str]] = {}
         for name, values in dicts:
@@ -112,7 +112,8 @@ class Cells:
         """Whether there are hooks on modules, tensors or the optimizer."""
         return (
             any(self.hooks)
-            or any(private.has_hooks(tensor) for tensor in self.tensors())
+            or private.global_hooks() > 0
+            or private.have_hooks(self.tensors())
             or any(private.step_hooks(optimizer) for optimizer in self.optimizers)
         )
 
@@ -123,6 +124,16 @@ class Cells:
     def constants(self) -> list[Any]:
         """What must not change: scalars, and which tensors require grad."""
         return [holder[key] for holder, key in self.scalars] + [each.requires_grad for each in self.tensors()]
+
+    def kinds(self) -> list[Any]:
+        """The dtypes, shapes and devices of the tensors."""
+        return [(each.dtype, each.shape, each.device) for each in self.tensors()]
+
+    def counts(self) -> list[Any]:
+        """What the optimizers keep in Python: in their state, and hyperparameters that are no inputs."""
+        states = [values for optimizer in self.optimizers for values in optimizer.state.values()]
+        kept = [(key, value) for values in states for key, value in values.items() if not isinstance(value, Tensor)]
+        return kept + [(key, value) for group in self.groups for key, value in group.items() if key not in INPUTS]
 
     def changed(self, before: Sequence[Any]) -> str:
         """What is another than in `constants` that were taken before."""
@@ -199,7 +210,8 @@ class Cells:
                     holder[key] = old
 
 
-def _optimizer(learner: Learner, name: str) -> str:
+def optimizer_named(learner: Learner, name: str) -> str:
+    """What messages call an optimizer."""
     return "the optimizer" if len(learner.optimizers) == 1 else f"optimizer {name!r}"
 
 

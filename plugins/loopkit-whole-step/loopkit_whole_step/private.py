@@ -23,6 +23,8 @@ HOOKS = (
     "_forward_hooks_with_kwargs",
 )
 """Where a module keeps its hooks."""
+GLOBAL_HOOKS = tuple(f"_global{name}" for name in HOOKS[:4])
+"""Where torch keeps those on all modules."""
 RECURRENT = ("rnn", "lstm", "gru")
 """Words in the names of operations around which inductor gave wrong numbers."""
 aten = torch.ops.aten
@@ -142,9 +144,16 @@ def hooks_of(module: torch.nn.Module) -> list[dict[int, Any]]:
     return [vars(module)[name] for name in HOOKS if name in vars(module)]
 
 
-def has_hooks(tensor: Tensor) -> bool:
-    """Whether somebody has put hooks on a tensor."""
-    return bool(tensor._backward_hooks) or bool(getattr(tensor, "_post_accumulate_grad_hooks", None))
+def have_hooks(tensors: Sequence[Tensor]) -> bool:
+    """Whether somebody has put hooks on one of these tensors."""
+    return any(bool(each._backward_hooks) or bool(each._post_accumulate_grad_hooks) for each in tensors)
+
+
+def global_hooks() -> int:
+    """How many hooks are on all modules."""
+    from torch.nn.modules import module
+
+    return sum(len(vars(module)[name]) for name in GLOBAL_HOOKS)
 
 
 def step_hooks(optimizer: torch.optim.Optimizer) -> int:

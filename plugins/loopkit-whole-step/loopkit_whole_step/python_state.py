@@ -8,6 +8,7 @@ from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 LEAVES = (Tensor, type, BuiltinFunctionType, ModuleType, str, bytes, int, float, complex, bool)
@@ -15,8 +16,8 @@ TRUSTED = ("torch", "loopkit", "loopkit_whole_step", "builtins")
 """Packages whose own functions are not looked into."""
 ENGINE = ("loopkit.engine", "loopkit.learner")
 """Modules whose objects are not looked into."""
-OWN = ("_parameters", "_buffers", "_modules")
-"""Of a module: its tensors are looked after elsewhere."""
+OWN = {nn.Module: ("_parameters", "_buffers", "_modules"), torch.optim.Optimizer: ("state", "param_groups")}
+"""What is looked after elsewhere."""
 DEPTH = 6
 
 
@@ -29,12 +30,14 @@ class PythonState:
 
     def __init__(self, roots: Mapping[str, Any]) -> None:
         self._seen: dict[int, Any] = {}
-        self._held: list[tuple[str, Callable[[], Any], Callable[[Any], Any], Any]] = []
+        self._held: list[tuple[str, Callable[[], Any], Callable[[Any], Any], Any, bool]] = []
+        self._outside = False
+        """Whether it looks at what functions read from outside."""
         for name, root in roots.items():
             self._look(name, root, 0)
 
     def _hold(self, name: str, read: Callable[[], Any], write: Callable[[Any], Any]) -> None:
-        self._held.append((name, read, write, read()))
+        self._held.append((name, read, write, read(), self._outside))
 
     def _look(self, name: str, value: Any, depth: int) -> None:
         if value is None or isinstance(value, LEAVES) or id(value) in self._seen or depth > DEPTH:
@@ -61,7 +64,7 @@ class PythonState:
             attributes = vars(value)
             self._hold(name, partial(dict, attributes), partial(_refill, attributes))
             for key, part in list(attributes.items()):
-                if not (isinstance(value, nn.Module) and key in OWN):
+                if not any(isinstance(value, cls) and key in own for cls, own in OWN.items()):
                     self._look(f"{name}.{key}", part, depth + 1)
             for cls in type(value).__mro__:
                 if cls.__module__.partition(".")[0] not in TRUSTED:
@@ -73,6 +76,7 @@ class PythonState:
         """Its closure, and the globals that it names."""
         if (function.__module__ or "").partition(".")[0] in TRUSTED:
             return
+        within, self._outside = self._outside, True
         for word, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             read = partial(getattr, cell, "cell_contents", ...)
             self._hold(f"{word}, which {name} uses", read, partial(setattr, cell, "cell_contents"))
@@ -82,10 +86,13 @@ class PythonState:
             if word in variables and not isinstance(value := variables[word], (type, ModuleType, Tensor)):
                 self._hold(f"the global {word}", partial(variables.get, word), partial(variables.__setitem__, word))
                 self._look(f"the global {word}", value, depth + 1)
+        self._outside = within
 
-    def changes(self) -> Iterator[str]:
-        """The names of what is another now."""
-        for name, read, _, before in self._held:
+    def changes(self, outside: bool = False) -> Iterator[str]:
+        """The names of what is another now; with ``outside`` only of what functions read from outside."""
+        for name, read, _, before, is_outside in self._held:
+            if outside > is_outside:
+                continue
             now = read()
             if isinstance(before, dict):
                 for key in (*before, *(key for key in now if key not in before)):
@@ -102,7 +109,7 @@ class PythonState:
 
     def put_back(self) -> None:
         """Make everything as it was."""
-        for _, read, write, before in self._held:
+        for _, read, write, before, _ in self._held:
             if isinstance(before, (dict, list, deque, set)) or not _same(before, read()):
                 write(before)
 

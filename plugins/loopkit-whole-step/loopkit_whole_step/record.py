@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import time
 import weakref
@@ -14,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from loopkit import devices
+from loopkit import devices, generators
 from loopkit_whole_step import private
-from loopkit_whole_step.cells import Cells
+from loopkit_whole_step.cells import Cells, optimizer_named
 from loopkit_whole_step.python_state import PythonState
 from loopkit_whole_step.sealed import Refused, SealedEpoch, SealedLearner, SealedStep, autocast_off
 
@@ -174,6 +175,10 @@ class Recording:
     call: Callable[..., Any] = field(init=False)
     """The compiled graph."""
     constants: list[Any] = field(init=False)
+    kinds: list[Any] = field(init=False)
+    """Of the tensors."""
+    python: PythonState = field(init=False)
+    """What the step read when it was recorded."""
     values: dict[str, Places] = field(default_factory=dict)
     sets: dict[str, dict[tuple[str, str], Places]] = field(default_factory=dict)
     """What hooks set of their plugins, by the optimizer before whose end of an update it is set; "": before all."""
@@ -236,6 +241,19 @@ class Recording:
         """The optimizers' parameters."""
         return [p for params in self.cells.params() for p in params]
 
+    def changed(self, cells: Cells, look: bool) -> str:
+        """What has changed of what the graph was recorded with; empty if nothing has.
+
+        Args:
+            cells: Those found now.
+            look: Look at what functions read from outside, too.
+        """
+        if name := self.cells.replaced_by(cells) or self.cells.changed(self.constants):
+            return name
+        if cells.kinds() != self.kinds:
+            return "the dtype, shape or device of a tensor"
+        return next(self.python.changes(outside=True), "") if look else ""
+
     # Recording
 
     def record(self, epoch: Epoch, backend: Backend, worth: Callable[[int], str]) -> None:
@@ -253,7 +271,7 @@ class Recording:
         every = self.metrics(epoch)
         self.fed = {name: list(range(len(metrics))) for name, metrics in every.items()}
         tensors = [each.detach() for each in self.cells.tensors()]
-        self.constants = self.cells.constants()
+        self.constants, self.kinds, self.python = self.cells.constants(), self.cells.kinds(), PythonState(self.watched)
         changed: list[bool] = []
         with self.restored(epoch, changes=True):
             inputs = [each.detach() for each in self.inputs(epoch, self.batch[0], tensors)]
@@ -266,8 +284,7 @@ class Recording:
                     raise Refused(ASKS) from None
                 if private.meets_a_stranger(error):
                     raise Refused(STRANGER) from None
-                said = (str(error).strip().splitlines() or [""])[0]
-                raise Refused(f"it cannot be recorded ({type(error).__name__}: {said[:200]})") from None
+                raise Refused(f"it cannot be recorded ({_first_line(error)})") from None
         if changed and not all(changed):  # metrics that this phase does not feed stay as they are
             numbers = iter(changed)
             self.fed = {name: [i for i in at if next(numbers)] for name, at in self.fed.items()}
@@ -284,8 +301,11 @@ class Recording:
             raise Refused(reason)
         graph.recompile()
         with torch.no_grad(), autocast_off(), torch.random.fork_rng(devices=[]):
-            self.call = backend(graph, inputs)
-            self.call(*[each.clone() for each in inputs])  # what is compiled late is compiled now
+            try:
+                self.call = backend(graph, inputs)
+                self.call(*[each.clone() for each in inputs])  # what is compiled late is compiled now
+            except Exception as error:
+                raise Refused(f"it cannot be compiled ({_first_line(error)})") from None
         self._epoch = lambda: None
         self.seconds = time.perf_counter() - started
 
@@ -296,18 +316,26 @@ class Recording:
         metrics = self.metrics(epoch)
         free = {f"plugin {name!r}": owner for name, owner in owners.items()}
         free.update({f"metric {i} of {name!r}": m for name, each in metrics.items() for i, m in enumerate(each)})
-        watched = {"the phase": self.phase, "the loss function": self.learner.loss_fn}
-        watched.update({f"model {name!r}": model for name, model in self.learner.models.items()})
-        own, others = PythonState(watched), PythonState(free)
-        random = torch.get_rng_state()
+        own, others = PythonState(self.watched), PythonState(free)
+        drawn = generators.save()
         try:
             yield
             if changes and (change := next(own.changes(), "")):
                 raise Refused(f"it changes {change}, which a graph would not")
+            if changes and (name := _drawing(drawn, generators.save())):
+                raise Refused(f"it draws random numbers of {name}, which a graph would not")
         finally:
             own.put_back()
             others.put_back()
-            torch.set_rng_state(random)
+            generators.restore(drawn)
+
+    @property
+    def watched(self) -> dict[str, Any]:
+        """The objects whose Python a step must not change, by name."""
+        learner = self.learner
+        watched = {"the phase": self.phase, "the loss function": learner.loss_fn}
+        watched.update({f"model {name!r}": model for name, model in learner.models.items()})
+        return watched | {optimizer_named(learner, name): each for name, each in learner.optimizers.items()}
 
     def function(self, flat: Sequence[Tensor], changed: list[bool]) -> list[Tensor]:
         """The step, of its inputs: it changes them in place, and returns what else comes of it."""
@@ -333,12 +361,17 @@ class Recording:
             for p, grad in zip(self.params(), grads, strict=True):
                 p.grad = grad
             step, last = self._sealed_step(tree_unflatten(leaves, self.batch[1]), votes, ends.updated)
+            counts = copy.deepcopy(cells.counts())
             phase_step: Callable[..., Any] = self.phase.step
             if phase_step(self.sealed, step) is not None:
                 raise Refused("it returns something")
             if not step.complete:
                 raise Refused("it does not call step.backward and step.update once each")
             self._end(step, last)
+            if (now_counts := cells.counts()) != counts:
+                pairs = zip(counts, now_counts, strict=False)
+                key = next((one[0] for one, other in pairs if one != other), "a part")
+                raise Refused(f"its optimizer changes {key!r} in Python, which a graph would not")
             now = cells.state()
             if len(now) != len(state):
                 raise Refused("its optimizer has made new state, which it does in its first updates")
@@ -457,6 +490,19 @@ class Recording:
 
         give("")
         step.applied(values, grads, before=give if len(self.windows) > 1 else None)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
+
+
+def _drawing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Whose generator has moved; torch's may."""
+    for key, name in (("python", "Python's random"), ("numpy", "NumPy")):
+        leaves = zip(tree_flatten(before[key])[0], tree_flatten(now[key])[0], strict=True)
+        if not all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in leaves):
+            return name
+    return ""
 
 
 def _is(one: Any, other: Any) -> bool:

@@ -34,6 +34,8 @@ COMES = 3
 """A shape is compiled when it has come so many times."""
 SHAPES = 4
 """So many shapes are compiled at most."""
+KNOWN = 64
+"""So many are counted at most."""
 CHANGES = 4
 """So many times a shape is compiled anew, since a constant of it has changed."""
 CHECKS = 2
@@ -196,12 +198,22 @@ class WholeStep(Shown):
         cells = recording.cells
         now = [holder[key] for holder, key in cells.scalars]
         now += [each.requires_grad for each in tensors]
-        return now == recording.constants and not any(cells.hooks)
+        return now == recording.constants and not any(cells.hooks) and not private.have_hooks(tensors)
 
     def _shape(self, phase: Phase, key: Any, window: Any, others: Any, leaves: Sequence[Any]) -> Shape:
         """A shape that has not come before in this process."""
-        looks = [(tuple(leaf.shape), str(leaf.dtype)) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        looks = [
+            (tuple(leaf.shape), str(leaf.dtype), *(() if leaf.is_contiguous() else leaf.stride()))
+            if isinstance(leaf, Tensor)
+            else leaf
+            for leaf in leaves
+        ]
         name = f"{phase.name} {looks} {key[1:5]}"
+        if name not in self.shapes and len(self.shapes) >= KNOWN:
+            name = f"{phase.name} others"
+            shape = self.shapes.setdefault(name, Shape(name))
+            self._refuse(shape, f"{KNOWN} other shapes came before it")
+            return shape
         shape = self.shapes.setdefault(name, Shape(name))
         self._keys[key] = shape
         if any((each.steps, each.due, each.seed) != (window.steps, window.due, window.seed) for each in others):
@@ -303,7 +315,7 @@ class WholeStep(Shown):
             changed = "" if shape.plan() is epoch.plan else "the list of plugins"
             if not changed:
                 cells = Cells.of(learner, phase, recording.hooks.owners)
-                changed = recording.cells.replaced_by(cells) or recording.cells.changed(recording.constants)
+                changed = recording.changed(cells, look=shape.epoch() is not epoch)
         except Refused as refused:
             self._refuse(shape, str(refused))
             return

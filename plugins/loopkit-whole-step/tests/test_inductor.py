@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers import on
 from test_whole_step import OPTIMIZERS, TWO, apart, batches, dropping, make, modes, spiky, whole
 from torch import nn
 
 from loopkit.metrics import Accuracy
-from loopkit.plugins import ClipGradNorm, Metrics, Schedule, SkipSpikes, StopOnNonFinite
+from loopkit.plugins import Checkpoint, ClipGradNorm, Metrics, Schedule, SkipSpikes, StopOnNonFinite
 from loopkit.schedules import cosine
 
 
@@ -69,3 +70,21 @@ def test_two_optimizers_and_a_spike_are_compiled(tmp_path, monkeypatch):
     assert eager.plugins["skip_spikes"].skipped == learner.plugins["skip_spikes"].skipped >= 1
     assert eager.progress == learner.progress
     assert apart(eager, learner) < 1e-5  # of numbers below 1, after 40 updates in float32
+
+
+def test_compiled_run_that_goes_on_is_bitwise_the_one_in_one_piece(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+
+    def made(*plugins):
+        stack = [Metrics(Accuracy()), ClipGradNorm(0.5), whole(backend="inductor"), *plugins]
+        return make(*stack, model=model, optimizer=OPTIMIZERS["adam"])
+
+    one = made()
+    one.fit(batches(), epochs=2)
+    pause = on("step_end", lambda learner: learner.progress.updates == 17 and learner.pause("test"), "pause")
+    made(Checkpoint(tmp_path / "run"), pause).fit(batches(), epochs=2, on_interrupt="return")
+    again = made(Checkpoint(tmp_path / "run", resume="auto"))
+    again.fit(batches(), epochs=2)
+    assert modes(again.plugins["whole_step"]) == ["graph"]
+    assert apart(one, again) == 0.0
+    assert one.metrics == again.metrics

@@ -29,9 +29,18 @@ def test_modules_keep_their_hooks_where_they_are_looked_for():
 def test_tensors_keep_their_hooks_where_they_are_looked_for():
     for register in ("register_hook", "register_post_accumulate_grad_hook"):
         p = nn.Parameter(torch.ones(1))
-        assert not private.has_hooks(p)
+        assert not private.have_hooks([p])
         getattr(p, register)(lambda *_: None)
-        assert private.has_hooks(p), register
+        assert private.have_hooks([p]), register
+
+
+def test_hooks_on_all_modules_are_kept_where_they_are_looked_for():
+    registers = ("register_module_forward_hook", "register_module_forward_pre_hook")
+    for register in (*registers, "register_module_full_backward_hook", "register_module_full_backward_pre_hook"):
+        assert private.global_hooks() == 0
+        handle = getattr(nn.modules.module, register)(lambda *_: None)
+        assert private.global_hooks() == 1, register
+        handle.remove()
 
 
 def test_optimizers_keep_their_hooks_where_they_are_looked_for():
@@ -81,10 +90,13 @@ def test_random_numbers_and_recurrent_operations_are_seen():
     drawing = private.trace(lambda x: nn.functional.dropout(x, 0.5), [torch.ones(3)])
     assert private.draws(drawing.graph)
     assert not private.draws(private.trace(lambda x: x + 1, [torch.ones(3)]).graph)
-    cell = nn.GRUCell(2, 2)
-    graph = private.trace(lambda x, w: torch._VF.gru_cell(x, x, w, w, None, None), [torch.ones(1, 2), torch.ones(6, 2)])
-    assert cell.hidden_size == 2
-    assert isinstance(private.recurrent(graph.graph), str)
+    lstm = nn.LSTM(2, 3)
+    given = [torch.ones(4, 1, 2), torch.zeros(1, 1, 3), *(p.detach() for p in lstm.parameters())]
+    graph = private.trace(
+        lambda x, zero, *w: torch._VF.lstm(x, (zero, zero), w, True, 1, 0.0, False, False, False)[0], given
+    )
+    assert private.recurrent(graph.graph) == "aten.mkldnn_rnn_layer.default"
+    assert private.recurrent(drawing.graph) == ""
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,21 @@ test_inductor.py compiles.
 from __future__ import annotations
 
 import copy
+import random
 from itertools import count
 
+import numpy as np
 import pytest
 import torch
 from helpers import on
 from torch import nn
 
-from loopkit import CancelStep, Learner, TrainingPhase, hookimpl
-from loopkit.errors import NonFiniteError, PluginError
+from loopkit import CancelStep, Learner, TrainingPhase, checkpoint, hookimpl
+from loopkit.errors import NonFiniteError, PluginError, StateError
 from loopkit.events import BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, UpdateSkipped
 from loopkit.metrics import F1, Accuracy
 from loopkit.plugins import (
+    Checkpoint,
     ClipGradNorm,
     ClipGradValue,
     GradNoise,
@@ -32,6 +35,7 @@ from loopkit.plugins import (
 )
 from loopkit.schedules import cosine
 from loopkit_whole_step import WholeStep
+from loopkit_whole_step.cells import Cells
 
 
 def batches(count=12, size=8, seed=0):
@@ -41,6 +45,10 @@ def batches(count=12, size=8, seed=0):
 
 def mlp():
     return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3))
+
+
+def normed():
+    return nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Tanh(), nn.Linear(12, 3))
 
 
 def sgd(parameters):
@@ -385,14 +393,55 @@ def test_bad_loss_is_raised_as_without_the_plugin():
     data[7] = (data[7][0] * float("inf"), data[7][1])
     errors, left = [], []
     for step in ((), (whole(),)):
-        learner = make(StopOnNonFinite(), Metrics(), *step)
+        learner = make(StopOnNonFinite(), Metrics(), *step, model=normed)
         with pytest.raises(NonFiniteError) as caught:
             learner.fit(data, epochs=1)
         errors.append(str(caught.value))
         left.append(learner)
     assert errors[0] == errors[1]
     assert left[0].progress == left[1].progress
+    assert apart(*left) < 2e-6  # the buffers, too
+    for one, other in zip(*(each.optimizer.state.values() for each in left), strict=True):
+        assert torch.allclose(one["momentum_buffer"], other["momentum_buffer"], atol=1e-5)  # of numbers near 1
+
+
+class Rooted(nn.Module):
+    """Its gradient, and not its output, is nan where the inputs are 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, x):
+        return self.inner(x) + 1e-3 * (self.inner[0].weight.sum() * x.abs().sum()).square().sqrt()
+
+
+def test_bad_gradient_is_raised_as_without_the_plugin():
+    data = batches(10)
+    data[7] = (data[7][0] * 0, data[7][1])
+    errors, left = [], []
+    for step in ((), (whole(),)):
+        learner = make(StopOnNonFinite(gradients=True), *step, model=Rooted)
+        with pytest.raises(NonFiniteError) as caught:
+            learner.fit(data, epochs=1)
+        errors.append(str(caught.value))
+        left.append(learner)
+    assert errors[0] == errors[1]
+    assert "although the loss is finite" in errors[0]
     assert apart(*left) < 2e-6
+
+
+@pytest.mark.filterwarnings("ignore:.*skipped", "ignore:.*back to the state")
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+@pytest.mark.parametrize(("bad", "model"), [(float("inf"), normed), (0.0, Rooted)], ids=["loss", "gradient"])
+def test_bad_step_is_passed_over_as_without_the_plugin(policy, bad, model):
+    data = batches(10)
+    data[7] = (data[7][0] * bad, data[7][1])
+    guard = lambda: (StopOnNonFinite(policy, max_skips=1, snapshot_every=3),)  # noqa: E731
+    eager, learner, step = pair(guard, data=data, model=model)
+    assert modes(step) == ["graph"]
+    assert eager.progress == learner.progress
+    assert apart(eager, learner) < 5e-6  # of numbers below 2, after 20 updates in float32
 
 
 # What changes between steps
@@ -709,6 +758,135 @@ def test_optimizer_of_other_parameters_stays_eager():
     stays_eager("its optimizer has parameters that are in no model", optimizer=with_a_stranger)
 
 
+class CountsAttribute(torch.optim.SGD):
+    calls = 0
+
+    def step(self, closure=None):
+        self.calls += 1
+        super().step(closure)
+        if self.calls % 7 == 0:
+            self.param_groups[0]["params"][0].data.mul_(0.5)
+
+
+class CountsInState(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.05})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                state["step"] = state.get("step", 0) + 1
+                p.sub_(group["lr"] / state["step"] * p.grad)
+
+
+class CountsInGroup(torch.optim.SGD):
+    def step(self, closure=None):
+        self.param_groups[0]["calls"] = self.param_groups[0].get("calls", 0) + 1
+        super().step(closure)
+
+
+def test_optimizer_that_counts_where_a_graph_does_not_stays_eager():
+    stays_eager("it changes the optimizer.calls", optimizer=lambda p: CountsAttribute(p, lr=0.05))
+    stays_eager("its optimizer changes 'step' in Python", optimizer=CountsInState)
+    stays_eager("its optimizer changes 'calls' in Python", optimizer=lambda p: CountsInGroup(p, lr=0.05))
+
+
+class Draws(TrainingPhase):
+    def loss(self, learner, outputs, targets):
+        return super().loss(learner, outputs, targets) * (1 + random.random())
+
+
+class DrawsNumPy(TrainingPhase):
+    def loss(self, learner, outputs, targets):
+        return super().loss(learner, outputs, targets) * (1 + float(np.random.rand()))
+
+
+@pytest.mark.parametrize(("phase", "name"), [(Draws, "Python's random"), (DrawsNumPy, "NumPy")])
+def test_phase_that_draws_random_numbers_of_python_stays_eager(phase, name):
+    step, after = whole(), []
+    for each in ((), (step,)):
+        random.seed(0)
+        np.random.seed(0)
+        make(*each, phase=phase).fit(batches(6), epochs=1)
+        after.append((random.random(), np.random.rand()))
+    assert reasons(step) == [f"it draws random numbers of {name}, which a graph would not"]
+    assert after[0] == after[1]
+
+
+def test_compiler_that_fails_leaves_the_step_eager():
+    def fails(graph, inputs):
+        raise RuntimeError("there is no C++ compiler\nand more")
+
+    step = whole(backend=fails)
+    stays_eager("it cannot be compiled (RuntimeError: there is no C++ compiler)", step=step)
+
+
+class Embeds(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.last = nn.Embedding(7, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.last(self.inner(x).mean(1))
+
+
+def test_model_of_another_dtype_is_recorded_anew():
+    data = [(x.long() % 7, y) for x, y in batches()]
+    change = lambda: (on("epoch_begin", lambda learner: learner.progress.epochs and learner.model.double()),)  # noqa: E731
+    eager, learner, step = pair(change, data=data, model=Embeds, optimizer=OPTIMIZERS["sgd"])
+    assert modes(step) == ["graph"]
+    assert [shape.changes for shape in step.shapes.values()] == [1]
+    assert apart(eager, learner) < 2e-6
+
+
+def test_hook_on_all_modules_keeps_the_step_eager():
+    calls = []
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: calls.append(1))
+    try:
+        stays_eager("there are hooks on its modules")
+    finally:
+        handle.remove()
+
+
+def test_hook_on_a_parameter_that_comes_within_an_epoch_is_called():
+    calls = []
+
+    def register(learner, step):
+        if step.index == 7:
+            learner.model[0].weight.register_hook(lambda grad: calls.append(step.index))
+
+    step = whole()
+    make(on("step_end", register), step).fit(batches(), epochs=1)
+    assert len(calls) == 4
+
+
+def test_number_of_a_batch_that_varies_is_not_remembered_for_ever():
+    data = [(*batch, number / 100) for number, batch in enumerate(batches(100))]
+
+    class Weighs(TrainingPhase):
+        def unpack(self, batch):
+            return batch[:2]
+
+    step = whole()
+    make(step, phase=Weighs).fit(data, epochs=2)
+    assert len(step.shapes) == 65
+    assert reasons(step)[-1] == "64 other shapes came before it"
+
+
+def test_batches_of_another_dtype_strides_or_autocast_are_shapes_of_their_own():
+    data = [(x.long() % 7, y) for x, y in batches()]
+    kinds = [data, [(x.int(), y) for x, y in data], [(x.t().contiguous().t(), y) for x, y in data]]
+    mixed = [batch for each in zip(*kinds, strict=True) for batch in each]
+    eager, learner, step = pair(data=mixed, model=Embeds)
+    assert modes(step) == ["graph"] * 3
+    assert apart(eager, learner) < 2e-6
+    learner.add(MixedPrecision("bfloat16"))
+    learner.fit(mixed, epochs=1)
+    assert len(step.shapes) == 6
+
+
 def test_optimizer_that_counts_in_python_stays_eager():
     stays_eager("it asks for the value of a tensor", optimizer=lambda p: torch.optim.Adafactor(p, lr=0.01))
 
@@ -808,6 +986,20 @@ class Global(TrainingPhase):
         return super().loss(learner, outputs, targets) * (1 + 0.1 * COUNT)
 
 
+class Box:
+    """An object whose attributes cannot be listed."""
+
+    __slots__ = ("scale",)
+
+
+BOX = Box()
+
+
+class Boxed(TrainingPhase):
+    def loss(self, learner, outputs, targets):
+        return super().loss(learner, outputs, targets) * BOX.scale
+
+
 class Scaled(TrainingPhase):
     def loss(self, learner, outputs, targets):
         return super().loss(learner, outputs, targets) * SCALE
@@ -834,16 +1026,56 @@ def test_global_that_counts_is_seen_and_put_back(monkeypatch):
     assert COUNT == 12
 
 
-def test_global_that_is_baked_in_is_found_when_an_epoch_begins(monkeypatch):
+def test_global_that_is_baked_in_is_seen_when_an_epoch_begins(monkeypatch):
     monkeypatch.setitem(globals(), "SCALE", 1.0)
 
     def change(learner, **_):
-        globals()["SCALE"] = 3.0 if learner.progress.epochs >= 1 else 1.0
+        globals()["SCALE"] = 3.0 if learner.progress.epochs >= 6 else 1.0
 
-    eager, learner, step = pair(lambda: (on("epoch_begin", change),), phase=Scaled())
+    eager, learner, step = pair(lambda: (on("epoch_begin", change),), phase=Scaled(), epochs=8)
+    assert modes(step) == ["graph"]
+    assert [shape.changes for shape in step.shapes.values()] == [1]
+    assert apart(eager, learner) < 1e-5  # of numbers below 2, after 96 updates in float32
+
+
+def test_global_that_nobody_sees_is_found_when_an_epoch_begins():
+    def change(learner, **_):
+        BOX.scale = 3.0 if learner.progress.epochs >= 1 else 1.0
+
+    eager, learner, step = pair(lambda: (on("epoch_begin", change),), phase=Boxed())
     (reason,) = reasons(step)
     assert reason.startswith("compared at the begin of an epoch, it is not the same any more: what it returns (")
     assert apart(eager, learner) < 2e-6
+
+
+@pytest.mark.parametrize(("dtype", "off"), [(torch.float32, 1e-4), (torch.float64, 1e-10)])
+@pytest.mark.parametrize("what", ["step.outputs", "the gradients", "the buffers", "the optimizer's state"])
+def test_small_error_of_a_compiler_is_found(what, dtype, off):
+    def wrong(graph, inputs):
+        cells = Cells.of(learner, learner.phases["train"], {})
+        tensors = cells.tensors()
+        buffer = next(i for i, each in enumerate(tensors) if each is learner.model[1].running_var)
+
+        def run(*given):
+            outputs = list(graph(*given))
+            if what in ("step.outputs", "the gradients"):
+                shape = (8, 3) if what == "step.outputs" else (3, 12)
+                at = next(i for i, each in enumerate(outputs) if each.shape == shape)
+                outputs[at] = outputs[at] * (1 + off)
+            else:
+                given[buffer if what == "the buffers" else len(tensors)].mul_(1 + off)
+            return outputs
+
+        return run
+
+    def double():
+        return normed().to(dtype)
+
+    data = [(x.to(dtype), y) for x, y in batches()]
+    step = whole(backend=wrong)
+    learner = make(step, model=double)
+    learner.fit(data, epochs=1)
+    assert reasons(step)[0].startswith(f"compared, it is not the same: {what} (")
 
 
 def test_compiler_that_computes_something_else_is_found():
@@ -912,8 +1144,8 @@ def test_fit_too_short_to_repay_stays_eager():
     assert modes(step) == ["eager"]
 
 
-@pytest.mark.parametrize(("ratio", "mode"), [(0.5, "graph"), (2.0, "eager")])
-def test_graph_is_kept_if_it_is_faster(ratio, mode, monkeypatch):
+def timed(ratio, monkeypatch):
+    """A plugin for whose clock an eager step takes a second, and a compiled one ``ratio``."""
     now = [0.0]
     step = whole("auto")
 
@@ -923,10 +1155,24 @@ def test_graph_is_kept_if_it_is_faster(ratio, mode, monkeypatch):
         return now[0]
 
     monkeypatch.setattr("loopkit_whole_step.whole_step.time.perf_counter", clock)
-    learner = make(step)
-    learner.run("train", batches(40))
+    return step
+
+
+@pytest.mark.parametrize(("ratio", "mode"), [(0.5, "graph"), (0.96, "graph"), (0.98, "eager"), (2.0, "eager")])
+def test_graph_is_kept_if_it_is_faster(ratio, mode, monkeypatch):
+    step = timed(ratio, monkeypatch)
+    make(step).run("train", batches(40))
     assert modes(step) == [mode]
-    assert reasons(step) == ["" if mode == "graph" else "compiled it takes 2.00 of the time"]
+    assert reasons(step) == ["" if mode == "graph" else f"compiled it takes {ratio:.2f} of the time"]
+    (shape,) = step.shapes.values()
+    assert (len(shape.eager), len(shape.graph)) == (10, 10)
+
+
+def test_long_fit_is_compiled_by_itself(monkeypatch):
+    step = timed(0.5, monkeypatch)
+    stop = on("step_end", lambda learner: learner.progress.steps == 40 and learner.stop("enough"))
+    make(step, stop).fit(batches(), epochs=1000)
+    assert modes(step) == ["graph"]
 
 
 def test_shape_is_compiled_when_it_comes_after_three():
@@ -1031,13 +1277,17 @@ def test_graph_of_another_torch_is_compared_anew(version, checks, monkeypatch):
     assert (modes(step), len(compared)) == (["graph"], checks)
 
 
-def test_eager_learner_goes_on_with_the_state():
-    learner, eager = make(Metrics(), whole()), make(Metrics())
-    learner.fit(batches(), epochs=1)
-    state = learner.state_dict()
-    del state["plugins"]["whole_step"]
-    eager.load_state_dict(state)
-    eager.run("train", batches())
+def test_eager_learner_goes_on_with_the_checkpoints(tmp_path):
+    saved = make(Metrics(), whole(), Checkpoint(tmp_path), optimizer=adamw)
+    saved.fit(batches(), epochs=1)
+    eager = make(Metrics(), optimizer=adamw)
+    with pytest.raises(StateError, match=r"allow=\('whole_step',\)"):
+        checkpoint.load(eager, tmp_path)
+    checkpoint.load(eager, tmp_path, allow=("whole_step",))
+    assert apart(saved, eager) == 0.0
+    for one, other in zip(*(each.optimizer.state.values() for each in (saved, eager)), strict=True):
+        assert all(torch.equal(one[key], other[key]) for key in ("step", "exp_avg", "exp_avg_sq"))
+    eager.fit(batches(), epochs=2)
     assert eager.progress.updates == 24
 
 
