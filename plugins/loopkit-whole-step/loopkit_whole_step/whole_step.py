@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -91,7 +92,10 @@ class Shape:
     since: int = 0
     """Steps that were replayed since."""
 
-    SAVED = ("mode", "reason", "count", "checks", "changes", "eager", "graph", "seconds")
+    everywhere: bool = False
+    """Whether the reason holds for all shapes."""
+
+    SAVED = ("mode", "everywhere", "reason", "count", "checks", "changes", "eager", "graph", "seconds")
 
     @property
     def ratio(self) -> float | None:
@@ -149,13 +153,18 @@ class WholeStep(Shown):
         self._recorded_ones: dict[tuple[str, str, str], bool] = {}
         """By phase, hook and plugin, whether it may be recorded."""
         self._comparison: Comparison | None = None
+        self._looked: Callable[[], Any] = _nothing
+        """The epoch in which it was last looked whether the rest of it stays eager."""
+        self._rests: Callable[[], Any] = _nothing
+        """That epoch, if it does."""
 
     # The step
 
     @hookimpl(reads=("*",))
-    def take_step(self, learner: Learner, phase: Phase, epoch: Epoch, step: Step, default: Callable[[], None]) -> None:
+    def take_step(self, learner: Learner, phase: Phase, step: Step, default: Callable[[], None]) -> None:
         """Replay the step, or run it."""
-        if not phase.training:
+        epoch = step.frame.epoch
+        if not phase.training or epoch is self._rests():
             default()
             return
         batch = step.batch
@@ -240,6 +249,9 @@ class WholeStep(Shown):
     ) -> None:
         """A step that is not just replayed."""
         if shape.mode == "eager":
+            if self._looked() is not epoch:
+                self._looked = ref(epoch)
+                self._rests = ref(epoch) if self._may_rest(shape, learner, phase) else _nothing
             default()
             return
         if shape.recording is not None:
@@ -295,6 +307,14 @@ class WholeStep(Shown):
         recording.hand_over(step, outputs, leaves)
         return True
 
+    def _may_rest(self, shape: Shape, learner: Learner, phase: Phase) -> bool:
+        """Whether no step of this epoch will be compiled, as far as an eager shape tells."""
+        mine = [each for each in self.shapes.values() if each.name.startswith(f"{phase.name} ")]
+        if any(each.mode in ("compared", "timed", "graph") for each in mine):
+            return False
+        slowest = max((min(each.eager) for each in mine if each.eager), default=math.inf)
+        return shape.everywhere or self._too_few(self._left(learner), slowest, SECONDS)
+
     def _decide(self, shape: Shape) -> None:
         """Eager and graph have been timed."""
         ratio = shape.ratio
@@ -327,13 +347,19 @@ class WholeStep(Shown):
 
     def _record(self, shape: Shape, learner: Learner, phase: Phase, epoch: Epoch, step: Step) -> None:
         """Record and compile a shape, or say why not."""
+        try:
+            if learner.world.size > 1:
+                raise Refused("several processes train together")
+            Cells.of(learner, phase, self._recorded(learner, phase, epoch).owners)
+        except Refused as refused:
+            shape.everywhere = True
+            self._refuse(shape, str(refused))
+            return
         others = sum(each.mode not in ("counted", "eager") for each in self.shapes.values() if each is not shape)
         if others >= SHAPES:
             self._refuse(shape, f"{SHAPES} other shapes are compiled already")
             return
         try:
-            if learner.world.size > 1:
-                raise Refused("several processes train together")
             while True:
                 hooks = self._recorded(learner, phase, epoch)
                 self._worth(shape, learner, 0)
@@ -360,20 +386,27 @@ class WholeStep(Shown):
 
     def _worth(self, shape: Shape, learner: Learner, nodes: int) -> str:
         """Why compiling would not be repaid; empty if it may be, or if that was decided before a resume."""
-        fit, result = learner.current, learner.result
-        planned = result.planned.updates if fit is not None and result is not None else None
-        if shape.mode != "counted" or self.when == "always" or planned is None or not shape.eager:
+        if shape.mode != "counted" or not shape.eager:
             return ""
         seen = sum(each.count for each in self.shapes.values())
-        left = max(planned - learner.progress.updates, 0)
-        mine = left * shape.count / max(seen, 1)
+        mine = self._left(learner) * shape.count / max(seen, 1)
         seconds = SECONDS + SECONDS_A_NODE * nodes
-        if mine * min(shape.eager) * SAVES >= seconds:
+        if not self._too_few(mine, min(shape.eager), seconds):
             return ""
         reason = f"{mine:.0f} steps are too few to repay {seconds:.0f} s of compiling"
         if not nodes:
             raise Refused(reason)
         return reason
+
+    @staticmethod
+    def _left(learner: Learner) -> float:
+        """Updates that the fit still plans."""
+        planned = learner.result.planned.updates if learner.current is not None and learner.result is not None else None
+        return math.inf if planned is None else max(planned - learner.progress.updates, 0)
+
+    def _too_few(self, steps: float, seconds: float, compiling: float) -> bool:
+        """Whether so many steps of so many seconds do not repay compiling."""
+        return self.when != "always" and steps * seconds * SAVES < compiling
 
     def _recorded(self, learner: Learner, phase: Phase, epoch: Epoch) -> Hooks:
         """What is recorded of the plugins' hooks, in the plan's order.
