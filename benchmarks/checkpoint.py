@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from loopkit import Learner, every
+from loopkit import Learner, checkpoint, every
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import Contents, describe, read_state
 from loopkit.plugins import SaveOptions
@@ -172,12 +172,28 @@ def load(bench: Bench) -> None:
     bench.report(name, *pairs(*sides, bench.pairs, lambda: None), 0.9)
 
 
+def resume(bench: Bench) -> None:
+    """From the directory to a learner that can go on, against the same by torch alone."""
+    learner, path, target = bench.learner, bench.new_path(), bench.directory / "resumed"
+    checkpoint.save(learner, target)
+    torch.save(bench.torch_state(), path)
+    os.sync()
+
+    def theirs() -> None:
+        state = torch.load(path, mmap=False)
+        bench.model.load_state_dict(state["model"])
+        learner.optimizer.load_state_dict(state["optimizer"])
+
+    name = "resume of a learner, verified / torch.load and load_state_dict"
+    bench.report(name, *pairs(lambda: checkpoint.load(learner, target), theirs, bench.pairs, lambda: None), 1.0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--parameters", type=float, default=100, help="in millions")
     parser.add_argument("--directory", type=Path, help="where to write; a temporary one by default")
-    parser.add_argument("--only", choices=["save", "stall", "while_writing", "load"])
+    parser.add_argument("--only", choices=["save", "stall", "while_writing", "load", "resume"])
     parser.add_argument("--json", type=Path, help="also write the figures here")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -186,7 +202,7 @@ def main() -> None:
         size = sum(p.numel() for p in bench.model.parameters())
         about = f"{os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
         print(f"{datetime.date.today()}, {about}; {size / 1e6:.0f} million parameters; {bench.pairs} pairs\n")
-        for part in (save, stall, load):
+        for part in (save, stall, load, resume):
             if arguments.only in (None, part.__name__):
                 part(bench)
         if arguments.only in (None, "while_writing"):

@@ -2,8 +2,8 @@
 
     python benchmarks/gate.py [--rounds 40] [--results [FILE]]
 
-These are the ratios of ``overhead.py`` and of ``log_overhead.py``: both sides of each run in this process, in turn.
-What needs a disk, a server or a second process is not among them. ``--results`` appends a line of JSON to a file, by
+These are the ratios of ``overhead.py``, of ``log_overhead.py`` and of one model of ``whole_step.py``: both sides of
+each run in this process, in turn. What needs a disk, a server or a second process is not among them. ``--results`` appends a line of JSON to a file, by
 default to ``benchmarks/results/gate.jsonl``, from which ``docs/make_gate_plot.py`` draws its picture.
 """
 
@@ -21,6 +21,7 @@ from typing import Any
 import log_overhead
 import overhead
 import torch
+import whole_step
 from sides import Work, digit_batches, interleaved, machine
 
 SLACK = 1.15
@@ -78,6 +79,14 @@ def logging(gate: Gate, batches: list[Any]) -> None:
         gate.hold({f"20 {kind} a step, {name} / without": bound for name, bound in bounds.items()}, take)
 
 
+def compiled(gate: Gate, batches: list[Any]) -> None:
+    sides = whole_step.Sides("MLP")
+    sides.compile()
+    gate.ratio(
+        "MLP as one compiled graph / strong loop", sides.epochs["whole"], sides.epochs["strong"], sides.bound, 100
+    )
+
+
 def append(path: Path, gate: Gate, seconds: float) -> None:
     """Add what was measured as one line."""
     said = {"date": str(datetime.date.today()), "about": machine(), "seconds": round(seconds), "ratios": gate.figures}
@@ -92,7 +101,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     gate, start, batches = Gate(arguments.rounds), time.monotonic(), digit_batches()
-    for part in (*PARTS, logging):
+    for part in (*PARTS, logging, compiled):
         part(gate, batches)
     seconds = time.monotonic() - start
     print(f"{len(gate.figures)} ratios in {seconds:.0f} s")

@@ -212,10 +212,10 @@ def loaders() -> Figures:
     workers = DataLoader(TensorDataset(x[:20_000], y[:20_000]), batch_size=BATCH, num_workers=1)
     model, optimizer = tiny()
 
-    class Pass(Nothing):
-        name = "pass"
+    class Drain(Nothing):
+        name = "drain"
 
-    learner = Learner(model, None, optimizer, phases=[Pass()], standard=False)
+    learner = Learner(model, None, optimizer, phases=[Drain()], standard=False)
 
     def rate(sides: dict[str, Callable[[], object]], samples: int, rounds: int) -> dict[str, float]:
         seconds = interleaved(sides, rounds)
@@ -229,7 +229,7 @@ def loaders() -> Figures:
             {"ours": drained(ours), "indexing by hand": by_index, "blocks by hand": by_blocks}, len(x), 5
         ),
         "DataLoader, one worker": rate(
-            {"in a learner": lambda: learner.run("pass", workers), "by hand": drained(workers)}, 20_000, 3
+            {"in a learner": lambda: learner.run("drain", workers), "by hand": drained(workers)}, 20_000, 3
         ),
     }
     with tempfile.TemporaryDirectory() as folder:
