@@ -3,8 +3,9 @@
     python benchmarks/gate.py [--rounds 40] [--results [FILE]]
 
 These are the ratios of ``overhead.py``, of ``log_overhead.py`` and of one model of ``whole_step.py``: both sides of
-each run in this process, in turn. What needs a disk, a server or a second process is not among them. ``--results`` appends a line of JSON to a file, by
-default to ``benchmarks/results/gate.jsonl``, from which ``docs/make_gate_plot.py`` draws its picture.
+each run in this process, in turn. What needs a disk, a server or a second process is not among them. ``--results``
+appends a line of JSON to a file, by default to ``benchmarks/results/gate.jsonl``, from which ``docs/make_gate_plot.py``
+draws its picture.
 """
 
 from __future__ import annotations
