@@ -1,4 +1,4 @@
-"""Well-known programs of several processes, ported: with default options they end with the bits of the loop by hand.
+"""Well-known programs of several processes, ported: they have the bits of the loop by hand, in each step.
 
 The first is PyTorch's first program with ``DistributedDataParallel`` that `torchrun` starts, the second trains a small
 GPT on characters. Each side runs in processes of its own, from the seeds on. Both give the loss and the buffers of each

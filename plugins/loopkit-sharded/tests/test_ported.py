@@ -1,4 +1,4 @@
-"""PyTorch's example of FSDP2, ported: with default options it ends with the bits of the loop by hand.
+"""PyTorch's example of FSDP2, ported: it has the bits of the loop by hand, in each step.
 
 A transformer on the meta device whose layers are sharded one by one, then the rest, and which is filled as it is
 sharded; Adam, clipping by the norm of the whole, and batches that are drawn in each step. Width, heads and batches have
