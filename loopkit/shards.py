@@ -96,7 +96,8 @@ def shard(
 def set_epoch(data: Any, epoch: int) -> bool:
     """Tell the ``DistributedSampler`` of a ``DataLoader`` which epoch begins; loopkit's own count for themselves.
 
-    Call it before every epoch, or each epoch has the order of the first.
+    Call it before every epoch that trains, or each has the order of the first. Where the sampler's epochs do not begin
+    with 0, a ``set_epoch`` of its own says so.
 
     Args:
         data: What an epoch is about to go over.
@@ -106,10 +107,9 @@ def set_epoch(data: Any, epoch: int) -> bool:
         Whether there was one to be told.
     """
     sampler = _order_of(data)[0] if isinstance(data, DataLoader) else None
-    if not isinstance(sampler, DistributedSampler):
-        return False
-    sampler.set_epoch(epoch)
-    return True
+    if isinstance(sampler, DistributedSampler):
+        sampler.set_epoch(epoch)
+    return isinstance(sampler, DistributedSampler)
 
 
 def facts_of(data: Any) -> dict[str, str]:
@@ -153,7 +153,7 @@ def parts_of(data: Any) -> Parts | None:
         sampler, each, drop = _order_of(data)
         if isinstance(sampler, ResumableSampler):
             shares, rank = sampler.shares, sampler.rank
-        elif type(sampler) is DistributedSampler and data.batch_sampler is not None:
+        elif _is_distributed(sampler) and data.batch_sampler is not None:
             left = len(sampler) % each
             return Parts(each, each if drop or not left else left, True)
     if shares is None or shares.size == 1 or not (steps := shares.steps()):
@@ -225,8 +225,7 @@ def _shard(data: Any, rank: int, size: int, tail: Tail, seed: int, epoch: int, t
         if data.shares.size > 1:
             return _checked(data, data.rank, data.shares.size, rank, size), ""
         own = data.shard(rank, size, tail, LEAST if training else 1)
-        unit = "batches" if "batches" in own.state_dict() else "samples"
-        return own, f"{_name(data)}: {_steps(own.shares, unit)}"
+        return own, f"{_name(data)}: {_steps(own.shares, 'batches' if 'batches' in own.state_dict() else 'samples')}"
     if not isinstance(data, DataLoader):
         raise _refused(
             data, "of batches that are there already, or come one after the other, each process would need all"
@@ -238,7 +237,7 @@ def _shard(data: Any, rank: int, size: int, tail: Tail, seed: int, epoch: int, t
         _checked(data, sampler.rank, sampler.num_replicas, rank, size)
         if training:
             return data, f"{_name(data)}: left as it is, with its {_name(sampler)}"
-        if type(sampler) is not DistributedSampler and not _of_torchdata(sampler, "StatefulDistributedSampler"):
+        if not _is_distributed(sampler) and not _of_torchdata(sampler, "StatefulDistributedSampler"):
             raise _refused(data, f"{_name(sampler)} decides which samples come, in a way of its own")
         whole = ResumableSampler(len(cast(Sized, sampler.dataset)), shuffle=False)
         what = f"; ResumableSampler without shuffle in the place of {_name(sampler)}, which repeats samples to fill up"
@@ -283,6 +282,11 @@ def _order_of(data: DataLoader[Any]) -> tuple[Any, int, bool]:
     if not known or not isinstance(batches, BatchSampler):
         return None, 1, False
     return batches.sampler, batches.batch_size, batches.drop_last
+
+
+def _is_distributed(sampler: Any) -> bool:
+    """Whether it takes samples as ``DistributedSampler`` does; a subclass may count epochs in another way."""
+    return all(getattr(type(sampler), name, None) is vars(DistributedSampler)[name] for name in ("__iter__", "__len__"))
 
 
 def _is_random(sampler: Any) -> bool:

@@ -191,7 +191,7 @@ class Member(Shown):
     @contextmanager
     def epoch_context(self, learner: Learner, phase: Phase, epoch: Epoch) -> Iterator[None]:
         """Say which process failed, where this one only sees that nothing comes from it."""
-        if epoch.data is not None:
+        if phase.training:
             set_epoch(epoch.data, learner.progress.epochs)
         if self.world.size == 1:
             yield

@@ -20,7 +20,7 @@ from loopkit.data import TensorLoader
 from loopkit.distributed import join
 from loopkit.errors import CancelStep, PluginError, StateError, WorldError
 from loopkit.metrics import Accuracy
-from loopkit.plugins import DDP, ClipGradNorm, Freeze, Metrics, MixedPrecision, WeightAverage
+from loopkit.plugins import DDP, Checkpoint, ClipGradNorm, Freeze, Metrics, MixedPrecision, SaveOptions, WeightAverage
 
 LR = 0.1
 
@@ -758,6 +758,44 @@ def test_distributed_sampler_of_one_process_is_told_the_epoch():
     learner = make_learner(DDP(), model=make_model(norm=False))
     learner.fit(torch.utils.data.DataLoader(data, batch_size=4, sampler=sampler), epochs=3)
     assert sampler.epoch == 2
+
+
+class FromOne(torch.utils.data.DistributedSampler):
+    """Its first epoch is 1."""
+
+    def set_epoch(self, epoch):
+        super().set_epoch(epoch + 1)
+
+
+def test_order_of_a_sampler_that_counts_from_1_is_the_same_after_a_resume(tmp_path):
+    class Sees:
+        def __init__(self, stop=None):
+            self.stop, self.seen = stop, []
+
+        @hookimpl
+        def step_begin(self, learner, phase, step):
+            if learner.progress.steps == self.stop:
+                raise KeyboardInterrupt
+            if phase.training:
+                self.seen.append(step.batch[0].tolist())
+
+    data = torch.utils.data.TensorDataset(*samples(16))
+    expected = []
+    for epoch in (1, 2, 3):
+        sampler = torch.utils.data.DistributedSampler(data, num_replicas=1, rank=0)
+        sampler.set_epoch(epoch)
+        expected += [batch[0].tolist() for batch in torch.utils.data.DataLoader(data, 4, sampler=sampler)]
+    sees, val = [Sees(stop=6), Sees()], FromOne(data, num_replicas=1, rank=0)
+    for each in sees:
+        sampler = FromOne(data, num_replicas=1, rank=0)
+        save = Checkpoint(tmp_path, save=every(updates=6), resume="auto", options=SaveOptions(replay=True))
+        learner = make_learner(DDP(), save, each, model=make_model(norm=False))
+        loaders = (torch.utils.data.DataLoader(data, batch_size=4, sampler=order) for order in (sampler, val))
+        with contextlib.suppress(KeyboardInterrupt):
+            learner.fit(*loaders, epochs=3)
+    assert [len(each.seen) for each in sees] == [6, 6]
+    assert sees[0].seen + sees[1].seen == expected
+    assert val.epoch == 0
 
 
 def window_open(rank):

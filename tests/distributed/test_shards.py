@@ -701,14 +701,23 @@ def test_restored_order_is_that_of_one_process(size: int, samples: int, batch_si
 
 
 class Biased(DistributedSampler[int]):
-    pass
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self)))
+
+
+class FromOne(DistributedSampler[int]):
+    """Its first epoch is 1."""
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch + 1)
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("samples", [8, 9, 10, 17])
 def test_in_the_place_of_a_distributed_sampler_each_sample_comes_once(samples: int, shuffle: bool) -> None:
     data = torch.arange(samples)
-    loaders = [DataLoader(data, 3, sampler=DistributedSampler(data, 3, r, shuffle=shuffle)) for r in range(3)]  # type: ignore[arg-type]
+    kinds = DistributedSampler, FromOne, DistributedSampler
+    loaders = [DataLoader(data, 3, sampler=kind(data, 3, r, shuffle=shuffle)) for r, kind in enumerate(kinds)]  # type: ignore[arg-type]
     parts = [shard(loader, rank, 3, training=False)[0] for rank, loader in enumerate(loaders)]
     batches = [list(part) for part in parts]
     assert sum(len(batch) for part in batches for batch in part) == samples
