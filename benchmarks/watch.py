@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 
 from loopkit.checkpoint.processes import Process, identity, status
-from loopkit.distributed.reports import INTERVAL, REPORTER, Report, Reports
+from loopkit.distributed.reports import INTERVAL, REPORTER, SELDOM, Report, Reports
 from loopkit.distributed.watch import SILENCE
 
 CONNECTIONS = 4
@@ -207,7 +207,7 @@ class Played:
 def rates(size: int, seconds: float) -> dict[str, float]:
     """Requests and bytes a second of ranks that all go on."""
     played = Played(size, "watch-1")
-    time.sleep(2.0)
+    time.sleep(2.0 * SELDOM * INTERVAL)  # until each has read a summary
     before, began, used = played.sent(), time.monotonic(), time.process_time()
     time.sleep(seconds)
     after, took, used = played.sent(), time.monotonic() - began, time.process_time() - used
