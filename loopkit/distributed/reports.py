@@ -6,6 +6,7 @@ import json
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loopkit.checkpoint.processes import Process
@@ -14,9 +15,11 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 INTERVAL = 0.5
-"""Seconds between two reports of a process."""
+"""Seconds between two reports of a process; of more than `FEW`, most take twice as long."""
 LATE = 1.5
-"""Intervals without a report after which a process may have failed."""
+"""Reports that are missing after which a process may have failed."""
+GONE = 5.0
+"""Intervals without a report after which a process is taken for gone."""
 TOLD = 16
 """How many processes a summary tells of."""
 REPORTER = 0
@@ -24,13 +27,11 @@ REPORTER = 0
 FEW = 16
 """Up to so many processes, each reads every summary."""
 SELDOM = 8
-"""Of more, most read one after so many reports, and, when they are called, each for twice as long."""
-UNHEARD = b"{}"
+"""Of more, most read one after so many reports, and when their bells ring."""
+UNHEARD = "{}"
 """In the place of a report until there is one."""
-RUNNING = b'{"state": "running"'
-"""Begins a report of a process that goes on."""
-CALL = "!"
-"""Begins what is put in the place of a report, to call its process to the summary; then the age of that in seconds."""
+UNRUNG = timedelta(days=20)
+"""How long a bell is waited for; torch counts it in milliseconds of 31 bits, and prints a warning when it is over."""
 
 
 @dataclass(frozen=True)
@@ -80,15 +81,20 @@ class Heard(NamedTuple):
     dead: bool = False
     """Whether its process ended without a word."""
 
+    def failing(self, silence: float) -> bool:
+        """Whether it failed, or is gone: dead, or silent for more than so many seconds."""
+        state = self.report.state
+        return state == "failed" or (state == "running" and (self.dead or self.silent > silence))
+
 
 class Reports:
     """The reports of all processes, as one of them knows them.
 
     Each writes its own under a key of the store. Rank 0 reads all of them in one request, and writes a summary of
-    bounded size. When that tells of a failure, rank 0 puts a call in the place of each report, which its process sees
-    as it writes the next one, in the same request. Without a call, most processes read the summary seldom: a little
-    more than ``2 W`` requests a second for ``W`` processes. A summary that stays the same says that rank 0 is silent.
-    Four of the others read each summary, and then call in its place.
+    bounded size. Up to 16 processes read each summary. Of more, four do; each other one has a bell, a key for which a
+    second connection waits, and reads a summary when it rings. Rank 0 rings all bells in one request when a failure is
+    news. A process that fails rings that of rank 0. A summary that stays the same says that rank 0 is silent; then one
+    of the four rings. So ``W`` processes make a little more than ``W`` requests a second.
 
     Args:
         rank: Of this process.
@@ -104,26 +110,25 @@ class Reports:
         """Of the others: all, in the reporter; elsewhere those that the summary tells of."""
         self.unheard: list[int] = [] if rank == REPORTER else [REPORTER]
         """Some that have said nothing so far."""
+        self.bell = False
+        """Whether `listen` waits for the own bell; until then, each summary is read."""
+        self.many = size > FEW
+        """Whether there are bells."""
         self._machine = machine
         self._interval = interval
-        self._late = LATE * interval
+        self._late = LATE * interval * (1 + self.many)
         self._keys = [f"{name}/{each}" for each in range(size)]
+        self._bells = [f"{key}/bell" for key in self._keys]
         self._summary = f"{name}/summary"
         self._read = ""
         """The summary that was read last."""
         self._changed = 0.0
-        """When it came."""
-        self._seen = 0.0
-        """When it was read last."""
-        self._written = ""
-        """The own report that was written last."""
-        self._until = 0
-        """Up to which report it reads each summary."""
-        self._called: set[tuple[int, str]] = set()
-        """Of what the others were called to read."""
-        self._reads_all = size <= FEW or rank in (REPORTER, 1, size // 3, 2 * size // 3, size - 1)
-        self._laid = False
-        """Whether each key is there."""
+        """When it came, or was written."""
+        self._rings: list[float] = []
+        """What the bell told since the last exchange."""
+        self._rung: list[int] = []
+        """The process for whose failure this one rang last, as long as that comes first."""
+        self._reads_all = not self.many or rank in (REPORTER, 1, size // 3, 2 * size // 3, size - 1)
 
     def exchange(self, store: Store, own: Report, look: bool = False) -> None:
         """Tell of this process, and read what there is of the others.
@@ -131,41 +136,46 @@ class Reports:
         Args:
             store: What all processes share.
             own: The report of this process.
-            look: Read the summary, even if nobody calls.
+            look: Read the summary, even if no bell rings.
 
         Raises:
             dist.DistError: The store does not answer.
         """
-        text, key = json.dumps(asdict(own)), self._keys[self.rank]
-        call = store.compare_set(key, self._written, text).decode()
-        if call != text:
-            store.set(key, text)
-        if called := call.startswith(CALL):
-            self._until = own.count + 2 * SELDOM
-        self._written = text
-        reads = look or self._reads_all or own.count <= self._until or (own.count + self.rank) % SELDOM == 0
-        if self.rank != REPORTER and not (reads and (self._read or store.check([self._summary]))):
-            return
-        dead = self._vanished()  # asked first: who is dead says no more, so that what is read then is the last word
+        rings = [self._rings.pop() for _ in range(len(self._rings))]
+        store.set(self._keys[self.rank], json.dumps(asdict(own)))
+        reads = look or self._reads_all or not self.bell or bool(rings) or (own.count + self.rank) % SELDOM == 0
+        amiss = own.state != "running" or self.certain(self._late) is not None  # last words have come when it has read
         if self.rank == REPORTER:
-            texts = self._gather(store, dead)
+            self._gather(store)
             store.set(self._summary, self._told(own))
-            self._call(store, own, texts)
-        else:
-            self._receive(store, dead, float(call[1:]) if called else 0.0)
-            if self._reads_all:
-                self._call(store, own)
+            self._changed = time.monotonic()
+        elif (reads or amiss) and (self._read or store.check([self._summary])):
+            self._receive(store, max(rings, default=0.0))
+        self._alert(store, own)
+
+    def listen(self, store: Store) -> None:
+        """Wait until the own bell rings; the next exchange reads the summary.
+
+        Args:
+            store: A connection that nothing else uses.
+
+        Raises:
+            dist.DistError: The store does not answer.
+        """
+        bell = self._bells[self.rank]
+        store.wait([bell], UNRUNG)
+        age = float(store.get(bell))
+        store.delete_key(bell)
+        self._rings.append(age)  # only now: what was rung for before the bell was taken down is read after this
+
+    def ring(self, store: Any, *ranks: int) -> None:
+        """Ring for processes, and tell for how many seconds the summary has been as it is."""
+        store.multi_set([self._bells[rank] for rank in ranks], [str(time.monotonic() - self._changed)] * len(ranks))
 
     def certain(self, silence: float) -> tuple[int, Heard] | None:
         """The process that failed of itself, or is gone: dead, or without a report for so many seconds."""
-        others = sorted(self.heard.items())
-        for rank, heard in others:
-            if heard.report.state == "failed" and not heard.report.peer:
-                return rank, heard
-        for rank, heard in others:
-            if heard.report.state == "running" and (heard.dead or heard.silent > silence):
-                return rank, heard
-        return None
+        found = self._failing(silence)
+        return found[0] if found and not found[0][1].report.peer else None
 
     def in_state(self, state: str) -> list[tuple[int, Report]]:
         """The processes in a state, the lowest rank first."""
@@ -173,60 +183,56 @@ class Reports:
 
     def pause(self) -> float:
         """Seconds until the next exchange: fewer in the reporter, most of all where one is likely to have failed."""
-        haste = 1 if self.rank != REPORTER else 2 if self.certain(self._late) is None else 4
-        return self._interval / haste
+        if self.rank == REPORTER:
+            return self._interval / (2 if self.certain(self._late) is None else 4)
+        return self._interval * (2 if self.bell and not self._reads_all else 1)
 
-    def _failing(self) -> set[tuple[int, str]]:
-        """The processes that failed, or are likely to, each with its state."""
-        late = 2 * self._late
-        return {
-            (rank, report.state)
-            for rank, (report, _, silent, dead) in self.heard.items()
-            if report.state == "failed" or (report.state == "running" and (dead or silent > late))
-        }
+    def _failing(self, silence: float) -> list[tuple[int, Heard]]:
+        """Who failed of itself, then who is gone, then who failed because of another process."""
+        failing = [each for each in sorted(self.heard.items()) if each[1].failing(silence)]
+        return sorted(failing, key=lambda each: (each[1].report.peer, each[1].report.state))  # "failed", "running"
 
-    def _call(self, store: Store, own: Report, texts: list[bytes] | None = None) -> None:
-        """Call the others to the summary, once for each failure: rank 0 of any, another one of that of rank 0."""
-        failing = {each for each in self._failing() if REPORTER in (self.rank, each[0])}
-        if own.state == "failed" and self.rank == REPORTER:
-            failing.add((self.rank, own.state))
-        news, self._called = failing - self._called, failing
-        if news and self.size > FEW:
-            call = f"{CALL}{0.0 if self.rank == REPORTER else time.monotonic() - self._changed:.2f}"
-            for rank, text in enumerate(store.multi_get(self._keys) if texts is None else texts):
-                while rank != self.rank and text.startswith(RUNNING):  # last words stay
-                    text = store.compare_set(self._keys[rank], text.decode(), call)
+    def _alert(self, store: Store, own: Report) -> None:
+        """Ring if a failure is news: who fails of itself for rank 0, rank 0 for all, and for its own one of four."""
+        failing = [rank for rank, _ in self._failing(GONE * self._interval)]
+        if own.state == "failed" and not (own.peer and self.rank != REPORTER):
+            failing = [self.rank]
+        elif self.rank != REPORTER:
+            failing = [REPORTER] if self._reads_all and REPORTER in failing else []
+        news, self._rung = self.many and failing[:1] not in ([], self._rung), failing[:1]
+        if news and failing == [self.rank] != [REPORTER]:
+            self.ring(store, REPORTER)
+        elif news and (
+            self.rank == REPORTER or store.add(f"{self._summary}/{self.heard[REPORTER].report.count}", 1) == 1
+        ):
+            self.ring(store, *(rank for rank in range(self.size) if rank != self.rank))
 
     def _vanished(self) -> set[int]:
-        """The ranks of this machine whose processes are no more; rank 0 looks for all, others for late ones."""
-        late = (time.monotonic() if self._reads_all else self._seen) - (0.0 if self.rank == REPORTER else self._late)
+        """The ranks of this machine whose processes are no more; rank 0 looks for all, others for late ones.
+
+        It is asked before reports are read: who is dead says no more, so that what is read then is the last word.
+        """
+        late = time.monotonic() - (0.0 if self.rank == REPORTER else self._late)
         return {
             rank
             for rank, heard in self.heard.items()
             if heard.at < late and heard.report.process.get("machine") == self._machine and not heard.report.alive()
         }
 
-    def _gather(self, store: Store, dead: set[int]) -> list[bytes]:
-        """Read each process's own report; returns them as they were."""
-        if not self._laid:  # to read a key that is not there would mean to wait for it
+    def _gather(self, store: Store) -> None:
+        """Read each process's own report."""
+        dead = self._vanished()
+        if not (self.heard or self.unheard):  # to read a key that is not there would mean to wait for it
             for key in self._keys:
-                store.compare_set(key, "", UNHEARD.decode())
-            self._laid = True
+                store.compare_set(key, "", UNHEARD)
         texts, now = store.multi_get(self._keys), time.monotonic()
-        heard, self.unheard = {}, []
-        for rank, text in enumerate(texts):
-            if rank == self.rank:
-                continue
-            before = self.heard.get(rank)
-            called = text.startswith(CALL.encode())
-            if text == UNHEARD or (called and before is None):
-                self.unheard.append(rank)
-                continue
-            report = before.report if called and before else Report(**json.loads(text))
+        self.unheard = [rank for rank, text in enumerate(texts) if text == UNHEARD.encode()]
+        heard = {}
+        for rank in set(range(self.size)) - {self.rank, *self.unheard}:
+            report, before = Report(**json.loads(texts[rank])), self.heard.get(rank)
             at = now if before is None or before.report.count != report.count else before.at
-            heard[rank] = Heard(report, at, now - at, rank in dead)
+            heard[rank] = Heard(report, at, round(now - at, 3), rank in dead)
         self.heard = heard
-        return texts
 
     def _told(self, own: Report) -> str:
         """The summary: the processes that matter most, and the reporter."""
@@ -242,15 +248,16 @@ class Reports:
 
         told = {rank: self.heard[rank] for rank in sorted(self.heard, key=matters)[: TOLD - 1]}
         told[self.rank] = Heard(own, 0.0, 0.0)
-        packed = {rank: (asdict(report), round(silent, 3), dead) for rank, (report, _, silent, dead) in told.items()}
+        packed = {rank: (asdict(report), silent, dead) for rank, (report, _, silent, dead) in told.items()}
         return json.dumps({"told": packed, "unheard": self.unheard[:TOLD]})
 
-    def _receive(self, store: Store, dead: set[int], age: float) -> None:
+    def _receive(self, store: Store, age: float) -> None:
         """Read the summary, which has been there for so many seconds."""
+        dead = self._vanished()
         text, now = store.get(self._summary).decode(), time.monotonic()
         if text != self._read:
             self._read, self._changed = text, now
-        self._changed, self._seen = min(self._changed, now - age), now
+        self._changed = min(self._changed, now - age)
         summary = json.loads(text)
         self.unheard = summary["unheard"]
         last = Report(**summary["told"][str(REPORTER)][0]).state != "running"
@@ -258,10 +265,8 @@ class Reports:
         for key, (told, silent, vanished) in summary["told"].items():
             rank, report, at = int(key), Report(**told), self._changed - silent
             if last or rank in dead:  # it may have said more since the summary was made
-                said = store.get(self._keys[rank])
-                report = report if said.startswith(CALL.encode()) else Report(**json.loads(said))
-            if rank == REPORTER:
-                silent = now - at
+                report = Report(**json.loads(store.get(self._keys[rank])))
+            silent = now - at if rank == REPORTER else silent
             if rank != self.rank:
                 heard[rank] = Heard(report, at, silent, vanished or rank in dead)
         self.heard = heard

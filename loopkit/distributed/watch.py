@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -15,7 +16,7 @@ import torch.distributed as dist
 
 from loopkit.checkpoint.processes import identity
 from loopkit.distributed.recorder import recorded
-from loopkit.distributed.reports import INTERVAL, REPORTER, Heard, Report, Reports
+from loopkit.distributed.reports import GONE, INTERVAL, REPORTER, Heard, Report, Reports
 from loopkit.errors import PeerError
 from loopkit.hooks import hooks
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from loopkit.world import World
 
-SILENCE = 2.5
+SILENCE = GONE * INTERVAL
 """Seconds without a report after which a process is taken for gone, once a collective failed."""
 PATIENCE = 3.0
 """Seconds that are spent on finding out who failed."""
@@ -76,8 +77,7 @@ class Watch:
         self._changed = threading.Condition()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
-        self._own = Report()
-        self._told = self._own
+        self._own = self._told = Report()
         self.reports: Reports
         """What is known of the others, from `start` on."""
         self._read_at = self._since = time.monotonic()
@@ -100,8 +100,7 @@ class Watch:
             return
         self._main = threading.get_ident()
         world, own = self.world, identity()
-        name = f"watch-{world.next_watch()}"
-        self.reports = Reports(world.rank, world.size, name, own.machine, self._interval)
+        self.reports = Reports(world.rank, world.size, f"watch-{world.next_watch()}", own.machine, self._interval)
         self._own = self._told = Report(process=asdict(own))
         self._read_at = self._since = self._idle = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="loopkit-watch", daemon=True)
@@ -167,8 +166,7 @@ class Watch:
 
     def _certain(self, silence: float) -> str | None:
         """What happened to another process, by its own words, or because nothing comes from it for so many seconds."""
-        found = self.reports.certain(silence)
-        if found is None:
+        if (found := self.reports.certain(silence)) is None:
             return None
         rank, heard = found
         if heard.report.state == "failed":
@@ -178,8 +176,7 @@ class Watch:
 
     def _gave_up(self) -> str | None:
         """Who failed because of yet another process."""
-        failed = [_failed(rank, report) for rank, report in self.reports.in_state("failed")]
-        return failed[0] if failed else None
+        return next((_failed(rank, report) for rank, report in self.reports.in_state("failed")), None)
 
     def _likely(self, error: BaseException) -> str:
         """What probably happened, if nothing is certain."""
@@ -223,21 +220,43 @@ class Watch:
 
     def _run(self) -> None:
         store: Any = None
+        bell = threading.Thread(target=self._listen, name="loopkit-bell", daemon=True)
+        if self.reports.many:
+            bell.start()
         while True:
+            ends = self._thread is None
             self._look()
             try:
                 if not self._lost:
-                    store = store or self._connect()
-                    self._exchange(store)
+                    store, told = store or self._connect(), self._own
+                    self.reports.exchange(store, told, look=self._blaming)
+                    self._told, self._read_at = told, time.monotonic()
+                    if ends and self.reports.bell:
+                        self.reports.ring(store, self.world.rank)
             except dist.DistError:  # its host is gone
-                with self._changed:
-                    self._lost = True
-                    self._changed.notify_all()
-            if self._thread is None:
+                self._lost = True
+            with self._changed:
+                self._changed.notify_all()
+            if ends:
+                if bell.ident:
+                    bell.join(PATIENCE)
                 return
             self._end_if_hung()
-            self._wake.wait(min(self.reports.pause(), self._interval / (2 if self._blaming else 1)))
+            self._wake.wait(min(self.reports.pause(), self._interval / (2 if self._blaming else 0.5)))
             self._wake.clear()
+
+    def _listen(self) -> None:
+        """Wake the other thread when the bell rings, and when that cannot be heard any more."""
+        shared: Any = self.world.store
+        with contextlib.suppress(RuntimeError):  # the store is gone, or of a kind that cannot do this
+            store = shared.clone()
+            kept = isinstance(store._underlying_non_prefix_store, dist.TCPStore)  # type: ignore[attr-defined]
+            self.reports.bell = kept  # stores of other kinds would poll
+            while self.reports.bell and self._thread is not None:
+                self.reports.listen(store)
+                self._wake.set()
+        self.reports.bell = False
+        self._wake.set()
 
     def _connect(self) -> Any:
         """A connection to the store for this thread: one that is shared would wait for what the loop asks."""
@@ -260,7 +279,7 @@ class Watch:
         point, line = _innermost(self._main)
         with self._changed:
             moved = (where, point) != self._place
-            if moved or computed - self._computed > BUSY * self._interval:
+            if moved or computed - self._computed > BUSY * max(self._interval, self.reports.pause()):
                 self._idle = now
             if moved:
                 self._place, self._since = (where, point), now
@@ -270,18 +289,9 @@ class Watch:
                 self._own = replace(self._own, epoch=epoch, steps=steps, over=over)
             self._own = replace(self._own, count=self._own.count + 1)
 
-    def _exchange(self, store: Any) -> None:
-        """Report, and read what the others do."""
-        told = self._own
-        self.reports.exchange(store, told, look=self._blaming)
-        with self._changed:
-            self._told, self._read_at = told, time.monotonic()
-            self._changed.notify_all()
-
     def _end_if_hung(self) -> None:
         """End the process if another one failed, and this one has not moved since."""
-        now = time.monotonic()
-        timeout = self.world.timeout
+        now, timeout = time.monotonic(), self.world.timeout
         with self._changed:
             cause = self._certain(timeout) or self._gave_up()
             if cause is None and self._lost and now - self._read_at > timeout:

@@ -21,21 +21,24 @@ class Counted:
     """A store in memory, which counts its requests."""
 
     def __init__(self):
-        self.requests, self._store = 0, dist.HashStore()
+        self.requests, self.uncounted = 0, dist.HashStore()
 
     def __getattr__(self, name):
         self.requests += 1
-        return getattr(self._store, name)
+        return getattr(self.uncounted, name)
 
 
 class Played:
-    """All ranks, which exchange their reports in turn."""
+    """All ranks, which exchange their reports in turn; each hears its bell when it comes to its turn."""
 
     def __init__(self, size, machine="here"):
         self.store = Counted()
         self.ranks = [Reports(rank, size, "watch", machine, INTERVAL) for rank in range(size)]
         self.own = [WAITING] * size
+        for reports in self.ranks:
+            reports.bell = reports.many
         self.ended = set()
+        self.rings = 0
         self.count = 0
 
     def rounds(self, count=1, pause=0.0, look=False):
@@ -43,6 +46,9 @@ class Played:
             self.count += 1
             for rank, reports in enumerate(self.ranks):
                 if rank not in self.ended:
+                    if self.store.uncounted.check([f"watch/{rank}/bell"]):
+                        reports.listen(self.store)
+                        self.rings += 1
                     reports.exchange(self.store, replace(self.own[rank], count=self.count), look)
             time.sleep(pause)
 
@@ -71,6 +77,32 @@ def test_requests_are_linear_in_the_number_of_processes():
     assert requests(128) == few + SELDOM * 64 + 64
 
 
+def test_a_failure_is_rung_for_in_a_number_of_requests_that_is_linear():
+    def requests(size):
+        played = Played(size)
+        played.rounds(SELDOM)
+        played.own[size // 2] = replace(WAITING, state="failed", error="ValueError: the data is bad")
+        played.rounds()
+        before = played.store.requests
+        played.rounds()
+        assert played.rings == size  # by rank 0 for all others, and by the one that failed for rank 0
+        return played.store.requests - before
+
+    each = 3 + 2  # its bell: waited for, read and taken down; its report, and the summary
+    assert requests(128) - requests(64) == 64 * each
+
+
+def test_without_a_bell_each_summary_is_read():
+    played = Played(64)
+    played.rounds(SELDOM)
+    for reports in played.ranks:
+        reports.bell = False
+    assert {reports.pause() for reports in played.ranks[1:]} == {INTERVAL}
+    before = played.store.requests
+    played.rounds()
+    assert played.store.requests - before == 2 * 64 + 1
+
+
 def test_a_failed_process_of_64_is_named_by_all_in_the_next_round():
     played = Played(64)
     played.rounds()
@@ -92,6 +124,7 @@ def test_a_silent_process_of_64_is_named_by_all():
     played.rounds(2, 0.06)
     played.rounds(2)
     assert played.certain(0.1) == 40
+    assert played.rings == 62  # of all that live but rank 0, once
 
 
 @pytest.mark.parametrize("size", [16, 64])
@@ -103,28 +136,51 @@ def test_a_silent_reporter_is_named_by_all(size):
     time.sleep(0.12)
     played.rounds(2)
     assert played.certain(0.1) == 0
+    assert played.rings == (size - 2 if size == 64 else 0)  # by one of four
 
 
-def test_a_call_takes_the_place_of_no_later_report():
+def test_one_that_fails_while_rank_zero_rings_is_heard():
     played = Played(64)
     played.rounds()
     played.own[40] = replace(WAITING, state="failed", error="ValueError: the data is bad")
-    read = played.store.multi_get
+    rings = played.ranks[0].ring
 
-    def reads(keys):
-        texts = read(keys)
-        played.ranks[41].exchange(played.store, replace(WAITING, count=9, state="failed", error="ValueError: too"))
-        return texts
+    def ring(store, *ranks):
+        played.own[41] = replace(WAITING, state="failed", error="ValueError: too")
+        rings(store, *ranks)
 
-    played.store.multi_get = reads
-    played.ranks[40].exchange(played.store, replace(played.own[40], count=9))
-    played.ranks[0].exchange(played.store, replace(WAITING, count=9))
-    played.store.multi_get = read
-    played.ranks[0].exchange(played.store, replace(WAITING, count=10))
-    assert [rank for rank, _ in played.ranks[0].in_state("failed")] == [40, 41]
+    played.ranks[0].ring = ring
+    played.rounds(2)
+    played.ended |= {40, 41}
+    played.rounds()
+    assert [rank for rank, _ in played.ranks[1].in_state("failed")] == [40, 41]
 
 
-def test_a_process_that_is_called_is_not_taken_for_one_that_never_came():
+def test_a_ring_while_the_bell_is_taken_down_is_not_lost():
+    played = Played(64)
+    played.rounds()
+    reports, store = played.ranks[40], played.store
+    told = replace(WAITING, state="failed", error="ValueError: the data is bad")
+    taken = store.uncounted.delete_key
+
+    class Between:
+        """The store, in which rank 50 fails and rank 0 rings again when rank 40 has read its bell."""
+
+        def __getattr__(self, name):
+            return getattr(store, name)
+
+        def delete_key(self, key):
+            played.ranks[50].exchange(store, replace(told, count=2))
+            played.ranks[0].exchange(store, replace(WAITING, count=2))
+            return taken(key)
+
+    played.ranks[0].ring(store, 40)
+    reports.listen(Between())
+    reports.exchange(store, replace(WAITING, count=SELDOM - 39 % SELDOM))  # it reads for the bell alone
+    assert reports.certain(60.0)[0] == 50
+
+
+def test_a_process_that_was_rung_for_is_not_taken_for_one_that_never_came():
     played = Played(64)
     played.rounds()
     played.ended |= {40, 50}

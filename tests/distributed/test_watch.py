@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -16,9 +17,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from distributed.processes import run
+from distributed.processes import free_port, run
 from loopkit import hookimpl
-from loopkit.distributed import World, join, watch
+from loopkit.distributed import World, join, reports, watch
 from loopkit.distributed.watch import Watch, hook_of, is_collective_error
 from loopkit.errors import PeerError
 
@@ -261,6 +262,101 @@ def test_two_watches_one_after_the_other_do_not_mix():
         return states
 
     assert run(two, 2) == [{1: "running"}, {0: "running"}]
+
+
+def ringing(interval=20.0):
+    """A watch that reports seldom, once it waits for its bell."""
+    reports.FEW = 1
+    joined = join("gloo", timeout=60)
+    watching = Watch(joined, lambda: "in the loop", interval=interval)
+    watching.start()
+    while not watching.reports.bell:
+        time.sleep(0.01)
+    joined.gather(0)
+    return joined, watching
+
+
+def threads():
+    """The names of the threads of watches."""
+    return sorted(each.name for each in threading.enumerate() if each.name.startswith("loopkit-"))
+
+
+def test_an_error_is_named_when_the_bell_rings_and_no_bell_is_left():
+    def rung(rank):
+        seconds = []
+        for _ in range(2):
+            joined, watching = ringing()
+            assert threads() == ["loopkit-bell", "loopkit-watch"]
+            began = time.monotonic()
+            if rank == 2:
+                watching.fail(ValueError("the data is bad"))
+            while rank != 2 and watching.reports.certain(60.0) is None:
+                time.sleep(0.01)
+            seconds.append(time.monotonic() - began)
+            if rank != 2:
+                assert watching.reports.certain(60.0)[1].report.error == "ValueError: the data is bad"
+            joined.gather(0)
+            watching.stop()
+            assert threads() == []
+        return max(seconds)
+
+    assert max(run(rung, 5)) < 5.0  # rank 0 would look after 10 seconds, ranks 1, 3 and 4 after 20
+
+
+def test_a_bell_ends_with_the_store():
+    def left(rank):
+        _, watching = ringing(interval=0.5)
+        if rank == 0:
+            os._exit(0)
+        while "loopkit-bell" in threads():
+            time.sleep(0.01)
+        told = watching.blame(dist.DistNetworkError("the store is gone"))
+        watching.stop()
+        return str(told), threads()
+
+    _, (told, threads_left) = (outcome.value for outcome in run(left, 2, check=False))
+    assert "rank 0, which kept the store, is gone" in told
+    assert threads_left == []
+
+
+SCRIPT = """
+import time
+from loopkit.distributed import join, reports
+from loopkit.distributed.watch import Watch
+reports.FEW = 1
+joined = join("gloo", timeout=60)
+watching = Watch(joined, lambda: "in the loop", interval=20.0)
+watching.start()
+while not watching.reports.bell:
+    time.sleep(0.01)
+joined.gather(0)
+if joined.rank == 2:
+    watching.fail(ValueError("the data is bad"))
+    raise SystemExit(3)
+while (found := watching.reports.certain(60.0)) is None:
+    time.sleep(0.01)
+print(found[0], found[1].report.error, flush=True)
+"""
+
+
+def test_interpreters_that_end_while_they_wait_for_their_bells_end_as_they_should():
+    port, ends = str(free_port()), []
+    started = [  # not forked: it is the end of the interpreter that matters, which costs three imports of torch
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+        )
+        for rank in range(3)
+    ]
+    try:
+        ends = [(each.communicate(timeout=90)[0], each.returncode) for each in started]
+    finally:
+        for each in started:
+            each.kill()
+            each.wait()
+    assert ends == [("2 ValueError: the data is bad\n", 0)] * 2 + [("", 3)]
 
 
 def test_a_process_alone_watches_nothing():
