@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from loopkit import Learner, Phase, hookimpl
 from loopkit.data import TensorLoader
 from loopkit.groups import auto_fused
 from loopkit.metrics import Accuracy
-from loopkit.plugins import Metrics, Progress
+from loopkit.plugins import Metrics, MixedPrecision, Progress
 from loopkit.plugins.gradients import ClipGradNorm
 from loopkit.plugins.schedule import Schedule
 from loopkit.schedules import cosine
@@ -169,32 +170,42 @@ def standard_stack(report: Report, batches: list[Any]) -> None:
     total = 10**6
     base = 0.05
 
-    def learner(optimizer: Any = None) -> Learner:
+    def learner(optimizer: Any = None, *more: Any) -> Learner:
         model, given = problem()
-        stack = [Metrics(Accuracy()), ClipGradNorm(1.0), Schedule(cosine(total)), Progress(file=Screen())]
+        stack = [Metrics(Accuracy()), ClipGradNorm(1.0), Schedule(cosine(total)), Progress(file=Screen()), *more]
         return Learner(model, loss_fn, optimizer or given, plugins=stack, standard=False)
 
-    model, optimizer = problem()
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total)
     screen = Screen()
 
-    def idiomatic() -> tuple[float, float]:
-        total_loss = torch.zeros(())
-        correct = torch.zeros((), dtype=torch.long)
-        count = 0
-        for inputs, targets in tqdm(batches, file=screen, leave=False):
-            optimizer.zero_grad()
-            outputs = model(inputs)
-            loss = loss_fn(outputs, targets)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            scheduler.step()
-            total_loss += loss.detach() * len(targets)
-            correct += (outputs.argmax(1) == targets).sum()
-            count += len(targets)
-        return total_loss.item() / count, correct.item() / count
+    def by_hand(narrow: bool = False) -> Callable[[], tuple[float, float]]:
+        model, optimizer = problem()
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total)
 
+        def run() -> tuple[float, float]:
+            total_loss = torch.zeros(())
+            correct = torch.zeros((), dtype=torch.long)
+            count = 0
+            for inputs, targets in tqdm(batches, file=screen, leave=False):
+                optimizer.zero_grad()
+                if narrow:
+                    with torch.autocast("cpu", torch.bfloat16):
+                        outputs = model(inputs)
+                        loss = loss_fn(outputs, targets)
+                else:
+                    outputs = model(inputs)
+                    loss = loss_fn(outputs, targets)
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                scheduler.step()
+                total_loss += loss.detach() * len(targets)
+                correct += (outputs.argmax(1) == targets).sum()
+                count += len(targets)
+            return total_loss.item() / count, correct.item() / count
+
+        return run
+
+    idiomatic = by_hand()
     tuned_model, tuned_optimizer = problem()
     params = list(tuned_model.parameters())
     group = tuned_optimizer.param_groups[0]
@@ -236,6 +247,14 @@ def standard_stack(report: Report, batches: list[Any]) -> None:
     report.ratio(f"{title} / idiomatic raw loop", lambda: ours.run("train", batches), idiomatic, 0.85, len(batches))
     report.ratio(
         f"{title} / raw loop with the same tricks", lambda: ours.run("train", batches), tuned, 1.06, len(batches)
+    )
+    narrow = learner(None, MixedPrecision("bfloat16"))
+    report.ratio(
+        f"{title}, bfloat16 / idiomatic raw loop in bfloat16",
+        lambda: narrow.run("train", batches),
+        by_hand(narrow=True),
+        1.00,
+        len(batches),
     )
     fused = learner(auto_fused(torch.optim.SGD, lr=base, momentum=0.9))
     report.ratio(

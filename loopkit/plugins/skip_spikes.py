@@ -105,7 +105,7 @@ class SkipSpikes(Shown):
 
     def vote(self, hook: str) -> Callable[[Step], Tensor] | None:
         """What finds, in a recorded step, that the loss is no spike."""
-        return (lambda step: ~(step.loss.double() > self.limit)) if hook == "backward_begin" else None
+        return (lambda step: ~(step.loss > self.limit)) if hook == "backward_begin" else None
 
     @hookimpl(reads=("loss",))
     def step_end(self, phase: Phase, step: Step) -> None:
