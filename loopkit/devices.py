@@ -240,12 +240,9 @@ def generator_states() -> dict[str, list[Tensor]]:
     if found is None:
         return {}
     module: Any = torch.get_device_module(found)
-    used = module.is_initialized if hasattr(module, "is_initialized") else module.is_available
-    if not used():
-        return {}
-    return {
-        found.type: module.get_rng_state_all() if hasattr(module, "get_rng_state_all") else [module.get_rng_state()]
-    }
+    used = getattr(module, "is_initialized", module.is_available)  # torch.mps has neither
+    every = getattr(module, "get_rng_state_all", lambda: [module.get_rng_state()])
+    return {found.type: every()} if used() else {}
 
 
 def set_generator_states(states: Mapping[str, list[Tensor]]) -> list[str]:

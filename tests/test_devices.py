@@ -111,16 +111,39 @@ def test_exact_is_float64_where_there_is_one():
     assert devices.exact(torch.device("cuda")) == devices.exact(torch.device("cpu")) == torch.float64
 
 
-@pytest.mark.parametrize("kind", ["mps", "xpu"])
-def test_generators_of_every_accelerator_are_saved_and_restored(monkeypatch, kind):
-    Fake(monkeypatch, kind, count=1)
-    module, own = torch.get_device_module(kind), torch.arange(8, dtype=torch.uint8)
+def generator(number):
+    return torch.full((8,), number, dtype=torch.uint8)
+
+
+def test_generator_of_mps_is_saved_and_restored(monkeypatch):
+    Fake(monkeypatch, "mps", count=1)
     put = []
-    for name, made in (("is_initialized", True), ("is_available", True), ("get_rng_state_all", [own])):
-        monkeypatch.setattr(module, name, lambda made=made: made, raising=False)
-    monkeypatch.setattr(module, "set_rng_state", lambda state, device: put.append((state, str(device))))
+    monkeypatch.setattr(torch.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.mps, "get_rng_state", lambda device="mps": generator(3))
+    monkeypatch.setattr(
+        torch.mps, "set_rng_state", lambda state, device="mps": put.append((state.tolist(), str(device)))
+    )
     state = generators.save()
-    assert torch.equal(state[kind][0], own)
     generators.restore(state)
-    assert [device for _, device in put] == [f"{kind}:0"]
-    assert torch.equal(put[0][0], own)
+    assert [each.tolist() for each in state["mps"]] == [[3] * 8]
+    assert put == [([3] * 8, "mps:0")]
+
+
+def test_generators_of_two_xpus_are_saved_and_each_is_restored(monkeypatch):
+    Fake(monkeypatch, "xpu", count=2)
+    put = []
+    monkeypatch.setattr(torch.xpu, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.xpu, "get_rng_state_all", lambda: [generator(3), generator(4)])
+    monkeypatch.setattr(
+        torch.xpu, "set_rng_state", lambda state, device="xpu": put.append((state.tolist(), str(device)))
+    )
+    state = generators.save()
+    generators.restore(state)
+    assert [each.tolist() for each in state["xpu"]] == [[3] * 8, [4] * 8]
+    assert put == [([3] * 8, "xpu:0"), ([4] * 8, "xpu:1")]
+
+
+def test_generators_of_an_accelerator_that_is_not_in_use_are_left_alone(monkeypatch):
+    Fake(monkeypatch, "xpu")
+    monkeypatch.setattr(torch.xpu, "is_initialized", lambda: False)
+    assert devices.generator_states() == {}

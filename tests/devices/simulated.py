@@ -7,7 +7,8 @@ What it shows:
 - What was computed on, or copied by, a side stream is not there for others until they wait for it: they find old bytes.
 - An event is not over when it is asked first. New memory holds NaN.
 - Each wait of the host is counted, and warns at its line in `told`.
-- Memory can be limited; tensors of two devices do not mix.
+- Memory can be limited; tensors of two devices do not mix. An event of one is not recorded on a stream of the other.
+- As on MPS, if a test asks for it: copies from and to unpinned memory are late, too; there is no float64.
 
 What it cannot show: a side stream that reads too early what the default stream has still to write, or that overwrites
 what others still read; memory that is freed while another stream uses it (``record_stream``); what CUDA's kernels,
@@ -107,20 +108,25 @@ class Sim(types.ModuleType):
         return [torch.bfloat16, torch.float16]
 
 
-def load(late: bool = True) -> None:
-    """Make this process have the devices."""
+def load(late: bool = True, like_mps: bool = False) -> None:
+    """Make this process have the devices; the arguments are those of `simulated`."""
     torch.utils.rename_privateuse1_backend("sim")
     torch.ops.load_library(str(build()))
     torch._register_device_module("sim", Sim())
     if late:
         devices.LATE.add("sim")
+    if like_mps:
+        devices.NARROW.add("sim")
+        torch.ops.sim.float64(False)
+        torch.ops.sim.late_unpinned(True)
 
 
-def simulated(late: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def simulated(late: bool = True, like_mps: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Run a test in a forked process that has the devices, so that no other test meets them.
 
     Args:
         late: Whether loopkit may read from them late, as from CUDA; else it waits, as for MPS and XPU.
+        like_mps: Whether they have no float64, and copies without waiting are late from and to any memory.
     """
 
     def decorate(test: Callable[..., Any]) -> Callable[..., Any]:
@@ -131,7 +137,7 @@ def simulated(late: bool = True) -> Callable[[Callable[..., Any]], Callable[...,
             def child(rank: int) -> str:
                 for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
                     os.environ.pop(name, None)
-                load(late)
+                load(late, like_mps)
                 try:
                     test(**given)
                 except RuntimeError as error:

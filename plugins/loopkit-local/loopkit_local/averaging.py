@@ -217,8 +217,9 @@ def distance(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
     """``||before - after|| / ||after||`` over all tensors together; infinite if ``after`` is 0 and they differ."""
     differences = torch._foreach_sub([b.to(a.dtype) for b, a in zip(before, after, strict=True)], list(after))
     device = after[0].device
+    exact = devices.exact(device)
     norms = [
-        torch.linalg.vector_norm(torch.stack([each.to(device, torch.float64) for each in torch._foreach_norm(tensors)]))
+        torch.linalg.vector_norm(torch.stack([each.to(device, exact) for each in torch._foreach_norm(tensors)]))
         for tensors in (differences, list(after))
     ]
     moved, norm = torch.stack(norms).tolist()  # host sync: the plan of the next round depends on it
