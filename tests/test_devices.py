@@ -14,39 +14,89 @@ from loopkit import Learner, devices, generators
 from loopkit.plugins import ToDevice
 
 HOME = Path(loopkit.__file__).parent
-ONLY_CUDA = {
-    "cuda_graph.py": "graphs of CUDA",
-    "find_syncs.py": "CUDA's own mode that tells of syncs",
-    "log_resources.py": "what NVML tells of GPUs",
-    "trainer.py": "Lightning's names of its accelerators",
+REASONS = {
+    "plugins/loopkit-whole-step/loopkit_whole_step/cuda_graph.py": ("graphs of CUDA", {"cuda"}),
+    "plugins/loopkit-insight/loopkit_insight/find_syncs.py": ("CUDA's own mode that tells of syncs", {"cuda"}),
+    "plugins/loopkit-insight/loopkit_insight/log_resources.py": ("what NVML tells of GPUs", {"cuda"}),
+    "plugins/loopkit-lightning/loopkit_lightning/trainer.py": (
+        "Lightning's names of its accelerators",
+        {"cuda", "mps"},
+    ),
+    "loopkit/plugins/to_device.py": ("an example in an error", {"cuda"}),
 }
-"""Files that name a type of device, and what for."""
-TYPE = re.compile(r"(cuda|mps|xpu)(:\d+)?")
-OF_TORCH = {"cuda", "mps", "xpu", "accelerator", "Event", "Stream"}
-OF_TENSORS = {"is_cuda", "is_mps", "is_xpu", "is_pinned", "pin_memory"}
+"""Files that name what only `loopkit.devices` may: what for, and which words."""
+TYPES = ("cuda", "mps", "xpu")
+TYPE = re.compile(rf"\b({'|'.join(TYPES)})\b")
+OF_TORCH = {*TYPES, "accelerator", "Event", "Stream"}
+OF_TENSORS = {*TYPES, "is_cuda", "is_mps", "is_xpu", "is_pinned", "pin_memory", "record_stream"}
+WAITS = {"synchronize", "wait_event", "wait_stream"}
+KEYWORDS = {"pin_memory", "non_blocking"}
+WORDS = re.compile("|".join({*OF_TORCH, *OF_TENSORS, *WAITS, *KEYWORDS}))
 
 
-def named(path):
-    """The lines in which a file names a type of device, or takes from torch what belongs to one."""
-    text = path.read_text()
-    for node in ast.walk(ast.parse(text)) if re.search("|".join((TYPE.pattern, *OF_TORCH, *OF_TENSORS)), text) else ():
+def named(text):
+    """The words by which a file names a type of device, or takes from torch what belongs to one, and their lines."""
+    tree = ast.parse(text if WORDS.search(text) else "")
+    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+    for node in ast.walk(tree):
+        found = set()
         if isinstance(node, ast.Attribute):
-            of_torch = isinstance(node.value, ast.Name) and node.value.id == "torch" and node.attr in OF_TORCH
-            found = of_torch or node.attr in OF_TENSORS
+            owner = node.value.id if isinstance(node.value, ast.Name) else ""
+            found = {node.attr} & (OF_TENSORS | (OF_TORCH if owner == "torch" else set()))
+            found |= {node.attr} & WAITS if owner != "devices" else set()
+        elif isinstance(node, ast.Import):
+            found = {part for each in node.names if each.name.startswith("torch.") for part in each.name.split(".")}
+            found &= OF_TORCH
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            found = {*node.module.split("."), *(each.name for each in node.names)} & OF_TORCH
         elif isinstance(node, ast.keyword):
-            found = node.arg == "pin_memory"
-        else:
-            found = isinstance(node, ast.Constant) and isinstance(node.value, str) and TYPE.fullmatch(node.value)
-        if found:
-            yield f"{path.name}:{node.lineno if hasattr(node, 'lineno') else node.value.lineno}"
+            found = {node.arg} & KEYWORDS
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
+            found = set(TYPE.findall(node.value))
+        for word in sorted(found):
+            yield word, node.lineno
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("from torch import cuda, Event", ["Event", "cuda"]),
+        ("from torch.cuda import Stream", ["Stream", "cuda"]),
+        ("import torch.cuda", ["cuda"]),
+        ("cuda.synchronize()", ["synchronize"]),
+        ("Event().synchronize()", ["synchronize"]),
+        ("stream.wait_event(event)", ["wait_event"]),
+        ("torch.accelerator.current_stream()", ["accelerator"]),
+        ("name = f'cuda:{number}'", ["cuda"]),
+        ("pattern = 'cpu|cuda|mps'", ["cuda", "mps"]),
+        ("tensor.cuda()", ["cuda"]),
+        ("tensor.to(device, non_blocking=True)", ["non_blocking"]),
+        ("torch.empty(1, pin_memory=True)", ["pin_memory"]),
+        ("devices.synchronize([device])", []),
+        ("from threading import Event", []),
+        ('def run():\n    """On cuda."""', []),
+    ],
+)
+def test_line_that_names_a_device_is_found(line, words):
+    assert [word for word, _ in named(line)] == words
 
 
 def test_devices_are_named_in_one_file():
-    sources = [*HOME.rglob("*.py"), *HOME.parent.glob("plugins/*/loopkit_*/**/*.py")]
+    root = HOME.parent
+    sources = [*HOME.rglob("*.py"), *root.glob("plugins/*/loopkit_*/**/*.py")]
     assert len(sources) > 150
-    found = {path: list(named(path)) for path in sources if path != HOME / "devices.py"}
-    assert [line for path, lines in found.items() if path.name not in ONLY_CUDA for line in lines] == []
-    assert {path.name for path, lines in found.items() if lines} == set(ONLY_CUDA)
+    found = {
+        str(path.relative_to(root)): list(named(path.read_text())) for path in sources if path != HOME / "devices.py"
+    }
+    allowed = {path: words for path, (_, words) in REASONS.items()}
+    lines = [
+        f"{path}:{line}: {word}"
+        for path, all in found.items()
+        for word, line in all
+        if word not in allowed.get(path, ())
+    ]
+    assert lines == []
+    assert {path: {word for word, _ in all} for path, all in found.items() if all} == allowed
 
 
 @pytest.mark.parametrize(

@@ -325,3 +325,16 @@ def test_generators_of_the_devices_are_in_the_state():
     state = generators.save()
     assert [values.dtype for values in state["sim"]] == [torch.uint8] * 2
     generators.restore(state)
+
+
+@simulated()
+def test_lane_that_was_waited_for_has_done_its_work():
+    value, before = torch.ones(2, device=SECOND), sim.waits()
+    lane = devices.Lane(torch.device(SECOND))
+    lane.follow()
+    with lane.stream:
+        value.mul_(3)
+    assert (value + 0).tolist() == [1, 1]
+    lane.wait()
+    assert (value + 0).tolist() == [3, 3]
+    assert sim.waits() == before + 2  # of the reads
