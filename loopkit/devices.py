@@ -16,6 +16,8 @@ from torch import Tensor
 Event = torch.Event
 NAMES = ("cpu", "cuda", "mps", "xpu")
 """Types that people give."""
+SAVED = (*NAMES, "xla", "hpu", "mtia", "meta")
+"""Types of which a state may hold a device."""
 ALIASES = {"gpu": "cuda"}
 """What they also say."""
 LATE = {"cuda"}
@@ -176,20 +178,21 @@ class Arrival:
             event.synchronize()
 
 
-def side_stream(device: torch.device) -> torch.Stream:
-    """A stream of its own on a device, behind what is queued there now."""
-    stream = torch.Stream(device)
-    stream.wait_stream(torch.accelerator.current_stream(device))
-    return stream
-
-
 class Lane:
-    """A side stream for copies to a device, which go on while it computes."""
+    """A side stream, for what a device does while it computes."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.stream = torch.Stream(device)
-        """What is copied ``with`` it takes the lane."""
+        """What is queued ``with`` it takes the lane."""
+
+    def follow(self) -> None:
+        """Let what takes the lane from now on wait for what is queued on the current stream now."""
+        self.stream.wait_stream(torch.accelerator.current_stream(self._device))
+
+    def wait(self) -> None:
+        """Wait for what has taken the lane."""
+        self.stream.synchronize()
 
     def mark(self) -> Event:
         """An event after what was copied so far."""
@@ -240,12 +243,9 @@ def generator_states() -> dict[str, list[Tensor]]:
     if found is None:
         return {}
     module: Any = torch.get_device_module(found)
-    used = module.is_initialized if hasattr(module, "is_initialized") else module.is_available
-    if not used():
-        return {}
-    return {
-        found.type: module.get_rng_state_all() if hasattr(module, "get_rng_state_all") else [module.get_rng_state()]
-    }
+    used = getattr(module, "is_initialized", module.is_available)  # torch.mps has neither
+    every = getattr(module, "get_rng_state_all", lambda: [module.get_rng_state()])
+    return {found.type: every()} if used() else {}
 
 
 def set_generator_states(states: Mapping[str, list[Tensor]]) -> list[str]:

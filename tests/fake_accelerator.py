@@ -22,6 +22,17 @@ class Fake:
         self.current = index
         self.calls.append(f"current {index}")
 
+    def joins_by_gloo(self, monkeypatch):
+        """Let processes join as if its backend were there, which none of them has."""
+        join = torch.distributed.init_process_group
+
+        def init(backend, *, device_id=None, **options):
+            self.calls.append(f"join by {backend} as {device_id}")
+            join("gloo", **options)
+
+        monkeypatch.setattr(torch.distributed, "init_process_group", init)
+        monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: True)
+
     def event(self, device, enable_timing=False):
         return _Event(self.calls, device)
 

@@ -14,39 +14,89 @@ from loopkit import Learner, devices, generators
 from loopkit.plugins import ToDevice
 
 HOME = Path(loopkit.__file__).parent
-ONLY_CUDA = {
-    "cuda_graph.py": "graphs of CUDA",
-    "find_syncs.py": "CUDA's own mode that tells of syncs",
-    "log_resources.py": "what NVML tells of GPUs",
-    "trainer.py": "Lightning's names of its accelerators",
+REASONS = {
+    "plugins/loopkit-whole-step/loopkit_whole_step/cuda_graph.py": ("graphs of CUDA", {"cuda"}),
+    "plugins/loopkit-insight/loopkit_insight/find_syncs.py": ("CUDA's own mode that tells of syncs", {"cuda"}),
+    "plugins/loopkit-insight/loopkit_insight/log_resources.py": ("what NVML tells of GPUs", {"cuda"}),
+    "plugins/loopkit-lightning/loopkit_lightning/trainer.py": (
+        "Lightning's names of its accelerators",
+        {"cuda", "mps"},
+    ),
+    "loopkit/plugins/to_device.py": ("an example in an error", {"cuda"}),
 }
-"""Files that name a type of device, and what for."""
-TYPE = re.compile(r"(cuda|mps|xpu)(:\d+)?")
-OF_TORCH = {"cuda", "mps", "xpu", "accelerator", "Event", "Stream"}
-OF_TENSORS = {"is_cuda", "is_mps", "is_xpu", "is_pinned", "pin_memory"}
+"""Files that name what only `loopkit.devices` may: what for, and which words."""
+TYPES = ("cuda", "mps", "xpu")
+TYPE = re.compile(rf"\b({'|'.join(TYPES)})\b")
+OF_TORCH = {*TYPES, "accelerator", "Event", "Stream"}
+OF_TENSORS = {*TYPES, "is_cuda", "is_mps", "is_xpu", "is_pinned", "pin_memory", "record_stream"}
+WAITS = {"synchronize", "wait_event", "wait_stream"}
+KEYWORDS = {"pin_memory", "non_blocking"}
+WORDS = re.compile("|".join({*OF_TORCH, *OF_TENSORS, *WAITS, *KEYWORDS}))
 
 
-def named(path):
-    """The lines in which a file names a type of device, or takes from torch what belongs to one."""
-    text = path.read_text()
-    for node in ast.walk(ast.parse(text)) if re.search("|".join((TYPE.pattern, *OF_TORCH, *OF_TENSORS)), text) else ():
+def named(text):
+    """The words by which a file names a type of device, or takes from torch what belongs to one, and their lines."""
+    tree = ast.parse(text if WORDS.search(text) else "")
+    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+    for node in ast.walk(tree):
+        found = set()
         if isinstance(node, ast.Attribute):
-            of_torch = isinstance(node.value, ast.Name) and node.value.id == "torch" and node.attr in OF_TORCH
-            found = of_torch or node.attr in OF_TENSORS
+            owner = node.value.id if isinstance(node.value, ast.Name) else ""
+            found = {node.attr} & (OF_TENSORS | (OF_TORCH if owner == "torch" else set()))
+            found |= {node.attr} & WAITS if owner != "devices" else set()
+        elif isinstance(node, ast.Import):
+            found = {part for each in node.names if each.name.startswith("torch.") for part in each.name.split(".")}
+            found &= OF_TORCH
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            found = {*node.module.split("."), *(each.name for each in node.names)} & OF_TORCH
         elif isinstance(node, ast.keyword):
-            found = node.arg == "pin_memory"
-        else:
-            found = isinstance(node, ast.Constant) and isinstance(node.value, str) and TYPE.fullmatch(node.value)
-        if found:
-            yield f"{path.name}:{node.lineno if hasattr(node, 'lineno') else node.value.lineno}"
+            found = {node.arg} & KEYWORDS
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
+            found = set(TYPE.findall(node.value))
+        for word in sorted(found):
+            yield word, node.lineno
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("from torch import cuda, Event", ["Event", "cuda"]),
+        ("from torch.cuda import Stream", ["Stream", "cuda"]),
+        ("import torch.cuda", ["cuda"]),
+        ("cuda.synchronize()", ["synchronize"]),
+        ("Event().synchronize()", ["synchronize"]),
+        ("stream.wait_event(event)", ["wait_event"]),
+        ("torch.accelerator.current_stream()", ["accelerator"]),
+        ("name = f'cuda:{number}'", ["cuda"]),
+        ("pattern = 'cpu|cuda|mps'", ["cuda", "mps"]),
+        ("tensor.cuda()", ["cuda"]),
+        ("tensor.to(device, non_blocking=True)", ["non_blocking"]),
+        ("torch.empty(1, pin_memory=True)", ["pin_memory"]),
+        ("devices.synchronize([device])", []),
+        ("from threading import Event", []),
+        ('def run():\n    """On cuda."""', []),
+    ],
+)
+def test_line_that_names_a_device_is_found(line, words):
+    assert [word for word, _ in named(line)] == words
 
 
 def test_devices_are_named_in_one_file():
-    sources = [*HOME.rglob("*.py"), *HOME.parent.glob("plugins/*/loopkit_*/**/*.py")]
+    root = HOME.parent
+    sources = [*HOME.rglob("*.py"), *root.glob("plugins/*/loopkit_*/**/*.py")]
     assert len(sources) > 150
-    found = {path: list(named(path)) for path in sources if path != HOME / "devices.py"}
-    assert [line for path, lines in found.items() if path.name not in ONLY_CUDA for line in lines] == []
-    assert {path.name for path, lines in found.items() if lines} == set(ONLY_CUDA)
+    found = {
+        str(path.relative_to(root)): list(named(path.read_text())) for path in sources if path != HOME / "devices.py"
+    }
+    allowed = {path: words for path, (_, words) in REASONS.items()}
+    lines = [
+        f"{path}:{line}: {word}"
+        for path, all in found.items()
+        for word, line in all
+        if word not in allowed.get(path, ())
+    ]
+    assert lines == []
+    assert {path: {word for word, _ in all} for path, all in found.items() if all} == allowed
 
 
 @pytest.mark.parametrize(
@@ -111,16 +161,39 @@ def test_exact_is_float64_where_there_is_one():
     assert devices.exact(torch.device("cuda")) == devices.exact(torch.device("cpu")) == torch.float64
 
 
-@pytest.mark.parametrize("kind", ["mps", "xpu"])
-def test_generators_of_every_accelerator_are_saved_and_restored(monkeypatch, kind):
-    Fake(monkeypatch, kind, count=1)
-    module, own = torch.get_device_module(kind), torch.arange(8, dtype=torch.uint8)
+def generator(number):
+    return torch.full((8,), number, dtype=torch.uint8)
+
+
+def test_generator_of_mps_is_saved_and_restored(monkeypatch):
+    Fake(monkeypatch, "mps", count=1)
     put = []
-    for name, made in (("is_initialized", True), ("is_available", True), ("get_rng_state_all", [own])):
-        monkeypatch.setattr(module, name, lambda made=made: made, raising=False)
-    monkeypatch.setattr(module, "set_rng_state", lambda state, device: put.append((state, str(device))))
+    monkeypatch.setattr(torch.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.mps, "get_rng_state", lambda device="mps": generator(3))
+    monkeypatch.setattr(
+        torch.mps, "set_rng_state", lambda state, device="mps": put.append((state.tolist(), str(device)))
+    )
     state = generators.save()
-    assert torch.equal(state[kind][0], own)
     generators.restore(state)
-    assert [device for _, device in put] == [f"{kind}:0"]
-    assert torch.equal(put[0][0], own)
+    assert [each.tolist() for each in state["mps"]] == [[3] * 8]
+    assert put == [([3] * 8, "mps:0")]
+
+
+def test_generators_of_two_xpus_are_saved_and_each_is_restored(monkeypatch):
+    Fake(monkeypatch, "xpu", count=2)
+    put = []
+    monkeypatch.setattr(torch.xpu, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.xpu, "get_rng_state_all", lambda: [generator(3), generator(4)])
+    monkeypatch.setattr(
+        torch.xpu, "set_rng_state", lambda state, device="xpu": put.append((state.tolist(), str(device)))
+    )
+    state = generators.save()
+    generators.restore(state)
+    assert [each.tolist() for each in state["xpu"]] == [[3] * 8, [4] * 8]
+    assert put == [([3] * 8, "xpu:0"), ([4] * 8, "xpu:1")]
+
+
+def test_generators_of_an_accelerator_that_is_not_in_use_are_left_alone(monkeypatch):
+    Fake(monkeypatch, "xpu")
+    monkeypatch.setattr(torch.xpu, "is_initialized", lambda: False)
+    assert devices.generator_states() == {}

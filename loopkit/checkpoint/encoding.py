@@ -32,6 +32,7 @@ from torch import Tensor
 
 from loopkit.checkpoint import strict_json
 from loopkit.checkpoint.tensors import DTYPES, METADATA, PAIRS, refusal
+from loopkit.devices import SAVED
 from loopkit.errors import StateError
 from loopkit.words import nearest
 
@@ -47,7 +48,7 @@ MEMORY_FORMATS = {
     str(kind).removeprefix("torch."): kind
     for kind in (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
 }
-DEVICE = re.compile(r"(cpu|cuda|mps|xpu|xla|hpu|mtia|meta)(:(0|[1-9][0-9]{0,3}))?")
+DEVICE = re.compile(rf"({'|'.join(SAVED)})(:(0|[1-9][0-9]{{0,3}}))?")
 SPLIT_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 """Two halves that JSON would read as one character."""
 HEX_INT = re.compile(r"-?0x[1-9a-f][0-9a-f]*")

@@ -191,15 +191,15 @@ class MixedPrecision(Shown):
             return
         found = flags[0]
         for flag in flags[1:]:
-            found = torch.maximum(found, flag.to(found.device, non_blocking=True))
+            found = torch.maximum(found, devices.to_device(flag, found.device))
         store = step.epoch.store(self)  # above 0 if an update overflowed since the scale was adapted
         earlier = store.get("found")
-        store["found"] = found if earlier is None else earlier.to(found.device, non_blocking=True) + found
+        store["found"] = found if earlier is None else devices.to_device(earlier, found.device) + found
         if getattr(optimizer, "_step_supports_amp_scaling", False):
             optimizer.found_inf = found  # type: ignore[attr-defined]
             self._flagged = optimizer
             late = self._skipped_on_device
-            self._skipped_on_device = found if late is None else late.to(found.device, non_blocking=True) + found
+            self._skipped_on_device = found if late is None else devices.to_device(late, found.device) + found
         elif found.item():  # host sync: whether the optimizer may run
             self._skipped += 1
             step.skip_update("the gradients overflowed")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from loopkit import sharded
+from loopkit import devices, sharded
 from loopkit.batches import describe
 from loopkit.distributed.votes import must_agree
 from loopkit.errors import CancelStep, NonFiniteError, PluginError
@@ -207,7 +207,7 @@ class StopOnNonFinite(Shown):
         largest = _largest(grads)
         overflow: Tensor | None = getattr(step.optimizer, "found_inf", None)
         if overflow is not None:  # loss scaling skips this update on the device
-            largest = torch.where(overflow.to(largest.device, non_blocking=True).reshape(()) > 0, 0, largest)
+            largest = torch.where(devices.to_device(overflow, largest.device).reshape(()) > 0, 0, largest)
         if self._late or (self._late is None and not largest.is_cpu):
             pending = self._look_later(largest, learner, step)
             self._guard(pending, step.optimizer, overflow)
@@ -322,7 +322,7 @@ class StopOnNonFinite(Shown):
         if overflow is None:
             self._flagged = optimizer
         else:
-            bad = torch.maximum(bad.to(overflow.device, non_blocking=True), overflow)
+            bad = torch.maximum(devices.to_device(bad, overflow.device), overflow)
         optimizer.found_inf = bad  # type: ignore[attr-defined]
 
     def _take_flag(self) -> None:
@@ -369,7 +369,7 @@ def _largest(tensors: list[Tensor]) -> Tensor:
         return sharded.total_norm(tensors, math.inf)
     norms = torch._foreach_norm(tensors, math.inf)
     device = norms[0].device
-    return torch.stack([norm.to(device, non_blocking=True) for norm in norms]).amax()
+    return torch.stack([devices.to_device(norm, device) for norm in norms]).amax()
 
 
 def _finite(params: Sequence[Tensor]) -> bool:
@@ -465,7 +465,7 @@ class _Pending:
 
     def add(self, loss: Tensor, index: int) -> None:
         zero = loss * 0
-        self.sum = zero if self.sum is None else self.sum + zero.to(self.sum.device, non_blocking=True)
+        self.sum = zero if self.sum is None else self.sum + devices.to_device(zero, self.sum.device)
         self.index = index
 
     def send(self) -> None:

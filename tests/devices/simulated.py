@@ -7,26 +7,28 @@ What it shows:
 - What was computed on, or copied by, a side stream is not there for others until they wait for it: they find old bytes.
 - An event is not over when it is asked first. New memory holds NaN.
 - Each wait of the host is counted, and warns at its line in `told`.
-- Memory can be limited; tensors of two devices do not mix.
+- Memory can be limited; tensors of two devices do not mix. An event of one is not recorded on a stream of the other.
+- As on MPS, if a test asks for it: copies from and to unpinned memory are late, too; there is no float64.
 
 What it cannot show: a side stream that reads too early what the default stream has still to write, or that overwrites
 what others still read; memory that is freed while another stream uses it (``record_stream``); what CUDA's kernels,
 graphs and NCCL do; speed. After one stream has waited for a side stream, all see what that wrote.
 
-The library is built once, in some 20 seconds, and again when its source changes, in ``build`` beside this file.
+The compiler ``g++`` builds the library once, in some 20 seconds, and again when its source or torch changes, in
+``build`` beside this file. With ``LOOPKIT_DEVICES=1`` a test that cannot have the devices fails; else it is skipped.
 """
 
+import fcntl
 import functools
 import os
 import shutil
 import subprocess
-import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -38,23 +40,32 @@ SOURCE = Path(__file__).parent / "sim" / "device.cpp"
 BUILT = Path(__file__).parent / "build"
 
 
+def give_up(why: str) -> NoReturn:
+    """Skip the test, or fail it where the environment asks for the devices."""
+    if os.environ.get("LOOPKIT_DEVICES") == "1":
+        pytest.fail(why)
+    pytest.skip(why)
+
+
 @functools.cache
 def build() -> Path:
-    """The library; skips where it cannot be built."""
-    if shutil.which("g++") is None or shutil.which("ninja") is None:
-        pytest.skip("the simulated device needs g++ and ninja")
+    """The library, built if it is not there."""
+    if shutil.which("g++") is None:
+        give_up("the simulated device needs g++")
     library = BUILT / f"sim-{torch.__version__}.so"
-    if not library.exists() or library.stat().st_mtime < SOURCE.stat().st_mtime:
-        BUILT.mkdir(exist_ok=True)
-        options = {"extra_cflags": ["-O0", "-w"], "build_directory": str(BUILT), "is_python_module": False}
-        load = f"from torch.utils import cpp_extension; cpp_extension.load('sim', [{str(SOURCE)!r}], **{options!r})"
-        made = subprocess.run(
-            [sys.executable, "-c", load], capture_output=True, text=True, timeout=240
-        )  # it has a lock
-        if made.returncode:
-            pytest.fail(f"the simulated device cannot be built: {made.stdout[-3000:]}{made.stderr[-3000:]}")
-        shutil.copy(BUILT / "sim.so", draft := BUILT / f"{os.getpid()}.so")
-        os.replace(draft, library)
+    BUILT.mkdir(exist_ok=True)
+    with (BUILT / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of several processes one builds
+        if not library.exists() or library.stat().st_mtime < SOURCE.stat().st_mtime:
+            home, draft = Path(torch.__file__).parent, BUILT / "draft.so"
+            places = [f"-I{home / 'include'}", f"-I{home / 'include/torch/csrc/api/include'}", f"-L{home / 'lib'}"]
+            abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+            options = ["-std=c++20", "-O0", "-w", "-fPIC", "-shared", abi, *places]
+            command = ["g++", *options, str(SOURCE), "-o", str(draft), "-lc10", "-ltorch_cpu", "-ltorch"]
+            made = subprocess.run(command, capture_output=True, text=True, timeout=240)
+            if made.returncode:
+                pytest.fail(f"the simulated device cannot be built: {made.stdout[-3000:]}{made.stderr[-3000:]}")
+            draft.replace(library)
     return library
 
 
@@ -97,20 +108,25 @@ class Sim(types.ModuleType):
         return [torch.bfloat16, torch.float16]
 
 
-def load(late: bool = True) -> None:
-    """Make this process have the devices."""
+def load(late: bool = True, like_mps: bool = False) -> None:
+    """Make this process have the devices; the arguments are those of `simulated`."""
     torch.utils.rename_privateuse1_backend("sim")
     torch.ops.load_library(str(build()))
     torch._register_device_module("sim", Sim())
     if late:
         devices.LATE.add("sim")
+    if like_mps:
+        devices.NARROW.add("sim")
+        torch.ops.sim.float64(False)
+        torch.ops.sim.late_unpinned(True)
 
 
-def simulated(late: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def simulated(late: bool = True, like_mps: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Run a test in a forked process that has the devices, so that no other test meets them.
 
     Args:
         late: Whether loopkit may read from them late, as from CUDA; else it waits, as for MPS and XPU.
+        like_mps: Whether they have no float64, and copies without waiting are late from and to any memory.
     """
 
     def decorate(test: Callable[..., Any]) -> Callable[..., Any]:
@@ -121,7 +137,7 @@ def simulated(late: bool = True) -> Callable[[Callable[..., Any]], Callable[...,
             def child(rank: int) -> str:
                 for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
                     os.environ.pop(name, None)
-                load(late)
+                load(late, like_mps)
                 try:
                     test(**given)
                 except RuntimeError as error:
@@ -130,12 +146,22 @@ def simulated(late: bool = True) -> Callable[[Callable[..., Any]], Callable[...,
                     return "autograd began in this process before the device was there: run tests/devices alone"
                 return ""
 
-            if skipped := run(child, 1, timeout=60)[0]:
-                pytest.skip(skipped)
+            if refused := run(child, 1, timeout=60)[0]:
+                give_up(refused)
 
         return inside
 
     return decorate
+
+
+def apart(test: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a test in a forked process without the devices: where autograd has begun, later tests cannot have them."""
+
+    @functools.wraps(test)
+    def inside(**given: Any) -> None:
+        run(lambda rank: test(**given), 1, timeout=60, env=dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK")))
+
+    return inside
 
 
 def waits() -> int:

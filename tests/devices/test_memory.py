@@ -7,7 +7,7 @@ import torch
 from helpers import on
 from torch import nn
 
-from devices.simulated import simulated
+from devices.simulated import apart, simulated
 from loopkit import Learner
 from loopkit.plugins import Metrics, Progress, ToDevice
 
@@ -70,6 +70,7 @@ def test_peak_of_an_epoch_holds_over_one_that_a_hook_runs():
     assert probed.metrics["train/peak_memory"] >= plain.metrics["train/peak_memory"]
 
 
+@apart
 def test_peak_is_no_metric_of_the_cpu():
     trained = learner(pytest.importorskip("loopkit_insight").PeakMemory(), device="cpu")
     trained.fit(batches(1, 4), epochs=1)

@@ -1,5 +1,6 @@
 """What loopkit does on devices: nothing is read too early, nobody waits in a step, and the numbers are the CPU's."""
 
+import math
 import warnings
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from devices.simulated import simulated
 from loopkit import Learner, TrainingPhase, checkpoint, devices, every, generators
 from loopkit.engine.window import Window
 from loopkit.errors import NonFiniteError
+from loopkit.logs import read_log
 from loopkit.logs.record import Records
 from loopkit.logs.transfer import Transfer
 from loopkit.losses import focal_loss
@@ -19,6 +21,8 @@ from loopkit.plugins import (
     DDP,
     Checkpoint,
     ClipGradNorm,
+    LogMetrics,
+    LogTo,
     Metrics,
     MixedPrecision,
     StopOnNonFinite,
@@ -77,8 +81,10 @@ def test_copies_for_a_background_save_are_waited_for_on_each_device():
 def test_cost_measures_on_the_device_of_the_model():
     cost = pytest.importorskip("loopkit_insight").Cost(show=False)
     trained, before = learner(cost), sim.waits()
+    marks = [torch.ops.sim.recorded(n) for n in (0, 1)]
     trained.fit(batches(4), epochs=1)
     assert sim.waits() == before
+    assert [torch.ops.sim.recorded(n) for n in (0, 1)] == [marks[0], marks[1] + 8]  # before and after each step
     assert [row[3] for row in cost.table().rows if row[1] == "device"] == [4]
 
 
@@ -127,6 +133,86 @@ def test_guard_of_a_device_that_is_waited_for_waits_seldom():
     before = sim.waits()
     trained.fit(data, epochs=1)
     assert sim.waits() - before - moved <= 2
+
+
+@simulated(late=False, like_mps=True)
+def test_copies_that_no_event_tells_of_are_waited_for():
+    device, buffer = torch.device(SECOND), None
+    for value in (1.0, 2.0):  # the second time in the same memory
+        buffer = devices.to_host(torch.full((2,), value, device=device), buffer)
+        assert devices.Arrival([device]).here
+        assert buffer.tolist() == [value, value]
+    moved = devices.to_device(buffer, device)
+    buffer.fill_(7)
+    assert moved.tolist() == [2, 2]
+
+
+@simulated(late=False, like_mps=True)
+def test_late_values_logs_and_copies_for_a_save_are_whole_where_no_event_tells():
+    late, value = LateValues(), torch.full((), 0.5, device=SECOND)
+    late.send({"a": value, "b": torch.tensor(2), "c": 3.0})
+    assert late.arrived() == {}
+    assert late.wait() == {"a": 0.5, "b": 2.0, "c": 3.0}
+    transfer = Transfer(Records([(None, {"first": value, "second": torch.tensor(0.1)}, ("", 0, 0, 0), 0.0)]))
+    assert transfer.records().groups[0].values == {"first": 0.5, "second": torch.tensor(0.1).item()}
+    snapshot, tensors = _Snapshot(), {str(n): torch.ones(2, device=f"sim:{n}") for n in (0, 1)}
+    snapshot.take(SimpleNamespace(tensors={"model": tensors}))
+    snapshot.wait()
+    assert [copy.tolist() for copy in tensors.values()] == [[1, 1]] * 2
+
+
+class Reused:
+    """A loader that makes each batch in the memory of the one before."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self):
+        return len(self.data)
+
+    def __iter__(self):
+        memory = [torch.empty_like(part) for part in self.data[0]]
+        for batch in self.data:
+            for mine, part in zip(memory, batch, strict=True):
+                mine.copy_(part)
+            yield tuple(memory)
+            for mine in memory:
+                mine.fill_(math.nan)
+
+
+@simulated(late=False, like_mps=True)
+def test_fit_like_on_mps_is_logged_guarded_saved_and_loaded_as_on_the_cpu(tmp_path):
+    found = []
+    for device in (SECOND, "cpu"):
+
+        def made(name, device=device):
+            plugins = [StopOnNonFinite(gradients=True), ClipGradNorm(1.0), WeightAverage(0.9), Metrics()]
+            logs = [LogTo(tmp_path / f"{name}-log"), LogMetrics(every=1)]
+            return learner(*plugins, *logs, Checkpoint(tmp_path / name, save=every(updates=2)), device=device)
+
+        trained = made(f"{device}-first".replace(":", ""))
+        trained.fit(Reused(batches(5)), batches(2), epochs=2)
+        again = made(f"{device}-second".replace(":", ""))
+        checkpoint.load(again, tmp_path / f"{device}-first".replace(":", ""))
+        assert same(weights(again), weights(trained))
+        again.fit(Reused(batches(5)), batches(2), epochs=3)
+        log = read_log(tmp_path / f"{device}-first-log".replace(":", ""))
+        found.append((weights(again), log.values("train/loss"), log.values("val/loss"), again.metrics))
+        bad = batches(3)
+        bad[1][0].fill_(math.nan)
+        with pytest.raises(NonFiniteError):
+            made("bad").fit(bad, epochs=1)
+    (mine, *mine_logged), (cpu, *cpu_logged) = found
+    assert same(mine, cpu)
+    for values, expected in zip(mine_logged, cpu_logged, strict=True):
+        assert values == pytest.approx(expected, rel=1e-6)  # sums in float32
+
+
+@simulated(like_mps=True)
+def test_distance_of_an_average_needs_no_float64():
+    averaging = pytest.importorskip("loopkit_local.averaging")
+    before, after = ([torch.full((2,), value, device=device) for device in ("sim:0", SECOND)] for value in (3.0, 1.0))
+    assert averaging.distance(before, after) == 2.0
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -239,3 +325,16 @@ def test_generators_of_the_devices_are_in_the_state():
     state = generators.save()
     assert [values.dtype for values in state["sim"]] == [torch.uint8] * 2
     generators.restore(state)
+
+
+@simulated()
+def test_lane_that_was_waited_for_has_done_its_work():
+    value, before = torch.ones(2, device=SECOND), sim.waits()
+    lane = devices.Lane(torch.device(SECOND))
+    lane.follow()
+    with lane.stream:
+        value.mul_(3)
+    assert (value + 0).tolist() == [1, 1]
+    lane.wait()
+    assert (value + 0).tolist() == [3, 3]
+    assert sim.waits() == before + 2  # of the reads

@@ -44,6 +44,13 @@ def test_batches_are_the_loader_s_and_nobody_waits_for_them():
         assert same(found, list(plain))
 
 
+@simulated(late=False, like_mps=True)
+def test_without_events_batches_are_the_loader_s():
+    found = list(Prefetch(loader(), "sim:1"))
+    assert {str(part.device) for batch in found for part in batch} == {"sim:1"}
+    assert same(found, list(loader()))
+
+
 @simulated()
 def test_next_batch_is_on_its_way_while_one_is_used(monkeypatch):
     ready, pin = threading.Semaphore(0), devices.pinned

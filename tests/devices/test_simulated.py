@@ -48,6 +48,45 @@ def test_copy_to_the_host_is_of_the_moment_and_one_from_there_is_not():
     assert moved.tolist() == [1, 1]
 
 
+@simulated(like_mps=True)
+def test_like_mps_copies_of_unpinned_memory_are_late():
+    value, host = torch.ones(2, device="sim"), torch.zeros(2)
+    host.copy_(value, non_blocking=True)
+    assert host.isnan().all()
+    torch.accelerator.synchronize()
+    assert host.tolist() == [1, 1]
+    moved = host.to("sim", non_blocking=True)
+    host.fill_(7)  # too early
+    assert moved.tolist() == [7, 7]
+    assert torch.ones(2).to("sim").cpu().tolist() == [1, 1]
+
+
+@simulated(like_mps=True)
+def test_like_mps_there_is_no_float64():
+    value = torch.ones(2, device="sim")
+    for make in (
+        value.double,
+        lambda: torch.zeros(1, dtype=torch.float64, device="sim"),
+        lambda: value.sum(dtype=torch.float64),
+    ):
+        with pytest.raises(TypeError, match="sim has no Double"):
+            make()
+    assert (value * 0.5).cpu().double().tolist() == [0.5, 0.5]
+
+
+@simulated()
+def test_event_of_one_device_is_not_recorded_on_a_stream_of_another():
+    event, other = torch.Event("sim", enable_timing=True), torch.Event("sim", enable_timing=True)
+    before = [torch.ops.sim.recorded(n) for n in (0, 1)]
+    event.record(torch.accelerator.current_stream(torch.device("sim:1")))
+    with pytest.raises(RuntimeError, match="an event of sim:1 is recorded on a stream of sim:0"):
+        event.record(torch.accelerator.current_stream(torch.device("sim:0")))
+    other.record(torch.accelerator.current_stream(torch.device("sim:0")))
+    with pytest.raises(RuntimeError, match="of two devices"):
+        event.elapsed_time(other)
+    assert [torch.ops.sim.recorded(n) for n in (0, 1)] == [count + 1 for count in before]
+
+
 @pytest.mark.parametrize("how", ["copy", "in place", "new"])
 @pytest.mark.parametrize("waited", [False, True])
 @simulated()

@@ -13,19 +13,13 @@ from loopkit.plugins import DDP, ToDevice
 def joined(rank):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCAL_RANK", str(rank))
-        calls = (fake := Fake(patch)).calls
-        join = torch.distributed.init_process_group
-
-        def init(backend, *, device_id=None, **options):
-            calls.append(f"join by {backend} as {device_id}")
-            join("gloo", **options)
+        fake = Fake(patch)
+        fake.joins_by_gloo(patch)
 
         def to(module, device):
-            calls.append(f"move to {device}")
+            fake.calls.append(f"move to {device}")
             return module
 
-        patch.setattr(torch.distributed, "init_process_group", init)
-        patch.setattr(torch.distributed, "is_backend_available", lambda name: True)
         patch.setattr(nn.Module, "to", to)
         Learner(nn.Linear(1, 1), plugins=[ToDevice(), DDP()], standard=False)
         return fake.calls, torch.cuda.current_device()  # which fully_shard takes for a mesh

@@ -267,7 +267,7 @@ class _DeviceTimes:
     def wait(self) -> None:
         """Read all."""
         if self._pairs:
-            self._pairs[-1][1].synchronize()  # host sync: the figures are wanted now
+            devices.synchronize([self._device])  # host sync: the figures are wanted now
         while self._pairs:
             self._read()
 

@@ -92,7 +92,7 @@ class Average:
         self._error: BaseException | None = None
         self._exchanged = threading.Event()
         self._thread: threading.Thread | None = None
-        self._stream = _stream(parts) if background else None
+        self._lane = _lane(parts) if background else None
         if not self._numbers:
             self._exchanged.set()  # made of a saved one
         elif background:
@@ -141,12 +141,12 @@ class Average:
 
     def _run_quietly(self) -> None:
         try:
-            if self._stream is None:
+            if self._lane is None:
                 self._run()
             else:
-                with self._stream:
+                with self._lane.stream:
                     self._run()
-                self._stream.synchronize()
+                self._lane.wait()
         except BaseException as error:
             self._error = error
         finally:
@@ -217,8 +217,9 @@ def distance(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
     """``||before - after|| / ||after||`` over all tensors together; infinite if ``after`` is 0 and they differ."""
     differences = torch._foreach_sub([b.to(a.dtype) for b, a in zip(before, after, strict=True)], list(after))
     device = after[0].device
+    exact = devices.exact(device)
     norms = [
-        torch.linalg.vector_norm(torch.stack([each.to(device, torch.float64) for each in torch._foreach_norm(tensors)]))
+        torch.linalg.vector_norm(torch.stack([each.to(device, exact) for each in torch._foreach_norm(tensors)]))
         for tensors in (differences, list(after))
     ]
     moved, norm = torch.stack(norms).tolist()  # host sync: the plan of the next round depends on it
@@ -230,9 +231,11 @@ def _flat(tensor: Tensor) -> Tensor:
     return flat.float() if flat.element_size() < 4 else flat
 
 
-def _stream(parts: Parts) -> Any:
-    """A stream of its own on the tensors' device, behind what is queued there now; None on a CPU."""
+def _lane(parts: Parts) -> devices.Lane | None:
+    """A side stream on the tensors' device, behind what is queued there now; None on a CPU."""
     device = next((tensor.device for tensor in parts.params if tensor.device.type != "cpu"), None)
     if device is None:
         return None
-    return devices.side_stream(device)
+    lane = devices.Lane(device)
+    lane.follow()
+    return lane

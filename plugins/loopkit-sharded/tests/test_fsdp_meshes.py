@@ -8,14 +8,18 @@ from __future__ import annotations
 import ctypes
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 from distributed.processes import run
+from fake_accelerator import Fake
 from torch import nn
+from torch.distributed import device_mesh
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_init import _get_device_from_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -243,3 +247,26 @@ def test_options_out_of_range_are_refused():
         with pytest.raises(PluginError, match=rf"FSDP\({next(iter(options))}="):
             FSDP(**options)
     assert not dist.is_initialized()
+
+
+def placed(rank, sizes):
+    """The mesh that `FSDP` makes on an accelerator, and the device that ``fully_shard`` takes with it."""
+    with pytest.MonkeyPatch.context() as patch:
+        fake, made = Fake(patch), []
+        fake.joins_by_gloo(patch)
+        learner = Learner(net(), nn.MSELoss(), adam, plugins=[FSDP(mesh=sizes)], standard=False)
+
+        def init(kind, sizes, *, mesh_dim_names):
+            made.append((kind, sizes, mesh_dim_names))
+            return SimpleNamespace(device_type=kind)
+
+        patch.setattr(device_mesh, "init_device_mesh", init)
+        meshes = [learner.plugins["fsdp"]._mesh_on("cuda") for _ in range(2)]
+        assert meshes[0] is meshes[1]
+        return made, str(_get_device_from_mesh(meshes[0]))
+
+
+def test_mesh_on_an_accelerator_is_of_each_process_s_own_device():
+    for sizes, names in ((None, ("parts",)), ((2, 1), ("copies", "parts"))):
+        found = run(placed, 2, sizes, timeout=60)
+        assert found == [([("cuda", sizes or (2,), names)], f"cuda:{rank}") for rank in range(2)]

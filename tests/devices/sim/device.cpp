@@ -143,6 +143,8 @@ struct Quiet final : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 } quiet;
 
+int64_t recorded[kDevices] = {0, 0}; // events, by the device of the stream
+
 struct Event {
   Point point;
   int asked = 0;
@@ -177,8 +179,10 @@ struct Impl final : c10::impl::DeviceGuardImplInterface {
     return old;
   }
   void destroyEvent(void* event, const DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
-  void record(void** event, const Stream& s, const DeviceIndex, const c10::EventFlag) const override {
+  void record(void** event, const Stream& s, const DeviceIndex own, const c10::EventFlag) const override {
     Guard guard(lock);
+    TORCH_CHECK(own < 0 || own == s.device_index(), "an event of sim:", int(own), " is recorded on a stream of ", s.device());
+    ++recorded[s.device_index()];
     if (*event == nullptr) *event = new Event;
     *static_cast<Event*>(*event) = {{s.device_index(), s.id(), numbers}, 0, std::chrono::steady_clock::now()};
   }
@@ -200,6 +204,8 @@ struct Impl final : c10::impl::DeviceGuardImplInterface {
     run(point.device, point.stream, point.number, true);
   }
   double elapsedTime(void* one, void* two, const DeviceIndex) const override {
+    TORCH_CHECK(static_cast<Event*>(one)->point.device == static_cast<Event*>(two)->point.device,
+                "no time is between events of two devices");
     auto time = static_cast<Event*>(two)->time - static_cast<Event*>(one)->time;
     return std::chrono::duration<double, std::milli>(time).count();
   }
@@ -322,6 +328,13 @@ void wait(int device, const char* what) {
 
 // Tensors
 
+bool late_unpinned = false; // whether copies without waiting from and to memory that is not pinned are late, too, as on MPS
+bool has_float64 = true;
+
+void check(ScalarType dtype) {
+  TORCH_CHECK_TYPE(has_float64 || (dtype != kDouble && dtype != kComplexDouble), "sim has no ", dtype);
+}
+
 Device of(std::optional<Device> device) {
   return Device(kSim, device && device->index() >= 0 ? device->index() : current_device);
 }
@@ -329,12 +342,14 @@ Device of(std::optional<Device> device) {
 Tensor make(IntArrayRef size, std::optional<ScalarType> dtype, std::optional<Layout>, std::optional<Device> device,
              std::optional<bool>, std::optional<MemoryFormat> format) {
   c10::DeviceGuard guard(of(device));
+  check(dtype_or_default(dtype));
   return at::detail::empty_generic(size, &memory, DispatchKeySet(DispatchKey::PrivateUse1), dtype_or_default(dtype), format);
 }
 
 Tensor make_strided(IntArrayRef size, IntArrayRef stride, std::optional<ScalarType> dtype, std::optional<Layout>,
                      std::optional<Device> device, std::optional<bool>) {
   c10::DeviceGuard guard(of(device));
+  check(dtype_or_default(dtype));
   return at::detail::empty_strided_generic(size, stride, &memory, DispatchKeySet(DispatchKey::PrivateUse1),
                                        dtype_or_default(dtype));
 }
@@ -368,8 +383,8 @@ Tensor copy_from(const Tensor& self, const Tensor& dst, bool non_blocking) {
   if (!from_host && !to_host) {
     put(target, source);
     turn.end();
-  } else if (non_blocking && is_pinned((to_host ? dst : self).const_data_ptr())) {
-    auto taken = to_host ? source.clone() : source; // pinned memory is read when its turn comes
+  } else if (non_blocking && (late_unpinned || is_pinned((to_host ? dst : self).const_data_ptr()))) {
+    auto taken = to_host ? source.clone() : source; // the host's memory is read when its turn comes
     turn.end();
     push(device, stream, to_host, target, taken);
     if (to_host) spoil(target);
@@ -503,6 +518,9 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
 TORCH_LIBRARY(sim, m) {
   m.def("waits", []() { return waits; });
   m.def("tell", [](bool on) { tells = on; });
+  m.def("recorded", [](int64_t device) { return recorded[device]; });
+  m.def("late_unpinned", [](bool on) { late_unpinned = on; });
+  m.def("float64", [](bool on) { has_float64 = on; });
   m.def("limit", [](int64_t device, int64_t bytes) { limits[device] = bytes; });
   m.def("queued", [](int64_t device) {
     Guard guard(lock);
