@@ -306,7 +306,7 @@ def main() -> None:
     parser.add_argument("--sides", nargs="+", choices=[*SIDES, *MAKERS], metavar="SIDE")
     parser.add_argument("--quality", action="store_true", help="time to a quality, memory and start-up instead")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--json", type=Path, help="also write the figures here, beside those of other runs")
     parser.add_argument("--markdown", type=Path, metavar="FILE.json", help="print the tables of these figures alone")
     parser.add_argument("--probe", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -342,6 +342,10 @@ def main() -> None:
                 figures[model] = epochs(Problem(TASKS[model], given.size, given.batches), sides, each, clock)
                 print(ratio_table({model: figures[model]}, sides[0]), flush=True)
     said["load"].append(load())
+    if given.json and given.json.exists():  # the other runs of the same tables
+        kept = json.loads(given.json.read_text())
+        for part in ("epochs", "quality"):
+            said[part] = kept[part] | said[part]
     print("\n" + markdown(said))
     if given.json:
         given.json.write_text(json.dumps(said, indent=1) + "\n")
