@@ -34,7 +34,7 @@ class Models(dict[str, nn.Module]):
     """
 
     def __init__(self, given: nn.Module | Mapping[str, nn.Module]) -> None:
-        super().__init__(given if isinstance(given, Mapping) else {"model": given})
+        super().__init__({"model": given} if isinstance(given, nn.Module) or not isinstance(given, Mapping) else given)
         for name, module in self.items():
             if not isinstance(module, nn.Module):
                 raise PhaseError(f"model {name!r} is {module!r}: it must be an instance of torch.nn.Module")
