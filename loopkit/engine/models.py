@@ -175,12 +175,12 @@ class Models(dict[str, nn.Module]):
         """Take optimizers, or make them by their factories."""
         if given is None:
             return
-        if isinstance(given, Mapping):
-            self.optimizers = {name: self._make_optimizer(name, each, True) for name, each in given.items()}
-            self.optimizer = self.optimizers
-        else:
+        if isinstance(given, torch.optim.Optimizer) or not isinstance(given, Mapping):
             self.optimizer = self._make_optimizer("optimizer", given, False)
             self.optimizers = {"optimizer": self.optimizer}
+        else:
+            self.optimizers = {name: self._make_optimizer(name, each, True) for name, each in given.items()}
+            self.optimizer = self.optimizers
         self._check_replaced(self._modules())
 
     def _check_replaced(self, modules: Iterable[nn.Module]) -> None:

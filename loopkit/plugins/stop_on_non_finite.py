@@ -18,7 +18,6 @@ from loopkit.errors import CancelStep, NonFiniteError, PluginError
 from loopkit.hooks import hookimpl
 from loopkit.notes import warn
 from loopkit.options import Shown
-from loopkit.plugins.buffers import Buffers, cells
 from loopkit.plugins.late import LateValues
 from loopkit.words import nearest
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from loopkit import Epoch, Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
+    from loopkit.plugins.buffers import Buffers
 
 POLICIES = ("raise", "skip", "rollback")
 
@@ -399,6 +399,8 @@ def _first_bad(learner: Learner, gradients: bool = True) -> tuple[str, float]:
 
 
 def _take_snapshot(learner: Learner) -> dict[str, Any]:
+    from loopkit.plugins.buffers import cells  # not before it may have to go back
+
     with learner.models.weights.own():  # and sharded, where they are whole for the time of a step
         return {
             "at": learner.progress.updates,
@@ -412,6 +414,8 @@ def _take_snapshot(learner: Learner) -> dict[str, Any]:
 
 
 def _put_back(learner: Learner, snapshot: dict[str, Any]) -> None:
+    from loopkit.plugins.buffers import Buffers
+
     with learner.models.weights.own():
         params = [p for model in learner.models.values() for p in model.parameters()]
         for p, saved in zip(params, snapshot["params"], strict=True):
@@ -441,6 +445,8 @@ class _Watched:
     """
 
     def __init__(self, buffers: list[Tensor]) -> None:
+        from loopkit.plugins.buffers import Buffers
+
         self.pending = _Pending()
         self.step, self.window = Buffers(), Buffers(buffers)
         self.before = self.window
