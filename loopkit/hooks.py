@@ -8,10 +8,11 @@ arguments it needs, by name.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from types import BuiltinFunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import pluggy
@@ -220,7 +221,26 @@ def methods(plugin: Any) -> dict[str, Any]:
     found = {name: each for owner in reversed(owners) for name, each in getattr(owner, "__dict__", {}).items()}
     bound = staticmethod, classmethod
     plain = {name: each.__func__ if isinstance(each, bound) else each for name, each in sorted(found.items())}
-    return {name: each for name, each in plain.items() if inspect.isroutine(each)}
+    return {name: each for name, each in plain.items() if _is_routine(type(each))}
+
+
+def _is_routine(kind: type) -> bool:
+    """What ``inspect.isroutine`` says of an object of this type, in a tenth of the time."""
+    return kind in (BuiltinFunctionType, MethodType) or (hasattr(kind, "__get__") and not hasattr(kind, "__set__"))
+
+
+def plain_arguments(method: Any) -> tuple[str, ...]:
+    """The arguments of a plain function or method, in a tenth of the time that ``inspect.signature`` takes.
+
+    None of one with defaults, ``*args`` or the like, or that says itself what it takes: ask ``inspect`` then.
+    """
+    code = getattr(method, "__code__", None)  # a method has its function's
+    if code is None or method.__defaults__ or not vars(method).keys().isdisjoint(("__wrapped__", "__signature__")):
+        return ()
+    others = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+    if others or code.co_posonlyargcount or code.co_kwonlyargcount:
+        return ()
+    return code.co_varnames[inspect.ismethod(method) : code.co_argcount]  # type: ignore[no-any-return]
 
 
 def implemented(plugin: Any) -> list[str]:
@@ -228,18 +248,14 @@ def implemented(plugin: Any) -> list[str]:
     return [name for name, method in methods(plugin).items() if hasattr(method, "loopkit_options")]
 
 
-def specification(hooks: Iterable[Hook]) -> Any:
-    """An object that pluggy's ``add_hookspecs`` accepts, with these hooks."""
-    return type("Specification", (), {hook.name: _specified(hook) for hook in hooks})()
-
-
 @cache
-def _specified(hook: Hook) -> Any:
-    namespace: dict[str, Any] = {}
-    exec(f"def {hook.name}({', '.join(('self', *hook.arguments))}): ...", namespace)
-    function = pluggy.HookspecMarker(PROJECT)(namespace[hook.name])
-    function.__doc__ = hook.doc
-    return function
+def specification(hooks: tuple[Hook, ...]) -> Any:
+    """An object that pluggy's ``add_hookspecs`` accepts, with these hooks."""
+    functions: dict[str, Any] = {}
+    exec("\n".join(f"def {hook.name}({', '.join(('self', *hook.arguments))}): ..." for hook in hooks), {}, functions)
+    for hook in hooks:
+        pluggy.HookspecMarker(PROJECT)(functions[hook.name]).__doc__ = hook.doc
+    return type("Specification", (), functions)()
 
 
 def concerns(chosen: PhaseChoice, phase: Phase) -> bool:

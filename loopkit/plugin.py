@@ -240,8 +240,7 @@ def plugin_name(plugin: Any) -> str:
         )
     if not implemented(plugin) and (wrapped := _wrapped(plugin)):
         raise PluginError(f"{plugin!r:.80} is no plugin: wrap it, {wrapped}")
-    name = getattr(plugin, "name", None)
-    if name is None:
+    if (name := getattr(plugin, "name", None)) is None:
         name = snake_case(type(plugin).__name__)
     if not isinstance(name, str) or not name or "." in name or not name.isprintable():
         raise PluginError(f"plugin {plugin!r}: its name is {name!r}; a name is printable text without a dot")

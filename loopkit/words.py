@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Iterable
 from difflib import get_close_matches
 from functools import wraps
@@ -26,7 +25,8 @@ def takes(**instead: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        known = inspect.signature(function).parameters
+        code = function.__code__
+        known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -17,7 +17,7 @@ class Other:
 def test_pluggy_lists_every_hook_with_its_arguments_and_what_it_says():
     manager = pluggy.PluginManager(PROJECT)
     known = hooks()
-    manager.add_hookspecs(specification(known.values()))
+    manager.add_hookspecs(specification(tuple(known.values())))
     for name, hook in known.items():
         spec = getattr(manager.hook, name).spec
         assert tuple(spec.argnames) == hook.arguments
@@ -35,6 +35,6 @@ def test_event_of_another_distribution_is_a_hook_like_any(monkeypatch):
         """step.verdict exists."""
 
     manager = pluggy.PluginManager(PROJECT)
-    manager.add_hookspecs(specification(hooks().values()))
+    manager.add_hookspecs(specification(tuple(hooks().values())))
     assert manager.hook.judge_begin.spec.argnames == ("learner", "phase", "epoch", "step")
     assert manager.hook.judge_begin.spec.function.__doc__ == "step.verdict exists."

@@ -34,7 +34,7 @@ class Models(dict[str, nn.Module]):
     """
 
     def __init__(self, given: nn.Module | Mapping[str, nn.Module]) -> None:
-        super().__init__(given if isinstance(given, Mapping) else {"model": given})
+        super().__init__({"model": given} if isinstance(given, nn.Module) or not isinstance(given, Mapping) else given)
         for name, module in self.items():
             if not isinstance(module, nn.Module):
                 raise PhaseError(f"model {name!r} is {module!r}: it must be an instance of torch.nn.Module")
@@ -175,12 +175,12 @@ class Models(dict[str, nn.Module]):
         """Take optimizers, or make them by their factories."""
         if given is None:
             return
-        if isinstance(given, Mapping):
-            self.optimizers = {name: self._make_optimizer(name, each, True) for name, each in given.items()}
-            self.optimizer = self.optimizers
-        else:
+        if isinstance(given, torch.optim.Optimizer) or not isinstance(given, Mapping):
             self.optimizer = self._make_optimizer("optimizer", given, False)
             self.optimizers = {"optimizer": self.optimizer}
+        else:
+            self.optimizers = {name: self._make_optimizer(name, each, True) for name, each in given.items()}
+            self.optimizer = self.optimizers
         self._check_replaced(self._modules())
 
     def _check_replaced(self, modules: Iterable[nn.Module]) -> None:

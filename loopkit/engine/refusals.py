@@ -12,7 +12,7 @@ from torch import nn
 from loopkit.engine.order import EVERYTHING, overlaps
 from loopkit.errors import OrderError, PluginConflict, PluginError
 from loopkit.events import FitBegin, FitEnd, SignalBegin
-from loopkit.hooks import PROJECT, PROVIDES, STATES, Hook, HookOptions, concerns, hooks, methods
+from loopkit.hooks import PROJECT, PROVIDES, STATES, Hook, HookOptions, concerns, hooks, methods, plain_arguments
 from loopkit.phases import is_standard
 from loopkit.plugin import declared, provided
 from loopkit.words import STATE, half_a_state, nearest
@@ -268,11 +268,10 @@ def check_plugin(plugin: Any, name: str) -> None:
     """Refuse what pluggy would take silently, or with a message that does not say what to write instead."""
     known = hooks()
     where = f"plugin {name!r} ({type(plugin).__name__})"
-    word = provided(plugin)
-    has_hooks = False
+    word, found = provided(plugin), methods(plugin)
     if not isinstance(word, str) or not (word == "" or word.isidentifier()):
         raise PluginError(f"{where}: provides is {word!r}; it is one word, such as {'clip'!r}")
-    for attribute, method in methods(plugin).items():
+    for attribute, method in found.items():
         options = getattr(method, f"{PROJECT}_impl", None)
         own_options: HookOptions | None = getattr(method, "loopkit_options", None)
         if options is None:
@@ -285,19 +284,20 @@ def check_plugin(plugin: Any, name: str) -> None:
             raise PluginError(f"{where}: {attribute} uses pluggy's own options; use before=, after= or a context")
         if own_options is None:
             raise PluginError(f"{where}: {attribute} is marked by pluggy's marker; use loopkit.hookimpl")
-        has_hooks = True
         if attribute not in known:
             raise PluginError(f"{where}: there is no hook {attribute!r}{nearest(attribute, known)}")
         _check_arguments(getattr(plugin, attribute), known[attribute], f"{where}, {attribute}")
         if "phase" not in known[attribute].arguments and own_options.phase is not None:
             raise PluginError(f"{where}: {attribute} belongs to no phase, so it takes no phase=...")
-    if not has_hooks:
+    if not any(hasattr(method, "loopkit_options") for method in found.values()):
         raise PluginError(f"{where} has no hooks, so nothing would call it: mark its methods with @hookimpl")
     if half := half_a_state([each for each in STATE if callable(getattr(plugin, each, None))]):
         raise PluginError(f"{where} {half}")
 
 
 def _check_arguments(method: Callable[..., Any], hook: Hook, where: str) -> None:
+    if (plain := plain_arguments(method)) and set(plain) <= set(hook.arguments):
+        return
     for argument in inspect.signature(method).parameters.values():
         if argument.default is not argument.empty:
             raise PluginError(f"{where}: argument {argument.name!r} has a default; a hook's arguments have none")

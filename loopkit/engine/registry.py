@@ -6,7 +6,7 @@ pluggy holds the specifications and the plugins, and validates and lists the imp
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -17,7 +17,7 @@ from loopkit.engine.order import Entry, Placed, arrange
 from loopkit.engine.plan import INSTRUMENT, Compiler, Implementation, Plan
 from loopkit.errors import PluginError
 from loopkit.events import FitBegin, FitEnd
-from loopkit.hooks import PROJECT, Hook, HookOptions, concerns, hooks, specification
+from loopkit.hooks import PROJECT, Hook, HookOptions, concerns, hooks, plain_arguments, specification
 from loopkit.logs.record import Packed
 from loopkit.notes import warn
 from loopkit.plugin import declared, plugin_name, provided, unwrapped
@@ -40,7 +40,7 @@ class _Manager(pluggy.PluginManager):
 
     def parse_hookspec_opts(self, module_or_class: Any, name: str) -> Any:
         """What a hook's specification is marked with."""
-        return None if name.startswith("__") else super().parse_hookspec_opts(module_or_class, name)
+        return None if name.startswith("__") else getattr(getattr(module_or_class, name), f"{PROJECT}_spec")
 
 
 class Registry:
@@ -60,9 +60,9 @@ class Registry:
         """Changes whenever a plugin comes or goes."""
         self._learner, self._phases, self._logbook, self._where = learner, phases, logbook, where
         self._manager = _Manager(PROJECT)
-        self._specified: set[str] = set()
         self._plans: dict[int, tuple[Phase, Plan]] = {}
-        self._learner_plans: dict[str, list[Implementation]] = {}
+        self._placed: dict[tuple[Any, ...], list[Placed]] = {}
+        """By hook and plugins: phases in which the same ones listen share it."""
         self.brackets: list[tuple[str, Implementation | None, Implementation | None]] = []
         """The plugins that set up or tear down a fit, in the order of ``fit_begin``, with what does so."""
         self.implemented: list[Implementation] = []
@@ -79,8 +79,7 @@ class Registry:
 
     def name_of(self, plugin: Any) -> str:
         """The name of a plugin; a plugin that wraps it has the same."""
-        name = self._names.get(id(plugin))
-        if name is None:
+        if (name := self._names.get(id(plugin))) is None:
             name = self._names[id(plugin)] = plugin_name(plugin)
         return name
 
@@ -94,9 +93,9 @@ class Registry:
         added: list[str] = []
         try:
             for name in remove:
-                removed.append((name, self._unregister(name)))  # noqa: PERF401 - a comprehension loses the first ones
+                removed.append((name, self._manager.unregister(name=self.find(name))))  # noqa: PERF401 - see below
             for plugin in add:
-                added.append(self._register(plugin))  # noqa: PERF401
+                added.append(self._register(plugin))  # noqa: PERF401 - a comprehension loses the first ones
             self._check()
         except BaseException:
             for name in added:
@@ -126,8 +125,7 @@ class Registry:
 
     def _register(self, plugin: Any) -> str:
         name = plugin_name(plugin)
-        registered = self._manager.get_plugin(name)
-        if registered is not None:
+        if (registered := self._manager.get_plugin(name)) is not None:
             both = " and ".join(map(refusals.shown_plugin, (registered, plugin)))
             again = "the same object" if registered is plugin else both
             raise PluginError(f"two plugins are called {name!r}: {again}; give it name=... to have both")
@@ -136,26 +134,19 @@ class Registry:
         self._manager.register(plugin, name)
         return name
 
-    def _unregister(self, word: str) -> Any:
-        return self._manager.unregister(name=self.find(word))
-
     def _specify(self) -> None:
         """Tell pluggy of the hooks that were defined since the last time."""
-        new = [hook for name, hook in hooks().items() if name not in self._specified]
-        if new:
+        if new := tuple(hook for name, hook in hooks().items() if not hasattr(self._manager.hook, name)):
             self._manager.add_hookspecs(specification(new))
-            self._specified.update(hook.name for hook in new)
 
     def _collect(self) -> None:
         self.version += 1
         self._plans.clear()
         self._names = {id(each): name for name, plugin in self.plugins.items() for each in (plugin, unwrapped(plugin))}
-        self._learner_plans.clear()
-        self.implemented = []
-        for name, hook in hooks().items():
-            if name in self._specified:
-                for impl in getattr(self._manager.hook, name).get_hookimpls():
-                    self.implemented.append(_implementation(impl, hook))
+        self._placed.clear()
+        self._specify()
+        callers = vars(self._manager.hook)
+        self.implemented = [_implementation(i, hook) for n, hook in hooks().items() for i in callers[n].get_hookimpls()]
 
     def _check(self) -> None:
         """Everything that can be told before a phase runs."""
@@ -181,11 +172,13 @@ class Registry:
 
     def ordered(self, hook: str) -> list[Implementation]:
         """The implementations of a hook that belongs to no phase, in order."""
-        if hook not in self._learner_plans:
-            impls = {impl.entry.plugin: impl for impl in self.implementations(hook)}
-            placed = arrange([impl.entry for impl in impls.values()], self.chains, hook)
-            self._learner_plans[hook] = [impls[p.entry.plugin] for p in placed]
-        return self._learner_plans[hook]
+        impls = {impl.entry.plugin: impl for impl in self.implementations(hook)}
+        return [impls[placed.entry.plugin] for placed in self._arrange(hook, impls)]
+
+    def _arrange(self, hook: str, impls: Mapping[str, Implementation]) -> list[Placed]:
+        if (key := (hook, *impls)) not in self._placed:
+            self._placed[key] = arrange([impl.entry for impl in impls.values()], self.chains, hook)
+        return self._placed[key]
 
     def fit_order(self) -> list[Placed]:
         """The plugins that set up or tear down a fit, in the order of ``fit_begin``.
@@ -251,7 +244,7 @@ class Registry:
                 found = {impl.entry.plugin: impl for impl in self.implementations(name, phase)}
                 if hook.kind == "replacement":
                     refusals.check_replacement(name, list(found), phase)
-                order[name] = arrange([impl.entry for impl in found.values()], self.chains, name)
+                order[name] = self._arrange(name, found)
                 impls[name] = [found[placed.entry.plugin] for placed in order[name]]
         return self._compiler().plan(phase, impls, order)
 
@@ -283,7 +276,7 @@ def _implementation(impl: pluggy.HookImpl, hook: Hook) -> Implementation:
 
     labels = ("reads", "updates", "writes", "before", "after")
     entry = Entry(impl.plugin_name, provided(plugin), **{label: names(label) for label in labels})
-    arguments = tuple(inspect.signature(impl.function).parameters)  # pluggy sees those of plain functions alone
+    arguments = plain_arguments(impl.function) or tuple(inspect.signature(impl.function).parameters)
     return Implementation(plugin, hook, impl.function, arguments, options.phase, entry)
 
 

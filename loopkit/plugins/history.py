@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +26,11 @@ PACK = 1000
 """Rows that are packed together for a state, once: a save costs the rows since, not all."""
 
 
-@dataclass
 class _Running:
     """An epoch that has begun: when, and the losses of its steps, unread."""
 
-    started: float
-    steps: list[int]
-    losses: list[Tensor | float]
+    def __init__(self, started: float, steps: list[int], losses: list[Tensor | float]) -> None:
+        self.started, self.steps, self.losses = started, steps, losses
 
     def read(self) -> list[float]:
         return list(read({str(i): loss for i, loss in enumerate(self.losses)}).values())
@@ -223,12 +220,11 @@ class History(Shown):
         self._first = state.get("first", len(self.rows))
 
 
-@dataclass
 class _Pack:
     """Rows, and what a state holds of them."""
 
-    rows: list[dict[str, Any]]
-    held: dict[str, Tensor]
+    def __init__(self, rows: list[dict[str, Any]], held: dict[str, Tensor]) -> None:
+        self.rows, self.held = rows, held
 
     @classmethod
     def of(cls, rows: list[dict[str, Any]]) -> _Pack:

@@ -354,10 +354,10 @@ def _named(metric: str) -> Iterator[None]:
 
 def _parted(name: str, value: Any, labels: Sequence[str] | None = None) -> dict[str, Any]:
     """The numbers of a metric, by name, and its matrices as tables."""
-    if isinstance(value, Mapping):
-        return {key: part for each, inner in value.items() for key, part in _parted(each, inner, labels).items()}
     if _is_number(value) or isinstance(value, Table):
         return {name: value}
+    if isinstance(value, Mapping):
+        return {key: part for each, inner in value.items() for key, part in _parted(each, inner, labels).items()}
     if not isinstance(value, Tensor) or value.ndim not in (1, 2) or not value.numel() or value.is_complex():
         raise PluginError(
             f"metric {name!r} is {describe(value)}: a metric is a number, a vector or mapping of numbers, or a matrix"

@@ -132,8 +132,7 @@ def _check_classes(learner: Learner, phase: Phase, outputs: Tensor, targets: Ten
             )
     if loss == "cross_entropy" and classes > 1 and phase.training:
         values = outputs.detach().float()
-        sums = (values.sum(1) - 1).abs().max() < ROUNDING
-        if bool(sums & (values.min() >= 0)):  # host sync: the same
+        if bool(values.min() >= 0) and bool((values.sum(1) - 1).abs().max() < ROUNDING):  # host syncs: the same
             if learner.world.rank == 0:
                 warn(
                     f"phase {phase.name!r}: the outputs of all {len(outputs)} samples sum to 1, as after a Softmax, "

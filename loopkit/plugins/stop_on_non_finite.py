@@ -14,12 +14,10 @@ from torch.nn.parameter import is_lazy
 
 from loopkit import devices, sharded
 from loopkit.batches import describe
-from loopkit.distributed.votes import must_agree
 from loopkit.errors import CancelStep, NonFiniteError, PluginError
 from loopkit.hooks import hookimpl
 from loopkit.notes import warn
 from loopkit.options import Shown
-from loopkit.plugins.buffers import Buffers, cells
 from loopkit.plugins.late import LateValues
 from loopkit.words import nearest
 
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
     from loopkit import Epoch, Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
+    from loopkit.plugins.buffers import Buffers
 
 POLICIES = ("raise", "skip", "rollback")
 
@@ -174,7 +173,7 @@ class StopOnNonFinite(Shown):
         if not (bad or self._goes_on):
             return
         first = learner.world.rank
-        if self._goes_on and must_agree(learner):
+        if self._goes_on and _must_agree(learner):
             last = learner.world.size - 1
             first = last - int(learner.world.highest(last - learner.world.rank if bad else -1)[0])
             if first > last:
@@ -333,7 +332,7 @@ class StopOnNonFinite(Shown):
     @staticmethod
     def _warns(learner: Learner) -> bool:
         """Whether this process warns of what all see."""
-        return learner.world.rank == 0 or not must_agree(learner)
+        return learner.world.rank == 0 or not _must_agree(learner)
 
     def _skip(self, learner: Learner, what: str, warns: bool, before: Buffers) -> None:
         if self.skips >= self.max_skips:
@@ -357,6 +356,12 @@ class StopOnNonFinite(Shown):
         if warns:
             warn(f"{what}: back to the state after {self._snapshot['at']} updates")
         self._snapshot["at"] = learner.progress.updates  # the next copy is due so many updates from here
+
+
+def _must_agree(learner: Learner) -> bool:
+    from loopkit.distributed.votes import must_agree  # not before it goes on after a bad number
+
+    return must_agree(learner)
 
 
 def _closure(step: Step) -> str:
@@ -393,6 +398,8 @@ def _first_bad(learner: Learner, gradients: bool = True) -> tuple[str, float]:
 
 
 def _take_snapshot(learner: Learner) -> dict[str, Any]:
+    from loopkit.plugins.buffers import cells  # not before it may have to go back
+
     with learner.models.weights.own():  # and sharded, where they are whole for the time of a step
         return {
             "at": learner.progress.updates,
@@ -406,6 +413,8 @@ def _take_snapshot(learner: Learner) -> dict[str, Any]:
 
 
 def _put_back(learner: Learner, snapshot: dict[str, Any]) -> None:
+    from loopkit.plugins.buffers import Buffers
+
     with learner.models.weights.own():
         params = [p for model in learner.models.values() for p in model.parameters()]
         for p, saved in zip(params, snapshot["params"], strict=True):
@@ -435,6 +444,8 @@ class _Watched:
     """
 
     def __init__(self, buffers: list[Tensor]) -> None:
+        from loopkit.plugins.buffers import Buffers
+
         self.pending = _Pending()
         self.step, self.window = Buffers(), Buffers(buffers)
         self.before = self.window
