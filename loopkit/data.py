@@ -990,8 +990,7 @@ class ResumableSampler(Sampler[SampleIndex]):
         self._rank = 0
 
     def __len__(self) -> int:
-        shares = self._shares
-        if shares is None:
+        if (shares := self._shares) is None:
             return self.samples
         first, end = shares.part(self._rank, 0, shares.steps() - 1)
         return (shares.steps() - 1) * shares.batch_size + end - first

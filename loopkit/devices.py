@@ -239,8 +239,7 @@ def synchronize(used: Iterable[torch.device]) -> None:
 
 def generator_states() -> dict[str, list[Tensor]]:
     """The states of the accelerator's generators by its type, of one for each device; nothing if it is not in use."""
-    found = torch.accelerator.current_accelerator()
-    if found is None:
+    if (found := torch.accelerator.current_accelerator()) is None:
         return {}
     module: Any = torch.get_device_module(found)
     used = getattr(module, "is_initialized", module.is_available)  # torch.mps has neither

@@ -115,8 +115,7 @@ def _source(module: str) -> ast.Module | None:
     """The parsed source of a module, without an import of it or of the packages around it."""
     top, *below = module.split(".")
     try:
-        spec = find_spec(top)
-        if spec is None:
+        if (spec := find_spec(top)) is None:
             return None
         found = [Path(folder, *below) for folder in spec.submodule_search_locations or ()]
         files = [file for each in found for file in (each / "__init__.py", each.with_suffix(".py"))]

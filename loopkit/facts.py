@@ -91,8 +91,7 @@ def _named(options: Mapping[str, Any], depth: int) -> Iterable[str]:
 
 def _function(value: Any, depth: int) -> str:
     name = str(getattr(value, "__qualname__", value.__name__))
-    code = getattr(value, "__code__", None)
-    if code is None:
+    if (code := getattr(value, "__code__", None)) is None:
         return name
     held = [*inspect.getclosurevars(value).nonlocals.values(), *(value.__defaults__ or ())]
     held += (value.__kwdefaults__ or {}).values()

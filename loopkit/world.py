@@ -21,6 +21,8 @@ from loopkit.errors import WorldError
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+    from loopkit.learner import Learner
+
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _current: World | None = None
 
@@ -216,8 +218,7 @@ def join(backend: str | None = None, *, timeout: float = 300.0) -> World:
 def _join(backend: str | None, timeout: float) -> World:
     limit = timedelta(seconds=timeout)
     if not (dist.is_available() and dist.is_initialized()):
-        place = _place()
-        if place is None:
+        if (place := _place()) is None:
             return World(timeout=timeout)
         if not dist.is_available():
             raise WorldError(f"{place}: this build of torch has no torch.distributed: install one that has it")
@@ -346,3 +347,11 @@ def _leave() -> None:
     world, _current = _current, None
     if dist.is_initialized() and not (world is not None and world.broken):
         dist.destroy_process_group()
+
+
+def must_agree(learner: Learner) -> bool:
+    """Whether processes make the same steps from the same parameters, so that a step is cancelled in all or none.
+
+    Not for a process alone, nor where each trains by itself between two averages.
+    """
+    return learner.world.size > 1 and all(getattr(each, "agrees_in_steps", True) for each in learner.plugins.values())

@@ -161,8 +161,7 @@ class Lock:
 
     def _check_stale(self, file: int, locks: bool) -> None:
         """Return, and note whose it was, if the holder is surely dead."""
-        holder = self._holder(file)
-        if holder is None:
+        if (holder := self._holder(file)) is None:
             if locks and self._is_unfinished(file):  # it died while it took the lock, which the kernel says is free
                 return
             raise self._refusal(None)

@@ -394,8 +394,7 @@ def _text(error: BaseException) -> str:
 
 def _innermost(thread: int) -> tuple[tuple[int, int], str]:
     """The point at which a thread is, to be compared, and in words."""
-    frame = sys._current_frames().get(thread)
-    if frame is None:
+    if (frame := sys._current_frames().get(thread)) is None:
         return (0, 0), "nowhere"
     code = frame.f_code
     return (id(frame), frame.f_lasti), f"line {frame.f_lineno} of {os.path.basename(code.co_filename)}, {code.co_name}"

@@ -171,8 +171,7 @@ def _models(models: Mapping[str, nn.Module], state: Mapping[str, Any]) -> list[s
 def _optimizers(optimizers: Mapping[str, torch.optim.Optimizer], state: Mapping[str, Any]) -> list[str]:
     problems = _names("optimizers", state["optimizers"], optimizers)
     for name, optimizer in optimizers.items():
-        saved = state["optimizers"].get(name)
-        if saved is None:
+        if (saved := state["optimizers"].get(name)) is None:
             continue
         kinds = saved["class"], type(optimizer).__name__
         sizes = [_sizes(saved["param_groups"]), _sizes(optimizer.param_groups)]
@@ -235,8 +234,7 @@ def _windows(optimizers: Mapping[str, torch.optim.Optimizer], state: Mapping[str
     windows = [(name, window) for saved in state["epochs"] for name, window in saved["windows"].items()]
     problems: list[str] = []
     for name, window in windows:
-        optimizer = optimizers.get(name)
-        if optimizer is None:
+        if (optimizer := optimizers.get(name)) is None:
             problems += _names("windows of optimizers", [name], optimizers)
             continue
         params = [p for group in optimizer.param_groups for p in group["params"]]

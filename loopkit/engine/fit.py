@@ -243,8 +243,7 @@ class Fit:
 
     def go_on(self) -> None:
         """Go on from the position that was loaded, with the limits of this fit."""
-        position = self._core.resume.take_position()
-        if position is not None:
+        if (position := self._core.resume.take_position()) is not None:
             self._go_on(position)
 
     def _go_on(self, at: Position) -> None:

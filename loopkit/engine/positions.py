@@ -332,8 +332,7 @@ def _batch_size(data: DataLoader[Any]) -> int | None:
     """Samples per batch, where they are as many in every batch but the last."""
     if data.batch_size is not None:
         return data.batch_size
-    batch_sampler = data.batch_sampler
-    if batch_sampler is None:
+    if (batch_sampler := data.batch_sampler) is None:
         return 1
     plain = type(batch_sampler) in (BatchSampler, ResumableBatchSampler) or type(batch_sampler).__module__.startswith(
         "torchdata."

@@ -298,8 +298,7 @@ class Resume:
             )
         epochs = [epoch for epoch in core.open_epochs if mark is None or epoch is not mark.epoch]
         records = [*(_record(core, epoch) for epoch in epochs), *self._epochs]
-        fit = core.fit
-        if fit is not None:
+        if (fit := core.fit) is not None:
             at: dict[str, Any] | None = fit.saved()
         else:
             at = None if self.position is None else self.position.saved(self.position.seconds, self._stop())

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from loopkit.distributed.votes import must_agree
 from loopkit.errors import CancelStep, PluginError
 from loopkit.hooks import hookimpl
 from loopkit.options import Shown
+from loopkit.world import must_agree
 
 if TYPE_CHECKING:
     from loopkit import Step

@@ -20,6 +20,7 @@ from loopkit.notes import warn
 from loopkit.options import Shown
 from loopkit.plugins.late import LateValues
 from loopkit.words import nearest
+from loopkit.world import must_agree
 
 if TYPE_CHECKING:
     from loopkit import Epoch, Step
@@ -173,7 +174,7 @@ class StopOnNonFinite(Shown):
         if not (bad or self._goes_on):
             return
         first = learner.world.rank
-        if self._goes_on and _must_agree(learner):
+        if self._goes_on and must_agree(learner):
             last = learner.world.size - 1
             first = last - int(learner.world.highest(last - learner.world.rank if bad else -1)[0])
             if first > last:
@@ -332,7 +333,7 @@ class StopOnNonFinite(Shown):
     @staticmethod
     def _warns(learner: Learner) -> bool:
         """Whether this process warns of what all see."""
-        return learner.world.rank == 0 or not _must_agree(learner)
+        return learner.world.rank == 0 or not must_agree(learner)
 
     def _skip(self, learner: Learner, what: str, warns: bool, before: Buffers) -> None:
         if self.skips >= self.max_skips:
@@ -356,12 +357,6 @@ class StopOnNonFinite(Shown):
         if warns:
             warn(f"{what}: back to the state after {self._snapshot['at']} updates")
         self._snapshot["at"] = learner.progress.updates  # the next copy is due so many updates from here
-
-
-def _must_agree(learner: Learner) -> bool:
-    from loopkit.distributed.votes import must_agree  # not before it goes on after a bad number
-
-    return must_agree(learner)
 
 
 def _closure(step: Step) -> str:
