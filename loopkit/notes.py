@@ -28,12 +28,12 @@ def add_note(error: BaseException, note: str) -> None:
         pass  # the error itself is what matters, and must not give way to one about its notes
 
 
-def shown(error: BaseException) -> str:
-    """The ``repr`` of an error, or of its class if it has a broken one."""
+def shown(value: object) -> str:
+    """The ``repr`` of something such as an error, or its class if that is broken."""
     try:
-        return repr(error)
+        return repr(value)
     except Exception:
-        return type(error).__name__
+        return type(value).__name__
 
 
 def say(text: str) -> None:

@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from loopkit import devices
 from loopkit.errors import PeerError, WorldError
+from loopkit.notes import shown
 
 T = TypeVar("T")
 STARTS = ("spawn", "forkserver")
@@ -257,8 +258,5 @@ def _name(fn: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    try:
-        text = repr(value)
-    except Exception:
-        text = type(value).__name__
+    text = shown(value)
     return text if len(text) <= 200 else f"{text[:200]}..."

@@ -32,12 +32,6 @@ def recorded(rank: int) -> str:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(c10d._dump_fr_trace_json(True, False))  # finished ones, too
         fresh = time.time() - path.stat().st_mtime < FRESH
-    except (
-        AttributeError,
-        OSError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ):  # no recorder, nowhere to write, no process group
-        return ""
+    except (AttributeError, OSError, RuntimeError, TypeError, ValueError):
+        return ""  # no recorder, nowhere to write, no process group
     return f". What rank {rank} exchanged last is in {path}" if fresh else ""

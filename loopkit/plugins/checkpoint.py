@@ -701,8 +701,7 @@ class _Writer:
 
     def check(self) -> None:
         """Raise what went wrong."""
-        if self._error is not None:
-            error, self._error = self._error, None
+        if (error := self.forgive()) is not None:
             raise error
 
     def join(self) -> None:
