@@ -22,10 +22,8 @@ def locate(error: BaseException, where: str) -> None:
 
 def add_note(error: BaseException, note: str) -> None:
     """Add a note; an exception whose class makes that impossible goes on without."""
-    try:
+    with contextlib.suppress(Exception):  # the error itself is what matters, and must not give way to one of notes
         BaseException.add_note(error, note)
-    except Exception:
-        pass  # the error itself is what matters, and must not give way to one about its notes
 
 
 def shown(value: object) -> str:
@@ -38,10 +36,8 @@ def shown(value: object) -> str:
 
 def say(text: str) -> None:
     """Print a line for people on standard error, if it is open."""
-    try:
+    with contextlib.suppress(OSError, ValueError):  # it is closed
         print(f"loopkit: {text}", file=sys.stderr)
-    except (OSError, ValueError):
-        pass  # it is closed
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:

@@ -188,10 +188,8 @@ def _restored(quiet: bool) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-        if variable is None:
-            os.environ.pop(HANDLED, None)
-        else:
-            os.environ[HANDLED] = variable
+        os.environ.pop(HANDLED, None)
+        os.environ.update({} if variable is None else {HANDLED: variable})
         for number, handler in handlers.items():
             if main and handler is not None:
                 signal.signal(number, handler)

@@ -154,8 +154,8 @@ class Registry:
         self.implemented = []
         for name, hook in hooks().items():
             if name in self._specified:
-                for impl in getattr(self._manager.hook, name).get_hookimpls():
-                    self.implemented.append(_implementation(impl, hook))
+                impls = getattr(self._manager.hook, name).get_hookimpls()
+                self.implemented += [_implementation(impl, hook) for impl in impls]
 
     def _check(self) -> None:
         """Everything that can be told before a phase runs."""

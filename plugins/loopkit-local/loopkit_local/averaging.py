@@ -243,9 +243,9 @@ def to_devices(values: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tens
     for bucket in bucketed(targets, BUCKET_BYTES):
         device = targets[bucket[0]].device
         if made[bucket[0]].device != device:
-            parts = [made[i].reshape(-1) for i in bucket]
-            held = torch.empty(sum(map(len, parts)), dtype=parts[0].dtype, pin_memory=devices.reads_late(device))
-            _put(devices.to_device(torch.cat(parts, out=held), device), made, bucket)
+            flat = torch.cat([made[i].reshape(-1) for i in bucket])
+            flat = devices.pinned(flat) if devices.reads_late(device) else flat
+            _put(devices.to_device(flat, device), made, bucket)
     return made
 
 
