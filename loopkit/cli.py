@@ -16,6 +16,7 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -192,12 +193,10 @@ def say_json(value: Any) -> None:
 
 def _silence(stream: TextIO) -> None:
     """Let a stream that is broken write to nowhere, or Python complains of it when it ends."""
-    try:
+    with suppress(OSError, ValueError):  # it has no file, or a closed one
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
-    except (OSError, ValueError):
-        pass  # it has no file, or a closed one
 
 
 class Parser(argparse.ArgumentParser):
@@ -290,8 +289,7 @@ def table(rows: Sequence[Sequence[str]], otherwise: int | None = None) -> list[s
 
 def columns(otherwise: int | None = None) -> int | None:
     """The columns of the terminal; ``otherwise`` where there is none."""
-    on_terminal = sys.stdout is not None and sys.stdout.isatty()
-    return shutil.get_terminal_size().columns if on_terminal else otherwise
+    return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else otherwise
 
 
 def reporting(make: Callable[[], str], put: Callable[[str], object] = say) -> int:

@@ -214,9 +214,7 @@ class _Chosen:
 def _ordered(samples: int, seed: int | None, epoch: int, indices: Tensor | None) -> Tensor | None:
     """The samples of an epoch in its order, shuffled by a seed; None if each is in its own place."""
     order = None if seed is None else _order(samples, seed, epoch)
-    if indices is None:
-        return order
-    return indices if order is None else indices[order]
+    return order if indices is None else indices if order is None else indices[order]
 
 
 class Loader(ABC):

@@ -137,11 +137,8 @@ def scale(tensors: Sequence[Tensor], factor: float | Tensor) -> None:
     if not isinstance(factor, Tensor):
         torch._foreach_mul_(list(tensors), factor)
         return
-    found: dict[torch.device, list[Tensor]] = {}
-    for tensor in tensors:
-        found.setdefault(tensor.device, []).append(tensor)
-    for device, group in found.items():
-        torch._foreach_mul_(group, to_device(factor, device))
+    for device in {tensor.device for tensor in tensors}:
+        torch._foreach_mul_([tensor for tensor in tensors if tensor.device == device], to_device(factor, device))
 
 
 def mark(device: torch.device, *, timing: bool = False, event: Event | None = None) -> torch.Event:

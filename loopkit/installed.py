@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -171,11 +172,9 @@ def name_and_version(folder: str) -> tuple[str, str]:
     """What the metadata in a folder say that the distribution is called, and its version."""
     data = b""
     for file in ("METADATA", "PKG-INFO"):
-        try:
+        with suppress(FileNotFoundError):
             data = _read(os.path.join(folder, file))
             break
-        except FileNotFoundError:
-            pass
     name, _, version = os.path.splitext(os.path.basename(folder))[0].partition("-")
     fields = {"Name": name, "Version": version or "unknown"}
     header = re.split(rb"\r?\n\r?\n", data, maxsplit=1)[0]  # the description follows

@@ -116,9 +116,7 @@ def focal_loss(
             f"outputs have shape {tuple(outputs.shape)} and targets {tuple(targets.shape)}: targets must have the "
             "same shape (binary), or outputs (batch, classes, ...) and targets (batch, ...) (multi-class)"
         )
-    if reduction == "none":
-        return loss
-    return loss.mean() if reduction == "mean" else loss.sum()
+    return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
 
 
 def _binary(outputs: Tensor, targets: Tensor, gamma: float, alpha: object) -> Tensor:

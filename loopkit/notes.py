@@ -22,26 +22,22 @@ def locate(error: BaseException, where: str) -> None:
 
 def add_note(error: BaseException, note: str) -> None:
     """Add a note; an exception whose class makes that impossible goes on without."""
-    try:
+    with contextlib.suppress(Exception):  # the error itself is what matters, and must not give way to one of notes
         BaseException.add_note(error, note)
-    except Exception:
-        pass  # the error itself is what matters, and must not give way to one about its notes
 
 
-def shown(error: BaseException) -> str:
-    """The ``repr`` of an error, or of its class if it has a broken one."""
+def shown(value: object) -> str:
+    """The ``repr`` of something such as an error, or its class if that is broken."""
     try:
-        return repr(error)
+        return repr(value)
     except Exception:
-        return type(error).__name__
+        return type(value).__name__
 
 
 def say(text: str) -> None:
     """Print a line for people on standard error, if it is open."""
-    try:
+    with contextlib.suppress(OSError, ValueError):  # it is closed
         print(f"loopkit: {text}", file=sys.stderr)
-    except (OSError, ValueError):
-        pass  # it is closed
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:

@@ -531,8 +531,7 @@ def cyclic(
         done = update % size
         return low + height * (done / up if done <= up else (size - done) / down) * gamma**update
 
-    chosen = {"triangular": triangular, "triangular2": triangular2, "exp_range": exp_range}
-    return _named(chosen[mode], name)
+    return _named({"triangular": triangular, "triangular2": triangular2, "exp_range": exp_range}[mode], name)
 
 
 def warmup_stable_decay(
@@ -586,9 +585,7 @@ def warmup_stable_decay(
                 return peak * ((update + 1) / warmup)
             if update <= stable:
                 return peak
-            if update < updates:
-                return end + delta * left((update - stable) / decay)
-            return end
+            return end + delta * left((update - stable) / decay) if update < updates else end
 
         return _named(schedule, name(updates))
 
@@ -740,9 +737,7 @@ def warmup(n: int, then: ScheduleFn | None = None, *, from_zero: bool = False) -
         first = then(0)
 
         def warmed(update: int) -> float:
-            if update < n:
-                return first * ((update + ahead) / n)
-            return then(update - n)
+            return first * ((update + ahead) / n) if update < n else then(update - n)
 
         return warmed
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import io
 import math
+import mmap
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -57,6 +58,10 @@ class World:
         """Whether all processes make the same steps, and agree between them."""
         self.blame: Callable[[BaseException], BaseException | None] | None = None
         """Says which process is the cause of an error of a collective; None if that is not the error's cause."""
+        self.slot: list[int] | memoryview[int] = [0]
+        """Its first item counts the steps of the epoch that runs; the engine writes it."""
+        self.places: mmap.mmap | bytearray | None = None
+        """Memory that the processes of a machine share, for `loopkit.distributed.places`."""
         self._group = group
         self._watches = 0
         self._vouched: tuple[float, Callable[[], str]] | None = None
@@ -98,14 +103,10 @@ class World:
 
     def highest(self, *numbers: float) -> list[float]:
         """The highest of each number over the processes; one collective."""
-        if self.size == 1:
-            return list(numbers)
         return self._reduced(numbers, dist.ReduceOp.MAX)
 
     def total(self, *numbers: float) -> list[float]:
         """The sum of each number over the processes, in double precision; one collective."""
-        if self.size == 1:
-            return list(numbers)
         return self._reduced(numbers, dist.ReduceOp.SUM)
 
     def vouch(self, number: float, differs: Callable[[], str]) -> None:
@@ -131,6 +132,8 @@ class World:
         return highest
 
     def _reduced(self, numbers: tuple[float, ...], op: Any) -> list[float]:
+        if self.size == 1:
+            return list(numbers)
         values = torch.tensor(numbers, dtype=torch.float64)
         with self._sending():
             dist.all_reduce(values, op=op, group=self._group)

@@ -9,7 +9,7 @@ import re
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from loopkit.checkpoint.processes import Process, identity
@@ -164,15 +164,13 @@ def resolved(directory: Path | str) -> Path:
 
 def delete(path: Path) -> None:
     """Remove a file, a link, or a directory with all that is in it; nothing there is fine."""
-    try:
+    with suppress(FileNotFoundError):
         if not stat.S_ISDIR(system.lstat(path).st_mode):
             system.unlink(path)
             return
         for name in system.listdir(path):
             delete(path / name)
         system.rmdir(path)
-    except FileNotFoundError:
-        pass
 
 
 def kind_of(info: os.stat_result) -> str:
@@ -191,10 +189,8 @@ def stat_of(path: Path, file: int) -> os.stat_result:
 
 def close_read(file: int) -> None:
     """Close a file that was only read: what can go wrong makes no difference to what was read."""
-    try:
+    with suppress(OSError):
         system.close(file)
-    except OSError:
-        pass
 
 
 LEFTOVER = re.compile(

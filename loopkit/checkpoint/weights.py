@@ -672,8 +672,7 @@ def _read(source: Path_ | BinaryIO | Mapping[str, Tensor] | Manifest, which: str
             f"load_weights: {type(source).__name__} is no source of weights. Give a path, a binary stream, or "
             f"tensors by name"
         )
-    tensors = _unpacked(_stream(source), "a stream")
-    return _Found("a stream", tensors)
+    return _Found("a stream", _unpacked(_stream(source), "a stream"))
 
 
 def _from_run(path: Path, which: str | None) -> _Found:

@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from loopkit import devices
 from loopkit.errors import PeerError, WorldError
+from loopkit.notes import shown
 
 T = TypeVar("T")
 STARTS = ("spawn", "forkserver")
@@ -187,10 +188,8 @@ def _restored(quiet: bool) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-        if variable is None:
-            os.environ.pop(HANDLED, None)
-        else:
-            os.environ[HANDLED] = variable
+        os.environ.pop(HANDLED, None)
+        os.environ.update({} if variable is None else {HANDLED: variable})
         for number, handler in handlers.items():
             if main and handler is not None:
                 signal.signal(number, handler)
@@ -257,8 +256,5 @@ def _name(fn: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    try:
-        text = repr(value)
-    except Exception:
-        text = type(value).__name__
+    text = shown(value)
     return text if len(text) <= 200 else f"{text[:200]}..."

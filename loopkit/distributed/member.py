@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from loopkit.checkpoint.structure import structure
 from loopkit.data import TAILS
+from loopkit.distributed import places
 from loopkit.distributed.checksum import checksums, combined
 from loopkit.distributed.watch import Watch, hook_of, is_collective_error
 from loopkit.errors import PeerError, PluginError, WorldError
@@ -105,6 +106,7 @@ class Member(Shown):
             self.world = learner.world = join(self._backend, timeout=self._timeout)
             self.world.in_step = self.agrees_in_steps
             self._seed = self.world.share(torch.initial_seed() % 2**32)
+            places.lay_out(self.world)
         return self.world.size > 1
 
     @hookimpl(updates=("model",), after=("device", "memory_format", "freeze", "compile"))
@@ -201,6 +203,7 @@ class Member(Shown):
         every = self._paces.get(phase.name, FEWEST)
         pace = epoch.keep(self)["pace"] = _Pace(every, every, time.monotonic())
         self._epochs.append(epoch)
+        places.enter(self.world, self._epochs)
         try:
             yield
             self._paces[phase.name], self._over = pace.every, self._reach()
@@ -215,6 +218,7 @@ class Member(Shown):
             raise
         finally:
             self._epochs.remove(epoch)
+            places.enter(self.world, self._epochs)
             if alone:
                 self._stop_watch()
 
@@ -250,9 +254,7 @@ class Member(Shown):
         def where() -> str:
             epoch = self._epochs[-1] if self._epochs else None
             hook = hook_of(main, learner.plugins)
-            if epoch is None:
-                return hook or "between two epochs"
-            at = epoch.where(epoch.current)
+            at = places.BETWEEN if epoch is None else epoch.where(epoch.current)
             cancelled = f" (after it cancelled a step: {self._cancelled})" if self._cancelled else ""
             return (f"{hook}, {at}" if hook else at) + cancelled
 

@@ -25,19 +25,12 @@ def recorded(rank: int) -> str:
     prefix = next((os.environ[name] for name in FILES if os.environ.get(name)), f"{cache}/torch/comm_lib_trace_rank_")
     c10d: Any = torch._C._distributed_c10d
     try:
-        if "nccl" in dist.get_backend():
-            path = Path(f"{prefix}{rank}")
-        else:
-            path = Path(f"{prefix}{rank}.json")
+        path = Path(f"{prefix}{rank}")
+        if "nccl" not in dist.get_backend():
+            path = Path(f"{path}.json")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(c10d._dump_fr_trace_json(True, False))  # finished ones, too
         fresh = time.time() - path.stat().st_mtime < FRESH
-    except (
-        AttributeError,
-        OSError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ):  # no recorder, nowhere to write, no process group
-        return ""
+    except (AttributeError, OSError, RuntimeError, TypeError, ValueError):
+        return ""  # no recorder, nowhere to write, no process group
     return f". What rank {rank} exchanged last is in {path}" if fresh else ""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from loopkit.checkpoint.processes import identity
+from loopkit.distributed.places import last_place
 from loopkit.distributed.recorder import recorded
 from loopkit.distributed.reports import GONE, INTERVAL, REPORTER, Heard, Report, Reports
 from loopkit.errors import PeerError
@@ -171,8 +172,7 @@ class Watch:
         rank, heard = found
         if heard.report.state == "failed":
             return _failed(rank, heard.report)
-        here = self._here()  # it told less often than it made steps
-        return _gone(rank, heard, at="" if here in ("", heard.report.where) else f", and this one is {here}")
+        return self._gone(rank, heard)
 
     def _gave_up(self) -> str | None:
         """Who failed because of yet another process."""
@@ -214,7 +214,17 @@ class Watch:
         if self.world.rank == REPORTER:
             return "the store does not answer. Look at what the other processes say"
         heard = self.reports.heard.get(REPORTER, Heard(Report(), self._read_at, 0.0))
-        return _gone(REPORTER, heard, ", which kept the store,")
+        return self._gone(REPORTER, heard, ", which kept the store,")
+
+    def _gone(self, rank: int, heard: Heard, what: str = "") -> str:
+        told, last, here = heard.report.where, last_place(self.world, rank), self._here()
+        where = told if told.endswith(last) else last  # it told less often than it made steps
+        at = f" ({where})" if where else ""
+        at += "" if here in ("", where) else f", and this one is {here}"
+        return (
+            f"rank {rank}{what} is gone; it was last heard of {time.monotonic() - heard.at:.1f} s ago{at}. Look at "
+            f"what it said last, and whether its machine ran out of memory"
+        )
 
     # What the thread does
 
@@ -374,15 +384,6 @@ def _early(reports: Mapping[int, Report]) -> str:
                     f"{other} is at step {on.steps - 1} of it. Give all processes the same number of steps"
                 )
     return ""
-
-
-def _gone(rank: int, heard: Heard, what: str = "", at: str = "") -> str:
-    where = f" ({heard.report.where})" if heard.report.where else ""
-    ago = time.monotonic() - heard.at
-    return (
-        f"rank {rank}{what} is gone; it was last heard of {ago:.1f} s ago{where}{at}. Look at what it said last, and "
-        f"whether its machine ran out of memory"
-    )
 
 
 def _text(error: BaseException) -> str:

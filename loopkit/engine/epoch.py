@@ -460,6 +460,4 @@ def _plain(value: Any) -> Any:
         return value.state_dict()
     if type(value) is dict:
         return {key: _plain(part) for key, part in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_plain(part) for part in value)
-    return value
+    return type(value)(_plain(part) for part in value) if type(value) in (list, tuple) else value

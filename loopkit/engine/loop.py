@@ -227,7 +227,7 @@ class Loop(Frame):
     def _run(self, batches: Iterable[Any], until: Until | None) -> bool:
         """The loop itself; what it needs in every step is in local variables, which is what makes it fast."""
         core, phase = self._core, self.phase
-        learner, logbook, requests = core.learner, core.logbook, core.requests
+        learner, logbook, requests, slot = core.learner, core.logbook, core.requests, core.world.slot
         progress, proof = core.progress if phase.training else None, self._proof
         index = self.steps
         version: int | None = None
@@ -242,7 +242,7 @@ class Loop(Frame):
             samples = first.shape[0] if first.__class__ is Tensor and first.ndim else count_samples(batch)
             step = self.current = Step(self, index, batch, samples)
             index += 1
-            logbook.place = None
+            logbook.place, slot[0] = None, index
             try:
                 if not samples or (batch is None and not phase.batchless):
                     self._pass_over(step, samples)

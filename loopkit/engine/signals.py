@@ -6,13 +6,13 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
-SAVING, CHILD = (  # there are none on Windows
-    [getattr(signal, name)] if hasattr(signal, name) else [] for name in ("SIGUSR1", "SIGCHLD")
-)
+# There are none on Windows.
+SAVING, CHILD = ([getattr(signal, name)] if hasattr(signal, name) else [] for name in ("SIGUSR1", "SIGCHLD"))
 Handler = Callable[[int, FrameType | None], None]
 
 
@@ -90,7 +90,5 @@ class Signals:
 
 
 def _say(text: str) -> None:
-    try:
+    with suppress(OSError):
         os.write(2, text.encode())  # a handler may run in the middle of a print
-    except OSError:
-        pass

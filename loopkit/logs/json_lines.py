@@ -251,6 +251,4 @@ def _finite(content: Any) -> Any:
         return content if isfinite(content) else str(content)
     if isinstance(content, Mapping):
         return {key: _finite(value) for key, value in content.items()}
-    if isinstance(content, (list, tuple)):
-        return [_finite(value) for value in content]
-    return content
+    return [_finite(value) for value in content] if isinstance(content, (list, tuple)) else content

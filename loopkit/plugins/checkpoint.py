@@ -572,10 +572,8 @@ class Checkpoint(Shown):
 
     def _surplus(self, found: Listing) -> list[Path]:
         """Which checkpoints go; this alone says what is kept: the newest, the best, and the one that was resumed."""
-        protected = {manifest.path for _, manifest in self._ranked(found)[: self._options.keep_best]}
-        if self._source is not None:
-            protected.add(self._source)
-        return storage.keep(found, self._keep, protected)
+        best = [manifest.path for _, manifest in self._ranked(found)[: self._options.keep_best]]
+        return storage.keep(found, self._keep, {*best, *filter(None, [self._source])})
 
     def _found(self) -> Listing:
         """The checkpoints that are there, without those that were found damaged."""
@@ -701,8 +699,7 @@ class _Writer:
 
     def check(self) -> None:
         """Raise what went wrong."""
-        if self._error is not None:
-            error, self._error = self._error, None
+        if (error := self.forgive()) is not None:
             raise error
 
     def join(self) -> None:

@@ -176,8 +176,7 @@ class Metrics(Shown):
         if self.phase in (None, phase):
             for name, each in self._prototypes.items():
                 parts.update(each.items() if hasattr(each, "items") else {name: each})
-        maker = parts.get(key, parts.get(key.partition("/")[0]))
-        return getattr(maker, "higher_is_better", None)
+        return getattr(parts.get(key, parts.get(key.partition("/")[0])), "higher_is_better", None)
 
     @hookimpl
     def epoch_begin(self, learner: Learner, epoch: Epoch) -> None:

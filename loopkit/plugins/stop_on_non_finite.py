@@ -368,8 +368,7 @@ def _largest(tensors: list[Tensor]) -> Tensor:
     if any(map(sharded.is_sharded, tensors)):
         return sharded.total_norm(tensors, math.inf)
     norms = torch._foreach_norm(tensors, math.inf)
-    device = norms[0].device
-    return torch.stack([devices.to_device(norm, device) for norm in norms]).amax()
+    return torch.stack([devices.to_device(norm, norms[0].device) for norm in norms]).amax()
 
 
 def _finite(params: Sequence[Tensor]) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -47,7 +47,8 @@ class MicroBatch(Shown):
     whether it has fitted. `DDP` averages at ``update_begin`` then.
 
     Raises:
-        PluginError: The size is no count; a training phase has a ``step`` of its own; or where parameters are sharded.
+        PluginError: The size is no count; a training phase has a ``step`` of its own; where parameters are sharded; or
+            ``"auto"`` of several processes whose batch norms are synced.
         PhaseError: A batch cannot be split, outputs cannot be joined, or the phase sets ``step.weight``.
 
     Example::
@@ -83,6 +84,8 @@ class MicroBatch(Shown):
                 f"plugin {self.name!r}: the parameters are sharded, and where memory runs out in one process, the "
                 f"others would wait for it in a forward: give Learner(accumulate=...)"
             )
+        if self.size == "auto" and phase.training and learner.world.size > 1:
+            self._refuse_synced(learner, phase)
 
     @hookimpl(phase=TrainingPhase, updates=("inputs", "targets", "outputs", "loss"))
     def take_step(self, learner: Learner, phase: TrainingPhase, epoch: Epoch, step: Step) -> None:
@@ -98,6 +101,17 @@ class MicroBatch(Shown):
         """Let the part count by its samples."""
         if self._share != 1.0:
             step.seed = step.seed * self._share
+
+    def _refuse_synced(self, learner: Learner, phase: Phase) -> None:
+        """Refuse layers in whose forward the processes wait for each other."""
+        for name, model in learner.models.items():
+            for path, module in model.named_modules():
+                if isinstance(module, nn.SyncBatchNorm) and module.training:
+                    raise PluginError(
+                        f"plugin {self.name!r}, phase {phase.name!r}: layer {path!r} of model {name!r} is a "
+                        f"SyncBatchNorm. Where memory runs out in one process, the others would wait for it in that "
+                        f"layer: give MicroBatch(n) instead of MicroBatch('auto'), with an n that fits"
+                    )
 
     def _fit(self, learner: Learner, phase: TrainingPhase, epoch: Epoch, step: Step) -> None:
         """Take the parts, and again in smaller ones until they fit in each process."""

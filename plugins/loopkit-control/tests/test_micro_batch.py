@@ -13,7 +13,7 @@ from loopkit import Learner, TrainingPhase
 from loopkit.data import TensorLoader
 from loopkit.errors import PhaseError, PluginError
 from loopkit.metrics import Accuracy
-from loopkit.plugins import DDP, ClipGradNorm, Metrics, MixedPrecision
+from loopkit.plugins import DDP, ClipGradNorm, Freeze, Metrics, MixedPrecision
 from loopkit_control import MicroBatch, micro_batch
 
 INPUTS = torch.randn(44, 6, generator=torch.Generator().manual_seed(0))
@@ -276,3 +276,25 @@ def test_sharded_parameters_are_refused(monkeypatch):
     monkeypatch.setattr(micro_batch, "is_sharded", lambda value: True)
     with pytest.raises(PluginError, match="the parameters are sharded"):
         fit(made(MicroBatch(2)))
+
+
+def with_synced_norms(rank, size, trains):
+    """What a fit of two processes says, one of whose layers waits for the other process in a forward that trains."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.SyncBatchNorm(8), nn.Linear(8, 3))
+    plugins = [DDP(overlap=False), MicroBatch(size), *([] if trains else [Freeze("1")])]
+    learner = Learner(model, nn.CrossEntropyLoss(), adamw, plugins=plugins, standard=False)
+    try:
+        fit(learner, epochs=1)
+    except (PluginError, ValueError) as error:
+        return str(error)
+    return "fitted"
+
+
+def test_synced_norms_are_refused_where_sizes_are_found():
+    for said in run(with_synced_norms, 2, "auto", True):
+        assert said.startswith(
+            "plugin 'micro_batch', phase 'train': layer '1' of model 'model' is a SyncBatchNorm. Where memory runs out"
+        )
+    assert run(with_synced_norms, 2, "auto", False) == ["fitted", "fitted"]
+    for said in run(with_synced_norms, 2, 2, True):  # torch has no synced norm on a CPU
+        assert "SyncBatchNorm expected input tensor to be on GPU" in said

@@ -19,7 +19,7 @@ from loopkit.data import Loader
 from loopkit.distributed.buckets import copy_state
 from loopkit.distributed.member import Member
 from loopkit.errors import PluginError, WorldError
-from loopkit_local.averaging import Average, Parts
+from loopkit_local.averaging import Average, Parts, to_devices
 from loopkit_local.cadence import Cadence, Controller, EverySteps, Free
 from loopkit_local.rounds import Rounds
 
@@ -59,6 +59,8 @@ class Collective:
 @dataclass(frozen=True)
 class ThroughHost:
     """Average copies of the parameters in the host's memory, by Gloo, in a thread, while training goes on.
+
+    They are copied in parts of 64 MiB, and so are the averages; training waits for no copy where that can be.
 
     Args:
         delay: As in `Collective`; by default the average is taken over when the next one begins.
@@ -320,7 +322,7 @@ class AverageParameters(Member):
         tensors, numbers = self._both_groups()
         wanted = epoch.asks
         average = Average(
-            parts.snapshot(torch.device("cpu") if through_host else None) if background or through_host else parts,
+            parts.snapshot(through_host) if background or through_host else parts,
             [
                 self._samples,
                 self._steps / learner.accumulate,
@@ -372,17 +374,18 @@ class AverageParameters(Member):
         self._divergence = -1.0 if average.divergence is None else average.divergence
         result = average.result
         if result is not None:
+            params = result.params
             if self._steps:
-                for p, mean, old in zip(live.params, result.params, average.parts.params, strict=True):
-                    p.add_((mean - old.to(mean.dtype)).to(p.device, p.dtype))
-            else:
-                for p, mean in zip(live.params, result.params, strict=True):
-                    p.copy_(mean)
-            for key, mean in result.others.items():
-                if key in live.others:
-                    live.others[key].copy_(mean)
-            for tensor, value in zip(live.counts, result.counts, strict=True):
-                tensor.copy_(value)
+                pairs = zip(params, average.parts.params, strict=True)
+                params = [mean - old.to(mean.dtype) for mean, old in pairs]
+            both = [key for key in result.others if key in live.others]
+            made = Parts(params, {key: result.others[key] for key in both}, result.counts).tensors()
+            targets = Parts(live.params, {key: live.others[key] for key in both}, live.counts).tensors()
+            for index, (target, value) in enumerate(zip(targets, to_devices(made, targets), strict=True)):
+                if self._steps and index < len(params):
+                    target.add_(value)
+                else:
+                    target.copy_(value)
             if self.moments == "reset":
                 for optimizer in learner.optimizers.values():
                     optimizer.state.clear()

@@ -15,7 +15,7 @@ from torch import Tensor
 from loopkit import devices
 from loopkit.distributed.buckets import bucketed
 
-__all__ = ["Average", "Parts", "distance", "weighted_mean"]
+__all__ = ["Average", "Parts", "distance", "to_devices", "to_host", "weighted_mean"]
 
 BUCKET_BYTES = 64 << 20
 
@@ -30,18 +30,20 @@ class Parts:
     """Floating buffers and moments: those that all processes have are averaged."""
     counts: list[Tensor] = field(default_factory=list)
     """What is not floating: rank 0's is taken."""
+    arrival: devices.Arrival = field(default_factory=lambda: devices.Arrival(()))
+    """Before it, they are not to be read."""
 
-    def snapshot(self, device: torch.device | None) -> Parts:
-        """A copy, in the memory of this device or of its own."""
+    def tensors(self) -> list[Tensor]:
+        """All of them, in an order of its own."""
+        return [*self.params, *self.others.values(), *self.counts]
 
-        def copied(tensor: Tensor) -> Tensor:
-            return tensor.detach().clone() if device is None else tensor.detach().to(device, copy=True)
-
-        return Parts(
-            [copied(tensor) for tensor in self.params],
-            {key: copied(tensor) for key, tensor in self.others.items()},
-            [copied(tensor) for tensor in self.counts],
-        )
+    def snapshot(self, host: bool) -> Parts:
+        """A copy, in the host's memory or where they are; nobody waits for it where that can be."""
+        tensors = self.tensors()
+        copies = iter(to_host(tensors) if host else [tensor.detach().clone() for tensor in tensors])
+        params = [next(copies) for _ in self.params]
+        others = {key: next(copies) for key in self.others}
+        return Parts(params, others, list(copies), devices.Arrival(tensor.device for tensor in tensors))
 
 
 class Average:
@@ -162,6 +164,7 @@ class Average:
         exchanged = time.perf_counter()
         self.exchange_ms = 1e3 * (exchanged - begin)
         self._exchanged.set()
+        self.parts.arrival.wait()
         total = sum(row[0] for row in self.table)
         if total > 0:
             self.result = self._averaged(self._numbers[0] / total)
@@ -211,6 +214,46 @@ def weighted_mean(tensors: Sequence[Tensor], share: float, group: Any = None) ->
                 part = torch.view_as_complex(part.view(-1, 2))
             means[i] = part.view(tensors[i].shape)
     return means
+
+
+def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies in the host's memory: one for each 64 MiB, dtype and device; a `devices.Arrival` says when they are there.
+
+    Args:
+        tensors: They may be on the host already.
+    """
+    made = list(tensors)
+    for bucket in bucketed(tensors, BUCKET_BYTES):
+        parts = [tensors[i].detach().reshape(-1) for i in bucket]
+        flat = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if len(parts) == 1 or flat.device != devices.HOST:
+            flat = devices.to_host(flat)
+        _put(flat, made, bucket)
+    return made
+
+
+def to_devices(values: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
+    """Values where targets are, in their dtypes; one copy for each 64 MiB, dtype and device, which nobody waits for.
+
+    Args:
+        values: All on the host, or each where its target is.
+        targets: As many, of the same shapes.
+    """
+    made = [value.to(target.dtype) for value, target in zip(values, targets, strict=True)]
+    for bucket in bucketed(targets, BUCKET_BYTES):
+        device = targets[bucket[0]].device
+        if made[bucket[0]].device != device:
+            flat = torch.cat([made[i].reshape(-1) for i in bucket])
+            flat = devices.pinned(flat) if devices.reads_late(device) else flat
+            _put(devices.to_device(flat, device), made, bucket)
+    return made
+
+
+def _put(flat: Tensor, tensors: list[Tensor], bucket: Sequence[int]) -> None:
+    """Let tensors be the parts of a flat one."""
+    parts = torch.split(flat, [tensors[i].numel() for i in bucket])
+    for i, part in zip(bucket, parts, strict=True):
+        tensors[i] = part.view(tensors[i].shape)
 
 
 def distance(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:

@@ -42,7 +42,7 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#b0508c", "#a87900", "#3a9bd6", "#6b
 """Those of the page."""
 LINES = ("-", "--", ":", "-.")
 UNITS = (
-    (re.compile(r"resources/(process|gpu\d+)_memory"), "MiB", 2.0**-20),
+    (re.compile(r"resources/(process|gpu\d+)_memory|(.*/)?peak_memory"), "MiB", 2.0**-20),
     (re.compile(r"resources/.*"), "%", 1.0),
     (re.compile(r"run/time_left"), "seconds", 1.0),
 )

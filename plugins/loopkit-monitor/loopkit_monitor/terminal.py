@@ -173,7 +173,7 @@ class Watch:
         names = sorted(row.metrics, key=lambda name: (name.split("/")[0] != "train", name.split("/")[-1] != "loss"))
         cells = [(ALWAYS, _counted(run, "epoch", row.number))]
         cells += [
-            (ALWAYS if name.endswith("/loss") else METRIC, f"{name} {_figure(row.metrics[name])}")
+            (ALWAYS if name.endswith("/loss") else METRIC, f"{name} {_metric(name, row.metrics[name])}")
             for name in names[:MOST_METRICS]
         ]
         cells.append((TIME, f"time {_duration(row.ended - row.begun)}"))
@@ -303,6 +303,13 @@ def _resources(run: Run, at: float) -> list[Cell]:
 
 def _number(value: Any) -> float:
     return float(value) if type(value) in (int, float) and math.isfinite(value) else 0.0
+
+
+def _metric(name: str, value: float) -> str:
+    """With its unit, if it is memory."""
+    if name.rpartition("/")[2] == "peak_memory" and math.isfinite(value):
+        return f"{value / 2**20:,.1f} MiB"
+    return _figure(value)
 
 
 def _figure(value: float) -> str:

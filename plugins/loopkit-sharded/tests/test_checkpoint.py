@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import shutil
 import signal
@@ -19,7 +20,7 @@ from loopkit.checkpoint import disk
 from loopkit.checkpoint.storage import listing, verify
 from loopkit.errors import CheckpointError, CorruptCheckpointError, PluginError
 from loopkit.plugins import DDP, Checkpoint, SaveOptions, WeightAverage
-from loopkit_sharded import FSDP, ShardedCheckpoint, load, save
+from loopkit_sharded import FSDP, ShardedCheckpoint, load, save, writer
 
 BACKGROUND = SaveOptions(background=True)
 
@@ -171,6 +172,36 @@ def saves_twice(rank, directory, victim, at, act):
     return disk.system.count if rank == victim else None
 
 
+PLANS = [
+    (writer._Planner, "set_up_planner"),
+    (writer.PartsWriter, "prepare_local_plan"),
+    (writer._Planner, "finish_plan"),
+    (writer.PartsWriter, "write_data"),
+]
+"""What torch calls in each process in the course of a save."""
+
+
+def saves_twice_in_a_plan(rank, directory, victim, at, act):
+    """As `saves_twice`, with the death in one of torch's calls: before it, or when it is done."""
+    (owner, name), early = at
+    learner = make()
+    learner.fit(loader(2), epochs=1)
+    save(learner, directory)
+    learner.fit(loader(2), epochs=1)
+    call = getattr(owner, name)
+
+    @functools.wraps(call)  # torch looks at the arguments
+    def dies(*args, **kwargs):
+        if early:
+            act()
+        call(*args, **kwargs)
+        act()
+
+    if rank == victim:
+        setattr(owner, name, dies)
+    save(learner, directory)
+
+
 def saves_in_background(rank, directory, victim, at, act):
     learner = make(directory=directory, keep=9, options=BACKGROUND)
 
@@ -213,6 +244,17 @@ def test_kill_in_a_save_leaves_the_one_before_it(tmp_path):
     expected = states(tmp_path / "whole")
     for index, (victim, at, newest) in enumerate([(0, "after rename", 2), (1, 6, 1)]):
         assert kill(tmp_path / str(index), expected, victim, at) == newest
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("early", [pytest.param(True, marks=pytest.mark.slow), False], ids=["before", "after"])
+def test_kill_in_a_plan_of_a_save_leaves_the_one_before_it(
+    tmp_path, early, victim
+):  # five starts, with torch's planner
+    expected = states(tmp_path / "whole")
+    for call in PLANS:
+        newest = kill(tmp_path / call[1], expected, victim, (call, early), saves_twice_in_a_plan)
+        assert newest == 1, call
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 // The page: the list of runs, the run that is open, and the keyboard.
 
-import { DASH, ago, count, duration, h, moment, num, number, seldom } from "./dom.js";
+import { DASH, ago, count, duration, figure, h, moment, num, number, seldom } from "./dom.js";
 import { makeSource } from "./source.js";
 import { Data } from "./data.js";
 import { TABS, problem } from "./views.js";
@@ -106,7 +106,7 @@ function fillRow(run) {
   parts.dot.dataset.status = run.status;
   put(parts.name, title(run));
   put(parts.path, run.id === run.name || run.id === "." ? "" : run.id);
-  put(parts.metric, value === null ? "" : num(value));
+  put(parts.metric, value === null ? "" : figure(name, value));
   put(parts.key, name);
   parts.step.dataset.status = STATUS[run.status] ?? run.status;
   put(parts.step, run.total_steps ? `${count(run.step)} / ${count(run.total_steps)}` : `step ${count(run.step)}`);

@@ -46,6 +46,10 @@ function scaled(value, base, units) {
 
 export const short = (value) => scaled(value, 1000, ["", " k", " M", " G", " T"]);
 export const bytes = (value) => scaled(value, 1024, [" B", " KiB", " MiB", " GiB", " TiB"]);
+const BYTES = /(^|\/)peak_memory$/;
+/** The unit of a metric, and its value as text. */
+export const unitOf = (name) => (BYTES.test(name) ? "bytes" : "value");
+export const figure = (name, value) => (BYTES.test(name) ? bytes : num)(value);
 export const percent = (value) => (Number.isFinite(value) ? `${value.toFixed(value < 10 ? 1 : 0)} %` : num(value));
 
 /** A duration of seconds. */

@@ -1,6 +1,6 @@
 // All runs as a table: their parameters and the best values of their metrics, to sort, to filter and to choose from.
 
-import { DASH, count, h, num, number, seldom, shown } from "./dom.js";
+import { DASH, count, figure, h, number, seldom, shown } from "./dom.js";
 import { kindOf } from "./views.js";
 import { scatter } from "./scatter.js";
 
@@ -136,7 +136,7 @@ export class RunsTable {
       h("td", {}, select(run)), h("td", {}, h("a", { href: `#/run/${encodeURIComponent(run.id)}/metrics` }, run.id)), h("td", {}, run.status), h("td", { class: "number" }, count(run.step)),
       columns.map((column) => {
         const value = column.value(run);
-        return h("td", { class: column.metric ? "number" : null }, missing(value) ? DASH : column.metric ? num(value) : shown(value));
+        return h("td", { class: column.metric ? "number" : null }, missing(value) ? DASH : column.metric ? figure(column.name, value) : shown(value));
       }));
     this.body = h("tbody", {});
     this.holder.replaceChildren(h("table", {},

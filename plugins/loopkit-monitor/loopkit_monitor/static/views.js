@@ -1,7 +1,7 @@
 // What is shown of a run: one function for each tab, which returns its element and how to end it.
 
 import { Board } from "./chart.js";
-import { DASH, ago, bytes, count, duration, h, moment, num, number, percent, rowsOf, short, shown, svg } from "./dom.js";
+import { DASH, ago, bytes, count, duration, figure, h, moment, num, number, percent, rowsOf, short, shown, svg, unitOf } from "./dom.js";
 
 const empty = (title, text) => h("div", { class: "empty" }, h("h3", {}, title), h("p", {}, text));
 const code = (text) => h("code", {}, text);
@@ -55,7 +55,7 @@ function place(name, phases, kind) {
   const end = parts.length > 1 && /^(step|running)$/.test(parts[parts.length - 1]) ? parts.pop() : "";
   const chart = (parts.length > 1 ? parts.slice(0, -1).join("/") : parts[0]) + (end ? " within the epoch" : "");
   const label = [phase, parts.length > 1 ? parts[parts.length - 1] : "", { step: "each step", running: "so far" }[end]].filter(Boolean).join(" ");
-  return { chart, label: label || name, unit: "value" };
+  return { chart, label: label || name, unit: unitOf(name) };
 }
 
 export const kindOf = (name) => (SYSTEM.test(name) ? "system" : UPDATES.test(name) ? "updates" : /^(run|final)\//.test(name) ? "own" : "metrics");
@@ -141,10 +141,10 @@ function charts(kind, nothing) {
 function parameters({ details, colors, settings }) {
   const several = details.length > 1;
   const rowsOver = (pick, show) => [...new Set(details.flatMap((detail) => Object.keys(pick(detail))))].sort()
-    .map((name) => ({ name, values: details.map((detail) => (name in pick(detail) ? show(pick(detail)[name]) : DASH)) }));
+    .map((name) => ({ name, values: details.map((detail) => (name in pick(detail) ? show(pick(detail)[name], name) : DASH)) }));
   const differs = (row) => row.values.some((each) => each !== row.values[0]);
   const given = rowsOver((detail) => detail.hyperparameters ?? {}, shown);
-  const reached = rowsOver((detail) => Object.fromEntries(Object.entries(detail.metrics ?? {}).filter(([name]) => kindOf(name) === "metrics" && !/\/(step|running)$/.test(name))), (value) => num(number(value)));
+  const reached = rowsOver((detail) => Object.fromEntries(Object.entries(detail.metrics ?? {}).filter(([name]) => kindOf(name) === "metrics" && !/\/(step|running)$/.test(name))), (value, name) => figure(name, number(value)));
   const grid = (rows, label) => table(["name", ...details.map((detail) => runLabel(detail, colors, several))], rows.map((row) => [parted(row.name), ...row.values]),
     { label, long: [0, ...details.map((_, at) => at + 1)], classes: rows.map((row) => (several && differs(row) ? "differs" : null)) });
   const holder = h("div", {});
