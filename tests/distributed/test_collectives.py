@@ -107,4 +107,5 @@ def begun(rank):
 
 
 def test_parameters_are_sent_once_when_a_run_begins():
-    assert run(begun, 2) == [{"broadcast": OBJECTS + 1}] * 2
+    """Beside them, an object: the name of the memory that the processes of a machine share."""
+    assert run(begun, 2) == [{"broadcast": 2 * OBJECTS + 1}] * 2
