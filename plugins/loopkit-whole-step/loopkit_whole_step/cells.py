@@ -125,10 +125,6 @@ class Cells:
         """What must not change: scalars, and which tensors require grad."""
         return [holder[key] for holder, key in self.scalars] + [each.requires_grad for each in self.tensors()]
 
-    def kinds(self) -> list[Any]:
-        """The dtypes, shapes and devices of the tensors."""
-        return [(each.dtype, each.shape, each.device) for each in self.tensors()]
-
     def counts(self) -> list[Any]:
         """What the optimizers keep in Python: in their state, and hyperparameters that are no inputs."""
         states = [values for optimizer in self.optimizers for values in optimizer.state.values()]
@@ -159,15 +155,14 @@ class Cells:
         return [[p for group in optimizer.param_groups for p in group["params"]] for optimizer in self.optimizers]
 
     def state(self) -> list[Tensor]:
-        """The tensors of the optimizers' states, in the order of their parameters."""
-        found = []
-        for optimizer in self.optimizers:
-            states = optimizer.state
-            for group in optimizer.param_groups:
-                for p in group["params"]:
-                    if p in states:
-                        found += [value for value in states[p].values() if isinstance(value, Tensor)]
-        return found
+        """The tensors of the optimizers' states, in their own order."""
+        held = [values for optimizer in self.optimizers for values in optimizer.state.values()]
+        return [value for values in held for value in values.values() if isinstance(value, Tensor)]
+
+    def order(self) -> list[Any]:
+        """Whose the tensors of `state` are."""
+        states = [item for optimizer in self.optimizers for item in optimizer.state.items()]
+        return [(id(p), key) for p, values in states for key, value in values.items() if isinstance(value, Tensor)]
 
     @contextmanager
     def replaced(self, tensors: Sequence[Tensor], state: Sequence[Tensor], rates: Sequence[Tensor]) -> Iterator[None]:
@@ -183,14 +178,12 @@ class Cells:
         places = {id(old): new for old, new in zip(before, tensors, strict=True)}
         given = iter(state)
         try:
-            for optimizer, params in zip(self.optimizers, self.params(), strict=True):
+            for optimizer in self.optimizers:
                 states: defaultdict[Tensor, Any] = defaultdict(dict)
-                for p in params:
-                    if p in optimizer.state:
-                        states[places[id(p)]] = {
-                            key: next(given) if isinstance(value, Tensor) else value
-                            for key, value in optimizer.state[p].items()
-                        }
+                for p, values in optimizer.state.items():
+                    states[places.get(id(p), p)] = {
+                        key: next(given) if isinstance(value, Tensor) else value for key, value in values.items()
+                    }
                 optimizer.state = states
             for group, rate in zip(self.groups, rates, strict=True):
                 group.update({"params": [places[id(p)] for p in group["params"]], "lr": rate, "foreach": False})

@@ -73,10 +73,12 @@ def inductor(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., A
         if not (filled := fills_vectors(graph.graph)):
             pool_along_batch(graph.graph)
         graph.recompile()
-        with config.patch(fallback_random=True, layout_optimization=filled):
+        # The graph's own looks at each input's strides take longer than small kernels: `Recording.fits` looks.
+        with config.patch(fallback_random=True, layout_optimization=filled, size_asserts=False):
             compiled: Any = compile_fx(graph, list(inputs))
     keep_freed_memory()
-    return compiled  # type: ignore[no-any-return]
+    # Without what keeps dynamo from it, which nobody compiles around it: a microsecond or two.
+    return getattr(compiled, "_torchdynamo_orig_callable", compiled)  # type: ignore[no-any-return]
 
 
 def keep_freed_memory() -> None:
@@ -146,7 +148,7 @@ def hooks_of(module: torch.nn.Module) -> list[dict[int, Any]]:
 
 def have_hooks(tensors: Sequence[Tensor]) -> bool:
     """Whether somebody has put hooks on one of these tensors."""
-    return any(bool(each._backward_hooks) or bool(each._post_accumulate_grad_hooks) for each in tensors)
+    return bool([1 for each in tensors if each._backward_hooks or each._post_accumulate_grad_hooks])
 
 
 def global_hooks() -> int:

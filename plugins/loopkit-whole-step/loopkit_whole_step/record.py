@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import InitVar, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 Backend = Callable[[torch.fx.GraphModule, Sequence[Tensor]], Callable[..., Any]]
 REPLAYED = "replayed"
-"""The attribute that a step has which was replayed."""
+"""The attribute of a step that was replayed: the plugins whose hooks of ``step_end`` were."""
 ASKS = "it asks for the value of a tensor, by .item() or by a choice that depends on data"
 STRANGER = "it uses a tensor that is in no model, phase, loss or batch, such as the scale of the loss in float16"
 
@@ -175,8 +176,8 @@ class Recording:
     call: Callable[..., Any] = field(init=False)
     """The compiled graph."""
     constants: list[Any] = field(init=False)
-    kinds: list[Any] = field(init=False)
-    """Of the tensors."""
+    kinds: list[Any] = field(default_factory=list)
+    """Of the inputs, without the batch."""
     python: PythonState = field(init=False)
     """What the step read when it was recorded."""
     values: dict[str, Places] = field(default_factory=dict)
@@ -197,10 +198,15 @@ class Recording:
         self.rates = [torch.zeros((), dtype=torch.float64) for _ in self.cells.groups]
         self.window = self.windows[0]
         self.sealed = SealedLearner(given)
-        self._owners = self.hooks.owners
+        self._owners, self._ends = self.hooks.owners, {hook.plugin for hook in self.hooks.ends}
+        self._devices = devices.types()
         self._epoch: Callable[[], Epoch | None] = lambda: None
         self._metrics: list[Metric] = []
         self._live: list[Metric] = []
+        self._pointers: list[int] = []
+        """Where the inputs were that were found to be of their kinds."""
+        self._grads = 0
+        """How many of the kinds are those of gradients."""
 
     @property
     def learner(self) -> Learner:
@@ -237,21 +243,37 @@ class Recording:
         grads = [p.grad for p in self.params() if p.grad is not None] if self.window.steps else []
         return [*tensors, *self.cells.state(), *self.rates, *sums, *grads, *[leaves[i] for i in self.where]]
 
+    def fits(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether they are of the kinds that the graph was compiled for, which it does not look at itself.
+
+        Those of the batch are in the key. Others are looked at if their memory is another than in the step before.
+        """
+        if len(inputs) != len(self.kinds) + len(self.where):
+            return False
+        grads = len(self.kinds) - self._grads
+        pointers = [each.data_ptr() for each in inputs[:grads]]
+        if pointers != self._pointers:
+            if _kinds(inputs[:grads]) != self.kinds[:grads] or self.cells.order() != self._order:
+                return False
+            self._pointers = pointers
+        return not self._grads or _kinds(inputs[grads : len(self.kinds)]) == self.kinds[grads:]
+
     def params(self) -> list[Tensor]:
         """The optimizers' parameters."""
         return [p for params in self.cells.params() for p in params]
 
-    def changed(self, cells: Cells, look: bool) -> str:
+    def changed(self, epoch: Epoch, cells: Cells, look: bool) -> str:
         """What has changed of what the graph was recorded with; empty if nothing has.
 
         Args:
+            epoch: The epoch.
             cells: Those found now.
             look: Look at what functions read from outside, too.
         """
         if name := self.cells.replaced_by(cells) or self.cells.changed(self.constants):
             return name
-        if cells.kinds() != self.kinds:
-            return "the dtype, shape or device of a tensor"
+        if not self.fits(self.inputs(epoch, self.batch[0], cells.tensors())):
+            return "the dtype, shape, strides or device of a tensor"
         return next(self.python.changes(outside=True), "") if look else ""
 
     # Recording
@@ -271,7 +293,7 @@ class Recording:
         every = self.metrics(epoch)
         self.fed = {name: list(range(len(metrics))) for name, metrics in every.items()}
         tensors = [each.detach() for each in self.cells.tensors()]
-        self.constants, self.kinds, self.python = self.cells.constants(), self.cells.kinds(), PythonState(self.watched)
+        self.constants, self.python, self._order = self.cells.constants(), PythonState(self.watched), self.cells.order()
         changed: list[bool] = []
         with self.restored(epoch, changes=True):
             inputs = [each.detach() for each in self.inputs(epoch, self.batch[0], tensors)]
@@ -303,10 +325,12 @@ class Recording:
         with torch.no_grad(), autocast_off(), torch.random.fork_rng(devices=[]):
             try:
                 self.call = backend(graph, inputs)
-                self.call(*[each.clone() for each in inputs])  # what is compiled late is compiled now
+                self.call(*map(copied, inputs))  # what is compiled late is compiled now
             except Exception as error:
                 raise Refused(f"it cannot be compiled ({_first_line(error)})") from None
-        self._epoch = lambda: None
+        self._epoch, self._pointers = (lambda: None), []
+        self.kinds = _kinds(inputs[: len(inputs) - len(self.where)])
+        self._grads = sum(p.grad is not None for p in self.params()) if self.window.steps else 0
         self.seconds = time.perf_counter() - started
 
     @contextmanager
@@ -463,7 +487,7 @@ class Recording:
 
     def run(self, inputs: Sequence[Tensor]) -> Sequence[Any]:
         """Replay the graph."""
-        if any(map(torch.is_autocast_enabled, devices.types())):
+        if any(map(torch.is_autocast_enabled, self._devices)):
             with torch.no_grad(), autocast_off():
                 return self.call(*inputs)  # type: ignore[no-any-return]
         with torch.no_grad():
@@ -480,16 +504,33 @@ class Recording:
 
     def hand_over(self, step: Step, outputs: Sequence[Any], leaves: Sequence[Any]) -> None:
         """Give the step, the plugins and the engine what came of it."""
-        values = {name: places.made(outputs, leaves) for name, places in self.values.items()}
-        values[REPLAYED] = True
+        values = {
+            name: outputs[places.only] if places.kind == "output" else places.made(outputs, leaves)
+            for name, places in self.values.items()
+        }
+        values[REPLAYED] = self._ends
         grads = {name: [None if at is None else outputs[at] for at in each] for name, each in self.grads.items()}
 
-        def give(optimizer: str) -> None:
-            for (plugin, attribute), places in self.sets.get(optimizer, {}).items():
-                setattr(self._owners[plugin], attribute, places.made(outputs, leaves))
+        self._give(outputs, leaves, "")
+        before = partial(self._give, outputs, leaves) if len(self.windows) > 1 else None
+        step.applied(values, grads, before=before)
 
-        give("")
-        step.applied(values, grads, before=give if len(self.windows) > 1 else None)
+    def _give(self, outputs: Sequence[Any], leaves: Sequence[Any], optimizer: str) -> None:
+        """Set what hooks set of their plugins."""
+        for (plugin, attribute), places in self.sets.get(optimizer, {}).items():
+            setattr(self._owners[plugin], attribute, places.made(outputs, leaves))
+
+
+def copied(value: Tensor) -> Tensor:
+    """A copy with the same strides."""
+    copy = value.detach().clone()
+    if copy.stride() != value.stride():
+        copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(copy)
+    return copy
+
+
+def _kinds(tensors: Sequence[Tensor]) -> list[Any]:
+    return [(each.dtype, each.shape, each.stride(), each.device) for each in tensors]
 
 
 def _first_line(error: Exception) -> str:

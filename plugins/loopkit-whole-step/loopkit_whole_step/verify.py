@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from loopkit import devices
+from loopkit_whole_step.record import copied
 
 if TYPE_CHECKING:
     from loopkit import Epoch, Step
@@ -47,7 +48,7 @@ class Comparison:
         tensors = cells.tensors()
         self._live = recording.inputs(epoch, leaves, tensors)
         state = len(self._live) - given
-        copies = [each.detach().clone() for each in self._live[:state]]
+        copies = [copied(each) for each in self._live[:state]]
         self._copies = [*copies, *[each.detach() for each in self._live[state:]]]
         self._before = [each.detach().clone() for each in tensors] if not live else []
         self._random = torch.get_rng_state()

@@ -43,7 +43,7 @@ CHECKS = 2
 """So many steps in a row are compared first."""
 MISSES = 5
 """So many steps in a row that come out a little different are too many."""
-LOOKS, APART = 3, 500
+LOOKS, APART = 3, 1000
 """One more is compared when an epoch begins: the first times in any case, then so many steps after the last."""
 TURNS = 10
 """So many steps of either kind are timed."""
@@ -170,7 +170,7 @@ class WholeStep(Shown):
         batch = step.batch
         if batch.__class__ is tuple or batch.__class__ is list:
             leaves = batch
-            if not all(leaf.__class__ is Tensor for leaf in leaves):
+            if {*map(type, leaves)} != {Tensor}:
                 leaves = tree_flatten(batch)[0]
         else:
             leaves = [batch] if batch.__class__ is Tensor else tree_flatten(batch)[0]
@@ -195,8 +195,10 @@ class WholeStep(Shown):
         if shape.mode == "graph" and recording is not None and epoch is shape.epoch() and shape.plan() is epoch.plan:
             tensors = recording.cells.tensors()
             if self._stands(recording, learner, tensors):
-                shape.since += self._replay(recording, epoch, step, leaves, tensors, default)
-                return
+                inputs = recording.inputs(epoch, leaves, tensors)
+                if recording.fits(inputs):
+                    shape.since += self._replay(recording, inputs, step, leaves, default)
+                    return
         self._other(shape, learner, phase, epoch, step, default, leaves)
 
     @staticmethod
@@ -281,7 +283,8 @@ class WholeStep(Shown):
         else:
             shape.epoch = ref(epoch)
             started = time.perf_counter()
-            self._replay(recording, epoch, step, leaves, recording.cells.tensors(), default)
+            inputs = recording.inputs(epoch, leaves, recording.cells.tensors())
+            self._replay(recording, inputs, step, leaves, default)
             if shape.mode == "timed":
                 shape.graph.append(time.perf_counter() - started)
                 if len(shape.graph) >= TURNS:
@@ -290,15 +293,14 @@ class WholeStep(Shown):
     @staticmethod
     def _replay(
         recording: Recording,
-        epoch: Epoch,
+        inputs: Sequence[Tensor],
         step: Step,
         leaves: Sequence[Any],
-        tensors: Sequence[Tensor],
         default: Callable[[], None],
     ) -> bool:
         """Replay a step; where a vote is against it, take it anew. Returns whether it stands."""
         random = torch.get_rng_state() if recording.votes and recording.draws else None
-        outputs = recording.run(recording.inputs(epoch, leaves, tensors))
+        outputs = recording.run(inputs)
         if recording.votes and not outputs[0].item():  # host sync: whether the update was made
             if random is not None:
                 torch.set_rng_state(random)
@@ -335,7 +337,7 @@ class WholeStep(Shown):
             changed = "" if shape.plan() is epoch.plan else "the list of plugins"
             if not changed:
                 cells = Cells.of(learner, phase, recording.hooks.owners)
-                changed = recording.changed(cells, look=shape.epoch() is not epoch)
+                changed = recording.changed(epoch, cells, look=shape.epoch() is not epoch)
         except Refused as refused:
             self._refuse(shape, str(refused))
             return
@@ -531,7 +533,7 @@ class WholeStep(Shown):
         at = target.arguments.index("step") if "step" in target.arguments else -1
 
         def unless_replayed(*values: Any) -> Any:
-            if REPLAYED in vars(values[at]) and self._replays(plugin):
+            if plugin in vars(values[at]).get(REPLAYED, ()):
                 return None
             result = call(*values)
             if self._comparison is not None:
@@ -539,9 +541,6 @@ class WholeStep(Shown):
             return result
 
         return unless_replayed if at >= 0 and recorded else call
-
-    def _replays(self, plugin: str) -> bool:
-        return self._hooks is not None and any(hook.plugin == plugin for hook in self._hooks[1].ends)
 
     def _compare_metrics(self, plugin: str) -> None:
         comparison = self._comparison
