@@ -841,6 +841,30 @@ def test_model_of_another_dtype_is_recorded_anew():
     assert apart(eager, learner) < 2e-6
 
 
+@pytest.mark.parametrize(("moved", "changes"), [(lambda w: w.clone(), 0), (lambda w: w.t().contiguous().t(), 1)])
+def test_parameter_that_moves_within_an_epoch_is_looked_at(moved, changes):
+    def move(learner, step):
+        if step.index == 7:
+            learner.model[0].weight.data = moved(learner.model[0].weight.data)
+
+    eager, learner, step = pair(lambda: (on("step_end", move),), epochs=1, data=batches(20))
+    assert modes(step) == ["graph"]
+    assert [shape.changes for shape in step.shapes.values()] == [changes]
+    assert apart(eager, learner) < 2e-6
+
+
+def test_state_of_the_optimizer_in_another_order_is_looked_at():
+    def reorder(learner, step):
+        if step.index == 7:
+            state = learner.optimizer.state
+            p = next(iter(state))
+            state[p] = state.pop(p)
+
+    eager, learner, step = pair(lambda: (on("step_end", reorder),), epochs=1, data=batches(20))
+    assert [shape.changes for shape in step.shapes.values()] == [1]
+    assert apart(eager, learner) < 2e-6
+
+
 def test_hook_on_all_modules_keeps_the_step_eager():
     calls = []
     handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: calls.append(1))
