@@ -291,6 +291,13 @@ def markdown(said: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def merged(old: Any, new: Any) -> Any:
+    """What is new, and of what is old the rest."""
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return new
+    return {key: merged(old[key], new[key]) if key in old and key in new else (new | old)[key] for key in old | new}
+
+
 def load() -> float:
     return float(Path("/proc/loadavg").read_text().split()[0])
 
@@ -344,8 +351,9 @@ def main() -> None:
     said["load"].append(load())
     if given.json and given.json.exists():  # the other runs of the same tables
         kept = json.loads(given.json.read_text())
-        for part in ("epochs", "quality"):
-            said[part] = kept[part] | said[part]
+        if other := [key for key in ("about", "size", "clock") if kept[key] != said[key]]:
+            sys.exit(f"{given.json} is of another {' and '.join(other)}: give another file, or remove it")
+        said = merged(kept, said)
     print("\n" + markdown(said))
     if given.json:
         given.json.write_text(json.dumps(said, indent=1) + "\n")

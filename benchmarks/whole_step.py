@@ -261,7 +261,7 @@ def main() -> None:
     figures = {name: measured(name, arguments.rounds, arguments.runs) for name in arguments.only or MODELS}
     if arguments.json:
         arguments.json.write_text(json.dumps({"about": machine(), "figures": figures}, indent=1) + "\n")
-    sys.exit("; ".join(beyond(figures)))
+    sys.exit("; ".join(beyond(figures)) or None)
 
 
 def beyond(figures: dict[str, dict[str, Any]]) -> list[str]:

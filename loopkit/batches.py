@@ -32,12 +32,10 @@ def count_samples(batch: Any) -> int:
 
 
 def _leading(value: Any) -> int | None:
-    shape = getattr(value, "shape", None)
-    if shape is not None:
+    if (shape := getattr(value, "shape", None)) is not None:
         return int(shape[0]) if len(shape) else None
     for _, part in parts(value):
-        found = _leading(part)
-        if found is not None:
+        if (found := _leading(part)) is not None:
             return found
     return None
 

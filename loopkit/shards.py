@@ -275,8 +275,7 @@ def _shard(data: Any, rank: int, size: int, tail: Tail, seed: int, epoch: int, t
 
 def _order_of(data: DataLoader[Any]) -> tuple[Any, int, bool]:
     """The sampler that decides about the order, None if it is not known; samples per batch; whether the tail goes."""
-    batches = data.batch_sampler
-    if batches is None:
+    if (batches := data.batch_sampler) is None:
         return data.sampler, 1, False
     known = type(batches) in (BatchSampler, ResumableBatchSampler) or _of_torchdata(batches, "BatchSampler")
     if not known or not isinstance(batches, BatchSampler):

@@ -1,12 +1,11 @@
 """Places: where the processes of a machine are, in memory that they share and that outlives each of them.
 
-It is that of a file whose name is gone before anything is written to it. There a process that was killed has left the
-step that it was in.
+It is that of a file whose name is removed when all have opened it. There a process that was killed has left the step
+that it was in.
 """
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import secrets
@@ -45,9 +44,10 @@ def lay_out(world: World) -> None:
     except (OSError, ValueError):
         world.places = bytearray(size)
     world.slot = memoryview(world.places)[begin : begin + SLOT].cast("q")
-    world.highest(0.0)  # all have opened it
-    with contextlib.suppress(OSError):
-        path.unlink()  # the first of the machine
+    try:
+        world.highest(0.0)  # all have opened it
+    finally:
+        path.unlink(missing_ok=True)  # the first of the machine
 
 
 def enter(world: World, epochs: Sequence[Epoch]) -> None:

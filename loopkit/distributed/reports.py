@@ -193,19 +193,25 @@ class Reports:
         return sorted(failing, key=lambda each: (each[1].report.peer, each[1].report.state))  # "failed", "running"
 
     def _alert(self, store: Store, own: Report) -> None:
-        """Ring if a failure is news: who fails of itself for rank 0, rank 0 for all, and for its own one of four."""
+        """Ring if a failure is news.
+
+        A process that fails of itself rings for rank 0. Rank 0 rings for all when one fails. If rank 0 does, or is
+        silent, one of the four that read each summary rings for all.
+        """
         failing = [rank for rank, _ in self._failing(GONE * self._interval)]
         if own.state == "failed" and not (own.peer and self.rank != REPORTER):
             failing = [self.rank]
         elif self.rank != REPORTER:
             failing = [REPORTER] if self._reads_all and REPORTER in failing else []
         news, self._rung = self.many and failing[:1] not in ([], self._rung), failing[:1]
-        if news and failing == [self.rank] != [REPORTER]:
+        if news and self.rank != REPORTER and failing == [self.rank]:
             self.ring(store, REPORTER)
-        elif news and (
-            self.rank == REPORTER or store.add(f"{self._summary}/{self.heard[REPORTER].report.count}", 1) == 1
-        ):
+        elif news and (self.rank == REPORTER or self._is_first(store)):
             self.ring(store, *(rank for rank in range(self.size) if rank != self.rank))
+
+    def _is_first(self, store: Store) -> bool:
+        """Whether this process is the first that rings because of rank 0."""
+        return store.add(f"{self._summary}/{self.heard[REPORTER].report.count}", 1) == 1
 
     def _vanished(self) -> set[int]:
         """The ranks of this machine whose processes are no more; rank 0 looks for all, others for late ones.

@@ -190,7 +190,7 @@ class Epoch:
             self.saved = core.resume.take(phase)
         if core.registry.implemented:
             core.registry.check_phase(phase)
-        core.phase_states.use(phase)
+        core.phase_states.use(phase, core.models.optimizers)
         if phase.training and core.epochs and any(outer.window_open for outer in core.epochs):
             raise ReentrancyError(f"phase {phase.name!r} trains inside an open accumulation window")
         if self.saved is None:
@@ -207,8 +207,7 @@ class Epoch:
 
     def _begin(self, core: Core) -> None:
         """Enter the contexts and fire ``EpochBegin``."""
-        outer = core.logbook.epoch
-        if outer is not None:
+        if (outer := core.logbook.epoch) is not None:
             under_way = outer.trains and outer.current is not None and not outer.current.ended
             self._outer, self.around = outer, outer.around + under_way
         self.depth = len(core.epochs)

@@ -158,7 +158,7 @@ class Fit:
 
     @property
     def missing_states(self) -> dict[str, str]:
-        """By phase: what of it has changed since the fit began and is in no state, in words."""
+        """By phase and optimizer: what of it has changed since the fit began and is in no state, in words."""
         return self._core.phase_states.missing()
 
     def request_save(self) -> None:

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sized
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from loopkit.errors import PhaseError
 from loopkit.notes import locate, warn
 from loopkit.phases import Phase
 from loopkit.words import STATE, half_a_state
+
+OF_TORCH = ("defaults", "state", "param_groups", "found_inf", "grad_scale")
+"""Attributes that torch gives an optimizer, beside those that begin with an underscore."""
+OF_A_PHASE = "Give the class saved = ({0},), or state_dict and load_state_dict; for a cache, volatile = ({0},)"
+OF_AN_OPTIMIZER = "Keep it in its param_groups, or in its state"
+NOTHING = (object(), 0)
 
 
 class PhaseStates:
@@ -27,12 +33,13 @@ class PhaseStates:
         self._phases = dict(phases)
         self._waiting: dict[str, Any] = {}
         """Loaded, of phases that were not run yet."""
-        self._begun: dict[str, dict[str, Any] | None] = {}
-        """How the attributes of the phases were when each was first run in this fit; None of those with a state."""
+        self._begun: dict[str, tuple[Any, dict[str, Any], str]] = {}
+        """The phases and optimizers that have no place for their attributes in a checkpoint, how these were when each
+        was first used in this fit, and what to do."""
         self._warned: set[str] = set()
-        """The phases of which this fit has warned."""
+        """Those of which this fit has warned."""
 
-    def use(self, phase: Phase) -> None:
+    def use(self, phase: Phase, optimizers: Mapping[str, Optimizer]) -> None:
         """A phase is run.
 
         Raises:
@@ -42,8 +49,12 @@ class PhaseStates:
         if known is not phase:
             _check(phase)
             self._add(known, phase)
-        if phase.name not in self._begun:
-            self._begun[phase.name] = None if phase.has_state else _looks(phase)
+        own = {name: each for name, each in optimizers.items() if not type(each).__module__.startswith("torch.")}
+        for name, optimizer in own.items():
+            if (of := f"optimizer {name!r}") not in self._begun and type(optimizer).state_dict is Optimizer.state_dict:
+                self._begun[of] = optimizer, _looks(optimizer), OF_AN_OPTIMIZER
+        if (of := f"phase {phase.name!r}") not in self._begun and not phase.has_state:
+            self._begun[of] = phase, _looks(phase), OF_A_PHASE
 
     def _add(self, known: Phase | None, phase: Phase) -> None:
         if known is not None and (known.has_state or phase.has_state):
@@ -96,20 +107,14 @@ class PhaseStates:
                 warn(message)
 
     def missing(self) -> dict[str, str]:
-        """Of phases without a state: which of their attributes have changed since the fit began, in words."""
+        """Of phases without a state, and of optimizers: which attributes have changed since the fit began, in words."""
         messages = {}
-        for name, before in self._begun.items():
-            if before is None:
-                continue
-            now = _looks(self._phases[name])
-            changed = [key for key, value in now.items() if key not in before or not _alike(before[key], value)]
-            if changed:
-                listed = ", ".join(f"{key!r}" for key in changed)
-                kind = type(self._phases[name]).__name__
-                messages[name] = (
-                    f"phase {name!r} ({kind}) has changed its {listed} since the fit began, and no checkpoint holds "
-                    f"that: a run that is resumed goes on without. Give the class saved = ({listed},), or state_dict "
-                    f"and load_state_dict; for a cache, volatile = ({listed},)"
+        for of, (owner, before, cure) in self._begun.items():
+            now = _looks(owner).items()
+            if listed := ", ".join(repr(key) for key, each in now if not _alike(before.get(key, NOTHING), each)):
+                messages[of] = (
+                    f"{of} ({type(owner).__name__}) has changed its {listed} since the fit began, and no checkpoint "
+                    f"holds that: a run that is resumed goes on without. {cure.format(listed)}"
                 )
         return messages
 
@@ -121,13 +126,14 @@ def _check(phase: Phase) -> None:
         raise PhaseError(f"phase {phase.name!r} ({type(phase).__name__}) {half}")
 
 
-def _looks(phase: Phase) -> dict[str, tuple[Any, int]]:
-    """The phase's own attributes: each with its version if it is a tensor, with its length if it is a container."""
+def _looks(owner: Any) -> dict[str, tuple[Any, int]]:
+    """Its own attributes: each with its version if it is a tensor, with its length if it is a container."""
     return {
         name: (value, value._version if isinstance(value, Tensor) else len(value) if isinstance(value, Sized) else 0)
-        for name, value in vars(phase).items()
-        if name not in phase.volatile
-        and not isinstance(value, (nn.Module, torch.optim.Optimizer))
+        for name, value in vars(owner).items()
+        if name not in getattr(owner, "volatile", OF_TORCH)
+        and not (isinstance(owner, Optimizer) and name.startswith("_"))
+        and not isinstance(value, (nn.Module, Optimizer))
         and not callable(value)
     }
 

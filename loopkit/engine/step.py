@@ -375,7 +375,7 @@ class Step:
     ) -> None:
         """Take over what a plugin has done in the place of the phase's step, in ``take_step``.
 
-        That is one backward, and the update where one was due. Windows and counts are then as after `backward` and
+        That is one backward, and the updates that were due. Windows and counts are then as after `backward` and
         `update`, and ``UpdateEnd`` fires, or ``UpdateSkipped``; the events before them do not.
 
         Args:

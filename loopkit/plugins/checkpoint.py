@@ -401,8 +401,7 @@ class Checkpoint(Shown):
             read = read or self._read(learner, path)
         except CheckpointError as error:
             problem = str(error), isinstance(error, CorruptCheckpointError)
-        problem = next(filter(None, learner.world.gather(problem)), None)
-        if problem is None:
+        if (problem := next(filter(None, learner.world.gather(problem)), None)) is None:
             return read
         text, damaged = problem
         if isinstance(self.resume, Path) or not damaged:
@@ -426,8 +425,7 @@ class Checkpoint(Shown):
             chosen = self._read(learner, self.resume)
             self._source = chosen[0].path
             return chosen
-        newest = self._newest(learner, found)
-        if newest is not None:
+        if (newest := self._newest(learner, found)) is not None:
             manifest, state = newest
             fit, number = state.get("fit"), 1 if learner.current is None else learner.current.position.number
             if isinstance(fit, dict) and fit.get("number", number) != number:
@@ -595,8 +593,7 @@ class Checkpoint(Shown):
 
     def _value(self, learner: Learner) -> float:
         assert self.monitor is not None
-        value = learner.metrics.get(self.monitor)
-        if value is None:
+        if (value := learner.metrics.get(self.monitor)) is None:
             known = list(learner.metrics)
             raise PluginError(
                 f"plugin {self.name!r}: there is no metric {self.monitor!r}{nearest(self.monitor, known)}; there are: "

@@ -194,8 +194,7 @@ class EarlyStopping(Shown):
         return tuple(f"metrics.{name}" for name in names)
 
     def _value(self, learner: Learner, phase: Phase, name: str) -> float:
-        value = learner.metrics.get(name)
-        if value is None:
+        if (value := learner.metrics.get(name)) is None:
             known = list(learner.metrics)
             raise PluginError(
                 f"plugin {self.name!r}: the epoch of phase {phase.name!r} made no metric {name!r}"

@@ -37,26 +37,29 @@ class LogMetrics(Shown):
         Learner(model, loss_fn, optimizer, plugins=[LogTo("runs/a"), LogMetrics(every=50)])
     """
 
-    optional = ("update_begin", "step_end")
+    optional = ("step_begin", "step_end")
 
     def __init__(self, every: int | None = None, name: str = "log_metrics") -> None:
         if every is not None and not is_count(every):
             raise PluginError(f"LogMetrics: every is {every!r}: it counts training steps, from 1")
         self.name = name
         self.every = every
+        for hook in self.optional if every is None else ():
+            vars(self)[hook] = None  # no listener: a hook that does nothing would cost its call
         self._rates: dict[str, Any] = {}
         """Those with which the updates of the step are made, if it is to be logged."""
 
-    @hookimpl(reads=("optimizer.lr", "progress"))
-    def update_begin(self, learner: Learner, step: Step) -> None:
-        """Keep the learning rates, which a schedule changes as soon as the update is made."""
+    @hookimpl(phase="training", reads=("optimizer.lr", "progress"))
+    def step_begin(self, learner: Learner) -> None:
+        """Keep the learning rates, which a schedule changes as soon as an update is made."""
         if self.every is not None and (learner.progress.steps + 1) % self.every == 0:
-            self._rates |= learning_rates(learner, step.optimizer_name)
+            for name in learner.optimizers:
+                self._rates |= learning_rates(learner, name)
 
-    @hookimpl(reads=("loss", "optimizer.lr", "progress"), after=("metrics",))
+    @hookimpl(phase="training", reads=("loss", "optimizer.lr", "progress"), after=("metrics",))
     def step_end(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Log what there is by now, if it is due."""
-        if self.every is None or not phase.training or learner.progress.steps % self.every:
+        if self.every is None or learner.progress.steps % self.every:
             return
         rates, self._rates = self._rates, {}
         loss = getattr(step, "loss", None)

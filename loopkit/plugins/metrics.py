@@ -194,8 +194,7 @@ class Metrics(Shown):
                     raise PluginError(_unmergeable(name, metric, learner.world.size))
 
     def _begin(self, learner: Learner, epoch: Epoch) -> _Running:
-        now = self._idle.pop(epoch.name, None)
-        if now is None:
+        if (now := self._idle.pop(epoch.name, None)) is None:
             given = self._prototypes if self.phase in (None, epoch.name) else {}
             now = _Running({name: _copied(metric) for name, metric in given.items()})
         store = epoch.store(self)
@@ -220,8 +219,7 @@ class Metrics(Shown):
                 _place(now.metrics, made.get("outputs"), made.get("loss"))
                 now.placed = True
             for name, mean in now.means:  # noqa: B007 - the error names it
-                value = made.get(mean.attribute)
-                if value is not None:
+                if (value := made.get(mean.attribute)) is not None:
                     mean.add(value, step.weight)
             if now.others or now.own:
                 outputs, targets = made.get("outputs"), made.get("targets")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from loopkit.errors import CancelStep, PluginError
 from loopkit.hooks import hookimpl
+from loopkit.notes import say
 from loopkit.options import Shown
 from loopkit.world import must_agree
 
@@ -64,27 +65,31 @@ class SkipSpikes(Shown):
         """Steps skipped so far."""
         self.limit = torch.tensor(math.inf, dtype=torch.float64)
         """A loss of the step above it is a spike. A tensor, so that a recorded step reads it."""
-        self._usual = ""
-        self._loss: float | None = None
-        """Of the step, once it was looked at and is no spike."""
+        self.compared = torch.zeros((), dtype=torch.float64)
+        """The loss that a recorded step has compared."""
         self._row = 0
         self._losses: dict[str, list[float]] = {}
 
-    @hookimpl
-    def step_begin(self, phase: Phase) -> None:
+    def _usual(self, phase: Phase) -> tuple[float, float]:
+        """Mean and standard deviation of a phase's last good losses; infinite while there are too few."""
+        good = self._losses.get(phase.name, [])
+        if len(good) < self.warmup:
+            return math.inf, math.inf
+        mean = math.fsum(good) / len(good)
+        std = math.sqrt(math.fsum((each - mean) ** 2 for each in good) / len(good))
+        return mean, max(std, 0.01 * abs(mean))
+
+    @hookimpl(phase="training")
+    def step_begin(self, phase: Phase, step: Step) -> None:
         """Set the limit by the last good losses."""
-        self._loss, limit, good = None, math.inf, self._losses.get(phase.name, [])
-        if phase.training and len(good) >= self.warmup:
-            mean = math.fsum(good) / len(good)
-            std = math.sqrt(math.fsum((each - mean) ** 2 for each in good) / len(good))
-            std = max(std, 0.01 * abs(mean))
-            limit, self._usual = mean + self.threshold * std, f"the last good ones are {mean:.4g} +- {std:.4g}"
-        self.limit.fill_(limit)
+        mean, std = self._usual(phase)
+        step.epoch.keep(self).update(loss=None, limit=mean + self.threshold * std)
+        self.limit.fill_(mean + self.threshold * std)
 
     @hookimpl(reads=("loss",))
     def backward_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Compare the loss with the limit."""
-        loss = getattr(step, "loss", None)
+        loss, keep = getattr(step, "loss", None), step.epoch.keep(self)
         if not isinstance(loss, Tensor) or step.had_backward:
             return
         if loss.device.type != "cpu" and not self.wait:
@@ -95,28 +100,35 @@ class SkipSpikes(Shown):
         value = loss.item()  # host sync: on an accelerator, where wait=True asks for it
         if must_agree(learner):
             value = learner.world.total(value)[0] / learner.world.size
-        if math.inf > value > self.limit.item():
+        if math.inf > value > keep["limit"]:
             if self._row < self.max_skips:
                 self._row += 1
                 self.skipped += 1
-                raise CancelStep(f"the loss {value:.4g} is a spike: {self._usual}")
+                mean, std = self._usual(phase)
+                what = f"the loss {value:.4g} is a spike: the last good ones are {mean:.4g} +- {std:.4g}"
+                if self.skipped <= 3 and learner.world.rank == 0:  # so that a run is not drowned in lines
+                    say(f"skip_spikes: {what}; the step is skipped ({self.skipped} so far)")
+                raise CancelStep(what)
             self._losses[phase.name].clear()
-        self._loss = value
+        keep["loss"] = value
 
     def vote(self, hook: str) -> Callable[[Step], Tensor] | None:
         """What finds, in a recorded step, that the loss is no spike."""
-        return (lambda step: ~(step.loss > self.limit)) if hook == "backward_begin" else None
+        return self._compare if hook == "backward_begin" else None
 
-    @hookimpl(reads=("loss",))
+    def _compare(self, step: Step) -> Tensor:
+        self.compared.copy_(step.loss.detach())
+        return ~(step.loss > self.limit)
+
+    @hookimpl(phase="training", reads=("loss",))
     def step_end(self, phase: Phase, step: Step) -> None:
         """Remember the loss, if it is a good one."""
-        if phase.training and step.had_backward:
-            value = step.total_loss.item() if self._loss is None else self._loss  # host sync: as at its begin
-            if math.isfinite(value):
-                self._row = 0
-                good = self._losses.setdefault(phase.name, [])
-                good.append(value)
-                del good[: -self.window]
+        value = step.epoch.keep(self)["loss"] if step.had_backward else math.nan
+        if math.isfinite(value := self.compared.item() if value is None else value):  # host sync: it was waited for
+            self._row = 0
+            good = self._losses.setdefault(phase.name, [])
+            good.append(value)
+            del good[: -self.window]
 
     def state_dict(self) -> dict[str, Any]:
         """The last good losses by phase, and the counts."""

@@ -92,8 +92,7 @@ class _Throttled:
         return implementation
 
     def _decide(self, learner: Any, phase: Any, step: Any) -> bool:
-        active = self._decided.get(step)
-        if active is None:
+        if (active := self._decided.get(step)) is None:
             if self._seconds is not None and learner.world.size > 1:
                 raise PluginError(
                     f"throttle(seconds={self._seconds!r}) of plugin {self.name!r}: each of {learner.world.size} "

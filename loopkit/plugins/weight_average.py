@@ -264,8 +264,7 @@ class WeightAverage(Shown):
 
     def _updated(self, learner: Learner, step: Step) -> list[str]:
         """The names of the models that own one of the optimizer's parameters."""
-        names = self._owners.get(step.optimizer_name)
-        if names is None:
+        if (names := self._owners.get(step.optimizer_name)) is None:
             ids = {id(p) for p in step.params}
             names = [n for n, model in learner.models.items() if any(id(p) in ids for p in model.parameters())]
             self._owners[step.optimizer_name] = names

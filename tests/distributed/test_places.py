@@ -92,6 +92,21 @@ def test_processes_that_are_all_killed_leave_no_file(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def dies_at_the_barrier(rank):
+    world = join("gloo")
+    if rank == 1:
+        world.highest = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    places.lay_out(world)
+
+
+def test_process_that_is_killed_while_all_open_it_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(places, "SHARED", str(tmp_path))
+    survivor, dead = run(dies_at_the_barrier, 2, check=False)
+    assert dead.code == -signal.SIGKILL
+    assert survivor.code
+    assert not list(tmp_path.iterdir())
+
+
 def placed(rank, directory):
     """Where each process is, before an epoch, in two that are one in the other, and after them."""
     world = join("gloo")

@@ -281,6 +281,34 @@ def test_phase_that_changes_nothing_is_not_warned_of(tmp_path):
     assert warned(TrainingPhase(), tmp_path) == []
 
 
+class Counting(torch.optim.SGD):
+    calls = 0
+
+    def step(self, closure=None):
+        self.calls += 1
+        return super().step(closure)
+
+
+def test_optimizer_whose_attributes_are_not_saved_is_warned_of_once(tmp_path):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        counting = Checkpoint(tmp_path, save=every(updates=1))
+        learner = make(counting)
+        learner.set_optimizer(lambda params: Counting(params, lr=0.1))
+        learner.fit(train(), epochs=2)
+    (message,) = [str(warning.message) for warning in caught]
+    assert message.startswith("optimizer 'optimizer' (Counting) has changed its 'calls' since the fit began")
+    assert "Keep it in its param_groups, or in its state" in message
+
+
+@pytest.mark.parametrize("kind", ["SGD", "AdamW", "Adafactor", "Rprop"])
+def test_optimizers_of_torch_are_not_warned_of(kind, tmp_path):
+    saving = Checkpoint(tmp_path, save=every(updates=1))
+    learner = make(saving)
+    learner.set_optimizer(type("Own", (getattr(torch.optim, kind),), {}))
+    learner.fit(train(), epochs=2)  # a warning is an error
+
+
 def test_string_in_the_place_of_names_is_refused_with_the_comma():
     with pytest.raises(PhaseError, match=r"Forgot.saved is the string 'baseline': write \('baseline',\), with a comma"):
 

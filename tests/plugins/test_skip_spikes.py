@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import EventLog, batches, make_learner
 
-from loopkit import TrainingPhase
+from loopkit import TrainingPhase, ValidationPhase, hookimpl
 from loopkit.errors import PluginError
 from loopkit.plugins import SkipSpikes
 from loopkit.plugins.mixed_precision import MixedPrecision
@@ -142,3 +142,43 @@ def test_the_loss_on_an_accelerator_is_read_only_if_asked_for():
 def test_arguments_out_of_range_are_refused(options):
     with pytest.raises(PluginError, match=str(next(iter(options)))):
         SkipSpikes(**options)
+
+
+class TwoBackwards(TrainingPhase):
+    def step(self, learner, step):
+        step.inputs, step.targets = step.batch
+        step.outputs = learner.model(step.inputs)
+        step.loss = step.outputs.mean()
+        step.backward(step.loss, retain_graph=True)
+        step.backward(100 * step.loss)
+        step.update()
+
+
+class Evaluates:
+    """Evaluates in the middle of a step's end."""
+
+    name = "a_probe"
+
+    @hookimpl(phase="training")
+    def step_end(self, learner):
+        learner.evaluate(scaled([7.0]))
+
+
+def test_the_first_backward_counts_even_if_a_hook_evaluates():
+    plugin = SkipSpikes(3.0, warmup=2)
+    learner = make_learner(plugin, Evaluates(), lr=0.0, phases=[TwoBackwards(), ValidationPhase()])
+    learner.loss_fn = level
+    with torch.no_grad():
+        learner.model.weight.fill_(1 / 3)
+        learner.model.bias.zero_()
+    learner.run("train", scaled([1.0, 2.0, 3.0]))
+    assert plugin.state_dict()["losses"]["train"] == pytest.approx([1.0, 2.0, 3.0])
+
+
+def test_the_first_three_skips_are_told(capsys):
+    run([1.0, 2.0, 9.0, 9.0, 9.0, 9.0], SkipSpikes(3.0, warmup=2, max_skips=9))
+    lines = [line for line in capsys.readouterr().err.splitlines() if "is a spike" in line]
+    assert len(lines) == 3
+    assert lines[0] == (
+        "loopkit: skip_spikes: the loss 9 is a spike: the last good ones are 1.5 +- 0.5; the step is skipped (1 so far)"
+    )

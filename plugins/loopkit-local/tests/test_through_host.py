@@ -64,7 +64,11 @@ def test_tensors_go_to_the_host_and_back_by_few_copies_that_nobody_waits_for(cop
     assert [each.device for each in back] == [each.device for each in tensors]
     assert same([each.cpu() for each in back], own)
     kinds = 2 * len({each.dtype for each in some("cpu")})
-    assert copies == {"to_host": kinds, "to_device": kinds} or (limit == 16 and copies["to_host"] > kinds)
+    if limit == 16:  # bytes: some need several copies, and some tensors share one
+        assert kinds < copies["to_host"] < len(tensors)
+        assert copies["to_device"] == copies["to_host"]
+    else:
+        assert copies == {"to_host": kinds, "to_device": kinds}
 
 
 def test_copies_on_the_host_are_copies_of_their_own():

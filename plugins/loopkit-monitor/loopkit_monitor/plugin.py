@@ -84,7 +84,7 @@ class Monitor(Shown):
     """
 
     provides = "observer"
-    optional = ("update_begin", "step_end", "update_skipped")
+    optional = ("step_begin", "step_end", "update_end", "update_skipped")
     syncs = ("phase_end",)
     """The loss scale is read there."""
     volatile = (
@@ -191,19 +191,24 @@ class Monitor(Shown):
         if phase.training:
             self._move_mark(learner)
 
-    @hookimpl(reads=("optimizer.lr", "progress"))
-    def update_begin(self, learner: Learner, step: Step) -> None:
-        """Keep the learning rates, which a schedule changes as soon as the update is made."""
-        if self._warnings is None or (learner.progress.steps + 1) % self.every:
-            return
-        self._updated.add(step.optimizer_name)
-        if self._logs_rates:
-            self._rates |= learning_rates(learner, step.optimizer_name, RATE)
+    @hookimpl(phase="training", reads=("optimizer.lr", "progress"))
+    def step_begin(self, learner: Learner) -> None:
+        """Keep the learning rates, which a schedule changes as soon as an update is made."""
+        self._updated = set()
+        if self._logs_rates and (learner.progress.steps + 1) % self.every == 0:
+            for name in learner.optimizers:
+                self._rates |= learning_rates(learner, name, RATE)
 
     @hookimpl
-    def update_skipped(self) -> None:
-        """Count."""
+    def update_end(self, step: Step) -> None:
+        """Note whose update it was."""
+        self._updated.add(step.optimizer_name)
+
+    @hookimpl
+    def update_skipped(self, step: Step) -> None:
+        """Count, and note whose update it was."""
         self._skipped += 1
+        self._updated.add(step.optimizer_name)
 
     @hookimpl(reads=("progress", "optimizer.lr", "grads"))
     def step_end(self, learner: Learner, phase: Phase) -> None:
@@ -218,7 +223,7 @@ class Monitor(Shown):
         """Log what has happened in the epoch."""
         if self._warnings is None:
             return
-        self._rates, self._updated = {}, set()  # of an update after the last step
+        self._rates = {}  # of an update after the last step
         self._move_mark(learner)
         self._look_around(learner)
         self._log_model(learner)

@@ -41,6 +41,8 @@ class Cells:
     hooks: list[dict[int, Any]]
     """Where hooks on modules are kept."""
     optimizers: list[torch.optim.Optimizer]
+    voted: set[int]
+    """The numbers of those tensors that belong to plugins that vote."""
 
     @classmethod
     def of(cls, learner: Learner, phase: Phase, plugins: Mapping[str, Any]) -> Cells:
@@ -91,19 +93,29 @@ class Cells:
             if own & taken:
                 raise Refused("a parameter is in two of its optimizers")
             taken |= own
+        voted: set[int] = set()
         for name, plugin in plugins.items():
             votes = hasattr(plugin, "vote")
             constants = options_of(plugin) if votes else _vars(plugin)
             for key, value in _vars(plugin).items():
                 if isinstance(value, Tensor) and votes:
                     slots[id(value)].append((vars(plugin), key))
+                    voted.add(id(value))
                 elif _is_scalar(value) and value is not None and key in constants and not key.startswith("_"):
                     scalars[id(vars(plugin)), key] = (vars(plugin), key), f"{key} of plugin {name!r}"
         found = list(scalars.values())
         hooks = [each for module in modules for each in private.hooks_of(module)]
         names = [name for _, name in found]
         optimizers = list(learner.optimizers.values())
-        cells = cls(list(slots.values()), [slot for slot, _ in found], names, parts, hooks, optimizers)
+        cells = cls(
+            list(slots.values()),
+            [slot for slot, _ in found],
+            names,
+            parts,
+            hooks,
+            optimizers,
+            {i for i, each in enumerate(slots) if each in voted},
+        )
         if cells.has_hooks():
             raise Refused("there are hooks on its modules, its parameters or its optimizer")
         return cells

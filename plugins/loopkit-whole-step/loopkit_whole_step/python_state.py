@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -82,7 +83,8 @@ class PythonState:
             self._hold(f"{word}, which {name} uses", read, partial(setattr, cell, "cell_contents"))
             self._look(f"{word}, which {name} uses", read(), depth + 1)
         variables = function.__globals__
-        for word in function.__code__.co_names:
+        named = (each.argval for each in dis.get_instructions(function) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+        for word in dict.fromkeys(named):
             if word in variables and not isinstance(value := variables[word], (type, ModuleType, Tensor)):
                 self._hold(f"the global {word}", partial(variables.get, word), partial(variables.__setitem__, word))
                 self._look(f"the global {word}", value, depth + 1)

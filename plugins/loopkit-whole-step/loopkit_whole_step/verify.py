@@ -54,6 +54,8 @@ class Comparison:
         self._random = torch.get_rng_state()
         self._parts = (len(tensors), len(tensors) + len(cells.state()))
         self._trained = [i for i, each in enumerate(tensors) if each.requires_grad]
+        self._others = {*self._trained, *cells.voted}
+        """Of the tensors, those that are no buffers."""
         narrow = any(map(torch.is_autocast_enabled, devices.types()))
         self._least = TOLERANCES[torch.bfloat16] if narrow else 0.0
         self.outputs = recording.run(self._live if live else self._copies)
@@ -106,7 +108,7 @@ class Comparison:
         pairs = [(one, other) for one, other in zip(eager, ours, strict=False) if one is not None and other is not None]
         said.append(self._compared("the gradients", [one for one, _ in pairs], [other for _, other in pairs]))
         live, copies = recording.cells.tensors(), self._copies[:tensors]
-        buffers = [i for i in range(tensors) if i not in set(self._trained)]
+        buffers = [i for i in range(tensors) if i not in self._others]
         said.append(self._compared("the buffers", [live[i] for i in buffers], [copies[i] for i in buffers]))
         said.append(self._compared("the optimizer's state", recording.cells.state(), self._copies[tensors:state]))
         if updated:
@@ -144,7 +146,7 @@ class Comparison:
         finally:
             torch.set_rng_state(after)
         tensors, state = self._parts
-        rest = [i for i in range(len(self._live)) if i not in set(self._trained)]
+        rest = [i for i in range(len(self._live)) if i not in self._others]
         by_kind = {
             "the buffers": [i for i in rest if i < tensors],
             "the state": [i for i in rest if tensors <= i < state],

@@ -35,8 +35,8 @@ COMES = 3
 """A shape is compiled when it has come so many times."""
 SHAPES = 4
 """So many shapes are compiled at most."""
-KNOWN = 64
-"""So many are counted at most."""
+KNOWN, KEYS = 64, 4096
+"""So many are counted at most, and so many forms of batches are found again at once."""
 CHANGES = 4
 """So many times a shape is compiled anew, since a constant of it has changed."""
 CHECKS = 2
@@ -94,8 +94,10 @@ class Shape:
 
     everywhere: bool = False
     """Whether the reason holds for all shapes."""
+    left: float | None = None
+    """Of the fit's steps, which were too few to repay compiling; None: that is not the reason."""
 
-    SAVED = ("mode", "everywhere", "reason", "count", "checks", "changes", "eager", "graph", "seconds")
+    SAVED = ("mode", "everywhere", "left", "reason", "count", "checks", "changes", "eager", "graph", "seconds")
 
     @property
     def ratio(self) -> float | None:
@@ -222,11 +224,14 @@ class WholeStep(Shown):
         name = f"{phase.name} {looks} {key[1:5]}"
         if name not in self.shapes and len(self.shapes) >= KNOWN:
             name = f"{phase.name} others"
-            shape = self.shapes.setdefault(name, Shape(name))
-            self._refuse(shape, f"{KNOWN} other shapes came before it")
-            return shape
+            if name not in self.shapes:
+                self.shapes[name] = Shape(name)
+                self._refuse(self.shapes[name], f"{KNOWN} other shapes came before it")
         shape = self.shapes.setdefault(name, Shape(name))
-        self._keys[key] = shape
+        if len(self._keys) < KEYS:
+            self._keys[key] = shape
+        if shape.mode == "eager":
+            return shape
         if any((each.steps, each.due, each.seed) != (window.steps, window.due, window.seed) for each in others):
             self._refuse(shape, "its optimizers are at different steps of their updates")
         elif window.seed is None:
@@ -253,7 +258,9 @@ class WholeStep(Shown):
         if shape.mode == "eager":
             if self._looked() is not epoch:
                 self._looked = ref(epoch)
+                self._decide_anew(learner, phase, epoch)
                 self._rests = ref(epoch) if self._may_rest(shape, learner, phase) else _nothing
+        if shape.mode == "eager":
             default()
             return
         if shape.recording is not None:
@@ -309,6 +316,27 @@ class WholeStep(Shown):
         recording.hand_over(step, outputs, leaves)
         return True
 
+    def _decide_anew(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
+        """Count the eager shapes whose reason is gone, such as a plugin, as new ones: an epoch begins."""
+        reason = self._hindrance(learner, phase, epoch)
+        left = self._left(learner)
+        for shape in self.shapes.values():
+            if shape.mode == "eager" and shape.name.startswith(f"{phase.name} "):
+                more = shape.left is not None and (self.when == "always" or left > shape.left)
+                if more or (shape.everywhere and not reason):
+                    shape.mode, shape.reason, shape.everywhere, shape.left = "counted", "", False, None
+                    shape.count = max(shape.count, COMES + 1)
+
+    def _hindrance(self, learner: Learner, phase: Phase, epoch: Epoch) -> str:
+        """Why no step of a phase can be recorded; empty if nothing is known."""
+        try:
+            if learner.world.size > 1:
+                raise Refused("several processes train together")
+            Cells.of(learner, phase, self._recorded(learner, phase, epoch).owners)
+        except Refused as refused:
+            return str(refused)
+        return ""
+
     def _may_rest(self, shape: Shape, learner: Learner, phase: Phase) -> bool:
         """Whether no step of this epoch will be compiled, as far as an eager shape tells."""
         mine = [each for each in self.shapes.values() if each.name.startswith(f"{phase.name} ")]
@@ -349,13 +377,9 @@ class WholeStep(Shown):
 
     def _record(self, shape: Shape, learner: Learner, phase: Phase, epoch: Epoch, step: Step) -> None:
         """Record and compile a shape, or say why not."""
-        try:
-            if learner.world.size > 1:
-                raise Refused("several processes train together")
-            Cells.of(learner, phase, self._recorded(learner, phase, epoch).owners)
-        except Refused as refused:
+        if reason := self._hindrance(learner, phase, epoch):
             shape.everywhere = True
-            self._refuse(shape, str(refused))
+            self._refuse(shape, reason)
             return
         others = sum(each.mode not in ("counted", "eager") for each in self.shapes.values() if each is not shape)
         if others >= SHAPES:
@@ -380,6 +404,8 @@ class WholeStep(Shown):
             self._refuse(shape, str(refused))
         else:
             shape.recording, shape.seconds, shape.plan = made, shape.seconds + made.seconds, ref(epoch.plan)
+            if shape.mode != "counted":
+                self._say(f"{_short(shape)}: compiled again in {made.seconds:.1f} s")
 
     def _compiler(self, graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
         if callable(self.backend):
@@ -395,6 +421,7 @@ class WholeStep(Shown):
         seconds = SECONDS + SECONDS_A_NODE * nodes
         if not self._too_few(mine, min(shape.eager), seconds):
             return ""
+        shape.left = self._left(learner)
         reason = f"{mine:.0f} steps are too few to repay {seconds:.0f} s of compiling"
         if not nodes:
             raise Refused(reason)
@@ -402,9 +429,9 @@ class WholeStep(Shown):
 
     @staticmethod
     def _left(learner: Learner) -> float:
-        """Updates that the fit still plans."""
-        planned = learner.result.planned.updates if learner.current is not None and learner.result is not None else None
-        return math.inf if planned is None else max(planned - learner.progress.updates, 0)
+        """Steps that the fit still plans."""
+        planned = learner.result.planned.steps if learner.current is not None and learner.result is not None else None
+        return math.inf if planned is None else max(planned - learner.progress.steps, 0)
 
     def _too_few(self, steps: float, seconds: float, compiling: float) -> bool:
         """Whether so many steps of so many seconds do not repay compiling."""

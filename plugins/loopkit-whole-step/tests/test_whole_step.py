@@ -26,6 +26,8 @@ from loopkit.plugins import (
     ClipGradValue,
     GradNoise,
     GradNorm,
+    LogMetrics,
+    LogTo,
     Metrics,
     MixedPrecision,
     Schedule,
@@ -372,6 +374,44 @@ def test_vote_reads_the_limit_of_its_step():
     assert all(loss <= limit for loss, limit in limits)
 
 
+class Later:
+    """Puts another loss in the place of the one that was compared."""
+
+    @hookimpl(updates=("loss",), after=("skip_spikes",), traced=())
+    def backward_begin(self, step):
+        step.loss = step.loss + 10
+
+
+def test_vote_and_what_is_remembered_are_of_one_loss():
+    eager, learner, step = pair(lambda: (SkipSpikes(3.0, warmup=3), Later()))
+    assert modes(step) == ["graph"]
+    one, other = (each.plugins["skip_spikes"].state_dict()["losses"]["train"] for each in (eager, learner))
+    assert max(one) < 5
+    assert other == pytest.approx(one, rel=1e-5)
+
+
+LOSS = [0.0]
+
+
+class NamesAGlobal(TrainingPhase):
+    """Its ``step.loss`` is no global, though one has that name."""
+
+    def step(self, learner, step):
+        step.inputs, step.targets = self.unpack(step.batch)
+        step.outputs = learner.model(step.inputs)
+        step.LOSS = self.loss(learner, step.outputs, step.targets)
+        step.loss = step.LOSS
+        step.backward(step.loss)
+        step.update()
+
+
+def test_attribute_of_the_name_of_a_global_is_none():
+    step = whole()
+    change = on("epoch_begin", lambda learner: globals().__setitem__("LOSS", [learner.progress.epochs]))
+    make(change, step, phase=NamesAGlobal()).fit(batches(), epochs=4)
+    assert [(shape.mode, shape.changes) for shape in step.shapes.values()] == [("graph", 0)]
+
+
 class Penalty:
     @hookimpl(updates=("loss",), traced=())
     def backward_begin(self, learner, step):
@@ -432,14 +472,16 @@ def test_bad_gradient_is_raised_as_without_the_plugin():
 
 
 @pytest.mark.filterwarnings("ignore:.*skipped", "ignore:.*back to the state")
+@pytest.mark.parametrize("every", [3, 100])
 @pytest.mark.parametrize("policy", ["skip", "rollback"])
 @pytest.mark.parametrize(("bad", "model"), [(float("inf"), normed), (0.0, Rooted)], ids=["loss", "gradient"])
-def test_bad_step_is_passed_over_as_without_the_plugin(policy, bad, model):
+def test_bad_step_is_passed_over_as_without_the_plugin(policy, bad, model, every):
     data = batches(10)
     data[7] = (data[7][0] * bad, data[7][1])
-    guard = lambda: (StopOnNonFinite(policy, max_skips=1, snapshot_every=3),)  # noqa: E731
+    guard = lambda: (StopOnNonFinite(policy, max_skips=1, snapshot_every=every),)  # noqa: E731
     eager, learner, step = pair(guard, data=data, model=model)
-    assert modes(step) == ["graph"]
+    anew = policy == "rollback" and every == 100  # it goes back to where the optimizer had no state
+    assert modes(step) == ["counted" if anew else "graph"]
     assert eager.progress == learner.progress
     assert apart(eager, learner) < 5e-6  # of numbers below 2, after 20 updates in float32
 
@@ -1168,10 +1210,10 @@ def test_fit_too_short_to_repay_stays_eager():
     assert modes(step) == ["eager"]
 
 
-def timed(ratio, monkeypatch):
+def timed(ratio, monkeypatch, when="auto"):
     """A plugin for whose clock an eager step takes a second, and a compiled one ``ratio``."""
     now = [0.0]
-    step = whole("auto")
+    step = whole(when)
 
     def clock():
         shape = next(iter(step.shapes.values()))
@@ -1235,6 +1277,50 @@ def test_no_more_than_four_shapes_are_compiled():
     make(step).fit(data, epochs=2)
     assert sorted(modes(step)) == ["eager", "eager", "graph", "graph", "graph", "graph"]
     assert reasons(step)[-1] == "4 other shapes are compiled already"
+
+
+# Decisions whose reason is gone
+
+
+def test_eager_step_is_decided_anew_when_its_plugin_is_gone():
+    step = whole()
+    learner = make(GradNoise(), step)
+    learner.fit(batches(), epochs=1)
+    assert reasons(step) == ["update_begin of plugin 'grad_noise' has to be called in it"]
+    learner.remove("grad_noise")
+    learner.fit(batches(), epochs=1)
+    assert modes(step) == ["graph"]
+
+
+@pytest.mark.parametrize(
+    ("when", "epochs", "mode"), [("auto", 3, "eager"), ("auto", 10**6, "graph"), ("always", 3, "graph")]
+)
+def test_saved_decision_of_too_few_steps_holds_for_as_few(when, epochs, mode, monkeypatch):
+    short = whole("auto")
+    first = make(short)
+    first.fit(batches(), epochs=2)
+    assert reasons(short) == ["21 steps are too few to repay 4 s of compiling"]
+    step = timed(0.5, monkeypatch, when)
+    again = make(step, on("step_end", lambda learner: learner.progress.steps == 80 and learner.stop("enough")))
+    again.load_state_dict(first.state_dict(), allow=("acting",))
+    again.fit(batches(), epochs=epochs)
+    assert modes(step) == [mode]
+
+
+def test_compiling_again_after_a_resume_is_told(capsys):
+    first = make(whole())
+    first.fit(batches(), epochs=1)
+    again = make(whole(show=True))
+    again.load_state_dict(first.state_dict())
+    again.fit(batches(), epochs=2)
+    assert "compiled again in" in "".join(capsys.readouterr())
+
+
+def test_plugins_that_log_need_nothing(tmp_path):
+    step = whole()
+    stack = Metrics(Accuracy()), Schedule(cosine(50)), LogTo(tmp_path), LogMetrics(every=2)
+    make(*stack, step).fit(batches(), epochs=2)
+    assert modes(step) == ["graph"]
 
 
 # Checkpoints
