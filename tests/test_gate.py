@@ -45,7 +45,6 @@ def test_a_ratio_beyond_in_three_tries_does_not_hold(gate, capsys):
 
 def test_the_command_fails_beyond_and_appends_a_line(gate, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(gate, "PARTS", [lambda it, batches: it.hold({"a": 1.0}, lambda: {"a": measured})])
-    monkeypatch.setattr(gate, "logging", lambda it, batches: None)
     path = tmp_path / "gate.jsonl"
     monkeypatch.setattr("sys.argv", ["gate.py", "--results", str(path)])
     measured = 1.0
@@ -59,7 +58,6 @@ def test_the_command_fails_beyond_and_appends_a_line(gate, monkeypatch, tmp_path
 
 def test_nothing_is_written_unless_asked(gate, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(gate, "PARTS", [])
-    monkeypatch.setattr(gate, "logging", lambda it, batches: None)
     monkeypatch.setattr(gate, "append", lambda *_: pytest.fail("written"))
     monkeypatch.setattr("sys.argv", ["gate.py"])
     gate.main()
