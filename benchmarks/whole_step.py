@@ -5,9 +5,9 @@
 
 All sides in one process, in turn, torch on one thread, after compiling, in epochs of 100 steps. The loop by hand
 has a fused optimizer, clips by one foreach call, sets the learning rate itself, and keeps its metrics on the device.
-``whole`` is loopkit with `WholeStep`, ``loopkit`` without, and ``short`` a whole fit of 1,000 steps with it, which are
-too few to repay compiling. The process ends with 1 if a model with it is beyond its bound, or a short fit; or, without
-it, one of five models beyond 1.02, or the median of the five beyond 1.00.
+``whole`` is loopkit with `WholeStep`, ``loopkit`` without, and ``short`` a whole fit of 200 to 1,000 steps with it,
+which are too few to repay compiling. The process ends with 1 if a model with it is beyond its bound, or a short fit;
+or, without it, one of five models beyond 1.02, or the median of the five beyond 1.00.
 """
 
 from __future__ import annotations
@@ -212,9 +212,13 @@ class Sides:
             "whole": lambda: learner.run("train", self.batches),
             "loopkit": lambda: plain.run("train", self.batches),
         }
+        self.epochs["strong"]()
+        started = time.thread_time()
+        self.epochs["strong"]()
+        several = self.batches * max(2, min(10, int(0.2 / (time.thread_time() - started))))
         self.fits: dict[str, Callable[[], Any]] = {
-            "strong": strong(fresh(), loss_fn, self.batches * 10, accuracy),
-            "short": lambda: brief.fit(self.batches * 10, epochs=1),
+            "strong": strong(fresh(), loss_fn, several, accuracy),
+            "short": lambda: brief.fit(several, epochs=1),
         }
 
     def compile(self) -> float:
