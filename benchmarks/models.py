@@ -291,13 +291,6 @@ def markdown(said: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def merged(old: Any, new: Any) -> Any:
-    """What is new, and of what is old the rest."""
-    if not (isinstance(old, dict) and isinstance(new, dict)):
-        return new
-    return {key: merged(old[key], new[key]) if key in old and key in new else (new | old)[key] for key in old | new}
-
-
 def load() -> float:
     return float(Path("/proc/loadavg").read_text().split()[0])
 
@@ -353,7 +346,10 @@ def main() -> None:
         kept = json.loads(given.json.read_text())
         if other := [key for key in ("about", "size", "clock") if kept[key] != said[key]]:
             sys.exit(f"{given.json} is of another {' and '.join(other)}: give another file, or remove it")
-        said = merged(kept, said)
+        for threads, models in kept["epochs"].items():  # the sides of a model have taken turns: all of them or none
+            said["epochs"][threads] = models | said["epochs"].get(threads, {})
+        for model, sides in kept["quality"].items():
+            said["quality"][model] = sides | said["quality"].get(model, {})
     print("\n" + markdown(said))
     if given.json:
         given.json.write_text(json.dumps(said, indent=1) + "\n")
