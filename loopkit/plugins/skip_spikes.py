@@ -66,7 +66,7 @@ class SkipSpikes(Shown):
         self.limit = torch.tensor(math.inf, dtype=torch.float64)
         """A loss of the step above it is a spike. A tensor, so that a recorded step reads it."""
         self.compared = torch.zeros((), dtype=torch.float64)
-        """The loss that a recorded step has compared."""
+        """The loss that a recorded step has compared; nan in one that has not."""
         self._row = 0
         self._losses: dict[str, list[float]] = {}
 
@@ -85,6 +85,7 @@ class SkipSpikes(Shown):
         mean, std = self._usual(phase)
         step.epoch.keep(self).update(loss=None, limit=mean + self.threshold * std)
         self.limit.fill_(mean + self.threshold * std)
+        self.compared.fill_(math.nan)
 
     @hookimpl(reads=("loss",))
     def backward_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
@@ -126,9 +127,7 @@ class SkipSpikes(Shown):
         value = step.epoch.keep(self)["loss"] if step.had_backward else math.nan
         if math.isfinite(value := self.compared.item() if value is None else value):  # host sync: it was waited for
             self._row = 0
-            good = self._losses.setdefault(phase.name, [])
-            good.append(value)
-            del good[: -self.window]
+            self._losses[phase.name] = [*self._losses.get(phase.name, []), value][-self.window :]
 
     def state_dict(self) -> dict[str, Any]:
         """The last good losses by phase, and the counts."""

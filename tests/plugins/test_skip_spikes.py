@@ -182,3 +182,21 @@ def test_the_first_three_skips_are_told(capsys):
     assert lines[0] == (
         "loopkit: skip_spikes: the loss 9 is a spike: the last good ones are 1.5 +- 0.5; the step is skipped (1 so far)"
     )
+
+
+class ByHand:
+    """Takes the step without the events inside it."""
+
+    @hookimpl(phase="training")
+    def take_step(self, learner, step):
+        inputs, targets = step.batch
+        loss = learner.loss_fn(learner.model(inputs), targets)
+        step.applied({"inputs": inputs, "targets": targets, "loss": loss}, {})
+
+
+def test_loss_that_nobody_has_compared_is_not_remembered():
+    plugin = SkipSpikes(3.0, warmup=2)
+    learner = make_learner(plugin, ByHand(), lr=0.0)
+    learner.loss_fn = level
+    learner.run("train", scaled([1.0, 2.0, 3.0]))
+    assert plugin.state_dict()["losses"].get("train", []) == []

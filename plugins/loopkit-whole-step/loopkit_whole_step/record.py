@@ -202,7 +202,6 @@ class Recording:
         self._devices = devices.types()
         self._epoch: Callable[[], Epoch | None] = lambda: None
         self._metrics: list[Metric] = []
-        self._live: list[Metric] = []
         self._pointers: list[int] = []
         """Where the inputs were that were found to be of their kinds."""
         self._grads = 0
