@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from loopkit_whole_step.numbers import compute_once
 from loopkit_whole_step.pooling import pool_along_batch
 
 KNOWN = ("2.13",)
@@ -64,21 +66,39 @@ def meets_a_stranger(error: Exception) -> bool:
 
 def inductor(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
     """Compile a graph; its random numbers are those of eager."""
-    with warnings.catch_warnings(), _environment():
+    with warnings.catch_warnings(), _environment(), _without_hints():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of its own functions
         from torch._inductor import config
         from torch._inductor.compile_fx import compile_fx
 
         draw_in_memory_order(graph.graph)
+        compute_once(graph.graph)
         if not (filled := fills_vectors(graph.graph)):
             pool_along_batch(graph.graph)
         graph.recompile()
-        # The graph's own looks at each input's strides take longer than small kernels: `Recording.fits` looks.
-        with config.patch(fallback_random=True, layout_optimization=filled, size_asserts=False):
+        options = {
+            "fallback_random": True,
+            "layout_optimization": filled,
+            "size_asserts": False,  # looks that take longer than small kernels: `Recording.fits` looks
+            "cpp_wrapper": all(value.device.type == "cpu" for value in inputs),  # kernels are called from C++
+        }
+        with config.patch(options):
             compiled: Any = compile_fx(graph, list(inputs))
     keep_freed_memory()
     # Without what keeps dynamo from it, which nobody compiles around it: a microsecond or two.
     return getattr(compiled, "_torchdynamo_orig_callable", compiled)  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _without_hints() -> Iterator[None]:
+    """Inside, inductor does not name the operations that it calls in a slower way: each graph is timed."""
+    log = logging.getLogger("torch._inductor.ir")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def keep_freed_memory() -> None:
