@@ -1,11 +1,12 @@
 """Ten models against two loops by hand, by loopkit and by other trainers: ratios of the time of an epoch.
 
-    python benchmarks/models.py [--size cpu|gpu] [--seconds 360] [--only MODEL ...] [--sides SIDE ...] [--json FILE]
+    python benchmarks/models.py [--size cpu|gpu] [--device cpu|cuda] [--seconds 360]
+        [--only MODEL ...] [--sides SIDE ...] [--json FILE]
     python benchmarks/models.py --quality [--seeds 5]
     python benchmarks/models.py --markdown FILE.json
 
 All sides of a model take turns in one process, an epoch at a time, on the same batches, which are cut beforehand and
-lie on the device. The sides:
+lie on the device, which for ``--size gpu`` is a GPU, if there is one. The sides:
 
     idiomatic    Adam as torch makes it (not fused), ``loss.item()`` after each batch
     strong       fused Adam, ``p.grad = None``, nothing read
@@ -61,12 +62,13 @@ class Problem:
     Args:
         task: What to train.
         size: Of the model, ``"cpu"`` or ``"gpu"``.
+        device: Where it lies.
         count: The number of batches of an epoch.
         seed: Makes model and data; an eighth of the data is held out.
     """
 
-    def __init__(self, task: Task, size: str, count: int, seed: int = 0) -> None:
-        self.task, self.device = task, torch.device("cuda" if size == "gpu" else "cpu")
+    def __init__(self, task: Task, size: str, device: str, count: int, seed: int = 0) -> None:
+        self.task, self.device = task, torch.device(device)
         held = math.ceil(count / 8)
         (self.fresh, inputs, targets), self.batch = task.build(size, count + held, seed)
         inputs, targets = inputs.to(self.device), targets.to(self.device)
@@ -240,19 +242,19 @@ def memory(key: str) -> float:
     return int(found[1]) / 1024
 
 
-def probe(model: str, size: str, side: str) -> dict[str, float]:
+def probe(model: str, size: str, device: str, side: str) -> dict[str, float]:
     """What a process that trains nothing else needs: the time until the first step is over, and the peak of memory."""
-    one = Problem(TASKS[model], size, 1)
+    one = Problem(TASKS[model], size, device, 1)
     start = time.perf_counter()
     finished(one.side(side)[1], one.device)()
     first = time.perf_counter() - start
-    many = Problem(TASKS[model], size, 32)
+    many = Problem(TASKS[model], size, device, 32)
     before = memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # from here on VmHWM is the peak
     work = finished(many.side(side)[1], many.device)
     for _ in range(3):
         work()
-    peak = torch.cuda.max_memory_allocated() / 2**20 if size == "gpu" else memory("VmHWM") - before
+    peak = torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else memory("VmHWM") - before
     return {"first_step_ms": first * 1e3, "peak_mib": peak}
 
 
@@ -277,8 +279,8 @@ def quality_table(figures: dict[str, Any]) -> str:
 def markdown(said: dict[str, Any]) -> str:
     """The tables of what was written by ``--json``."""
     parts = [
-        f"{said['date']}, {said['about']}; {said['clock']}; load of the machine {said['load'][0]:.1f} to "
-        f"{said['load'][1]:.1f}."
+        f"{said['date']}, {said['about']}, {said['device']}; {said['clock']}; load of the machine "
+        f"{said['load'][0]:.1f} to {said['load'][1]:.1f}."
     ]
     for threads, figures in said["epochs"].items():
         rounds = [len(next(iter(each["seconds"].values()))) for each in figures.values()]
@@ -298,6 +300,7 @@ def load() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=["cpu", "gpu"], default="cpu")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="by default a GPU for its size, if there is one")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--seconds", type=float, default=360, help="for all models, beside the compiling of graphs")
     parser.add_argument("--processor-time", action="store_true", help="instead of seconds: on a busy machine")
@@ -308,7 +311,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="also write the figures here, beside those of other runs")
     parser.add_argument("--markdown", type=Path, metavar="FILE.json", help="print the tables of these figures alone")
-    parser.add_argument("--probe", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--probe", nargs=4, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.markdown:
         print(markdown(json.loads(given.markdown.read_text())))
@@ -317,9 +320,11 @@ def main() -> None:
         torch.set_num_threads(1)
         print(json.dumps(probe(*given.probe)))
         return
-    said: dict[str, Any] = {"date": str(datetime.date.today()), "about": machine(), "size": given.size}
+    device = given.device or ("cuda" if given.size == "gpu" and torch.cuda.is_available() else "cpu")
+    said: dict[str, Any] = {"date": str(datetime.date.today()), "about": machine()}
     clock = time.process_time if given.processor_time else time.perf_counter
-    said |= {"clock": clock.__name__, "load": [load()], "epochs": {}, "quality": {}}
+    said |= {"size": given.size, "device": device, "clock": clock.__name__, "load": [load()]}
+    said |= {"epochs": {}, "quality": {}}
     if given.quality:
         torch.set_num_threads(given.threads[0])
         for model in given.only:
@@ -327,9 +332,9 @@ def main() -> None:
             for side in available(given.sides or SIDES):
 
                 def problem(seed: int, model: str = model) -> Problem:
-                    return Problem(TASKS[model], given.size, given.batches, seed)
+                    return Problem(TASKS[model], given.size, device, given.batches, seed)
 
-                figures = {"seconds": to_quality(problem, side, given.seeds), **probed(model, given.size, side)}
+                figures = {"seconds": to_quality(problem, side, given.seeds), **probed(model, given.size, device, side)}
                 said["quality"][model][side] = figures
             print(quality_table({model: said["quality"][model]}), flush=True)
     else:
@@ -339,12 +344,12 @@ def main() -> None:
             torch.set_num_threads(threads)
             figures = said["epochs"][str(threads)] = {}
             for model in given.only:
-                figures[model] = epochs(Problem(TASKS[model], given.size, given.batches), sides, each, clock)
+                figures[model] = epochs(Problem(TASKS[model], given.size, device, given.batches), sides, each, clock)
                 print(ratio_table({model: figures[model]}, sides[0]), flush=True)
     said["load"].append(load())
     if given.json and given.json.exists():  # the other runs of the same tables
         kept = json.loads(given.json.read_text())
-        if other := [key for key in ("about", "size", "clock") if kept[key] != said[key]]:
+        if other := [key for key in ("about", "size", "device", "clock") if kept[key] != said[key]]:
             sys.exit(f"{given.json} is of another {' and '.join(other)}: give another file, or remove it")
         for threads, models in kept["epochs"].items():  # the sides of a model have taken turns: all of them or none
             said["epochs"][threads] = models | said["epochs"].get(threads, {})

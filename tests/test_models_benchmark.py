@@ -24,7 +24,7 @@ def trained(problem, side):
 
 @pytest.mark.parametrize("name", ["convnet", "gru_seq"])
 def test_the_strong_loop_and_loopkit_fused_are_bitwise_equal(models, name):
-    problem = models.Problem(models.TASKS[name], "cpu", 3)
+    problem = models.Problem(models.TASKS[name], "cpu", "cpu", 3)
     ours, theirs = trained(problem, "fused"), trained(problem, "strong")
     assert all(torch.equal(ours[key], value) for key, value in theirs.items())
     begun = problem.model().state_dict()
@@ -32,14 +32,14 @@ def test_the_strong_loop_and_loopkit_fused_are_bitwise_equal(models, name):
 
 
 def test_the_idiomatic_loop_and_loopkit_by_default_are_bitwise_equal(models):
-    problem = models.Problem(models.TASKS["mlp"], "cpu", 3)
+    problem = models.Problem(models.TASKS["mlp"], "cpu", "cpu", 3)
     ours, theirs = trained(problem, "default"), trained(problem, "idiomatic")
     assert all(torch.equal(ours[key], value) for key, value in theirs.items())
 
 
 def test_each_model_has_a_finite_loss_above_the_bar_when_new(models):
     for name, task in models.TASKS.items():
-        problem = models.Problem(task, "cpu", 1)
+        problem = models.Problem(task, "cpu", "cpu", 1)
         assert problem.bar < problem.loss(problem.model()) < 10, name
 
 
@@ -48,8 +48,8 @@ def test_the_tables_are_medians_of_ratios_within_a_round_and_their_mean(models):
         "a": {"seconds": {"strong": [1.0, 2.0, 4.0], "fused": [2.0, 4.0, 4.0]}},
         "b": {"seconds": {"strong": [1.0, 1.0, 1.0], "fused": [0.5, 0.5, 9.0]}},
     }
-    about = {"date": "2026-11-23", "about": "x", "clock": "perf_counter", "load": [1, 2], "size": "cpu"}
-    said = {**about, "epochs": {"1": figures}, "quality": {}}
+    about = {"date": "2026-11-23", "about": "x", "clock": "perf_counter", "load": [1, 2]}
+    said = {**about, "size": "cpu", "device": "cpu", "epochs": {"1": figures}, "quality": {}}
     rows = models.markdown(said).splitlines()
     assert rows[-5:] == [
         "| against strong | fused |",
