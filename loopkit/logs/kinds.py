@@ -11,11 +11,9 @@ import os
 import struct
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from numbers import Real
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -35,7 +33,6 @@ Scalar = float | Tensor
 CHANNELS = (1, 3, 4)
 COLOR_TYPES = {1: 0, 3: 2, 4: 6}
 """What PNG calls so many channels of a pixel."""
-_is_cpu = attrgetter("is_cpu")
 _modes_are_on = torch._C._len_torch_function_stack
 
 
@@ -452,32 +449,35 @@ def loggable(name: str, value: Any) -> Any:
 
 
 def all_loggable(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`loggable` of each; faster where all are floats, or scalar tensors on the host.
+    """`loggable` of each; of floats, and of scalar tensors on the host, without its call.
 
     Raises:
         LogError: They are no mapping, or one cannot be logged.
     """
     try:
-        values = dict(values.items())
+        items = values.items()
     except AttributeError:
         raise LogError(f"learner.log: {describe(values)} is no name, and no mapping of names to values") from None
-    kinds = {*map(type, values.values())}
-    if {*map(type, values)} == {str} and "" not in values:
-        if kinds == {float}:
-            return values
-        if kinds == {Tensor} and all(map(_is_cpu, values.values())):
-            with suppress(RuntimeError):  # one is no scalar
-                read = dict(zip(values, map(Tensor.item, values.values()), strict=True))
-                if {*map(type, read.values())} == {float}:
-                    return read
-    return {name: loggable(name, value) for name, value in values.items()}
+    made: dict[str, Any] = {}
+    for name, value in items:
+        number = value
+        if value.__class__ is Tensor and value.is_cpu:  # there is nothing to wait for
+            try:
+                number = value.item()
+            except RuntimeError:
+                pass  # no scalar
+        if number.__class__ is float and name.__class__ is str and name:
+            made[name] = number
+        else:
+            made[name] = loggable(name, value)
+    return made
 
 
 def _scalar(where: str, value: Any) -> Scalar:
     """A real number: a float, or, where it would have to be waited for, a tensor that nobody else can change."""
+    if isinstance(value, (Tensor, np.generic, np.ndarray)) and math.prod(value.shape) != 1:
+        raise LogError(f"{where}: it is {describe(value)}: log a scalar, such as .mean(), or Histogram(...)")
     if isinstance(value, Tensor):
-        if value.ndim and value.numel() != 1:
-            raise LogError(f"{where}: it is {describe(value)}: log a scalar, such as .mean(), or Histogram(...)")
         if value.is_complex():
             raise LogError(f"{where}: it is {describe(value)}: log a real number, such as .abs()")
         if value.is_cpu:
@@ -488,8 +488,6 @@ def _scalar(where: str, value: Any) -> Scalar:
     if isinstance(value, type) and issubclass(value, Kind):
         raise LogError(f"{where}: {value.__name__} is a class: give an instance, {value.__name__}(...)")
     if isinstance(value, (np.generic, np.ndarray)):
-        if value.size != 1:
-            raise LogError(f"{where}: it is {describe(value)}: log a scalar, such as .mean(), or Histogram(...)")
         value = value.item()
     if isinstance(value, Real):
         try:

@@ -78,11 +78,14 @@ class Records(Sequence[Record]):
         self.groups: list[Group] = []
         at, begun, over, values = None, 0.0, 0.0, {}
         for name, value, place, time in packed:
-            more = {name: value} if name is not None else value
-            if (place is at or place == at) and begun <= time < over and values.keys().isdisjoint(more):
-                values |= more
+            joins = (place is at or place == at) and begun <= time < over
+            if joins and name is not None and name not in values:
+                values[name] = value
+            elif joins and name is None and values.keys().isdisjoint(value):
+                values |= value
             else:
-                at, begun, over, values = place, time, time + 0.001, dict(more)
+                at, begun, over = place, time, time + 0.001
+                values = dict(value) if name is None else {name: value}
                 self.groups.append(Group(place, time, values))
         for group in self.groups:
             group.find_kinds()

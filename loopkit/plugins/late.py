@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -14,26 +14,19 @@ EVERY = 1.0
 """Seconds, at least, before values are read from a device that does not tell when they have arrived."""
 
 
-def _stack(values: Iterable[Tensor | float]) -> Tensor:
+def _stack(values: Collection[Tensor | float]) -> Tensor:
     """Scalars in one tensor, on the device of the first that is not on the CPU."""
-    values = list(values)
-    used = [value.device for value in values if isinstance(value, Tensor)]
-    device = next((each for each in used if each.type != "cpu"), devices.HOST)
+    device = next((each.device for each in values if isinstance(each, Tensor) and not each.is_cpu), devices.HOST)
     dtype = devices.exact(device)
-    return torch.stack(
-        [
-            devices.to_device(value.detach().to(dtype), device).reshape(())
-            if isinstance(value, Tensor)
-            else torch.full((), value, dtype=dtype, device=device)
-            for value in values
-        ]
-    )
+    return torch.stack([devices.scalar(value, device, dtype).detach().reshape(()) for value in values])
 
 
 def read(values: Mapping[str, Tensor | float]) -> dict[str, float]:
-    """Read scalars in one transfer."""
-    if not values:
-        return {}
+    """Read scalars: in one transfer, unless all are on the host."""
+    if all(value.is_cpu for value in values.values() if isinstance(value, Tensor)):
+        return {
+            name: value.double().item() if isinstance(value, Tensor) else float(value) for name, value in values.items()
+        }
     stacked = _stack(values.values())
     return dict(zip(values, stacked.tolist(), strict=True))  # host sync: the values are wanted now
 

@@ -139,6 +139,8 @@ class Metrics(Shown):
             if name in (other for other, _ in given[:i]):
                 raise PluginError(f"Metrics: two metrics are called {name!r}; name one: Metrics(other_{name}=...)")
             self._prototypes[name] = metric
+        self._attributes = {each.attribute for each in self._prototypes.values() if isinstance(each, Mean)}
+        """What it takes of a step beside outputs and targets."""
         self._idle: dict[str, _Running] = {}
         """Those of the last epoch of each phase, for the next one."""
 
@@ -212,8 +214,10 @@ class Metrics(Shown):
     @hookimpl(reads=("loss", "outputs", "targets", "step"), traced=())
     def step_end(self, learner: Learner, step: Step) -> None:
         """Take in one step."""
-        now = step.epoch.keep(self).get("now") or self._begin(learner, step.epoch)
         name, made = "", vars(step)  # to ask the step for what it has not costs 3 us
+        if made.get("targets") is None and self._attributes.isdisjoint(made):
+            return  # it predicts
+        now = step.epoch.keep(self).get("now") or self._begin(learner, step.epoch)
         try:
             if not now.placed:
                 _place(now.metrics, made.get("outputs"), made.get("loss"))

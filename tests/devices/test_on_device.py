@@ -103,6 +103,19 @@ def test_late_values_of_two_devices_are_not_read_too_early():
 
 
 @simulated()
+def test_scalars_of_a_device_are_read_by_one_wait():
+    values = {
+        "a": torch.full((), 0.5, device=SECOND),
+        "b": torch.ones(1, device=SECOND),
+        "c": torch.tensor(2),
+        "d": 3.0,
+    }
+    before = sim.waits()
+    assert read(values) == {"a": 0.5, "b": 1.0, "c": 2.0, "d": 3.0}
+    assert sim.waits() == before + 1
+
+
+@simulated()
 def test_logged_scalars_of_two_devices_are_not_read_too_early():
     values = {name: torch.full((), 1.5, device=device) for name, device in (("first", "sim:0"), ("second", SECOND))}
     transfer = Transfer(Records([(None, values, ("", 0, 0, 0), 0.0)]))

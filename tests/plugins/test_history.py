@@ -93,14 +93,14 @@ def test_history_keeps_the_loss_of_every_step():
     assert [row["epoch"] for row in history.step_rows] == [1] * 5 + [2] * 5
 
 
-def test_history_reads_losses_once_at_the_end_of_the_pass():
+def test_history_reads_losses_once_at_the_end_of_the_epoch():
     seen = []
     learner = make_learner(History(steps=True))
     with Reads() as reads:
         learner.add(on("step_end", lambda **_: seen.append(len(reads.calls)), after=("history",)))
         learner.fit(batches(3), epochs=1)
     assert seen == [0, 0, 0]
-    assert reads.calls == ["tolist"]
+    assert reads.calls == ["item"] * 3
 
 
 def test_history_keeps_no_steps_by_default():
