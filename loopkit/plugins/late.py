@@ -32,10 +32,9 @@ def _stack(values: Iterable[Tensor | float]) -> Tensor:
 
 def read(values: Mapping[str, Tensor | float]) -> dict[str, float]:
     """Read scalars in one transfer."""
-    if not values:
-        return {}
-    stacked = _stack(values.values())
-    return dict(zip(values, stacked.tolist(), strict=True))  # host sync: the values are wanted now
+    if all(value.is_cpu for value in values.values() if isinstance(value, Tensor)):
+        return {name: float(value) for name, value in values.items()}
+    return dict(zip(values, _stack(values.values()).tolist(), strict=True))  # host sync: the values are wanted now
 
 
 class LateValues:
