@@ -49,7 +49,8 @@ def fact(value: Any, depth: int = 0) -> str:
         held = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)} {hashed(held)}"
     if isinstance(value, partial):
-        return f"partial({', '.join([fact(value.func, depth + 1), *_named(_arguments(value), depth)])})"
+        arguments = {**{str(number): part for number, part in enumerate(value.args)}, **value.keywords}
+        return f"partial({', '.join([fact(value.func, depth + 1), *_named(arguments, depth)])})"
     if inspect.ismethod(value):
         return f"{fact(value.__self__, depth + 1)}.{value.__name__}"
     if inspect.isroutine(value) or isinstance(value, type):
@@ -79,10 +80,6 @@ def _options(value: Any) -> dict[str, Any]:
         options |= {**dict(value.named_buffers(recurse=False)), **dict(value.named_children())}
         options.pop("training", None)
     return options
-
-
-def _arguments(value: partial[Any]) -> dict[str, Any]:
-    return {**{str(number): part for number, part in enumerate(value.args)}, **value.keywords}
 
 
 def _named(options: Mapping[str, Any], depth: int) -> Iterable[str]:

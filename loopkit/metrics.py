@@ -192,11 +192,10 @@ class Mean(Metric):
             self.only = None if self.sums or isinstance(weight, Tensor) else first
         else:
             total, self.only = self.total, None
+        weight = wide(weight) if isinstance(weight, Tensor) else weight
         if self.sums:
             self.total = total + value
-            weight = wide(weight) if isinstance(weight, Tensor) else weight
         elif isinstance(weight, Tensor):
-            weight = wide(weight)
             self.total = total + value * weight
         else:
             self.total = torch.add(total, value, alpha=weight)  # in the wider dtype of the two
@@ -338,10 +337,11 @@ def classes_axis(outputs: Tensor, targets: Tensor, axis: int | None = None) -> i
     return axis
 
 
-def more(counted: Tensor | None, true: Tensor) -> Tensor:
-    """A count and how many of these are true; on a CPU a sum of them takes twice as long."""
+def more(counted: Tensor | int | None, true: Tensor) -> Tensor | int:
+    """A count and how many of these are true, on the host as a number; a sum of them takes twice as long there."""
     found = true.count_nonzero()
-    return found if counted is None else counted + found
+    number: Any = found.item() if found.__class__ is Tensor and found.is_cpu else found
+    return number if counted is None else counted + number  # type: ignore[no-any-return]
 
 
 class _Share(Metric):
@@ -351,12 +351,11 @@ class _Share(Metric):
     higher_is_better = True
 
     def reset(self) -> None:
-        self.correct: Tensor | None = None
+        self.correct: Tensor | int | None = None
         self.count: Tensor | int = 0
 
     def tensors(self, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-        self.correct = as_tensor(self.correct, torch.long, device)
-        self.count = as_tensor(self.count, torch.long, device)
+        self.correct, self.count = (as_tensor(each, torch.long, device) for each in (self.correct, self.count))
         return {"correct": self.correct, "count": self.count}
 
     def merge(self, states: Sequence[dict[str, Any]]) -> None:
@@ -367,7 +366,7 @@ class _Share(Metric):
         return self.correct is None
 
     def compute(self) -> Tensor | float:
-        return math.nan if self.correct is None else wide(self.correct) / self.count
+        return math.nan if self.correct is None else wide(as_tensor(self.correct, torch.long, "cpu")) / self.count
 
 
 class Accuracy(_Share):
@@ -392,7 +391,7 @@ class Accuracy(_Share):
             self.count = self.count + targets.numel()
         else:
             counted = targets.ne(self.ignore_index)
-            correct, self.count = correct & counted, self.count + counted.count_nonzero()
+            correct, self.count = correct & counted, more(self.count, counted)
         self.correct = more(self.correct, correct)
 
 

@@ -62,8 +62,8 @@ def weights(model: nn.Module, whole: Callable[[Any], Any] = whole) -> dict[str, 
     return state
 
 
-def like(value: Tensor, other: Tensor) -> Tensor:
-    """A whole tensor, which all processes have, sharded as ``other`` is.
+def like(value: Any, other: Any) -> Any:
+    """A whole tensor, which all processes have, sharded as ``other`` is; the value itself, if that is not.
 
     No collective: each process keeps its part. What is sharded in another way is sent, by all of them together.
     """
@@ -76,6 +76,11 @@ def like(value: Tensor, other: Tensor) -> Tensor:
         return cast(DTensor, value).redistribute(shards.device_mesh, shards.placements)
     kept = value.detach().to(shards.device)
     return distribute_tensor(kept, shards.device_mesh, shards.placements, src_data_rank=None)
+
+
+def like_parameter(value: Any, param: Tensor) -> Any:
+    """A value of an optimizer's state, sharded as its parameter is, if it has a number for each of the parameter's."""
+    return like(value, param) if isinstance(value, Tensor) and value.shape == param.shape else value
 
 
 def part(tensor: Tensor) -> Tensor:

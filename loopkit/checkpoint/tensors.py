@@ -344,7 +344,7 @@ def _plan(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> 
     header: dict[str, Any] = {METADATA: dict(sorted(texts.items()))} if texts else {}
     end = 0
     for name in names:
-        begin, end = end, end + _nbytes(kept[name])
+        begin, end = end, end + kept[name].nbytes
         dtype, shape = _in_file(kept[name].dtype, tuple(kept[name].shape))
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
     text = strict_json.render(header)
@@ -402,10 +402,6 @@ def _in_file(dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[str, tuple[int
 
 def _element_size(tensor: Tensor) -> int:
     return tensor.dtype.itemsize // 2 if tensor.dtype in PAIRS else tensor.dtype.itemsize
-
-
-def _nbytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.dtype.itemsize
 
 
 def _last_byte(tensor: Tensor) -> int:

@@ -162,10 +162,9 @@ class Loop(Frame):
         if self.awaited is not None:
             self.fire = self.awaited.watch(plan.fire)
         only = self.windows[0] if len(self.windows) == 1 and self.windows[0].is_plain else None
-        heard = plan.heard
-        self.plain_backward = None if BackwardEnd in heard else only
-        quiet = heard.isdisjoint((UpdateBegin, UpdateEnd, UpdateSkipped)) and plan.optimizer_step is None
-        self.plain_update = only if quiet else None
+        self.plain_backward = None if BackwardEnd in plan.heard else only
+        self.plain_update = only
+        self.quiet = plan.heard.isdisjoint((UpdateBegin, UpdateEnd, UpdateSkipped)) and plan.optimizer_step is None
         self._phase_step = self.phase.step
         if plan.step_contexts or plan.take_step is not None:
             self._around = self._around or PhaseStep(self._core, self.phase)

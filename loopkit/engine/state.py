@@ -232,7 +232,8 @@ def _load(core: Core, state: Mapping[str, Any], undo: list[tuple[str, Callable[[
             if any(not isinstance(value, Tensor) for value in model.state_dict().values()):
                 undo.append((f"model {name!r}", partial(model.load_state_dict, copy.deepcopy(model.state_dict()))))
             try:
-                model.load_state_dict(_alike(state["models"][name], model.state_dict()))
+                own, saved = model.state_dict(), state["models"][name]
+                model.load_state_dict({key: sharded.like(value, own.get(key)) for key, value in saved.items()})
             except Exception as error:
                 locate(error, f"in load_state_dict of model {name!r}")
                 raise
@@ -285,26 +286,12 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) 
     """Load the state with the dtypes that it was saved with, where torch would cast to those of the parameters."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
     state = {
-        index: {key: sharded.like(value, params[index]) if _is_of(value, params[index]) else value
-                for key, value in values.items()}
+        index: {key: sharded.like_parameter(value, params[index]) for key, value in values.items()}
         for index, values in saved["state"].items()
-    }  # fmt: skip
+    }
     optimizer.load_state_dict({"state": state, "param_groups": saved["param_groups"]})
     for index, values in state.items():
         now = optimizer.state[params[index]]
         for key, value in values.items():
             if isinstance(value, Tensor) and value.dtype != now[key].dtype:
                 now[key] = value.to(now[key].device)
-
-
-def _is_of(value: Any, param: Tensor) -> bool:
-    """Whether a value in an optimizer's state has a number for each of its parameter's."""
-    return isinstance(value, Tensor) and value.shape == param.shape
-
-
-def _alike(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Saved weights, sharded where the model's own are."""
-    return {
-        key: sharded.like(value, own[key]) if isinstance(own.get(key), Tensor) else value
-        for key, value in saved.items()
-    }

@@ -46,7 +46,9 @@ class Frame:
     """The only window, if nobody listens to a backward's end, and it is no more than clearing gradients and calling
     torch."""
     plain_update: Window | None
-    """The only window, if nobody listens to an update, and it is no more than calling the optimizer."""
+    """The only window, if each step is an update, and clearing a gradient is setting it to None."""
+    quiet: bool
+    """Whether nobody listens to an update, and it is no more than calling the optimizer."""
     last_index: int
     """Of the last step, where the length of the data is known; else -1."""
     progress: Progress
@@ -307,10 +309,12 @@ class Step:
             self._update_without_autocast(name, closure)
         elif window is None or name is not None or not window.count:
             self._update_due(name)
-        else:
+        elif frame.quiet:
             window.optimizer.step()
             frame.count_update()
             window.drop()
+        else:
+            self.apply(window)
 
     def _update_without_autocast(self, name: str | None, closure: Callable[[], Any] | None) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from ctypes import c_float
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,6 +50,25 @@ def total_norm(grads: list[Tensor], norm_type: float = 2.0) -> Tensor:
     return torch.nn.utils.get_total_norm(grads, norm_type)
 
 
+def clip(grads: list[Tensor], norm: Tensor, max_norm: float) -> None:
+    """Multiply gradients of this norm, which are alike, by ``max_norm / (norm + 1e-6)``, if that is below 1.
+
+    It is reciprocal, then product: what torch makes of ``max_norm / norm``. On the host numbers do it, whose operations
+    in float64, each rounded to float32, are those of float32: four calls of torch take as long as a small layer.
+    """
+    if norm.__class__ is Tensor and norm.is_cpu and norm.dtype is torch.float32:
+        share = single(1.0 / single(norm.item() + single(1e-6))) * single(max_norm)
+        if not share >= 1.0:  # nan is none
+            torch._foreach_mul_(grads, share)
+    else:
+        torch._foreach_mul_(grads, norm.add(1e-6).reciprocal_().mul_(max_norm).clamp_(max=1.0))
+
+
+def single(number: float) -> float:
+    """The number in float32 that is nearest."""
+    return c_float(number).value
+
+
 def check_positive(where: str, **options: Any) -> None:
     """Refuse what is no number above 0."""
     for name, value in options.items():
@@ -90,19 +110,15 @@ class ClipGradNorm(Shown):
         grads = gradients(step.params)
         if not grads:
             self.norm = None
-        elif self._takes_together(step.params, grads):
+            return
+        if step.params is not self._params:  # once: gradients are of their parameters' kind
+            self._params, self._alike = step.params, alike(grads)
+        if self._alike:
             norm = self.norm = norm_of(grads, self.norm_type)
-            # reciprocal, then multiply: what torch makes of max_norm / norm
-            torch._foreach_mul_(grads, norm.add(1e-6).reciprocal_().mul_(self.max_norm).clamp_(max=1.0))
+            clip(grads, norm, self.max_norm)
         else:
             self.norm = total_norm(grads, self.norm_type)
             torch.nn.utils.clip_grads_with_norm_(step.params, self.max_norm, self.norm)
-
-    def _takes_together(self, params: Sequence[Tensor], grads: list[Tensor]) -> bool:
-        """`alike`, looked at once for each list of parameters, whose gradients are of the parameters' kind."""
-        if params is not self._params:
-            self._params, self._alike = params, alike(grads)
-        return self._alike
 
 
 class ClipGradValue(Shown):

@@ -24,11 +24,8 @@ def _stack(values: Collection[Tensor | float]) -> Tensor:
 def read(values: Mapping[str, Tensor | float]) -> dict[str, float]:
     """Read scalars: in one transfer, unless all are on the host."""
     if all(value.is_cpu for value in values.values() if isinstance(value, Tensor)):
-        return {
-            name: value.double().item() if isinstance(value, Tensor) else float(value) for name, value in values.items()
-        }
-    stacked = _stack(values.values())
-    return dict(zip(values, stacked.tolist(), strict=True))  # host sync: the values are wanted now
+        return {name: float(each.item() if isinstance(each, Tensor) else each) for name, each in values.items()}
+    return dict(zip(values, _stack(values.values()).tolist(), strict=True))  # host sync: the values are wanted now
 
 
 class LateValues:

@@ -35,6 +35,8 @@ class Progress(Shown):
             per epoch.
         file: Where to write; standard output by default.
 
+    A bar is drawn ten times a second at most; of epochs that are shorter than that, ten a second have one.
+
     The values on a bar are read from the device late, so that no step waits for them. If the output is closed, the
     display ends silently and the training goes on; a character that the output cannot encode becomes a ``?``.
 
@@ -53,7 +55,8 @@ class Progress(Shown):
         self._columns: list[str] = []
         self._epoch = 0
         """The epochs of this fit that were complete at the last row to write; 0 if there is none."""
-        self._started = self._lap = 0.0
+        self._started = self._lap = self._drawn = 0.0
+        """When the fit began, the last row was written, and a bar was last drawn for the first time."""
         self._due = 0.0
         """When a bar is drawn again; one at a time is, where epochs are nested."""
         self._done_before = 0
@@ -91,12 +94,17 @@ class Progress(Shown):
 
     @hookimpl
     def epoch_context(self, learner: Learner, phase: Phase, epoch: Epoch) -> closing[_Bar] | None:
-        """Write the row of the training epoch before, if another one begins; show a bar during the epoch."""
+        """Write the row of the training epoch before, if another one begins; show a bar during the epoch.
+
+        One that begins too soon after another bar has none until it is due.
+        """
         if phase.training:
             self._write_row(learner)
         if learner.world.rank > 0 or not self._draws:
             return None
-        bar = epoch.keep(self)["bar"] = self._bar(learner, epoch)
+        bar = epoch.keep(self)["bar"] = _Bar(time.monotonic())
+        if bar.begun >= self._drawn + REDRAW_SECONDS:
+            self._draw(bar, learner, epoch)
         return closing(bar)
 
     @hookimpl(reads=("metrics",), after=("metrics",))
@@ -121,8 +129,9 @@ class Progress(Shown):
             return epoch.name
         return f"epoch {epoch.number - self._done_before}/{planned} {epoch.name}"
 
-    def _bar(self, learner: Learner, epoch: Epoch) -> _Bar:
-        drawn = _bar_class()(
+    def _draw(self, bar: _Bar, learner: Learner, epoch: Epoch) -> None:
+        bar.drawn = _bar_class()(
+            bar.begun,
             total=epoch.length,
             desc=self._out.encodable(self._title(learner, epoch)),
             leave=False,
@@ -132,10 +141,12 @@ class Progress(Shown):
             mininterval=0,
             position=epoch.depth,
         )
-        self._due = time.monotonic() + REDRAW_SECONDS
-        return _Bar(drawn)
+        self._drawn = time.monotonic()
+        self._due = self._drawn + REDRAW_SECONDS
 
     def _redraw(self, bar: _Bar, learner: Learner, epoch: Epoch) -> None:
+        if bar.drawn is None:  # the epoch began too soon after another one
+            self._draw(bar, learner, epoch)
         self._due = time.monotonic() + REDRAW_SECONDS
         bar.drawn.n = epoch.steps
         values = bar.late.arrived()
@@ -181,13 +192,13 @@ def _bar_class() -> Any:
     class Bar(tqdm):  # type: ignore[type-arg]  # generic in its stub only
         monitor_interval = 0  # no thread to watch bars that never lag
 
-        def __init__(self, **options: Any) -> None:
-            self.started = time.monotonic()
+        def __init__(self, begun: float, **options: Any) -> None:
+            self.begun = begun
             super().__init__(**options)
 
         @property
         def format_dict(self) -> Any:
-            return {**super().format_dict, "elapsed": time.monotonic() - self.started}
+            return {**super().format_dict, "elapsed": time.monotonic() - self.begun}
 
     return Bar
 
@@ -196,11 +207,14 @@ def _bar_class() -> Any:
 class _Bar:
     """A bar of tqdm, and the values on their way to it."""
 
-    drawn: Any
+    begun: float
+    """When its epoch began."""
+    drawn: Any = None
     late: LateValues = field(default_factory=LateValues)
 
     def close(self) -> None:
-        self.drawn.close()
+        if self.drawn is not None:
+            self.drawn.close()
 
 
 class _Output:

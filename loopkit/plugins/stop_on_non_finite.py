@@ -109,16 +109,14 @@ class StopOnNonFinite(Shown):
         self.rollbacks = 0
         """Rollbacks so far."""
         self._goes_on = policy != "raise"
-        for hook in self._unused(gradients or self._goes_on):
+        flags = ("epoch_context", "update_begin", "update_end", "update_skipped")
+        unused = (*(() if self._goes_on else ("step_begin",)), *(() if gradients or self._goes_on else flags))
+        for hook in unused:
             vars(self)[hook] = None  # no listener: a hook that does nothing would cost its call
         self._late = False if self._goes_on else late
         self._flagged: torch.optim.Optimizer | None = None
         """The fused optimizer that holds a flag of ours."""
         self._snapshot: dict[str, Any] | None = None
-
-    def _unused(self, gradients: bool) -> tuple[str, ...]:
-        flags = ("epoch_context", "update_begin", "update_end", "update_skipped")
-        return (*(() if self._goes_on else ("step_begin",)), *(() if gradients else flags))
 
     def _changed(self) -> tuple[str, ...]:
         if not self._goes_on:
@@ -254,8 +252,8 @@ class StopOnNonFinite(Shown):
 
     def suspect(self, learner: Learner) -> bool:
         """Whether there are losses or gradients that have not been read yet."""
-        watched = (epoch.keep(self).get("now") for epoch in _open(learner))
-        return any(now is not None and now.pending.is_unread for now in watched)
+        watched = [now.pending for epoch in _open(learner) if (now := epoch.keep(self).get("now")) is not None]
+        return any(pending.sum is not None and pending.good <= pending.index for pending in watched)
 
     def settle(self, learner: Learner) -> None:
         """Wait for the losses and gradients that have not been read yet.
@@ -418,12 +416,8 @@ def _put_back(learner: Learner, snapshot: dict[str, Any]) -> None:
         for i, param in enumerate(_params(optimizer)):
             optimizer.state.pop(param, None)
             if values := snapshot["optimizers"][name][i]:
-                optimizer.state[param] = {key: _as_held(value, param) for key, value in copy.deepcopy(values).items()}
-
-
-def _as_held(value: Any, param: Tensor) -> Any:
-    """A value of an optimizer's state; sharded, if the parameter is and the value is of its shape."""
-    return sharded.like(value, param) if isinstance(value, Tensor) and value.shape == param.shape else value
+                values = copy.deepcopy(values)
+                optimizer.state[param] = {key: sharded.like_parameter(value, param) for key, value in values.items()}
 
 
 def _params(optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -462,11 +456,6 @@ class _Pending:
         """The last step in the sum, and the last in the transfer under way."""
         self.good = 0
         """The first step that is not known to be good."""
-
-    @property
-    def is_unread(self) -> bool:
-        """Whether there is something that was not read yet."""
-        return self.sum is not None and self.good <= self.index
 
     def add(self, loss: Tensor, index: int) -> None:
         zero = loss * 0

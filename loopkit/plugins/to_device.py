@@ -41,8 +41,10 @@ class ToDevice(Shown):
         try:
             self.device = devices.local_device() if device == "auto" else torch.device(device)
         except (RuntimeError, TypeError) as error:
+            word = str(device).lower().partition(":")[0]
+            hint = nearest(devices.ALIASES.get(word, word), ("auto", *devices.NAMES))
             raise PluginError(
-                f"ToDevice: device is {device!r:.80}: it is a torch device, such as 'cuda:0', or 'auto'{_near(device)}"
+                f"ToDevice: device is {device!r:.80}: it is a torch device, such as 'cuda:0', or 'auto'{hint}"
             ) from error
 
     @hookimpl(updates=("model",))
@@ -64,11 +66,6 @@ class ToDevice(Shown):
     def move_batch(self, batch: Any) -> Any:
         """Move the batch."""
         return move(batch, self.device)
-
-
-def _near(device: Any) -> str:
-    word = str(device).lower().partition(":")[0]
-    return nearest(devices.ALIASES.get(word, word), ("auto", *devices.NAMES))
 
 
 def _has_state_elsewhere(optimizer: torch.optim.Optimizer) -> bool:

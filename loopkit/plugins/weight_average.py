@@ -191,12 +191,10 @@ class WeightAverage(Shown):
     def epoch_context(self, learner: Learner, phase: Phase, epoch: Epoch) -> AbstractContextManager[None] | None:
         """The average, in an epoch that does not train."""
         self._move_batch = epoch.plan.move_batch
-        if phase.training or learner.models.weights.by or not self._serves(phase):
+        serves = self.phases is None or phase.name in self.phases
+        if phase.training or learner.models.weights.by or not serves:
             return None  # what stands in the weights' place was put there on purpose
         return self.averaged(learner)
-
-    def _serves(self, phase: Phase) -> bool:
-        return self.phases is None or phase.name in self.phases
 
     def owns(self) -> tuple[str, ...]:
         """The place of the weights, in the phases in which the average stands there."""

@@ -14,7 +14,7 @@ from torch import nn
 from loopkit import CancelStep, Learner, Phase
 from loopkit.errors import OrderError, PluginError
 from loopkit.events import BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, UpdateSkipped
-from loopkit.plugins.gradients import ClipGradNorm, ClipGradValue, GradNoise, GradNorm
+from loopkit.plugins.gradients import ClipGradNorm, ClipGradValue, GradNoise, GradNorm, clip, norm_of
 
 SHAPES = ((3, 4), (5,), (2, 3, 2), (1,))
 NORM_TYPES = (1.0, 2, 2.0, 3.5, math.inf)
@@ -101,6 +101,21 @@ def test_clip_grad_norm_equals_torch(values, norm_type, max_norm):
         assert plugin.norm is None
     else:
         torch.testing.assert_close(plugin.norm, norm, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("factor", [1e-30, 1e-7, 0.3, 1e5, 1e18])
+@pytest.mark.parametrize("max_norm", [1e-30, 1 / 3, 1e36, math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_clip_grad_norm_rounds_as_torch(factor, max_norm, dtype):
+    expected = parameters(dtypes=(dtype,) * 4, factor=factor)
+    nn.utils.clip_grad_norm_(expected, max_norm)
+    given = parameters(dtypes=(dtype,) * 4, factor=factor)
+    assert_same_gradients(after_update(ClipGradNorm(max_norm), given), expected)
+
+
+def test_clip_grad_norm_reads_nothing_of_a_device():
+    grads = [torch.ones(3, device="meta")]  # which has no values: to read one fails
+    clip(grads, norm_of(grads, 2.0), 1.0)
 
 
 @pytest.mark.parametrize("norm_type", [2.0, math.inf])

@@ -69,3 +69,9 @@ def test_late_values_on_a_gpu_wait_for_nothing_until_asked():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert late.wait() == {"a": 0.5, "b": 2.0, "c": 3.0}
+
+
+def test_value_with_a_graph_is_read_without_a_warning(recwarn):
+    values = {"loss": torch.ones((), requires_grad=True), "half": torch.ones(1, dtype=torch.bfloat16), "whole": 2}
+    assert read(values) == {"loss": 1.0, "half": 1.0, "whole": 2.0}
+    assert not recwarn.list

@@ -239,6 +239,15 @@ def test_bar_is_redrawn_ten_times_a_second_at_most(monkeypatch):
     assert [re.search(r"(\d+)/9", text)[1] for text in bars(file.getvalue())] == ["0", "4", "8"]
 
 
+def test_bars_of_short_epochs_begin_ten_times_a_second_at_most(monkeypatch):
+    clock, file = Clock(monkeypatch, seconds=0.03), Terminal()
+    learner = make_learner(Progress(file=file), clock.plugin)
+    for length in (1, 1, 1, 1, 1, 6):
+        learner.evaluate(batches(length))
+    drawn = [re.search(r"\d+/\d+", text)[0] for text in bars(file.getvalue())]
+    assert drawn == ["0/1", "0/1", "1/1", "0/6", "3/6"]  # of the first, the fourth and the sixth
+
+
 def test_bar_of_data_without_a_length(clock):
     file = Terminal()
     make_learner(Progress(file=file), clock.plugin).evaluate(lambda: iter(batches(2)))

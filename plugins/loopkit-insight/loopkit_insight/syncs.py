@@ -41,7 +41,7 @@ READS = (
 TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 OPTIMIZERS = os.path.join(TORCH, "optim", "")
 ON_HOST = {("loopkit.logs.kinds", name) for name in ("loggable", "all_loggable", "_scalar")}
-ON_HOST.add(("loopkit.metrics", "add"))
+ON_HOST |= {("loopkit.metrics", "add"), ("loopkit.metrics", "more"), ("loopkit.plugins.gradients", "clip")}
 
 
 class TensorReads(TorchFunctionMode, ABC):
@@ -49,7 +49,7 @@ class TensorReads(TorchFunctionMode, ABC):
 
     On the CPU these cost nothing; on an accelerator the host waits. Counted are `READS`, transfers to the CPU, and what
     has a size that depends on values. Not counted: optimizers of torch, whose counters lie on the host;
-    ``learner.log`` and means, which read at once only what lies there; and
+    ``learner.log``, means, counts and `ClipGradNorm`, which read at once only what lies there; and
     `loopkit.plugins.late.LateValues`, which does not wait on an accelerator.
     """
 
