@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from loopkit import Learner, Phase
 
 SCALARS = (bool, int, float, complex, str, type(None))
+CONTAINERS = (dict, OrderedDict, list, set)
+"""They are no constants of the graph: `PythonState` looks at them."""
 INPUTS = ("params", "lr")
 """What of a parameter group is no constant of the graph."""
 Slot = tuple[dict[Any, Any], Any]
@@ -73,6 +75,8 @@ class Cells:
         scalars: dict[tuple[int, Any], tuple[Slot, str]] = {}
         for name, values in dicts:
             for key, value in values.items():
+                if value.__class__ in CONTAINERS:  # most of what a module has: hooks, parameters, buffers
+                    continue
                 if isinstance(value, Tensor):
                     slots[id(value)].append((values, key))
                 elif _is_scalar(value):
