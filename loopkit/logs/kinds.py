@@ -475,7 +475,8 @@ def all_loggable(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _scalar(where: str, value: Any) -> Scalar:
     """A real number: a float, or, where it would have to be waited for, a tensor that nobody else can change."""
-    if isinstance(value, (Tensor, np.generic, np.ndarray)) and math.prod(value.shape) != 1:
+    array = isinstance(value, (np.generic, np.ndarray))
+    if (value.numel() if isinstance(value, Tensor) else value.size if array else 1) != 1:
         raise LogError(f"{where}: it is {describe(value)}: log a scalar, such as .mean(), or Histogram(...)")
     if isinstance(value, Tensor):
         if value.is_complex():
@@ -487,7 +488,7 @@ def _scalar(where: str, value: Any) -> Scalar:
         return value.detach().clone()
     if isinstance(value, type) and issubclass(value, Kind):
         raise LogError(f"{where}: {value.__name__} is a class: give an instance, {value.__name__}(...)")
-    if isinstance(value, (np.generic, np.ndarray)):
+    if array:
         value = value.item()
     if isinstance(value, Real):
         try:

@@ -23,7 +23,7 @@ def _stack(values: Collection[Tensor | float]) -> Tensor:
 
 def read(values: Mapping[str, Tensor | float]) -> dict[str, float]:
     """Read scalars: in one transfer, unless all are on the host."""
-    if all(value.is_cpu for value in values.values() if isinstance(value, Tensor)):
+    if all(each.__class__ is Tensor and each.is_cpu for each in values.values() if isinstance(each, Tensor)):
         return {name: float(each.item() if isinstance(each, Tensor) else each) for name, each in values.items()}
     return dict(zip(values, _stack(values.values()).tolist(), strict=True))  # host sync: the values are wanted now
 

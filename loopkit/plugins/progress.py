@@ -96,7 +96,7 @@ class Progress(Shown):
     def epoch_context(self, learner: Learner, phase: Phase, epoch: Epoch) -> closing[_Bar] | None:
         """Write the row of the training epoch before, if another one begins; show a bar during the epoch.
 
-        One that begins too soon after another bar has none until it is due.
+        One that begins too soon after another bar has none until the first step that ends after that.
         """
         if phase.training:
             self._write_row(learner)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, fx
 
-aten = torch.ops.aten
 
-
-def compute_once(graph: fx.Graph) -> None:
+def compute_once(graph: fx.Graph, keep: Any) -> None:
     """Give each number that larger tensors are made with memory of its own.
 
     Inductor puts what makes it into the loop over the tensor, and so a power by a step counter, say, into each vector.
+
+    Args:
+        graph: The graph.
+        keep: The operation that gives memory, and is a copy otherwise.
     """
     for node in list(graph.nodes):
         if _makes_number(node):
@@ -19,7 +23,7 @@ def compute_once(graph: fx.Graph) -> None:
             if not larger:
                 continue
             with graph.inserting_after(node):
-                kept = graph.call_function(aten.as_strided.default, (node, [], []))
+                kept = graph.call_function(keep, (node,))
             kept.meta["val"] = node.meta["val"]
             for user in larger:
                 user.replace_input_with(node, kept)

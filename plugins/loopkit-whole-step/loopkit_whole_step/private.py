@@ -72,7 +72,7 @@ def inductor(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., A
         from torch._inductor.compile_fx import compile_fx
 
         draw_in_memory_order(graph.graph)
-        compute_once(graph.graph)
+        compute_once(graph.graph, memory_of_its_own())
         if not (filled := fills_vectors(graph.graph)):
             pool_along_batch(graph.graph)
         graph.recompile()
@@ -87,6 +87,16 @@ def inductor(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., A
     keep_freed_memory()
     # Without what keeps dynamo from it, which nobody compiles around it: a microsecond or two.
     return getattr(compiled, "_torchdynamo_orig_callable", compiled)  # type: ignore[no-any-return]
+
+
+def memory_of_its_own() -> Any:
+    """The copy of a tensor that inductor puts into memory, and neither into a loop that reads it nor aside.
+
+    A view in its place, such as ``as_strided``, is one of whatever its input turns out to be a view of.
+    """
+    import torch._inductor.test_operators  # which defines it
+
+    return torch.ops._inductor_test.realize.default
 
 
 @contextmanager

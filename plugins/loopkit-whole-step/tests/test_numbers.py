@@ -12,6 +12,7 @@ from loopkit_whole_step import private
 from loopkit_whole_step.numbers import compute_once
 
 aten = torch.ops.aten
+KEEP = private.memory_of_its_own()
 
 
 def decayed(count, *tensors):
@@ -24,7 +25,7 @@ def given(dtype=torch.float64):
 
 
 def kept(graph):
-    return [node.args[0] for node in graph.nodes if node.target is aten.as_strided.default]
+    return [node.args[0] for node in graph.nodes if node.target is KEEP]
 
 
 def test_power_by_a_counter_is_computed_once_and_not_in_each_loop():
@@ -37,7 +38,7 @@ def test_power_by_a_counter_is_computed_once_and_not_in_each_loop():
 
 def test_number_gets_memory_for_its_larger_users_alone():
     graph = private.trace(decayed, given())
-    compute_once(graph.graph)
+    compute_once(graph.graph, KEEP)
     (number,) = kept(graph.graph)
     assert number.target is aten.pow.Scalar
     graph.recompile()
@@ -60,8 +61,30 @@ def test_number_gets_memory_for_its_larger_users_alone():
 )
 def test_what_has_memory_or_is_read_by_no_loop_stays_as_it_is(function, inputs):
     graph = private.trace(function, inputs)
-    compute_once(graph.graph)
+    compute_once(graph.graph, KEEP)
     assert kept(graph.graph) == []
+
+
+PARTS = {
+    "copy": lambda v: v[1].clone(),
+    "conversion": lambda v: v[1].to(torch.float32, copy=True),
+    "power of one": lambda v: v[1] ** 1,
+    "product with one": lambda v: v[1] * torch.ones(()),
+    "sum with zero": lambda v: v[1] + torch.zeros(()),
+    "copy of a part of a part": lambda v: v[1:][1].clone(),
+}
+
+
+def test_number_that_is_a_part_of_a_tensor_is_that_part():
+    """Inductor takes each of these for its input, which is a view of what is computed in a loop."""
+
+    def function(vector, tensor):
+        return [part(vector + 1) * tensor for part in PARTS.values()]
+
+    inputs = [torch.tensor([1.0, 2.0, 4.0]), torch.ones(20)]
+    graph = private.trace(function, inputs)
+    for name, value, own in zip(PARTS, private.inductor(graph, inputs)(*inputs), function(*inputs), strict=True):
+        assert torch.equal(value, own), name
 
 
 def test_operation_that_inductor_calls_in_a_slower_way_is_not_named():
