@@ -108,7 +108,7 @@ def tensors() -> Figures:
         plain, clipping, averaging = learner(), learner(ClipGradNorm(1.0)), learner(WeightAverage(0.9))
         multi = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
         average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=multi)
-        batches = [torch.ones(1)] * max(1, 10_000 // count)
+        batches = [torch.ones(1)] * max(1, 1000 // count)
         sides: dict[str, Callable[[], object]] = {
             "step": lambda it=plain, data=batches: it.run("train", data),
             "step by hand": lambda raw=raw, data=batches: [raw() for _ in data],
