@@ -6,6 +6,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -92,6 +93,66 @@ def restore(state: Mapping[str, Any]) -> None:
         raise
     if lost:
         warn(f"not all random generators are as they were saved: {' and '.join(lost)}; numbers drawn there will differ")
+
+
+def is_generator(value: Any) -> bool:
+    """Whether an object is a random generator with a state: of torch, of NumPy, or Python's ``random.Random``."""
+    if isinstance(value, random.SystemRandom):
+        return False
+    numpy = sys.modules.get("numpy")
+    kinds = () if numpy is None else (numpy.random.Generator, numpy.random.RandomState, numpy.random.BitGenerator)
+    return isinstance(value, (torch.Generator, random.Random, *kinds))
+
+
+def state_of(generator: Any) -> Any:
+    """The state of one random generator, which shares no memory with it: numbers, tuples, dicts and tensors.
+
+    Args:
+        generator: One that `is_generator` accepts.
+    """
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    return _tensors(_numpy_source(generator))
+
+
+def put_state(generator: Any, state: Any) -> None:
+    """Put one random generator into a state from `state_of`.
+
+    Raises:
+        StateError: The state is malformed, or of another kind of generator.
+    """
+    put: Callable[[Any], object] = partial(_put_numpy, generator)
+    if isinstance(generator, torch.Generator):
+        put = generator.set_state
+    elif isinstance(generator, random.Random):
+        put = generator.setstate
+    name = type(generator).__name__
+    _try(name, {name: state}, put)
+
+
+def _numpy_source(generator: Any) -> dict[str, Any]:
+    """The state of a generator of NumPy, as a dict."""
+    if hasattr(generator, "get_state"):  # a RandomState, which also keeps a second Gaussian number
+        return dict(generator.get_state(legacy=False))
+    return dict(getattr(generator, "bit_generator", generator).state)
+
+
+def _put_numpy(generator: Any, state: Any) -> None:
+    if hasattr(generator, "set_state"):
+        generator.set_state(_arrays(state))
+    else:
+        getattr(generator, "bit_generator", generator).state = _arrays(state)
+
+
+def _tensors(value: Any) -> Any:
+    """A copy of a state of NumPy, with tensors for arrays."""
+    if isinstance(value, Mapping):
+        return {key: _tensors(part) for key, part in value.items()}
+    if isinstance(value, sys.modules["numpy"].ndarray):
+        return torch.from_numpy(value.copy())
+    return value.item() if isinstance(value, sys.modules["numpy"].generic) else value
 
 
 def _set(state: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,112 @@
+"""walk: the objects that an object of the user's holds, found without running any code of the user's."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from loopkit.generators import is_generator
+
+MAPPINGS = (dict, OrderedDict, defaultdict)
+SEQUENCES = (list, tuple, deque)
+SETS = (set, frozenset)
+PLAIN = (type(None), bool, int, float, complex, str, bytes)
+CLOSED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, torch.Tensor)
+"""Kinds whose insides are not looked at: they are values, or code."""
+
+
+class Found(NamedTuple):
+    """A value on the way through an object."""
+
+    path: str
+    """Such as ``sampler.generator`` or ``transforms[0].rng``; empty for the object itself."""
+    owner: Any
+    """The object or container that holds it; None for the object itself."""
+    key: Any
+    """The name of the attribute, the key or the index under which the owner holds it."""
+    value: Any
+
+
+def walk(
+    root: Any,
+    *,
+    deep: int = 4,
+    most: int = 10_000,
+    enter: Callable[[Found], bool] = lambda found: True,
+) -> Iterator[Found]:
+    """Yield an object and everything that it holds, breadth first, each object once.
+
+    It reads ``vars()``, built-in containers by their exact type, and the parts of bound methods and of
+    ``functools.partial``: never a property, ``__getattr__``, ``__len__``, ``__iter__`` or ``__slots__`` of a class of
+    the user's.
+
+    Args:
+        root: The object.
+        deep: How many attributes or items lie between the root and the last values.
+        most: How many values it yields at most.
+        enter: Whether to look inside a value; it is asked for values that can hold others.
+    """
+    level = [Found("", None, None, root)]
+    seen: set[int] = set()
+    count = 0
+    for depth in range(deep + 1):
+        below: list[Found] = []
+        for found in level:
+            value = found.value
+            if not isinstance(value, PLAIN):
+                if id(value) in seen:
+                    continue
+                seen.add(id(value))
+            yield found
+            count += 1
+            if count == most:
+                return
+            if depth < deep and can_hold(value) and enter(found):
+                below += inside(found)
+        level = below
+
+
+def can_hold(value: Any) -> bool:
+    """Whether a value can hold others that `walk` finds."""
+    if isinstance(value, (*PLAIN, *CLOSED)) or is_generator(value):
+        return False
+    kind = type(value)
+    return kind in MAPPINGS or kind in SEQUENCES or kind in SETS or kind in HOLDERS or has_attributes(value)
+
+
+def has_attributes(value: Any) -> bool:
+    """Whether an object has attributes of its own, asked without ``__getattr__``."""
+    try:
+        return type(object.__getattribute__(value, "__dict__")) is dict
+    except AttributeError:
+        return False
+
+
+def inside(found: Found) -> Iterable[Found]:
+    """Yield what a value holds: attributes by name, items by key or index."""
+    value, path = found.value, found.path
+    kind = type(value)
+    if kind in MAPPINGS:
+        items = [(key, each) for key, each in value.items() if isinstance(key, PLAIN)]
+        return [Found(f"{path}[{key!r}]", value, key, each) for key, each in items]
+    if kind in SEQUENCES:
+        return [Found(f"{path}[{index}]", value, index, each) for index, each in enumerate(value)]
+    if kind in SETS:
+        return [Found(f"{path}{{}}", value, None, each) for each in value]
+    prefix = f"{path}." if path else ""
+    if kind in HOLDERS:
+        return [Found(f"{prefix}{name}", value, name, getattr(value, name)) for name in HOLDERS[kind]]
+    attributes = object.__getattribute__(value, "__dict__")
+    return [Found(f"{prefix}{name}", value, name, each) for name, each in list(attributes.items())]
+
+
+HOLDERS: dict[type, tuple[str, ...]] = {
+    functools.partial: ("func", "args", "keywords"),
+    types.MethodType: ("__self__",),
+}
+"""Built-in callables that hold objects, and under which names."""
