@@ -321,10 +321,17 @@ def main() -> None:
         print(json.dumps(probe(*given.probe)))
         return
     device = given.device or ("cuda" if given.size == "gpu" and torch.cuda.is_available() else "cpu")
-    said: dict[str, Any] = {"date": str(datetime.date.today()), "about": machine()}
     clock = time.process_time if given.processor_time else time.perf_counter
-    said |= {"size": given.size, "device": device, "clock": clock.__name__, "load": [load()]}
-    said |= {"epochs": {}, "quality": {}}
+    said: dict[str, Any] = {
+        "date": str(datetime.date.today()),
+        "about": machine(),
+        "size": given.size,
+        "device": device,
+        "clock": clock.__name__,
+        "load": [load()],
+        "epochs": {},
+        "quality": {},
+    }
     if given.quality:
         torch.set_num_threads(given.threads[0])
         for model in given.only:

@@ -75,3 +75,14 @@ def test_value_with_a_graph_is_read_without_a_warning(recwarn):
     values = {"loss": torch.ones((), requires_grad=True), "half": torch.ones(1, dtype=torch.bfloat16), "whole": 2}
     assert read(values) == {"loss": 1.0, "half": 1.0, "whole": 2.0}
     assert not recwarn.list
+
+
+class Part(torch.Tensor):
+    """What a process holds of a tensor that several have together: its own number is not that of the whole."""
+
+    def item(self):
+        raise AssertionError("read by itself")
+
+
+def test_tensor_of_another_class_is_not_read_as_if_it_were_whole():
+    assert read({"a": torch.tensor(2.0).as_subclass(Part), "b": 1.0}) == {"a": 2.0, "b": 1.0}

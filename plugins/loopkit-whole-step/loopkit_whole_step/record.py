@@ -200,6 +200,7 @@ class Recording:
         self.rates = [torch.from_numpy(each) for each in self._rates]
         """The learning rates, in the memory of arrays, to which writing a number takes a tenth of the time."""
         self._without_grad = torch.no_grad()
+        """One for all replays, which are never nested."""
         self.window = self.windows[0]
         self.sealed = SealedLearner(given)
         self._owners, self._ends = self.hooks.owners, {hook.plugin for hook in self.hooks.ends}
