@@ -144,8 +144,8 @@ class Plugin(Protocol):
         ...
 
     def peek(self, phase: str) -> dict[str, Tensor | float]:
-        """The values so far of the phase's metrics, unread. `Progress` and `LogMetrics` ask those that provide
-        ``"metrics"``."""
+        """The values so far of the metrics of a phase's open epoch, by the name of the phase, unread. `Progress` and
+        `LogMetrics` ask those that provide ``"metrics"``."""
         ...
 
     def traced_metrics(self, learner: Learner, epoch: Epoch) -> Sequence[Metric] | None:

@@ -62,6 +62,62 @@ def test_every_attribute_of_the_protocol_has_a_docstring():
             assert isinstance(after, ast.Expr)
 
 
+def methods_of(kind):
+    """The functions of a class in a source, by name."""
+    return {node.name: node for node in kind.body if isinstance(node, ast.FunctionDef)}
+
+
+def arguments(function):
+    """The names and annotations of a method's arguments, without ``self``."""
+    static = any(ast.unparse(each) == "staticmethod" for each in function.decorator_list)
+    taken = function.args.args if static else function.args.args[1:]
+    return [(each.arg, each.annotation and ast.unparse(each.annotation)) for each in taken]
+
+
+def promised():
+    [made] = [node for node in ast.parse(inspect.getsource(Plugin)).body if isinstance(node, ast.ClassDef)]
+    return {name: arguments(function) for name, function in methods_of(made).items()}
+
+
+def plugins_in(text):
+    """The classes of a source that have a hook."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ClassDef):
+            marks = [ast.unparse(each) for function in methods_of(node).values() for each in function.decorator_list]
+            if any("hookimpl" in mark for mark in marks):
+                yield node
+
+
+def differing(text):
+    """The methods of plugins whose arguments are not those that the protocol promises."""
+    known = promised()
+    for made in plugins_in(text):
+        for name, function in methods_of(made).items():
+            if name in known and not fits(known[name], arguments(function)):
+                yield f"{made.name}.{name}{arguments(function)}: promised are {known[name]}"
+
+
+def fits(told, taken):
+    """Whether a method takes what it is given; an argument without an annotation, or Any, takes all."""
+    if [name for name, _ in told] != [name for name, _ in taken]:
+        return False
+    wide = (None, "Any", "object")
+    return all(mine in (*wide, theirs) or "Any" in theirs for (_, theirs), (_, mine) in zip(told, taken, strict=True))
+
+
+@pytest.mark.parametrize("path", [pytest.param(path, id=str(path.relative_to(ROOT))) for path in sources()])
+def test_every_plugin_takes_the_arguments_of_the_protocol(path):
+    assert list(differing(path.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    "method", ["peek(self, epoch: Epoch)", "hold_stop(self, learner: Learner, reason: str)", "vote(self, hook: int)"]
+)
+def test_a_plugin_with_other_arguments_is_found(method):
+    source = f"class Odd:\n    @hookimpl\n    def step_end(self): ...\n    def {method}: ..."
+    assert len(list(differing(source))) == 1
+
+
 def test_a_plugin_that_looks_on_has_three_words_to_learn_and_one_that_changes_five_more():
     needed = [entry.cells["needed"] for entry in tables()["words"]]
     assert needed[:8] == ["to look on"] * 3 + ["to change something"] * 5

@@ -67,7 +67,7 @@ class LogMetrics(Shown):
             learner.log(f"{phase.name}/loss/step", loss)
         for plugin in learner.plugins.values():
             if getattr(plugin, "provides", "") == "metrics" and hasattr(plugin, "peek"):
-                running = plugin.peek(step.epoch)
+                running = plugin.peek(phase.name)
                 learner.log({f"{phase.name}/{name}/running": value for name, value in running.items()})
         for name in learner.optimizers:
             now = learning_rates(learner, name)

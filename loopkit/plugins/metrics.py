@@ -143,6 +143,8 @@ class Metrics(Shown):
         """What it takes of a step beside outputs and targets."""
         self._idle: dict[str, _Running] = {}
         """Those of the last epoch of each phase, for the next one."""
+        self._open: dict[str, _Running] = {}
+        """By phase: those of its epoch that began last and is open."""
 
     @staticmethod
     def _checked(metric: Any, name: str | None) -> tuple[str, Any]:
@@ -201,7 +203,10 @@ class Metrics(Shown):
             now = _Running({name: _copied(metric) for name, metric in given.items()})
         store = epoch.store(self)
         now.begin(store.get("so_far"), is_sum(learner.loss_fn))
-        store["so_far"] = epoch.keep(self)["now"] = now
+        keep = epoch.keep(self)
+        store["so_far"] = keep["now"] = now
+        keep["around"] = self._open.get(epoch.name)
+        self._open[epoch.name] = now
         return now
 
     def traced_metrics(self, learner: Learner, epoch: Epoch) -> list[Metric] | None:
@@ -267,6 +272,10 @@ class Metrics(Shown):
             learner.log(f"{phase.name}/{name}", table)
         learner.metrics.update({f"{phase.name}/{name}": value for name, value in read(values).items()})
         self._idle[phase.name] = now
+        if (around := epoch.keep(self)["around"]) is None:
+            self._open.pop(phase.name, None)
+        else:  # a hook ran the phase inside itself
+            self._open[phase.name] = around
 
     def _merge(self, learner: Learner, phase: Phase, now: _Running) -> None:
         """Hold what all processes have accumulated, in each of them."""
@@ -289,9 +298,13 @@ class Metrics(Shown):
                 with _named(name):
                     merge(metric, [state["metrics"][name] for state in states])
 
-    def peek(self, epoch: Epoch) -> dict[str, Tensor | float]:
-        """The values of an epoch so far, in this process, of loopkit's own metrics, unread (still on their way)."""
-        now = epoch.keep(self).get("now")
+    def peek(self, phase: str) -> dict[str, Tensor | float]:
+        """Return the values so far of a phase's open epoch, in this process, unread: they may be on their way.
+
+        Args:
+            phase: The phase's name. Without an open epoch of it there are no values.
+        """
+        now = self._open.get(phase)
         metrics = {} if now is None else now.metrics
         own = {n: m for n, m in metrics.items() if isinstance(m, Metric) and not m.is_empty}
         values = {name: metric.compute() for name, metric in own.items()}

@@ -156,7 +156,7 @@ class Progress(Shown):
         bar.drawn.refresh()
         for plugin in learner.plugins.values():
             if getattr(plugin, "provides", "") == "metrics" and hasattr(plugin, "peek"):
-                bar.late.send(plugin.peek(epoch))
+                bar.late.send(plugin.peek(epoch.name))
 
     def _write_row(self, learner: Learner) -> None:
         if not self._epoch or learner.world.rank != 0:

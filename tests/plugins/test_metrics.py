@@ -13,11 +13,11 @@ from helpers import Late, batches, differences, make_learner, on
 from test_metrics import Reads
 from torch import nn
 
-from loopkit import CancelEpoch, Learner, Phase, TrainingPhase, ValidationPhase, every, losses
+from loopkit import CancelEpoch, Learner, Phase, TrainingPhase, ValidationPhase, every, hookimpl, losses
 from loopkit.errors import PluginError
 from loopkit.events import LossBegin
 from loopkit.metrics import F1, Accuracy, Mean, Metric
-from loopkit.plugins import EarlyStopping, Metrics
+from loopkit.plugins import EarlyStopping, LogMetrics, Metrics
 
 torchmetrics = Late("torchmetrics")
 sklearn = Late("sklearn.metrics")
@@ -450,7 +450,7 @@ def test_metrics_leave_training_bitwise_alone():
 def test_metrics_peek_gives_the_values_so_far():
     def peek(step, **_):
         if step.index == 1:
-            seen.append({name: float(value) for name, value in metrics.peek(step.epoch).items()})
+            seen.append({name: float(value) for name, value in metrics.peek(step.epoch.name).items()})
 
     seen = []
     metrics, data = Metrics(mae), uneven()
@@ -458,6 +458,41 @@ def test_metrics_peek_gives_the_values_so_far():
     assert seen == [
         {name.removeprefix("val/"): value for name, value in regression(Metrics(mae)).evaluate(data[:2]).items()}
     ]
+
+
+def test_metrics_peek_gives_those_of_the_epoch_around_after_one_of_the_same_phase():
+    def look(learner, step, epoch):
+        if epoch.depth == 0 and step.index == 1:
+            before = metrics.peek("val")["loss"].item()
+            learner.evaluate(uneven(1))
+            seen.append((before, metrics.peek("val")["loss"].item()))
+
+    seen = []
+    metrics = Metrics()
+    learner = regression(metrics, on("step_end", look, after=("metrics",)))
+    learner.evaluate(uneven())
+    assert [before == after for before, after in seen] == [True]
+    assert metrics.peek("val") == {}
+
+
+def test_metrics_of_another_kind_are_asked_by_the_name_of_the_phase():
+    class Own:
+        provides = "metrics"
+
+        def __init__(self):
+            self.asked = set()
+
+        @hookimpl(writes=("metrics.*/loss",))
+        def epoch_end(self, learner, phase):
+            learner.metrics[f"{phase.name}/loss"] = 0.0
+
+        def peek(self, phase: str):
+            self.asked.add(phase)
+            return {}
+
+    own = Own()
+    regression(own, LogMetrics(every=1)).fit(uneven(), epochs=1)
+    assert own.asked == {"train"}
 
 
 # State

@@ -188,7 +188,7 @@ def test_throttled_metrics_are_found_by_what_comes_after_them():
     seen = []
     plugin = call_on(
         StepEnd,
-        lambda learner, epoch: seen.append(dict(learner.plugins["metrics"].peek(epoch))),
+        lambda learner, epoch: seen.append(dict(learner.plugins["metrics"].peek(epoch.name))),
         name="a",
         after=("metrics",),
     )
