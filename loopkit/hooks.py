@@ -35,8 +35,8 @@ TRAINING = "training"
 F = TypeVar("F", bound=Callable[..., Any])
 Declaration = tuple[str, ...] | Callable[[Any], tuple[str, ...]]
 """State or plugin names, or a function of the plugin that returns them, called when the plugin is added."""
-PhaseChoice = type[Phase] | tuple[type[Phase], ...] | Literal["training"] | None
-"""The phases in which a hook is called: of these classes, or all that train, or all."""
+PhaseChoice = type[Phase] | str | tuple[type[Phase] | str, ...] | None
+"""The phases in which a hook is called: of these classes or names, or all that train (``"training"``), or all."""
 
 STATES = {
     "batch": "what the loader yielded",
@@ -260,9 +260,16 @@ def specification(hooks: tuple[Hook, ...]) -> Any:
 
 def concerns(chosen: PhaseChoice, phase: Phase) -> bool:
     """Whether a hook that was limited to the chosen phases is called in this one."""
-    if isinstance(chosen, str):
-        return phase.training
-    return chosen is None or isinstance(phase, chosen)
+    if chosen is None:
+        return True
+    return any(_is_of(kind, phase) for kind in (chosen if isinstance(chosen, tuple) else (chosen,)))
+
+
+def _is_of(kind: type[Phase] | str, phase: Phase) -> bool:
+    """Whether a phase is of this class, or has this name."""
+    if not isinstance(kind, str):
+        return isinstance(phase, kind)
+    return phase.training if kind == TRAINING else phase.name == kind
 
 
 @dataclass(frozen=True)
@@ -308,8 +315,8 @@ def hookimpl(
     """Mark a method as a hook's implementation.
 
     Args:
-        phase: Call it only in phases that train, ``"training"``, or in those of a class, subclasses included; in all
-            by default.
+        phase: Call it only in phases that train, ``"training"``, in the phase of a name, such as ``"val"``, or in those
+            of a class, subclasses included; or a tuple of these. By default it is called in all phases.
         reads: State it looks at, as dotted names (`STATES`, or ``"<plugin>.<field>"``); ``"*"`` is everything.
         updates: State it changes, going out from what is there: after those that write it, before those that read it.
         writes: State it makes, whatever was there, or makes valid: before all others.
@@ -341,9 +348,11 @@ def hookimpl(
     if traced is not None:
         check_declaration("hookimpl(traced=...)", traced)
     for kind in phase if isinstance(phase, tuple) else (phase,):
-        if phase not in (None, TRAINING) and not isinstance(kind, type):
+        named = isinstance(kind, str) and kind
+        if phase is not None and not named and not isinstance(kind, type):
             raise PluginError(
-                f"hookimpl(phase={kind!r}): write phase={TRAINING!r}, or the phase's class, such as ValidationPhase"
+                f"hookimpl(phase={kind!r}): write the name of a phase, such as phase='val', or its class, such as "
+                f"ValidationPhase, or phase={TRAINING!r} for all that train"
             )
 
     def mark(function: F) -> F:

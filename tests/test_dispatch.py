@@ -302,9 +302,47 @@ def test_learner_refuses_an_order_that_is_no_list_of_names(order):
         make(Listener(), order=order)
 
 
-def test_hookimpl_refuses_a_phase_that_is_no_class():
-    with pytest.raises(PluginError, match=r"hookimpl\(phase='train'\): write phase='training', or the phase's class"):
-        hookimpl(phase="train")
+@pytest.mark.parametrize("phase", ["", 3, ValidationPhase(), (TrainingPhase, 3)])
+def test_hookimpl_refuses_a_phase_that_is_neither_a_name_nor_a_class(phase):
+    with pytest.raises(PluginError, match=r"hookimpl\(phase=.*\): write the name of a phase, .*, or its class"):
+        hookimpl(phase=phase)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("vall", "val"), ("validation", "val"), ("eval", "val"), ("trainig", "training"), ("prediction", "predict")],
+)
+@pytest.mark.parametrize("wrapped", [str, lambda name: (TrainingPhase, name)], ids=["name", "tuple"])
+def test_hookimpl_names_a_phase_that_is_close_to_a_known_one(name, meant, wrapped):
+    class Plugin:
+        @hookimpl(phase=wrapped(name))
+        def step_begin(self):
+            """Never comes."""
+
+    with pytest.raises(PluginError, match=rf"'plugin', step_begin: phase='{name}', .*did you mean '{meant}'\?"):
+        make(Plugin()).fit(batches(1), epochs=1)
+
+
+def test_hookimpl_takes_a_name_that_is_close_to_another_one_if_there_is_such_a_phase():
+    seen = []
+
+    class Plugin:
+        @hookimpl(phase="validation")
+        def phase_end(self, phase):
+            seen.append(phase.name)
+
+    make(Plugin()).fit(batches(1), {"val": batches(1), "validation": batches(1)}, epochs=1)
+    assert seen == ["validation"]
+
+
+def test_hookimpl_with_a_name_that_is_like_none_is_never_called():
+    class Plugin:
+        @hookimpl(phase="test")
+        def step_begin(self):
+            """Never comes."""
+
+    with pytest.raises(PluginError, match=r"'plugin' is never called: none of its hooks \(step_begin of test\)"):
+        make(Plugin()).fit(batches(1), epochs=1)
 
 
 @pytest.mark.parametrize("hook", ["fit_begin", "fit_end", "setup_model"])
@@ -589,7 +627,9 @@ def test_replace_in_a_fit_ends_each_plugin_that_began_once_even_if_the_new_one_f
 # What a hook implementation can be
 
 
-@pytest.mark.parametrize("limit", [TrainingPhase, (TrainingPhase, Rain)])
+@pytest.mark.parametrize(
+    "limit", [TrainingPhase, (TrainingPhase, Rain), "train", "training", ("train", "weather"), (Rain, "train")]
+)
 def test_hookimpl_limits_a_hook_to_phases(limit):
     seen = []
 
@@ -603,6 +643,22 @@ def test_hookimpl_limits_a_hook_to_phases(limit):
     learner.run("train", batches(1))
     assert seen == ["train"]
     assert learner._core.registry.plan(learner.phases["val"]).fire[StepBegin] is None
+
+
+@pytest.mark.parametrize("name", ["val", "test", "predict"])
+def test_hookimpl_limits_a_hook_to_the_phase_of_a_name(name):
+    seen = []
+
+    class Plugin:
+        @hookimpl(phase=name)
+        def epoch_begin(self, phase):
+            seen.append(phase.name)
+
+    learner = make(Plugin())
+    learner.evaluate(batches(1))
+    learner.evaluate(batches(1), ValidationPhase("test"))
+    learner.predict(batches(1))
+    assert seen == [name]
 
 
 def test_hookimpl_limits_a_hook_to_subclasses_too():

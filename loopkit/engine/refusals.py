@@ -12,7 +12,18 @@ from torch import nn
 from loopkit.engine.order import EVERYTHING, overlaps
 from loopkit.errors import OrderError, PluginConflict, PluginError
 from loopkit.events import FitBegin, FitEnd, SignalBegin
-from loopkit.hooks import PROJECT, PROVIDES, STATES, Hook, HookOptions, concerns, hooks, methods, plain_arguments
+from loopkit.hooks import (
+    PROJECT,
+    PROVIDES,
+    STATES,
+    TRAINING,
+    Hook,
+    HookOptions,
+    concerns,
+    hooks,
+    methods,
+    plain_arguments,
+)
 from loopkit.phases import is_standard
 from loopkit.plugin import declared, provided
 from loopkit.words import STATE, half_a_state, nearest
@@ -22,6 +33,14 @@ if TYPE_CHECKING:
     from loopkit.phases import Phase
 
 METRIC = re.compile(r"metrics\.(([^*/]+)/.+)")
+OTHER_WORDS = {
+    "validation": "val",
+    "validate": "val",
+    "evaluation": "val",
+    "evaluate": "val",
+    "inference": "predict",
+}
+"""What people call a standard phase, and its name."""
 
 
 def check_names(
@@ -125,6 +144,7 @@ def check_run(plugins: Mapping[str, Any], implementations: Sequence[Implementati
     written = [state for state in changed if state != EVERYTHING]
     for impl in implementations:
         where = f"plugin {impl.entry.plugin!r}, {impl.hook.name}"
+        _check_phase_names(impl.phase, where, phase_names)
         may_never_come = getattr(impl.plugin, "optional", ())  # hooks that a plugin can do without
         if impl.hook.kind == "event" and impl.hook.name not in emitted and impl.hook.name not in may_never_come:
             raise PluginError(
@@ -148,6 +168,20 @@ def check_run(plugins: Mapping[str, Any], implementations: Sequence[Implementati
                     )
             elif root in PROVIDES and root not in STATES and root not in makers:
                 raise PluginError(f"{where}: reads {state!r}, but no plugin is called {root!r} or provides it")
+
+
+def _check_phase_names(chosen: Any, where: str, known: Sequence[str]) -> None:
+    """Refuse the name of a phase that is a misspelling of a known one; of others, no hook is ever called."""
+    for name in chosen if isinstance(chosen, tuple) else (chosen,):
+        if not isinstance(name, str) or name == TRAINING or name in known:
+            continue
+        meant = OTHER_WORDS.get(name)
+        hint = f" (did you mean {meant!r}?)" if meant in known else nearest(name, [*known, TRAINING])
+        if hint:
+            raise PluginError(
+                f"{where}: phase={name!r}, and no phase is called so{hint}; the phases are {', '.join(known)}. If it "
+                f"is one of your own, give it to the learner: Learner(phases=[ValidationPhase({name!r})])"
+            )
 
 
 def never_called(implementations: Sequence[Implementation], phases: Sequence[Phase]) -> dict[str, list[str]]:
