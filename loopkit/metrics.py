@@ -69,7 +69,23 @@ class Metric(Shown):
     def __init__(self) -> None:
         options = set(vars(self))
         self.reset()
-        self._state = tuple(key for key in vars(self) if key not in options)
+        self._set_by_reset = tuple(key for key in vars(self) if key not in options)
+
+    @property
+    def _state(self) -> tuple[str, ...]:
+        """The attributes that `reset` sets.
+
+        Raises:
+            PluginError: The class's ``__init__`` does not call that of `Metric`, which finds them.
+        """
+        found: tuple[str, ...] | None = vars(self).get("_set_by_reset")
+        if found is None:
+            made = type(self).__name__
+            raise PluginError(
+                f"metric {made}: {made}.__init__ does not call super().__init__(), which finds the attributes that "
+                f"reset() sets, the metric's state: call it at the end of __init__, in the place of self.reset()"
+            )
+        return found
 
     def reset(self) -> None:
         """Forget everything."""

@@ -78,8 +78,8 @@ class Casts:
     def _compare(self) -> None:
         now = torch._foreach_norm([part(p) for p in self._params.values()])
         pairs = zip(self._params, self._values, now, strict=True) if self._values else ()
-        # host sync: whether the values are the same; in the first step alone, if it has several forwards
-        changed = [name for name, was, is_ in pairs if not bool((was == is_) | (was.isnan() & is_.isnan()))]
+        same = [(name, (was == is_) | (was.isnan() & is_.isnan())) for name, was, is_ in pairs]
+        changed = [name for name, each in same if not bool(each)]  # host sync: in the first step, if it has several
         if changed:
             raise PhaseError(
                 f"{', '.join(changed[:3])} changed through .data between two forwards of one step, under autocast, "

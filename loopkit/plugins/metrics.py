@@ -152,6 +152,8 @@ class Metrics(Shown):
             raise PluginError(f"Metrics: {metric.__name__} is a class; give an instance, {metric.__name__}()")
         if isinstance(metric, (Mean, MetricLike)):
             half = half_a_state([each for each in STATE if callable(getattr(metric, each, None))])
+            if isinstance(metric, Metric) and type(metric).state_dict is Metric.state_dict:
+                metric.state_dict()  # raises where the class's __init__ does not call that of Metric
             if half and not hasattr(metric, "merge"):  # which takes the place of load_state_dict
                 raise PluginError(f"Metrics: {metric!r} {half}")
             name = name or getattr(metric, "name", None)

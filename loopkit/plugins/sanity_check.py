@@ -120,8 +120,9 @@ def _check_classes(learner: Learner, phase: Phase, outputs: Tensor, targets: Ten
     if not targets.is_floating_point() and targets.shape == (outputs.shape[0], *outputs.shape[2:]):
         options = loss_fn.keywords if isinstance(loss_fn, partial) else {}
         ignored = options.get("ignore_index", getattr(loss_fn, "ignore_index", -100))
-        wrong = targets[((targets < 0) | (targets >= classes)) & (targets != ignored)]
-        if len(wrong):  # host sync: before the first update, else the device fails with no word of why
+        odd = ((targets < 0) | (targets >= classes)) & (targets != ignored)
+        wrong = targets[odd]  # host sync: before the first update, else the device fails with no word of why
+        if len(wrong):
             _refuse(
                 learner,
                 phase,

@@ -495,6 +495,59 @@ def test_metrics_of_another_kind_are_asked_by_the_name_of_the_phase():
     assert own.asked == {"train"}
 
 
+class Unready(Metric):
+    """A metric whose ``__init__`` does not call that of `Metric`."""
+
+    def __init__(self, power=1):
+        self.power = power
+        self.reset()
+
+    def reset(self):
+        self.total = 0.0
+
+    @property
+    def is_empty(self):
+        return False
+
+    def update(self, outputs, targets):
+        self.total += float((outputs - targets).abs().pow(self.power).sum())
+
+    def compute(self):
+        return self.total
+
+
+class OwnState(Unready):
+    """The same, which finds its state itself."""
+
+    def state_dict(self):
+        return {"total": self.total}
+
+    def load_state_dict(self, state):
+        self.total = state["total"]
+
+    def to(self, device):
+        """A number is nowhere."""
+
+
+def test_metrics_name_a_metric_that_does_not_call_the_init_of_its_base():
+    with pytest.raises(PluginError, match=r"metric Unready: Unready.__init__ does not call super\(\).__init__\(\)"):
+        Metrics(Unready())
+
+
+@pytest.mark.parametrize(
+    "use",
+    [Unready.state_dict, lambda metric: metric.load_state_dict({}), lambda metric: metric.to(torch.device("cpu"))],
+    ids=["state_dict", "load_state_dict", "to"],
+)
+def test_metric_that_does_not_call_the_init_of_its_base_is_named_wherever_its_state_is_used(use):
+    with pytest.raises(PluginError, match=r"Unready.__init__ does not call super"):
+        use(Unready())
+
+
+def test_metric_with_a_state_dict_needs_no_init_of_its_base():
+    assert regression(Metrics(distance=OwnState())).evaluate(uneven())["val/distance"] > 0
+
+
 # State
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from loopkit import Learner, TrainingPhase, hookimpl
 from loopkit.logs import Backend, Table
-from loopkit.plugins import ClipGradNorm, GradNorm, LogTo, Metrics, Schedule
+from loopkit.plugins import ClipGradNorm, GradNorm, LogTo, Metrics, MixedPrecision, Schedule
 from loopkit.schedules import cosine
 from loopkit_insight import FindSyncs, Sync
 
@@ -316,3 +316,35 @@ def test_find_syncs_uses_the_sync_debug_mode_on_a_gpu():
     assert [s.plugin for s in find.found] == ["reads", "reads"]
     assert isinstance(find.found[0], Sync)
     assert torch.cuda.get_sync_debug_mode() == 0
+
+
+CLASSES = [(torch.randn(8, 3), torch.arange(8) % 3)] * 3
+NUMBERS = [(torch.randn(8, 3), torch.randn(8, 3))] * 3
+
+
+class Twice(TrainingPhase):
+    """Two forwards in a step, which autocast casts the weights for once."""
+
+    def forward(self, learner, inputs):
+        return learner.model(inputs) + learner.model(inputs)
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "data", "more"),
+    [
+        (nn.CrossEntropyLoss(), CLASSES, {}),
+        (nn.CrossEntropyLoss(ignore_index=0), CLASSES, {}),
+        (nn.NLLLoss(), CLASSES, {}),
+        (nn.MSELoss(), NUMBERS, {}),
+        (nn.CrossEntropyLoss(), CLASSES, {"plugins": [MixedPrecision("bfloat16")], "phases": [Twice()]}),
+    ],
+    ids=["cross-entropy", "ignored", "nll", "mse", "autocast"],
+)
+def test_find_syncs_calls_every_read_of_the_standard_plugins_deliberate(loss_fn, data, more):
+    find = FindSyncs(show=False)
+    plugins = [find, *more.get("plugins", ())]
+    optimizer = lambda params: torch.optim.SGD(params, 0.1)  # noqa: E731
+    learner = Learner(nn.Linear(3, 3), loss_fn, optimizer, plugins=plugins, phases=more.get("phases", ()))
+    learner.remove("progress")
+    learner.fit(data, data, epochs=1)
+    assert [sync for sync in find.found if not sync.deliberate] == []
