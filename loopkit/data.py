@@ -28,6 +28,7 @@ from loopkit import devices
 from loopkit.batches import describe, first_tensor, leaves, map_tensors, move
 from loopkit.errors import EmptyDataError, LoopkitError
 from loopkit.notes import warn
+from loopkit.raw import raw_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -763,7 +764,7 @@ def _contents(value: Any) -> Iterator[bytes]:
     """The bytes of all tensors, texts and numbers in a batch."""
     for leaf in leaves(value):
         if isinstance(leaf, Tensor):
-            yield leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()  # host sync: once
+            yield raw_bytes(leaf)  # host sync: once
         elif isinstance(leaf, (str, bytes, int, float)):
             yield repr(leaf).encode()
 

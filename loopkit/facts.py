@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from loopkit.options import options_of
+from loopkit.raw import raw_bytes
 
 DEEPEST = 4
 """How far into options of options it looks."""
@@ -46,8 +47,7 @@ def fact(value: Any, depth: int = 0) -> str:
         entries = value.detach().to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
         return f"sparse {tuple(value.shape)} {fact((entries.indices(), entries.values()), depth)}"
     if isinstance(value, Tensor):
-        held = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)} {hashed(held)}"
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)} {hashed(raw_bytes(value))}"
     if isinstance(value, partial):
         arguments = {**{str(number): part for number, part in enumerate(value.args)}, **value.keywords}
         return f"partial({', '.join([fact(value.func, depth + 1), *_named(arguments, depth)])})"

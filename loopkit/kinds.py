@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,8 +14,10 @@ Kind = tuple[str, Callable[[Any], bool]]
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is an integer, a float or a tensor of one element; not a boolean."""
-    return type(value) in (int, float) or (isinstance(value, Tensor) and value.numel() == 1)
+    """Whether it is an integer, a float, a scalar of NumPy or a tensor of one element; not a boolean."""
+    if isinstance(value, Tensor):
+        return value.numel() == 1
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def is_plain(value: Any) -> bool:

@@ -361,6 +361,24 @@ class Closure(TrainingPhase):
         step.update(closure=evaluate)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"lr": numpy.logspace(-3, -1, 3)[1]}, {"lr": numpy.float32(0.01)}, {"betas": tuple(numpy.array([0.8, 0.9]))}],
+    ids=["float64", "float32", "betas"],
+)
+def test_options_of_optimizers_that_are_scalars_of_numpy_resume(options, tmp_path):
+    def fit(epochs):
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.AdamW(model.parameters(), **options)
+        checkpoint = Checkpoint(tmp_path, resume="auto")
+        return Learner(model, nn.MSELoss(), optimizer, plugins=[checkpoint], standard=False).fit(
+            batches(2), epochs=epochs
+        )
+
+    fit(1)
+    assert fit(2).epochs == 2
+
+
 def test_lbfgs_goes_on():
     def make():
         torch.manual_seed(0)

@@ -6,7 +6,11 @@ an object with one key that begins with ``$``:
 ========================================  =============================================================
 ``{"$tensor": "model.weight"}``           a tensor, by its name
 ``{"$tuple": [1, 2]}``                    a tuple
-``{"$dict": [[0, "a"], ["b", 1]]}``       a dict with integer keys, or with keys that look like a tag
+``{"$dict": [[0, "a"], ["b", 1]]}``       a dict with other keys than strings, or with keys that look like a tag
+``{"$set": [1, 2]}``                      a set, its members sorted by how they are written
+``{"$frozenset": [1, 2]}``                the same, frozen
+``{"$array": {"$tensor": "a"}}``          an array of NumPy, as a tensor
+``{"$deque": [[1, 2], 5]}``               a deque, with its greatest length or ``null``
 ``{"$int": "0x10000000000000000"}``       an integer outside 64 bits
 ``{"$float": "nan"}``                     ``nan``, ``inf`` or ``-inf``
 ``{"$str": "eda0bd"}``                    a string that JSON would change, as the hex digits of its bytes
@@ -23,6 +27,7 @@ import base64
 import inspect
 import math
 import re
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -44,6 +49,10 @@ LARGEST_JSON = 2**30
 SMALLEST_INT, LARGEST_INT = -(2**63), 2**63 - 1
 
 TORCH_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*DTYPES.values(), *PAIRS)}
+INTS = "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"
+FLOATS = "float16", "float32", "float64", "complex64", "complex128"
+ARRAYS = {numpy.dtype(name): getattr(torch, name) for name in ("bool", *INTS, *FLOATS)}
+"""The dtypes of arrays that are saved, and those of their tensors."""
 MEMORY_FORMATS = {
     str(kind).removeprefix("torch."): kind
     for kind in (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
@@ -53,6 +62,9 @@ SPLIT_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 """Two halves that JSON would read as one character."""
 HEX_INT = re.compile(r"-?0x[1-9a-f][0-9a-f]*")
 IDENTIFIER = re.compile(r"[^\W\d]\w*")
+
+KEY_TAGS = ("$int", "$float", "$str", "$bytes", "$tuple")
+"""What a key of a dict, or a member of a set, may be beside plain values."""
 
 Path = tuple[str | int, ...]
 
@@ -154,8 +166,10 @@ class _Encoder:
             return self._float(float(value))
         if isinstance(value, Tensor):
             return {"$tensor": self._tensor(value, path)}
-        if isinstance(value, (list, tuple, dict)):
+        if isinstance(value, (list, tuple, dict)) or kind in (set, frozenset, deque):
             return self._container(value, path)
+        if kind is numpy.ndarray and value.dtype in ARRAYS:
+            return {"$array": self.value(torch.from_numpy(numpy.array(value, order="C")), path)}
         if isinstance(value, bytes):
             return {"$bytes": base64.b64encode(value).decode("ascii")}
         if kind is torch.dtype and _plain_name(value) in TORCH_DTYPES:
@@ -174,7 +188,7 @@ class _Encoder:
     def _float(self, value: float) -> Any:
         return value if math.isfinite(value) else {"$float": repr(value)}
 
-    def _container(self, value: list[Any] | tuple[Any, ...] | dict[Any, Any], path: Path) -> Any:
+    def _container(self, value: Any, path: Path) -> Any:
         if len(path) >= DEEPEST:
             raise self._error(path[:5], f"holds containers nested more than {DEEPEST} deep. Make the state flatter")
         if id(value) in self._open:
@@ -187,38 +201,46 @@ class _Encoder:
         try:
             if isinstance(value, dict):
                 return self._dict(value, path)
-            if isinstance(value, list):
-                return [self.value(item, (*path, index)) for index, item in enumerate(value)]
-            if type(value) is not tuple and type(value) is not torch.Size:
+            if isinstance(value, (set, frozenset)):
+                return {f"${type(value).__name__}": self._members(value, path)}
+            if isinstance(value, tuple) and type(value) not in (tuple, torch.Size):
                 raise self._error(path, f"{_describe(value)} cannot be saved: {_fix(value)}")
-            return {"$tuple": [self.value(item, (*path, index)) for index, item in enumerate(value)]}
+            items = [self.value(item, (*path, index)) for index, item in enumerate(value)]
+            if isinstance(value, list):
+                return items
+            if isinstance(value, deque):
+                return {"$deque": [items, value.maxlen]}
+            return {"$tuple": items}
         finally:
             del self._open[id(value)]
 
+    def _members(self, value: set[Any] | frozenset[Any], path: Path) -> list[Any]:
+        """The members of a set, in an order that does not depend on hashes."""
+        return sorted((self._key(member, path, "the member") for member in value), key=dumps)
+
     def _dict(self, value: dict[Any, Any], path: Path) -> Any:
-        plain: dict[str, Any] = {}
-        pairs: list[list[Any]] = []
+        pairs = []
         for key, item in value.items():
-            if isinstance(key, str):
-                key = str.__str__(key)
-            elif isinstance(key, (int, numpy.integer)) and not isinstance(key, bool):
-                key = int(key)
-            else:
-                raise self._error(
-                    path,
-                    f"has the key {key!r:.80} of type {type(key).__qualname__}; keys are str or int. Change the key",
-                )
-            encoded = self.value(item, (*path, key))
-            if isinstance(key, str):
-                plain[key] = encoded
-                pairs.append([_text(key), encoded])
-            else:
-                pairs.append([self._int(key), encoded])
-        if len(plain) == len(value) and not any(key.startswith("$") or SPLIT_PAIR.search(key) for key in plain):
-            return plain
-        if len(pairs) != len({(type(key), key) for key in map(_key, pairs)}):
+            name = self._key(key, path, "the key")
+            pairs.append([name, self.value(item, (*path, _step(key)))])
+        names = [name for name, _ in pairs]
+        if all(type(name) is str and not name.startswith("$") for name in names) and len(set(names)) == len(names):
+            return dict(pairs)
+        if len(pairs) != len({dumps(name) for name in names}):
             raise self._error(path, "has keys that are the same once they are plain. Rename one")
         return {"$dict": pairs}
+
+    def _key(self, key: Any, path: Path, what: str) -> Any:
+        """A key of a dict or a member of a set, encoded."""
+        if key is None or isinstance(key, (bool, int, float, str, bytes, numpy.number, numpy.bool_)):
+            return self.value(key, path)
+        if type(key) is tuple:
+            return {"$tuple": [self._key(part, path, what) for part in key]}
+        raise self._error(
+            path,
+            f"has {what} {key!r:.80} of type {type(key).__qualname__}, which cannot be saved: use a string, a number, "
+            f"bytes, None or a tuple of them in its place",
+        )
 
     def _tensor(self, tensor: Tensor, path: Path) -> str:
         if id(tensor) in self._names:
@@ -259,6 +281,10 @@ class _Decoder:
             "$tensor": self._tensor,
             "$tuple": self._tuple,
             "$dict": self._dict,
+            "$set": self._set,
+            "$frozenset": self._frozenset,
+            "$deque": self._deque,
+            "$array": self._array,
             "$int": self._int,
             "$float": self._float,
             "$str": self._str,
@@ -313,13 +339,49 @@ class _Decoder:
         for pair in pairs:
             if type(pair) is not list or len(pair) != 2:
                 raise _malformed(path, f"{pair!r:.80}, which is no key with a value")
-            key = self.value(pair[0], path) if _is_tagged_key(pair[0]) else pair[0]
-            if type(key) is not str and type(key) is not int:
-                raise _malformed(path, f"the key {key!r:.80}")
+            key = self._key(pair[0], path)
             if key in result:
                 raise _malformed(path, f"the key {key!r:.80} twice")
-            result[key] = self.value(pair[1], (*path, key))
+            result[key] = self.value(pair[1], (*path, _step(key)))
         return result
+
+    def _key(self, key: Any, path: Path) -> Any:
+        """A key of a dict or a member of a set."""
+        if type(key) is dict and not (len(key) == 1 and next(iter(key)) in KEY_TAGS):
+            raise _malformed(path, f"the key {key!r:.80}")
+        if type(key) is list:
+            raise _malformed(path, f"the key {key!r:.80}")
+        if type(key) is dict and "$tuple" in key:
+            parts = key["$tuple"]
+            if type(parts) is not list:
+                raise _malformed(path, f"the key {key!r:.80}")
+            return tuple(self._key(part, path) for part in parts)
+        return self.value(key, path)
+
+    def _set(self, members: Any, path: Path) -> set[Any]:
+        if type(members) is not list:
+            raise _malformed(path, f"a set of {members!r:.80}")
+        found = {self._key(member, path) for member in members}
+        if len(found) != len(members) or sorted(members, key=dumps) != members:
+            raise _malformed(path, f"the set {members!r:.80}, whose members are not sorted or come twice")
+        return found
+
+    def _frozenset(self, members: Any, path: Path) -> frozenset[Any]:
+        return frozenset(self._set(members, path))
+
+    def _array(self, tensor: Any, path: Path) -> numpy.ndarray[Any, Any]:
+        value = self.value(tensor, path)
+        if not isinstance(value, Tensor) or value.dtype not in ARRAYS.values():
+            raise _malformed(path, f"an array of {tensor!r:.80}")
+        return numpy.array(value.cpu().numpy())
+
+    def _deque(self, parts: Any, path: Path) -> deque[Any]:
+        if type(parts) is not list or len(parts) != 2 or type(parts[0]) is not list:
+            raise _malformed(path, f"a deque of {parts!r:.80}")
+        items, most = parts
+        if most is not None and (type(most) is not int or most < len(items)):
+            raise _malformed(path, f"a deque of {len(items)} items with the greatest length {most!r:.80}")
+        return deque([self.value(item, (*path, index)) for index, item in enumerate(items)], most)
 
     def _int(self, text: Any, path: Path) -> int:
         number = int(text, 16) if type(text) is str and HEX_INT.fullmatch(text) else 0
@@ -371,13 +433,13 @@ def _text(text: str) -> Any:
     return {"$str": text.encode("utf-8", "surrogatepass").hex()} if SPLIT_PAIR.search(text) else text
 
 
-def _key(pair: list[Any]) -> Any:
-    """The key of an encoded pair, as something that can be in a set."""
-    return tuple(pair[0].items()) if isinstance(pair[0], dict) else pair[0]
-
-
-def _is_tagged_key(key: Any) -> bool:
-    return type(key) is dict and len(key) == 1 and next(iter(key)) in ("$int", "$str")
+def _step(key: Any) -> str | int:
+    """A key as a part of a path, in names of tensors and in messages."""
+    if isinstance(key, str):
+        return str.__str__(key)
+    if isinstance(key, (int, numpy.integer)) and not isinstance(key, bool):
+        return int(key)
+    return repr(key)
 
 
 def _plain_name(value: object) -> str:
@@ -399,16 +461,16 @@ def _malformed(path: Path, what: str) -> StateError:
 def _describe(value: object) -> str:
     kind = type(value)
     name = kind.__qualname__ if kind.__module__ in ("builtins", "loopkit") else f"{kind.__module__}.{kind.__qualname__}"
+    if isinstance(value, numpy.ndarray):
+        return f"{name} of {value.dtype}"
     named = inspect.isroutine(value) or isinstance(value, type)
     return f"{name} {getattr(value, '__qualname__', ''):.80}" if named else name
 
 
 def _fix(value: object) -> str:
     """What to save in place of ``value``."""
-    if isinstance(value, (set, frozenset)):
-        return "a set has no order; save sorted(value), and make the set again from it"
     if isinstance(value, numpy.ndarray):
-        return "save torch.as_tensor(array), and take .numpy() of it again"
+        return "save a list, array.tolist()"
     if isinstance(value, (bytearray, memoryview)):
         return "save bytes(value)"
     if isinstance(value, tuple):

@@ -28,6 +28,7 @@ from torch.nn.parameter import is_lazy
 
 from loopkit.checkpoint import strict_json
 from loopkit.errors import CorruptCheckpointError, FormatVersionError, StateError
+from loopkit.raw import raw
 
 Buffer = bytes | memoryview | bytearray
 
@@ -374,7 +375,7 @@ def _plain(tensor: Tensor) -> Tensor:
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous tensor that is not empty."""
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
+    return raw(tensor).numpy().data
 
 
 def _aliases(tensors: Mapping[str, Tensor]) -> dict[str, str]:

@@ -46,6 +46,7 @@ from loopkit.checkpoint.structure import (
 from loopkit.checkpoint.tensors import BytesSource, Source, check, pack, unpack
 from loopkit.errors import CheckpointError, CorruptCheckpointError, ReentrancyError, StateError
 from loopkit.plugin import provided, unwrapped
+from loopkit.raw import raw
 from loopkit.words import nearest
 
 if TYPE_CHECKING:
@@ -634,8 +635,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors of one shape have the same bits."""
     if one is other or one.dtype != other.dtype or one.numel() == 0:
         return one is other or one.dtype == other.dtype
-    a, b = (each.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for each in (one, other))
-    return torch.equal(a, b)
+    return torch.equal(raw(one.detach().cpu()), raw(other.detach().cpu()))
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from loopkit.batches import describe, map_parts, map_tensors
 from loopkit.errors import PluginError
 from loopkit.metrics import Metric
+from loopkit.raw import raw, raw_bytes
 
 
 def can_merge(metric: Any) -> bool:
@@ -106,7 +107,7 @@ def to_host(value: Any) -> Any:
 
 
 def _copies(tensors: list[Tensor]) -> list[Tensor]:
-    parts = [tensor.detach().reshape(-1).contiguous().view(torch.uint8) for tensor in tensors]
+    parts = [raw(tensor) for tensor in tensors]
     host = torch.cat(parts).cpu()  # host sync: they are sent now
     ends = accumulate(part.numel() for part in parts)
     return [
@@ -120,7 +121,7 @@ class _Packed:
 
     def __init__(self, tensor: Tensor) -> None:
         self.dtype, self.shape = tensor.dtype, tuple(tensor.shape)
-        self.data = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+        self.data = raw_bytes(tensor)
 
     def tensor(self) -> Tensor:
         if not self.data:

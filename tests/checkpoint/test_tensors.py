@@ -732,3 +732,20 @@ def test_tensors_a_damaged_header_gives_a_checkpoint_error_or_valid_tensors(data
     except CheckpointError:
         return
     assert sum(tensor.nbytes for tensor in found.values()) <= 2 * len(good)
+
+
+ONE_ELEMENT = {
+    "a clone of a column": lambda: torch.arange(21.0).reshape(7, 3)[2:3, 1].clone(),
+    "a row of a transpose": lambda: torch.arange(30.0).reshape(1, 30).t()[:1],
+    "two dimensions": lambda: torch.arange(30.0).reshape(5, 6)[1:2, ::6],
+    "complex": lambda: torch.arange(6.0).to(torch.complex128).reshape(2, 3)[:1, 1],
+    "empty": lambda: torch.arange(21.0).reshape(7, 3)[2:2, 1],
+}
+
+
+@pytest.mark.parametrize("make", ONE_ELEMENT.values(), ids=ONE_ELEMENT.keys())
+def test_tensor_of_one_element_is_saved_whatever_its_stride(make):
+    tensor = make()
+    found, _ = unpack(BytesSource(b"".join(pack({"a": tensor}))))
+    assert torch.equal(found["a"], tensor)
+    assert found["a"].shape == tensor.shape

@@ -23,6 +23,7 @@ from loopkit.checkpoint.bundle import PARTS, read_state
 from loopkit.checkpoint.manifest import Manifest
 from loopkit.checkpoint.tensors import read_header
 from loopkit.errors import CorruptCheckpointError
+from loopkit.raw import raw
 from loopkit.sharded import is_sharded
 from loopkit_sharded.parts import Sharded, put_back, read_index
 
@@ -103,7 +104,7 @@ class PartsReader(StorageReader):
                     if info.alias_of is None:
                         part = torch.empty(info.shape, dtype=info.dtype)  # row by row, whatever strides it had
                         if info.nbytes:
-                            source.readinto(part.reshape(-1).view(torch.uint8).numpy().data)
+                            source.readinto(raw(part).numpy().data)
                         for alias in (name, *others.get(name, ())):
                             for item in wanted.get(alias, ()):
                                 _copy(part, item, planner)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from loopkit.batches import parts
 from loopkit.learner import Learner
+from loopkit.raw import raw
 
 
 class Bits:
@@ -18,7 +19,7 @@ class Bits:
 
     def __init__(self, tensor: Tensor) -> None:
         self._shape, self._dtype = tensor.shape, tensor.dtype
-        self._bytes = tensor.detach().clone().reshape(-1).view(torch.uint8) if tensor.numel() else None
+        self._bytes = raw(tensor.detach().clone()) if tensor.numel() else None
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Bits) or (self._shape, self._dtype) != (other._shape, other._dtype):
