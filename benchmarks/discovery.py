@@ -31,7 +31,7 @@ Name: {name}
 Version: 1.{number}
 Summary: A plugin
 Requires-Python: >=3.11
-Requires-Dist: loopkit>=0.1
+Requires-Dist: loopkit-engine>=0.1,<0.2
 Description-Content-Type: text/markdown
 
 {description}

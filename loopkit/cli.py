@@ -259,9 +259,12 @@ def _describe(parser: argparse.ArgumentParser, function: Function, arguments: It
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> None:
-        from importlib.metadata import version
+        from loopkit.namesake import cure
+        from loopkit.version import __version__
 
-        say(f"loopkit {version('loopkit')}")
+        say(f"loopkit {__version__}")
+        if (text := cure()) is not None:
+            say(f"loopkit: {text}", sys.stderr)
         parser.exit()
 
 

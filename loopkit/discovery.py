@@ -197,7 +197,7 @@ def find(name: str, allow: Collection[str] | None = None) -> EntryPoint:
     found = [each for each in entry_points if each.is_called(name)]
     if not found:
         if home := _home(name):
-            raise PluginError(f"the plugin {name!r} is in another distribution: pip install {home}")
+            raise PluginError(f"the plugin {name!r} is in another distribution: {how_to_install(home)}")
         close = _nearest(name, entry_points)
         raise PluginError(
             f"no plugin called {name!r:.80} is installed{close}: `loopkit plugins` lists those that are; "
@@ -228,7 +228,8 @@ def load_command(name: str) -> Callable[[Sequence[str]], int | None] | None:
             raise PluginError(f"command {entry_point}: {entry_point.value} is {function!r:.80}, which cannot be called")
         return function
     if name in SUBCOMMANDS:
-        raise PluginError(f"loopkit {name} is in the distribution {SUBCOMMANDS[name]}: pip install {SUBCOMMANDS[name]}")
+        home = SUBCOMMANDS[name]
+        raise PluginError(f"loopkit {name} is in the distribution {home}: {how_to_install(home)}")
     return None
 
 
@@ -244,7 +245,7 @@ def log_plugin(word: str) -> str:
     found = {each.entry_point.name for each in plugins()[0]}
     for name in LOGS:
         if plain(name) == plain(word):
-            first = "" if name in found else f"pip install {ELSEWHERE[name]}, and "
+            first = "" if name in found else f"{how_to_install(ELSEWHERE[name])}, and "
             return (
                 f"{word!r} is the name of a plugin, and no path: {first}give the learner that plugin, "
                 f"{{{name!r}: {{...}}}}, in a file [plugins.{name}]; a directory of this name is './{word}'"
@@ -260,11 +261,11 @@ def origin(module: str) -> tuple[str, str] | None:
     package. It is looked up once: what is imported stays, whatever is installed meanwhile.
     """
     from loopkit.installed import name_and_version
-    from loopkit.version import __version__
+    from loopkit.version import DISTRIBUTION, __version__
 
     package = module.partition(".")[0]
     if package == "loopkit":
-        return "loopkit", __version__
+        return DISTRIBUTION, __version__
     found = installed()
     entry_points = found.of(PLUGINS)
     for same in (
@@ -286,6 +287,11 @@ def plugin_versions(plugins: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
     found = {name: origin(type(unwrapped(plugin)).__module__) for name, plugin in plugins.items()}
     return {name: {"distribution": each[0], "version": each[1]} for name, each in found.items() if each}
+
+
+def how_to_install(home: str) -> str:
+    """The command that installs a distribution of the project, for messages."""
+    return f"pip install {home} (in a clone: pip install -e plugins/{home})"
 
 
 def _load(entry_point: EntryPoint) -> Callable[..., Any]:

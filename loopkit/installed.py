@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from loopkit.errors import PluginError
+from loopkit.version import DISTRIBUTION, __version__
 
 PLUGINS = "loopkit.plugins"
 """The group of plugins: ``name = module:class``, or a function that makes one."""
@@ -53,9 +54,11 @@ class EntryPoint:
         return self.value.partition(":")[0]
 
     def is_called(self, word: str) -> bool:
-        """Whether ``word`` is its name or its full name."""
+        """Whether ``word`` is its name or its full name. ``loopkit:name`` is a plugin of loopkit itself, too."""
         distribution, colon, name = word.rpartition(":")
-        return name == self.name and (not colon or normalized(distribution) == normalized(self.distribution))
+        if name != self.name:
+            return False
+        return not colon or called_now(distribution) == normalized(self.distribution)
 
     def load(self) -> Any:
         """Import its module and return the object.
@@ -136,7 +139,7 @@ def installed(path: Iterable[str] | None = None) -> Installed:
             why = "is not UTF-8" if isinstance(error, ValueError) else f"cannot be read: {error.strerror}"
             problems.append(f"{folder}: its metadata {why}")
     if path is None:  # an older installation of loopkit may have listed its own
-        own = [each for each in found if each.group == PLUGINS and normalized(each.distribution) == "loopkit"]
+        own = [each for each in found if each.group == PLUGINS and called_now(each.distribution) == DISTRIBUTION]
         found = [*_own(), *(each for each in found if each not in own)]
     return Installed(tuple(found), tuple(problems), folders)
 
@@ -145,11 +148,10 @@ def installed(path: Iterable[str] | None = None) -> Installed:
 def _own() -> tuple[EntryPoint, ...]:
     """The plugins of loopkit itself: the classes that ``loopkit/plugins/__init__.py`` imports from its modules."""
     from loopkit.events import snake_case
-    from loopkit.version import __version__
 
     source = Path(__file__).parent / "plugins" / "__init__.py"
     return tuple(
-        EntryPoint(PLUGINS, snake_case(each.name), f"{node.module}:{each.name}", "loopkit", __version__)
+        EntryPoint(PLUGINS, snake_case(each.name), f"{node.module}:{each.name}", DISTRIBUTION, __version__)
         for node in ast.walk(ast.parse(source.read_text()))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("loopkit.plugins.")
         for each in node.names
@@ -166,6 +168,12 @@ def plugin_names() -> frozenset[str]:
 def normalized(distribution: str) -> str:
     """The name of a distribution as indexes compare it: ``Loopkit_Ray`` -> ``loopkit-ray``."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def called_now(distribution: str) -> str:
+    """The normalized name of a distribution; for ``loopkit``, as older metadata call loopkit itself, its name now."""
+    name = normalized(distribution)
+    return DISTRIBUTION if name == "loopkit" else name
 
 
 def name_and_version(folder: str) -> tuple[str, str]:

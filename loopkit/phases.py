@@ -132,7 +132,7 @@ class SupervisedPhase(Phase):
             raise PhaseInputError(
                 f"{type(self).__name__} takes (inputs, targets), and this batch is one of Hugging Face, "
                 f"{describe(batch)}: give the phase for models that return their loss, "
-                f"phases=[loopkit_huggingface.{type(self).__name__}()] (pip install loopkit-huggingface)"
+                f"phases=[loopkit_huggingface.{type(self).__name__}()] (of the distribution loopkit-huggingface)"
             )
         raise PhaseInputError(
             f"{type(self).__name__} takes (inputs, targets), or a mapping or dataclass with these names; "

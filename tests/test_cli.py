@@ -200,7 +200,10 @@ def test_subcommand_that_two_distributions_have_is_refused(added, capsys):
 def test_subcommand_that_is_not_installed_says_where_it_is(monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", [path for path in sys.path if "site-packages" not in path])
     for name, distribution in SUBCOMMANDS.items():
-        line = f"loopkit: error: loopkit {name} is in the distribution {distribution}: pip install {distribution}"
+        line = (
+            f"loopkit: error: loopkit {name} is in the distribution {distribution}: pip install {distribution} "
+            f"(in a clone: pip install -e plugins/{distribution})"
+        )
         assert run(capsys, name) == (2, [], [line])
 
 
@@ -209,7 +212,7 @@ def test_plugins_lists_names_versions_and_first_lines(tmp_path, monkeypatch, cap
         """The exit code, and the lines but for those of loopkit's own plugins."""
         code, lines, _ = run(capsys, "plugins")
         lines.remove("`loopkit plugins NAME` says what one does, and its options")
-        own = lines.index(f"loopkit {loopkit.__version__}")
+        own = lines.index(f"loopkit-engine {loopkit.__version__}")
         last = next((i for i, line in enumerate(lines) if i > own and line[:2] != "  "), len(lines))
         return code, [re.sub("(?<=[^ ])  +", "  ", line) for line in lines[:own] + lines[last:]]
 

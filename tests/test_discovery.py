@@ -357,6 +357,7 @@ def test_load_plugin_imports_the_module_of_the_plugin_alone(counter, site):
 
 def test_load_plugin_of_the_core():
     assert loopkit.load_plugin("clip_grad_norm") is ClipGradNorm
+    assert loopkit.load_plugin("loopkit-engine:clip_grad_norm") is ClipGradNorm
     assert loopkit.load_plugin("loopkit:clip_grad_norm") is ClipGradNorm
 
 
@@ -396,7 +397,7 @@ def test_wrong_distribution_is_answered_by_the_right_one(counter):
 @pytest.mark.parametrize("name", ["a_counter", "clip_grad_norm"])
 def test_name_that_two_distributions_have_is_refused(name, counter, site):
     install(site, "Zweit", ENTRY.format(name=name, module="never_imported"), version="2.0")
-    first = "loopkit" if name == "clip_grad_norm" else "the-counters"
+    first = "loopkit-engine" if name == "clip_grad_norm" else "the-counters"
     message = (
         rf"{first} \S+ and Zweit 2.0 both have a plugin called '{name}': write '{first}:{name}' or 'Zweit:{name}', or"
     )
@@ -457,13 +458,15 @@ def test_options_that_do_not_fit_are_refused(options, message, counter):
 def test_option_that_is_named_as_the_positional_ones_takes_a_list():
     plugin = discovery.make_plugin({"metrics": {"metrics": [Accuracy()], "top": Accuracy()}})
     assert list(plugin._prototypes) == ["loss", "accuracy", "top"]
-    with pytest.raises(PluginError, match=r"plugin 'metrics' of loopkit \S+: metrics is Accuracy\(\): it takes a list"):
+    with pytest.raises(
+        PluginError, match=r"plugin 'metrics' of loopkit-engine \S+: metrics is Accuracy\(\): it takes a list"
+    ):
         discovery.make_plugin({"metrics": {"metrics": Accuracy()}})
 
 
 def test_option_that_is_missing_is_named():
     with pytest.raises(
-        PluginError, match=r"plugin 'clip_grad_norm' of loopkit \S+: missing a required argument: 'max_norm'"
+        PluginError, match=r"plugin 'clip_grad_norm' of loopkit-engine \S+: missing a required argument: 'max_norm'"
     ):
         discovery.make_plugin("clip_grad_norm")
 
@@ -592,7 +595,7 @@ def test_plugins_that_ship_are_those_that_the_package_imports():
     own = {
         row.entry_point.name: row.entry_point.load()
         for row in discovery.plugins()[0]
-        if row.entry_point.distribution == "loopkit"
+        if row.entry_point.distribution == "loopkit-engine"
     }
     public = {name: getattr(plugins, name) for name in plugins.__all__}
     assert set(own.values()) == {cls for cls in public.values() if isinstance(cls, type) and implemented(cls)}
@@ -619,7 +622,7 @@ def test_plugin_versions_are_those_of_the_distributions(counter, site):
     own = on("step_end", lambda **_: None, "own")
     learner = make_learner("a_counter", namesake, throttle(ClipGradNorm(1.0), every=2), own)
     assert plugin_versions(learner.plugins) == {
-        "clip_grad_norm": {"distribution": "loopkit", "version": loopkit.__version__},
+        "clip_grad_norm": {"distribution": "loopkit-engine", "version": loopkit.__version__},
         "counter": {"distribution": "the-counters", "version": "1.0"},
         "namesake": {"distribution": f"{counter}_namesake".replace("_", "-"), "version": "7"},
     }
@@ -682,7 +685,9 @@ def test_log_to_does_not_take_the_name_of_a_plugin_that_logs_for_a_path(site):
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
 def test_log_to_says_what_to_install_for_a_plugin_that_logs(name, site, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(site)])
-    with pytest.raises(PluginError, match=f"'{name}' is .* no path: pip install loopkit-{name}, and give the learner"):
+    with pytest.raises(
+        PluginError, match=f"'{name}' is .* no path: pip install loopkit-{name} .*, and give the learner"
+    ):
         LogTo(name)
     install(site, f"loopkit-{name}", f"[loopkit.plugins]\n{name} = no_such:make\n")
     with pytest.raises(PluginError, match=f"'{name}' is .* no path: give the learner that plugin, {{'{name}': "):

@@ -12,11 +12,13 @@ import venv
 from configparser import ConfigParser
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from loopkit.discovery import ELSEWHERE, SUBCOMMANDS
 from loopkit.installed import COMMANDS, PLUGINS
+from loopkit.version import DISTRIBUTION
 
 ROOT = Path(__file__).parent.parent
 DISTRIBUTIONS = sorted(path.parent for path in (ROOT / "plugins").glob("*/pyproject.toml"))
@@ -37,18 +39,40 @@ def test_there_are_distributions() -> None:
     assert {"loopkit_mlflow", "loopkit_optuna", "loopkit_tensorboard"} <= PACKAGES
 
 
-def test_the_extra_all_has_every_distribution() -> None:
+def project(folder: Path) -> dict[str, Any]:
+    """The metadata of a distribution under ``plugins/``."""
+    return dict(tomllib.loads((folder / "pyproject.toml").read_text())["project"])
+
+
+def test_requirements_of_all_name_loopkit_and_every_distribution() -> None:
+    lines = (ROOT / "requirements-all.txt").read_text().splitlines()
+    named = [f"-e plugins/{each.name}" for each in DISTRIBUTIONS]
+    assert [line for line in lines if line[0] != "#"] == ["-e .", *named]
+
+
+def test_the_distribution_has_another_name_than_the_package() -> None:
     config = ConfigParser()
     config.read(ROOT / "setup.cfg")
-    assert config["options.extras_require"]["all"].split() == [folder.name for folder in DISTRIBUTIONS]
+    assert (config["metadata"]["name"], DISTRIBUTION) == ("loopkit-engine", "loopkit-engine")
+    assert config["options.packages.find"]["include"].split() == ["loopkit", "loopkit.*"]
+
+
+@pytest.mark.parametrize("folder", DISTRIBUTIONS, ids=lambda path: path.name)
+def test_requirements_of_the_project_s_distributions_are_bounded(folder: Path) -> None:
+    about = project(folder)
+    extras = about.get("optional-dependencies", {}).values()
+    required = [*about["dependencies"], *(each for extra in extras for each in extra)]
+    own = [each for each in required if each.startswith("loopkit") and not each.startswith(about["name"])]
+    assert "loopkit-engine>=0.1,<0.2" in about["dependencies"]
+    assert [each for each in own if not re.fullmatch(r"loopkit-[a-z-]+>=0\.1,<0\.2", each)] == []
 
 
 @pytest.mark.parametrize(("group", "table"), [(PLUGINS, ELSEWHERE), (COMMANDS, SUBCOMMANDS)])
 def test_errors_know_which_distribution_has_what(group: str, table: dict[str, str]) -> None:
     made = {}
     for folder in DISTRIBUTIONS:
-        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-        made |= dict.fromkeys(project.get("entry-points", {}).get(group, {}), project["name"])
+        about = project(folder)
+        made |= dict.fromkeys(about.get("entry-points", {}).get(group, {}), about["name"])
     assert table == made
 
 
@@ -59,7 +83,7 @@ def test_nothing_of_the_core_imports_a_distribution() -> None:
 
 def neighbours(folder: Path) -> list[Path]:
     """The other distributions that one requires."""
-    required = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["dependencies"]
+    required = project(folder)["dependencies"]
     names = {re.split(r"[^\w.-]", requirement, maxsplit=1)[0] for requirement in required}
     return [each for each in DISTRIBUTIONS if each.name in names]
 
@@ -130,8 +154,7 @@ def shown_of(folder: Path) -> dict[str, list[str]]:
 def test_each_plugin_and_metric_is_shown_in_a_line(folder: Path) -> None:
     """By the source: importing all of them takes long. What derives from a class of the core is tested there."""
     classes = shown_of(folder)
-    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-    names = {value.partition(":")[2] for value in project.get("entry-points", {}).get(PLUGINS, {}).values()}
+    names = {value.partition(":")[2] for value in project(folder).get("entry-points", {}).get(PLUGINS, {}).values()}
     names |= {name for name, bases in classes.items() if "Metric" in bases}
 
     def is_shown(name: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import math
 import platform
 import time
@@ -29,6 +28,7 @@ from loopkit.discovery import plugin_versions
 from loopkit.errors import CheckpointError, CorruptCheckpointError, LoopkitError, StateError
 from loopkit.notes import add_note, warn
 from loopkit.plugin import provided, unwrapped
+from loopkit.version import DISTRIBUTION, __version__
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner
@@ -121,7 +121,7 @@ def describe(
         "progress": asdict(learner.progress),
         "metrics": {name: number(value) for name, value in metrics.items()},
         "versions": {
-            "loopkit": importlib.metadata.version("loopkit"),
+            "loopkit": __version__,
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
@@ -330,6 +330,8 @@ def _other_versions(learner: Learner, saved: Any) -> list[str]:
     changes: dict[str, list[str]] = {}
     for name, here in plugin_versions(learner.plugins).items():
         then = saved.get(name) if isinstance(saved, Mapping) else None
+        if isinstance(then, Mapping) and then.get("distribution") == "loopkit":  # its name at first
+            then = {**then, "distribution": DISTRIBUTION}
         if isinstance(then, Mapping) and then != here:
             words = [plain(f"{each.get('distribution')} {each.get('version')}", 80) for each in (then, here)]
             changes.setdefault(f"{words[0]} then, {words[1]} now", []).append(name)

@@ -1489,7 +1489,7 @@ def test_versions_of_plugins_are_recorded(distribution, tmp_path):
     distribution("1.0")
     make_learner("versioned", Checkpoint(tmp_path / "run")).fit(batches(2), epochs=1)
     assert storage.listing(tmp_path / "run")[0].about["plugin_versions"] == {
-        "checkpoint": {"distribution": "loopkit", "version": loopkit.__version__},
+        "checkpoint": {"distribution": "loopkit-engine", "version": loopkit.__version__},
         "versioned": {"distribution": "versioned-plugins", "version": "1.0"},
     }
 

@@ -1,5 +1,6 @@
 """When a run pauses or may stop, how many steps make an update, and steps in parts that fit; criteria, trends."""
 
+from loopkit_control import _core as _core
 from loopkit_control.accumulate import Accumulate as Accumulate
 from loopkit_control.at_least import AtLeast as AtLeast
 from loopkit_control.deadline import Deadline as Deadline

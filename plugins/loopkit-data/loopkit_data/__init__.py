@@ -1,5 +1,6 @@
 """Data beyond `loopkit.data`: tokens of language models, streams cut into epochs, steps without data, splits."""
 
+from loopkit_data import _core as _core
 from loopkit_data.documents import Documents as Documents
 from loopkit_data.lengths import episodes as episodes
 from loopkit_data.lengths import limit as limit

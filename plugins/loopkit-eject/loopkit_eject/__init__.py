@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+from loopkit_eject import _core as _core  # isort: split
+
 from loopkit.engine.fit import check_count
 from loopkit.errors import LoopkitError
 from loopkit.events import UpdateBegin

@@ -7,6 +7,7 @@
     learner = Learner(model, loss_fn, optimizer, plugins=[Cost()])
 """
 
+from loopkit_insight import _core as _core
 from loopkit_insight.cost import Cost
 from loopkit_insight.find_syncs import FindSyncs, Sync
 from loopkit_insight.log_gradients import LogGradients

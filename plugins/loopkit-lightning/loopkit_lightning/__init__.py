@@ -8,6 +8,7 @@
     learner = Learner(model, loss_fn, optimizer, plugins=[LightningCallback(EarlyStopping("val/loss"))])
 """
 
+from loopkit_lightning import _core as _core
 from loopkit_lightning.callback import LightningCallback
 from loopkit_lightning.common import UnsupportedError
 from loopkit_lightning.handler import IgniteHandler

@@ -7,6 +7,7 @@
     learner = Learner(model, loss_fn, optimizer, plugins=[AverageParameters(EverySteps(8))])
 """
 
+from loopkit_local import _core as _core
 from loopkit_local.average_parameters import AverageParameters, Collective, ThroughHost
 from loopkit_local.cadence import Cadence, Controller, EverySteps, Free
 from loopkit_local.rounds import Rounds

@@ -1,5 +1,6 @@
 """Metrics beyond those of `loopkit.metrics`. Each is exact over uneven batches, processes and resumed epochs."""
 
+from loopkit_metrics import _core as _core
 from loopkit_metrics.classification import AUROC as AUROC
 from loopkit_metrics.classification import AveragePrecision as AveragePrecision
 from loopkit_metrics.classification import ConfusionMatrix as ConfusionMatrix

@@ -9,6 +9,7 @@
     learner = Learner(model, loss_fn, optimizer, plugins=[log])
 """
 
+from loopkit_mlflow import _core as _core
 from loopkit_mlflow.backend import MLflow, mlflow
 from loopkit_mlflow.sender import create_run
 

@@ -11,6 +11,7 @@
             learner.fit(train_data, val_data, epochs=config["epochs"])
 """
 
+from loopkit_ray import _core as _core
 from loopkit_ray.report import RayReport
 from loopkit_ray.resume import resume_from
 

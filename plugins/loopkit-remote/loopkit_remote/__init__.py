@@ -7,6 +7,7 @@ The plugin `Upload` brings there what a run writes, while it trains::
 `upload` and `download` are the same by hand.
 """
 
+from loopkit_remote import _core as _core
 from loopkit_remote.store import RemoteError as RemoteError
 from loopkit_remote.transfer import download as download
 from loopkit_remote.transfer import upload as upload

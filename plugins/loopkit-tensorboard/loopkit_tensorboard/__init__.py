@@ -10,6 +10,8 @@
 
 import os
 
+from loopkit_tensorboard import _core as _core  # isort: split
+
 from loopkit.plugins import LogTo
 from loopkit_tensorboard.backend import TensorBoard
 

@@ -13,6 +13,7 @@ or all in one call, without pytest::
     check_plugin(lambda: MyPlugin(0.5))
 """
 
+from loopkit_testing import _core as _core
 from loopkit_testing.backends import BACKEND_CHECKS, backend_contract, check_backend
 from loopkit_testing.case import Case
 from loopkit_testing.checks import CHECKS

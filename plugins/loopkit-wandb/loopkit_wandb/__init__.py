@@ -11,6 +11,8 @@
 import os
 from collections.abc import Sequence
 
+from loopkit_wandb import _core as _core  # isort: split
+
 from loopkit.plugins import LogTo
 from loopkit_wandb.backend import Wandb
 

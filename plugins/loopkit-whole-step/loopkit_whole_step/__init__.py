@@ -7,6 +7,7 @@
     learner = Learner(model, loss_fn, optimizer, plugins=[WholeStep()])
 """
 
+from loopkit_whole_step import _core as _core
 from loopkit_whole_step.cuda_graph import CudaGraph
 from loopkit_whole_step.whole_step import Shape, WholeStep
 
