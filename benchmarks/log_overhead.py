@@ -90,7 +90,9 @@ def make(plugins: Sequence[Any], phase: TrainingPhase) -> Learner:
 def tensorboard(directory: str) -> Any:
     """TensorBoard's backend, if it is installed."""
     if importlib.util.find_spec("loopkit_tensorboard") is None:
-        raise SystemExit("--tensorboard needs the distribution loopkit-tensorboard: pip install loopkit-tensorboard")
+        raise SystemExit(
+            "--tensorboard needs the distribution loopkit-tensorboard: pip install -e plugins/loopkit-tensorboard"
+        )
     from loopkit_tensorboard import TensorBoard
 
     return TensorBoard(directory)

@@ -2,7 +2,7 @@
 
     python benchmarks/overhead.py [--rounds 60] [--runs 5] [--only PART] [--json FILE]
 
-Peers are measured, too, after ``pip install -c constraints.txt -r benchmarks/requirements-peers.txt``.
+Peers are measured, too, after ``pip install -c constraints.txt -e . -r benchmarks/requirements-peers.txt``.
 
 The work: digits in batches of 32 that are cut beforehand, an MLP 64-64-10, SGD with momentum, torch on one thread.
 """

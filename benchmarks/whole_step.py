@@ -1,6 +1,6 @@
 """A training step as one compiled graph against a loop by hand that leaves nothing to win around the step.
 
-    pip install -e plugins/loopkit-whole-step
+    pip install -e . -e plugins/loopkit-whole-step
     python benchmarks/whole_step.py [--only MODEL] [--rounds 5] [--runs 5] [--json FILE]
 
 All sides in one process, in turn, torch on one thread, after compiling, in epochs of 100 steps. The loop by hand

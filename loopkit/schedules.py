@@ -830,7 +830,7 @@ def plot(schedule: ScheduleFn, updates: int, ax: Axes | None = None) -> Axes:
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
-        raise ImportError("plot needs matplotlib: pip install loopkit[plot]") from error
+        raise ImportError("plot needs matplotlib: pip install matplotlib") from error
     if ax is None:
         _, ax = plt.subplots()
     ax.plot(range(updates), [schedule(update) for update in range(updates)], label=_name(schedule))

@@ -609,6 +609,8 @@ def test_plugins_that_ship_are_those_that_the_package_imports():
     "name", ["metrics", "ddp", "checkpoint", "clip_grad_norm", "monitor", "save_pretrained", "mlflow"]
 )
 def test_first_line_of_a_plugin_that_ships_is_that_of_its_docstring(name):
+    if name not in {row.entry_point.name for row in discovery.plugins()[0]}:
+        pytest.skip(f"{discovery.ELSEWHERE[name]} is not installed")
     doc = inspect.getdoc(loopkit.load_plugin(name))
     assert discovery.first_line(discovery.find(name)) == doc.partition("\n")[0]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -81,11 +82,49 @@ def test_nothing_of_the_core_imports_a_distribution() -> None:
     assert {path: found for path, found in guilty.items() if found} == {}
 
 
-def neighbours(folder: Path) -> list[Path]:
-    """The other distributions that one requires."""
-    required = project(folder)["dependencies"]
-    names = {re.split(r"[^\w.-]", requirement, maxsplit=1)[0] for requirement in required}
-    return [each for each in DISTRIBUTIONS if each.name in names]
+def neighbours(folder: Path, *extras: str) -> list[Path]:
+    """The other distributions that one requires, with extras, and all that these require."""
+    about = project(folder)
+    required = [*about["dependencies"], *(each for extra in extras for each in about["optional-dependencies"][extra])]
+    names = {re.split(r"[^\w.-]", requirement, maxsplit=1)[0] for requirement in required} - {folder.name}
+    found = {each for each in DISTRIBUTIONS if each.name in names}
+    for other in list(found):
+        found |= set(neighbours(other))
+    return sorted(found)
+
+
+# Install lines
+
+
+CODE = re.compile(r"^```sh\n(.*?)^```|`([^`\n]+)`", re.DOTALL | re.MULTILINE)
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("plugins/*/README.md")]
+LINES = sorted(
+    {
+        line
+        for page in PAGES
+        for found in CODE.findall(page.read_text())
+        for line in re.findall(r"pip install ([^#&|;\n]+)", "".join(found))
+    }
+)
+"""What stands behind ``pip install`` in the code of README, pages and READMEs; `.ci/install_lines.py` resolves them."""
+
+
+def test_there_are_install_lines_for_every_distribution() -> None:
+    named = {Path(word.partition("[")[0]).name for line in LINES for word in shlex.split(line)}
+    assert {folder.name for folder in DISTRIBUTIONS} <= named
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_install_line_names_what_is_in_the_clone_and_all_that_it_requires(line: str) -> None:
+    words = shlex.split(line)
+    assert [word for word in words if word.startswith("loopkit")] == []
+    folders = {
+        Path(word.partition("[")[0]): re.findall(r"\w+", word.partition("[")[2]) for word in words if word[0] in ".p"
+    }
+    named = {ROOT / folder for folder in folders if folder.parts[:1] == ("plugins",)}
+    required = {other for folder in named for other in neighbours(folder, *folders[folder.relative_to(ROOT)])}
+    assert required <= named
+    assert not named or Path() in folders
 
 
 def needed(name: str, found: set[str]) -> set[str]:
@@ -123,8 +162,9 @@ def test_distribution_installs_alone_and_passes_its_tests(folder: Path, tmp_path
     python = tmp_path / "venv" / "bin" / "python"
     share_torch(python, tmp_path / "shared")
     install = ["-m", "pip", "install", "-q", "--no-compile", "-c", ROOT / "constraints.txt", "-e", ROOT]
+    beside = neighbours(folder, "test")
     environment = {**os.environ, "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    packages = [word for each in neighbours(folder) for word in ("-e", each)]
+    packages = [word for each in beside for word in ("-e", each)]
     for command in ([*install, *packages, "-e", f"{folder}[test]"], ["-m", "pytest", "-q", "-p", "no:cacheprovider"]):
         done = subprocess.run(
             [python, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
@@ -133,9 +173,7 @@ def test_distribution_installs_alone_and_passes_its_tests(folder: Path, tmp_path
     listed = subprocess.run(
         [python, "-m", "pip", "list"], capture_output=True, text=True, timeout=60, check=True
     ).stdout
-    assert {each.name for each in DISTRIBUTIONS if each.name in listed} == {
-        path.name for path in (folder, *neighbours(folder))
-    }
+    assert {each.name for each in DISTRIBUTIONS if each.name in listed} == {path.name for path in (folder, *beside)}
     assert sys.prefix not in listed
 
 

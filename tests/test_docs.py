@@ -75,8 +75,17 @@ def anchors(page: str) -> set[str]:
 # Pages and examples
 
 
+def distributions_of(page: Path) -> set[str]:
+    """The packages of distributions that the code of a page imports."""
+    code = "\n".join(block.text for block in blocks(page.read_text()) if block.language == "python")
+    return set(re.findall(r"^ *(?:from|import) (loopkit_\w+)", code, re.MULTILINE))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_page_code_runs_and_prints_what_the_page_shows(page: Path, isolated: Path) -> None:
+    for package in sorted(distributions_of(page)):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
     run_page(page)
 
 
@@ -253,7 +262,9 @@ def test_hooks_page_map_holds_every_hook() -> None:
 
 def test_plugins_page_lists_the_distributions_and_the_names_of_their_plugins() -> None:
     text = sections((ROOT / "docs" / "plugins.md").read_text())["Distributions"]
-    rows = re.findall(r"^\| \[([\w-]+)\]\(.*?\) \|.*?\| (.*?) \| `pip install '?([\w-]+).*` \|$", text, re.MULTILINE)
+    rows = re.findall(
+        r"^\| \[([\w-]+)\]\(.*?\) \|.*?\| (.*?) \| `pip install .*-e '?plugins/([\w-]+).*` \|$", text, re.MULTILINE
+    )
     listed = {name: re.findall(r"`(\w+)`", names) for name, names, _ in rows}
     made = {}
     for readme in (ROOT / "plugins").glob("*/README.md"):

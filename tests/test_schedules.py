@@ -830,7 +830,7 @@ def test_plot_draws_into_given_axes(pyplot: Any) -> None:
 def test_plot_without_matplotlib_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    with pytest.raises(ImportError, match=r"^plot needs matplotlib: pip install loopkit\[plot\]$"):
+    with pytest.raises(ImportError, match=r"^plot needs matplotlib: pip install matplotlib$"):
         plot(linear(), 4)
 
 

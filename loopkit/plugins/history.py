@@ -155,7 +155,7 @@ class History(Shown):
         return frame(self.rows, phase)
 
     def plot(self, *names: str) -> Any:
-        """Draw metrics over epochs with matplotlib (``pip install loopkit[plot]``); all of them by default.
+        """Draw metrics over epochs with matplotlib (``pip install matplotlib``); all of them by default.
 
         Over steps instead, if a phase ran several times in an epoch.
 
@@ -169,7 +169,7 @@ class History(Shown):
         try:
             import matplotlib.pyplot as plt
         except ImportError as error:
-            raise ImportError("History.plot needs matplotlib: pip install 'loopkit[plot]'") from error
+            raise ImportError("History.plot needs matplotlib: pip install matplotlib") from error
         known = list(dict.fromkeys(name for row in self.rows for name in row if "/" in name))
         for name in names:
             if name not in known:

@@ -134,7 +134,7 @@ def simulated(late: bool = True, like_mps: bool = False) -> Callable[[Callable[.
         def inside(**given: Any) -> None:
             build()
 
-            def child(rank: int) -> str:
+            def child(rank: int) -> tuple[str, str]:
                 for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
                     os.environ.pop(name, None)
                 load(late, like_mps)
@@ -143,11 +143,16 @@ def simulated(late: bool = True, like_mps: bool = False) -> Callable[[Callable[.
                 except RuntimeError as error:
                     if "device_ready_queues_" not in str(error):
                         raise
-                    return "autograd began in this process before the device was there: run tests/devices alone"
-                return ""
+                    return "autograd began in this process before the device was there: run tests/devices alone", ""
+                except pytest.skip.Exception as skipped:  # of a distribution that is missing
+                    return "", str(skipped)
+                return "", ""
 
-            if refused := run(child, 1, timeout=60)[0]:
+            refused, skipped = run(child, 1, timeout=60)[0]
+            if refused:
                 give_up(refused)
+            if skipped:
+                pytest.skip(skipped)
 
         return inside
 

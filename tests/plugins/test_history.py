@@ -376,7 +376,7 @@ def test_plot_without_matplotlib_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ImportError) as caught:
         History().plot()
-    assert str(caught.value) == "History.plot needs matplotlib: pip install 'loopkit[plot]'"
+    assert str(caught.value) == "History.plot needs matplotlib: pip install matplotlib"
 
 
 def test_history_leaves_training_bitwise_alone():

@@ -51,7 +51,7 @@ class LRFinderResult:
         try:
             import matplotlib.pyplot as plt
         except ImportError as error:
-            raise ImportError("plot needs matplotlib: pip install loopkit[plot]") from error
+            raise ImportError("plot needs matplotlib: pip install matplotlib") from error
         if ax is None:
             _, ax = plt.subplots()
         ax.plot(self.rates, self.losses, alpha=0.3, label="loss")
