@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pluggy
@@ -659,6 +660,39 @@ def test_hookimpl_limits_a_hook_to_the_phase_of_a_name(name):
     learner.evaluate(batches(1), ValidationPhase("test"))
     learner.predict(batches(1))
     assert seen == [name]
+
+
+@pytest.mark.parametrize("call", ["evaluate", "predict", "fit"])
+def test_error_outside_of_a_fit_leaves_the_contexts_and_fires_no_event_of_a_fit(call):
+    seen = []
+
+    class Plugin:
+        @contextmanager
+        def around(self):
+            try:
+                yield
+            finally:
+                seen.append("left")
+
+        @hookimpl
+        def epoch_context(self):
+            return self.around()
+
+        @hookimpl
+        def step_begin(self):
+            raise KeyError("x")
+
+        @hookimpl
+        def fit_begin(self):
+            seen.append("fit_begin")
+
+        @hookimpl
+        def fit_end(self):
+            seen.append("fit_end")
+
+    with pytest.raises(KeyError):
+        getattr(make(Plugin()), call)(batches(1), **({"epochs": 1} if call == "fit" else {}))
+    assert seen == (["fit_begin", "left", "fit_end"] if call == "fit" else ["left"])
 
 
 def test_hookimpl_limits_a_hook_to_subclasses_too():

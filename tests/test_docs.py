@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import on
+from helpers import batches, make_learner, on
 from pages import EXACT, SHAPE, WRAPPED, Block, agrees, blocks, run_page
 
 from loopkit import Event, Learner
@@ -258,6 +258,18 @@ def test_hooks_page_map_holds_every_hook() -> None:
     assert sorted(re.findall(r"^[^#\n]*?\b([a-z]+_[a-z]+)\b", loop_map, re.MULTILINE)) == sorted(
         hook.name for hook in own_hooks()
     )
+
+
+def test_hooks_page_map_has_the_order_in_which_a_fit_calls_them() -> None:
+    listened = ["fit_begin", "epoch_begin", "epoch_end", "phase_end", "fit_end"]
+    plugins = [on(hook, lambda hook=hook, **_: seen.append(hook), hook) for hook in listened]
+    plugins.append(on("setup_data", lambda data, **_: (seen.append("setup_data"), data)[1], "setup_data"))
+    plugins.append(on("setup_model", lambda model, **_: (seen.append("setup_model"), model)[1], "setup_model"))
+    seen: list[str] = []
+    make_learner(*plugins).fit(batches(1), epochs=1)
+    loop_map = next(block.text for block in blocks(HOOKS_PAGE) if block.language == "text")
+    order = re.findall(r"^[^#\n]*?\b([a-z]+_[a-z]+)\b", loop_map, re.MULTILINE)
+    assert seen == [hook for hook in order if hook in seen]
 
 
 def test_plugins_page_lists_the_distributions_and_the_names_of_their_plugins() -> None:

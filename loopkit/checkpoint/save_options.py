@@ -25,7 +25,7 @@ class SaveOptions:
         at_end: Save at the end of the fit what was trained since the last save.
         background: Write in a thread: the loop waits only for a copy of the state in main memory (`Checkpoint.memory`).
             At most one write is under way; an error of one is raised at the end of the next step.
-        keep_best: How many of the best to keep, if ``best`` is given.
+        keep_best: How many of the best to keep; more than one needs ``best``.
         replay: Let data without a position of its own be passed over up to where it was (`load_state_dict`).
         allow: Plugins that may be missing in the checkpoint or here.
 

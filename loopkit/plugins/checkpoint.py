@@ -124,6 +124,14 @@ class Checkpoint(Shown):
         check_count("Checkpoint: keep", keep)
         if best is not None and not (isinstance(best, str) and all(best.partition("/"))):
             raise PluginError(f"Checkpoint: best is {best!r}: it is '<phase>/<metric>', such as 'val/loss'")
+        if not isinstance(options, SaveOptions):
+            raise PluginError(f"Checkpoint: options is {options!r}: give options=SaveOptions(background=True)")
+        if best is None and (mode is not None or options.keep_best > 1):
+            given = f"mode is {mode!r}" if mode is not None else f"options.keep_best is {options.keep_best}"
+            raise PluginError(
+                f"Checkpoint: {given}, and no metric says which checkpoints are the best, so it would have no effect: "
+                f"give best='val/loss', or leave it out"
+            )
         if isinstance(resume, str) and resume.lower() == "auto" and resume != "auto":
             raise PluginError(f"Checkpoint: resume is {resume!r}: did you mean 'auto'?")
         if overwrite and resume is not None:
@@ -134,8 +142,6 @@ class Checkpoint(Shown):
                 f"Checkpoint: weights_only=True saves nothing that {by} could go on from: give one of them; two "
                 f"Checkpoints with a directory and a name each do both"
             )
-        if not isinstance(options, SaveOptions):
-            raise PluginError(f"Checkpoint: options is {options!r}: give options=SaveOptions(background=True)")
         self.name = name
         self.directory = disk.resolved(directory)
         self.resume = resume

@@ -645,6 +645,20 @@ def test_options_out_of_range_are_refused(options, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"options": SaveOptions(keep_best=3)}, "options.keep_best is 3"),
+        ({"mode": "max"}, "mode is 'max'"),
+        ({"mode": "min", "weights_only": True}, "mode is 'min'"),
+    ],
+    ids=str,
+)
+def test_options_of_the_best_without_a_metric_are_refused(options, message, tmp_path):
+    with pytest.raises(PluginError, match=f"{message}, and no metric says .* give best='val/loss'"):
+        Checkpoint(tmp_path, **options)
+
+
+@pytest.mark.parametrize(
     "options",
     [
         {"keep_best": 0},
