@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal
 
 from loopkit.errors import PluginError
@@ -68,6 +69,30 @@ def better(metric: str, plugins: Iterable[Any]) -> Mode | None:
         if higher is not None:
             return "max" if higher else "min"
     return "min" if f"/{metric}".endswith(("/loss", "_loss")) else None
+
+
+def declared(metric: str, plugins: Iterable[Any]) -> Mode | None:
+    """Which way a metric is better, as a plugin declares: by the ``mode`` with which it monitors it, or by making it.
+
+    A name declares nothing: a loss is better where it is lower only if a plugin monitors it, or makes it as a metric.
+    """
+    known = list(plugins)
+    for plugin in known:
+        if getattr(plugin, "monitor", None) == metric and getattr(plugin, "mode", None) in ("min", "max"):
+            return plugin.mode  # type: ignore[no-any-return]
+    monitored = any(getattr(plugin, "monitor", None) == metric for plugin in known)
+    made = any(_makes(plugin, metric) for plugin in known)
+    return better(metric, known) if monitored or made else None
+
+
+def _makes(plugin: Any, metric: str) -> bool:
+    """Whether a plugin makes a metric, and can say which way it is better."""
+    if not callable(getattr(plugin, "higher_is_better", None)):
+        return False
+    if plugin.higher_is_better(metric) is not None:
+        return True
+    names = plugin.names() if callable(getattr(plugin, "names", None)) else ()
+    return any(fnmatchcase(f"metrics.{metric}", pattern) for pattern in names)
 
 
 def direction(plugin: Any, plugins: Iterable[Any]) -> Mode:

@@ -52,12 +52,12 @@ class Logbook:
     def look(self) -> Place:
         """Where what is logged now is."""
         here, progress = self.epoch, self._progress
-        name, steps = "", progress.steps
+        name, epochs, steps = "", progress.epochs, progress.steps
         if here is not None:
-            name, steps = here.name, steps + here.around
+            name, epochs, steps = here.name, here.number, steps + here.around
             if here.trains and (step := here.current) is not None and not step.ended:
                 steps += 1
-        made = name, progress.epochs, steps, progress.updates
+        made = name, epochs, steps, progress.updates
         if get_ident() == self._thread:  # in another one, it may have changed by now
             self.place = made
         return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from loopkit.learner import Learner
     from loopkit.logs.record import Record
     from loopkit.result import FitResult
+
+
+def _undeclared(metric: str) -> str | None:
+    """The direction of any metric where no plugin is asked."""
+    return None
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,8 @@ class Run:
     """What the run was made with, as far as it is known."""
     config: str | None
     """The text of the file that the run was made from, if there is one, without passwords and tokens."""
+    direction: Callable[[str], str | None] = _undeclared
+    """Which way a metric is better, ``"min"`` or ``"max"``, as a plugin declares; None for what none declares."""
 
 
 class Backend(Shown):

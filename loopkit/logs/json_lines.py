@@ -26,6 +26,7 @@ from loopkit.logs.kinds import Audio, Figure, File, Graph, Histogram, Hyperparam
 from loopkit.logs.log_file import LogFile
 from loopkit.logs.masking import masked_arguments, masked_text
 from loopkit.logs.record import Group, Records
+from loopkit.logs.source import commit
 from loopkit.notes import warn
 from loopkit.version import __version__
 
@@ -40,9 +41,11 @@ class JsonLines(Backend):
     """A JSON object on each line. Pictures, sounds and files are beside it in ``media/``, named by SHA-256.
 
     Numbers that were logged together are ``{"phase", "epoch", "step", "update", "time", "values": {name: number}}``;
-    infinite and undefined ones are the strings ``"inf"``, ``"-inf"`` and ``"nan"``. Other kinds have a line each, with
-    ``"name"``, ``"kind"`` and their content, or ``"file"``, a path relative to the log's directory. A fit begins, or
-    goes on, with a line ``{"kind": "run", ...}`` and ends with ``{"kind": "end", "reason", ...}``. `read_log` reads it.
+    infinite and undefined ones are the strings ``"inf"``, ``"-inf"`` and ``"nan"``. Before the first number of a metric
+    whose direction a plugin declares comes ``{"kind": "directions", "modes": {name: mode}}``. Other kinds have a line
+    each, with ``"name"``, ``"kind"`` and their content, or ``"file"``, a path relative to the log's directory. A fit
+    begins, or goes on, with a line ``{"kind": "run", ...}`` and ends with ``{"kind": "end", "reason", ...}``.
+    `read_log` reads it.
     The line of the run has the command and the configuration, with ``***`` for the values of options that are called
     like a password, a token or a key, and for passwords in URLs, also in the errors of the last line.
 
@@ -65,6 +68,8 @@ class JsonLines(Backend):
         self._run: Run | None = None
         self._begun = False
         """The line of this run is written."""
+        self._names: set[str] = set()
+        """The names of numbers in the file since that line, of which it has the direction, if one is declared."""
 
     def open(self, run: Run) -> None:
         """Open the file. A run that goes on says so with its first record, so that one without any leaves no trace."""
@@ -80,6 +85,7 @@ class JsonLines(Backend):
         if self._begun or self._run is None:
             return
         run, self._begun = self._run, True
+        self._names.clear()
         learner, fit = run.learner, run.learner.current
         about: dict[str, Any] = {
             "kind": "run",
@@ -87,12 +93,14 @@ class JsonLines(Backend):
             "fit": 1 if fit is None else fit.position.number,
             "epoch": learner.progress.epochs,
             "step": learner.progress.steps,
+            "epochs_from": 1,
             "seed": None if fit is None else fit.result.seed,
             "planned": None if fit is None else asdict(fit.result.planned),
             "loopkit": __version__,
             "torch": torch.__version__,
             "python": platform.python_version(),
             "argv": masked_arguments(sys.argv),
+            "git": commit(),
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "hyperparameters": dict(run.hyperparameters),
@@ -105,7 +113,21 @@ class JsonLines(Backend):
     def write(self, records: Sequence[Record]) -> None:
         """Append lines."""
         self._begin()
-        self._file.write(b"".join(map(self._lines, Records.of(records).groups)))
+        groups = Records.of(records).groups
+        self._file.write(self._directions(groups) + b"".join(map(self._lines, groups)))
+
+    def _directions(self, groups: Sequence[Group]) -> bytes:
+        """A line with the direction of each metric whose first number comes now, as far as a plugin declares it."""
+        fresh: dict[str, None] = {}
+        for group in groups:
+            if not group.values.keys() <= self._names:
+                fresh.update(dict.fromkeys(group.values.keys() - self._names))
+        if not fresh or self._run is None:
+            return b""
+        self._names.update(fresh)
+        modes = {name: self._run.direction(name) for name in sorted(fresh)}
+        found = {name: mode for name, mode in modes.items() if mode is not None}
+        return _line({"kind": "directions", "modes": found, "time": _time(time.time())}) if found else b""
 
     def _lines(self, group: Group) -> bytes:
         """The lines of a group: most are of finite numbers alone, and one line."""

@@ -31,6 +31,8 @@ class Log:
     """The lines of each fit that began or went on: versions, host, seed."""
     ends: list[dict[str, Any]] = field(default_factory=list)
     """The lines of each that ended."""
+    directions: dict[str, str] = field(default_factory=dict)
+    """Which way metrics are better, ``"min"`` or ``"max"``, of those whose direction a plugin declares."""
 
     def __repr__(self) -> str:
         fits = f"{len(self.runs)} begun, {len(self.ends)} ended"
@@ -99,11 +101,21 @@ class Log:
             if isinstance(value, (int, float)) and name.startswith(f"{at[0]}/") and not is_of_a_step:
                 place = dict(zip(PLACE[:-1], at, strict=True))
                 rows.setdefault(tuple(at), {**place, "time": time})[name] = value
-        ends: dict[Any, dict[str, Any]] = {}
-        for row in sorted(rows.values(), key=lambda row: not row["epoch"]):  # steps of the first epoch count it as 0
-            ends.setdefault(row["phase"], row)
-        metrics = {name: {*row} - {*PLACE} for name, row in ends.items()}
-        return frame([row for row in rows.values() if not metrics[row["phase"]].isdisjoint(row)], phase)
+        phases = {row["phase"] for row in rows.values()}
+        metrics = {name: _of_epochs([row for row in rows.values() if row["phase"] == name]) for name in phases}
+        ends = [row for row in rows.values() if not metrics[row["phase"]].isdisjoint(row)]
+        return frame([{k: row[k] for k in row if k in PLACE or k in metrics[row["phase"]]} for row in ends], phase)
+
+
+def _of_epochs(rows: list[dict[str, Any]]) -> set[str]:
+    """The names that a phase logs at the end of its epochs: steps of its first epoch have logged none of them.
+
+    A phase that has logged the same names everywhere, such as validations within an epoch, logs all of them at an end.
+    """
+    first = min((row["epoch"] for row in rows if row["epoch"]), default=0)  # steps in older logs count from 0
+    *before, last = [row for row in rows if row["epoch"] == first]
+    names = {*last} - {*PLACE}
+    return names.difference(*before) or names
 
 
 def frame(rows: list[dict[str, Any]], phase: str | None) -> Any:
@@ -152,6 +164,8 @@ def read_log(path: str | Path) -> Log:
                 log.runs.append(said)
             elif kind == "end":
                 log.ends.append(said)
+            elif kind == "directions":
+                log.directions.update(said["modes"])
             else:
                 log.records += _records(said)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

@@ -18,7 +18,7 @@ class Record(NamedTuple):
     phase: str = ""
     """The phase whose epoch is running or has just ended; empty outside of one."""
     epoch: int = 0
-    """``learner.progress.epochs``: how many were complete."""
+    """The number, from 1, of the training epoch that is running or was the last to run; 0 before the first."""
     step: int = 0
     """``learner.progress.steps``; inside a training step, the number that it will have."""
     update: int = 0

@@ -49,9 +49,10 @@ class History(Shown):
             processes that are no more go to the ones that are left.
 
     A row of an epoch is ``{"phase", "epoch", "steps", "updates", "samples", "seconds", "<phase>/<metric>", ...}``: the
-    learner's counters after it, its duration and its metrics. ``"epoch"`` is the number of training epochs that were
-    complete by then. A row may be taken out, but not changed: a state may hold it already. A row of a step is
-    ``{"phase", "epoch", "step", "<phase>/loss"}``, with the same ``"epoch"`` and the step's position, from 0.
+    learner's counters after it, its duration and its metrics. ``"epoch"`` is the number, from 1, of the training epoch
+    that is running or was the last to run. A row may be taken out, but not changed: a state may hold it already. A row
+    of a step is ``{"phase", "epoch", "step", "<phase>/loss"}``, with the same ``"epoch"`` and the step's position,
+    from 0.
 
     Example::
 
@@ -122,7 +123,7 @@ class History(Shown):
         self.rows.append(
             {
                 "phase": phase.name,
-                "epoch": counts.epochs,
+                "epoch": epoch.number,
                 "steps": counts.steps,
                 "updates": counts.updates,
                 "samples": counts.samples,
@@ -131,7 +132,7 @@ class History(Shown):
             }
         )
         self.step_rows += [
-            {"phase": phase.name, "epoch": counts.epochs, "step": step, f"{phase.name}/loss": value}
+            {"phase": phase.name, "epoch": epoch.number, "step": step, f"{phase.name}/loss": value}
             for step, value in zip(done.steps, done.read(), strict=True)
         ]
 

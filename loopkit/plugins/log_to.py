@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loopkit.batches import describe
+from loopkit.criteria import declared
 from loopkit.discovery import log_plugin
 from loopkit.errors import LoopkitError, PluginError
 from loopkit.events import snake_case
@@ -271,7 +272,8 @@ class _Sink:
     def open(self, learner: Learner, hyperparameters: Mapping[str, Any]) -> None:
         config = learner.options.config
         known = masked_values(hyperparameters)
-        run = Run(learner, self.loaded, known, None if config is None else masked_config(config))
+        text = None if config is None else masked_config(config)
+        run = Run(learner, self.loaded, known, text, lambda name: declared(name, learner.plugins.values()))
         self.loaded, self._open = False, True
         try:
             self.backend.open(run)

@@ -220,7 +220,7 @@ def test_link_to_a_csv_file_stays_one_when_columns_come(tmp_path: Path) -> None:
     (tmp_path / "log.csv").symlink_to(tmp_path / "real.csv")
     logging_learner(tmp_path / "log.csv").fit(batches(2), epochs=1)
     assert (tmp_path / "log.csv").is_symlink()
-    assert b"train,0,2,2," in (tmp_path / "real.csv").read_bytes()
+    assert b"train,1,2,2," in (tmp_path / "real.csv").read_bytes()
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".csv"])

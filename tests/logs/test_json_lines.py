@@ -36,7 +36,7 @@ from loopkit.logs import (
 from loopkit.logs.masking import masked_text
 from loopkit.plugins import LogTo
 
-PLACE = {"phase": "train", "epoch": 0, "step": 1, "update": 1}
+PLACE = {"phase": "train", "epoch": 1, "step": 1, "update": 1}
 
 
 def lines(directory: Path, *values: tuple[str, Any]) -> list[dict[str, Any]]:

@@ -66,7 +66,7 @@ def test_history_of_a_validation_inside_training(monkeypatch):
     clock, history = Clock(monkeypatch), History()
     learner = make_learner(history, clock.per_step(1.0))
     learner.fit(batches(3), batches(2), epochs=1, validate=every(updates=2))
-    assert counts(history.rows) == [("val", 0, 2, 2, 8), ("train", 1, 3, 3, 12), ("val", 1, 3, 3, 12)]
+    assert counts(history.rows) == [("val", 1, 2, 2, 8), ("train", 1, 3, 3, 12), ("val", 1, 3, 3, 12)]
     assert [row["seconds"] for row in history.rows] == [2.0, 5.0, 2.0]
 
 
