@@ -33,7 +33,7 @@ Function = Callable[[argparse.Namespace], int]
 
 @dataclass(frozen=True)
 class Argument:
-    """What ``ArgumentParser.add_argument`` is called with; made by `argument`."""
+    """The arguments of ``ArgumentParser.add_argument``; made by `argument`."""
 
     names: tuple[str, ...]
     options: dict[str, Any]

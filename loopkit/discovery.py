@@ -145,7 +145,7 @@ def load_plugin(name: str) -> Callable[..., Any]:
 
 
 def make_plugin(given: Any, allow: Collection[str] | None = None) -> Any:
-    """What a `Learner` makes of one item of ``plugins=``.
+    """Return the plugin that a `Learner` makes of one item of ``plugins=``.
 
     Args:
         given: A plugin, which is returned; the name of an installed one, which is made without options; or a mapping of
@@ -234,7 +234,7 @@ def load_command(name: str) -> Callable[[Sequence[str]], int | None] | None:
 
 
 def log_plugin(word: str) -> str:
-    """What to write instead if the path of a log is really the name of a plugin that writes one, else an empty string.
+    """A hint if the path of a log is really the name of a plugin that writes one, else an empty string.
 
     Upper and lower case, ``-`` and ``_`` make no difference.
     """

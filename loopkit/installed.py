@@ -1,4 +1,4 @@
-"""What installed distributions offer to loopkit: their entry points, read from their metadata. Nothing is imported.
+"""The entry points of installed distributions, read from their metadata. Nothing is imported.
 
 ``importlib.metadata`` finds the same, but parses whole metadata to tell a version, and stops at a file that is broken.
 """
@@ -90,7 +90,7 @@ class EntryPoint:
 
 @dataclass(frozen=True)
 class Installed:
-    """What `installed` found."""
+    """The entry points and distributions that `installed` found."""
 
     entry_points: tuple[EntryPoint, ...]
     problems: tuple[str, ...]
@@ -177,7 +177,7 @@ def called_now(distribution: str) -> str:
 
 
 def name_and_version(folder: str) -> tuple[str, str]:
-    """What the metadata in a folder say that the distribution is called, and its version."""
+    """The name and the version of a distribution, as the metadata in a folder have them."""
     data = b""
     for file in ("METADATA", "PKG-INFO"):
         with suppress(FileNotFoundError):

@@ -1,12 +1,15 @@
-"""Measures how loopkit is built: sizes, imports, who writes whose attributes, who calls whom. See `test_house`."""
+"""Measures how loopkit is built: density, sizes, imports, private names, who calls whom. See `test_house`."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import io
+import re
+import statistics
 import sys
 import tokenize
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -20,20 +23,31 @@ import loopkit
 from loopkit import Learner
 
 HOME = Path(loopkit.__file__).parent
+ROOT = HOME.parent
 COMPREHENSIONS = ("<listcomp>", "<dictcomp>", "<setcomp>")
 
 # Which files
 
 
 def files(*patterns: str) -> list[Path]:
-    """Those of loopkit that are there and match, but templates."""
-    found = {path for pattern in patterns for path in HOME.glob(pattern)}
-    return sorted(path for path in found if "templates" not in path.parts)
+    """The files of loopkit that match."""
+    return sorted({path for pattern in patterns for path in HOME.glob(pattern)})
+
+
+def core() -> list[Path]:
+    """All files of loopkit."""
+    return files("**/*.py")
+
+
+def distributions() -> list[Path]:
+    """The files of all distributions, without templates."""
+    return [path for path in sorted(ROOT.glob("plugins/*/loopkit_*/**/*.py")) if "templates" not in path.parts]
 
 
 def short(path: str | Path) -> str:
-    """``"plugins/history.py"``."""
-    return str(Path(path).relative_to(HOME))
+    """``"plugins/history.py"``, and ``"loopkit_sam/sam.py"`` in a distribution."""
+    path = Path(path)
+    return str(path.relative_to(HOME) if path.is_relative_to(HOME) else Path(*path.relative_to(ROOT).parts[2:]))
 
 
 @cache
@@ -41,33 +55,11 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
-GROUND = [
-    "errors.py",
-    "lazy.py",
-    "words.py",
-    "notes.py",
-    "batches.py",
-    "devices.py",
-    "events.py",
-    "every.py",
-    "progress.py",
-    "result.py",
-    "kinds.py",
-    "options.py",
-    "tabular.py",
-    "generators.py",
-    "world.py",
-    "sharded.py",
-]
-LOGS = ["logs/**/*.py"]
-BETWEEN = ["hooks.py", "plugin.py", "phases.py"]
-LIBRARY = ["schedules.py", "criteria.py", "metrics.py", "groups.py", "data.py", "shards.py", "losses.py"]
-ENGINE = ["engine/**/*.py"]
-
 ROOMS: list[tuple[float, list[str]]] = [
-    (0, [*GROUND, *LOGS]),
-    (1, [*BETWEEN, *LIBRARY]),
-    (2, ENGINE),
+    (0, ["*.py", "logs/**/*.py"]),
+    (1, ["hooks.py", "plugin.py", "phases.py"]),
+    (1, ["schedules.py", "criteria.py", "metrics.py", "groups.py", "data.py", "shards.py", "losses.py"]),
+    (2, ["engine/**/*.py"]),
     (2.1, ["engine/window.py"]),
     (2.2, ["engine/step.py"]),
     (2.3, ["engine/loop.py"]),
@@ -101,15 +93,10 @@ def code_lines(path: Path) -> set[int]:
     return lines
 
 
-def size(*patterns: str) -> int:
-    """Code lines of files."""
-    return sum(len(code_lines(path)) for path in files(*patterns))
-
-
-def longest(kind: Any, *patterns: str) -> int:
+def longest(kind: type[ast.AST], paths: list[Path]) -> int:
     """Code lines of the longest class or function."""
     longest = 0
-    for path in files(*patterns):
+    for path in paths:
         lines = code_lines(path)
         for node in ast.walk(tree(path)):
             if isinstance(node, kind):
@@ -117,7 +104,131 @@ def longest(kind: Any, *patterns: str) -> int:
     return longest
 
 
-# Who writes whose attributes
+def most_attributes(paths: list[Path]) -> int:
+    """How many attributes the class with the most has: stored on ``self``, or annotated in its body."""
+    return max(
+        len(attributes(node)) for path in paths for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef)
+    )
+
+
+def attributes(node: ast.ClassDef) -> set[str]:
+    """The names of the attributes that a class gives its instances."""
+    stored = {
+        each.attr
+        for each in ast.walk(node)
+        if isinstance(each, ast.Attribute) and _stored(each) and is_self(each.value)
+    }
+    return stored | {
+        each.target.id for each in node.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    }
+
+
+# Density
+
+BLANK = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+
+
+@cache
+def token_starts(path: Path) -> list[tuple[int, int]]:
+    """Where the tokens of code begin: line and column."""
+    tokens = tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
+    return [token.start for token in tokens if token.type not in BLANK]
+
+
+def tokens(paths: list[Path]) -> int:
+    """Tokens on lines that hold code."""
+    return sum(start[0] in code_lines(path) for path in paths for start in token_starts(path))
+
+
+@cache
+def statement_tokens(*paths: Path) -> list[int]:
+    """Tokens of each statement, from the fewest; of a compound statement, of its head."""
+    return sorted(
+        bisect_left(token_starts(path), _end_of_head(node))
+        - bisect_left(token_starts(path), (node.lineno, node.col_offset))
+        for path in paths
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.stmt) and not is_docstring(node)
+    )
+
+
+def _end_of_head(node: ast.stmt) -> tuple[int, int]:
+    body = getattr(node, "body", None)
+    if body:
+        return body[0].lineno, body[0].col_offset
+    return node.end_lineno or 0, node.end_col_offset or 0
+
+
+def mean_statement(paths: list[Path]) -> float:
+    return round(statistics.mean(statement_tokens(*paths)), 2)
+
+
+def long_statement(paths: list[Path]) -> int:
+    """The tokens that one statement in twenty has more than."""
+    found = statement_tokens(*paths)
+    return found[int(0.95 * len(found))]
+
+
+def is_docstring(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+BRANCHES = (ast.If, ast.For, ast.While, ast.IfExp, ast.ExceptHandler, ast.comprehension, ast.Assert)
+
+
+def branches(function: ast.AST) -> int:
+    """One, and one more for each branch of a function: ternaries, comprehensions, and each ``and`` and ``or``."""
+    inside = list(ast.walk(function))
+    operators = sum(len(node.values) - 1 for node in inside if isinstance(node, ast.BoolOp))
+    return 1 + sum(isinstance(node, BRANCHES) for node in inside) + operators
+
+
+def branched(most: int, paths: list[Path]) -> Iterator[str]:
+    """The functions with more branches than that."""
+    for path in paths:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, FUNCTIONS) and branches(node) > most:
+                yield f"{short(path)}:{node.lineno}: {node.name}, {branches(node)} branches"
+
+
+def nested_ternaries(paths: list[Path]) -> Iterator[str]:
+    """The ternaries of which one side is a ternary."""
+    for path in paths:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.IfExp) and (isinstance(node.body, ast.IfExp) or isinstance(node.orelse, ast.IfExp)):
+                yield f"{short(path)}:{node.lineno}"
+
+
+def paired_assignments(paths: list[Path]) -> Iterator[str]:
+    """Assignments of several written values to several names in one line, but swaps."""
+    for path in paths:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple) and not _swaps(node):
+                if any(isinstance(target, ast.Tuple) for target in node.targets):
+                    yield f"{short(path)}:{node.lineno}: {ast.unparse(node)}"
+
+
+def _swaps(node: ast.Assign) -> bool:
+    value = node.value
+    target = node.targets[0]
+    if not (isinstance(value, ast.Tuple) and isinstance(target, ast.Tuple)):
+        return False
+    return {ast.unparse(each) for each in value.elts} == {ast.unparse(each) for each in target.elts}
+
+
+CLAUSE = re.compile(r"(What|Whose|Of|Those|It|That)\b")
+
+
+def docstrings_with_a_clause(paths: list[Path]) -> Iterator[str]:
+    """Docstrings of modules, classes and functions that begin with no noun and no verb."""
+    for path in paths:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS)) and CLAUSE.match(ast.get_docstring(node) or ""):
+                yield f"{short(path)}:{getattr(node, 'lineno', 1)}"
+
+
+# Private names
 
 
 class Access(NamedTuple):
@@ -141,43 +252,18 @@ OWNERS = {
     "Window": ("window",),
     "Models": ("models",),
 }
-"""The classes that own the life of a fit, and what variables and attributes of theirs are called."""
-CLASSES = {*OWNERS, "Fitting", "Position", "Agreement", "Signals", "Pending"}
+"""The classes that own the life of a fit, and what variables that hold them are called."""
 OWNER_NAMES = {name: owner for owner, names in OWNERS.items() for name in names}
 
 
 @cache
 def own_names() -> set[str]:
-    """The private names that loopkit gives to anything; another one that is read belongs to another library."""
-    nodes = [node for path in files("**/*.py") for node in ast.walk(tree(path))]
+    """The private names that the project gives to anything; another one that is read belongs to another library."""
+    nodes = [node for path in (*core(), *distributions()) for node in ast.walk(tree(path))]
     named = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
     kept = {node.attr for node in nodes if isinstance(node, ast.Attribute) and is_self(node.value) and _stored(node)}
-    return {name for name in (named | kept) if name.startswith("_")}
-
-
-def stores(*patterns: str) -> Iterator[tuple[Access, bool]]:
-    """Every assignment to an attribute of another object, and whether that is one of `OWNERS`."""
-    for path in files(*patterns):
-        annotated = {
-            node.arg
-            for node in ast.walk(tree(path))
-            if isinstance(node, ast.arg) and CLASSES & set(_words(node.annotation))
-        }
-        for node in ast.walk(tree(path)):
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del)):
-                owner, name = node.value, node.attr
-            elif (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Name)
-                and node.func.id in ("setattr", "delattr")
-            ):
-                owner, name = node.args[0], ast.unparse(node.args[1])
-            else:
-                continue
-            text = ast.unparse(owner)
-            if not is_self(owner) and text != "self.position":  # a record of its own
-                owned = last_part(text) in OWNER_NAMES or text in annotated
-                yield Access(f"{short(path)}:{node.lineno}", text, name), owned
+    of_torch = {*vars(nn.Module()), *dir(nn.Module), *dir(torch.optim.Optimizer)}
+    return {name for name in (named | kept) - of_torch if name.startswith("_")}
 
 
 def untyped(*patterns: str) -> Iterator[str]:
@@ -189,11 +275,6 @@ def untyped(*patterns: str) -> Iterator[str]:
                     yield f"{short(path)}:{node.lineno}: {node.arg}"
 
 
-def _words(node: ast.AST | None) -> list[str]:
-    """The names in an annotation."""
-    return [] if node is None else [each.id for each in ast.walk(node) if isinstance(each, ast.Name)]
-
-
 def last_part(owner: str) -> str:
     """``"asked"`` of ``"self.learner._asked"``."""
     return owner.rpartition(".")[2].lstrip("_")
@@ -203,9 +284,9 @@ def is_self(node: ast.AST) -> bool:
     return isinstance(node, ast.Name) and node.id in ("self", "cls")
 
 
-def private_reads(*patterns: str) -> Iterator[Access]:
+def private_reads(paths: list[Path]) -> Iterator[Access]:
     """Every read of a private name of another object that this very file does not define."""
-    for path in files(*patterns):
+    for path in paths:
         modules = {
             alias.asname or alias.name.split(".")[0]
             for node in ast.walk(tree(path))
@@ -257,7 +338,8 @@ def _named_by_text(node: ast.AST) -> tuple[ast.AST, str] | None:
 # Imports
 
 ANYWHERE = {"Learner", "Core", "Epoch", "Step", "Phase"}
-"""What annotations may name from anywhere."""
+"""The classes that annotations may name from anywhere."""
+ARGUMENTS_OF_HOOKS = {"Learner", "Epoch", "Step", "Phase"}
 
 
 def module_of(path: Path) -> str:
@@ -265,22 +347,39 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(annotations: bool = False) -> dict[str, set[str]]:
-    """Which modules of loopkit each one imports, at its begin or in a function; with those for annotations alone."""
-    known = {module_of(path): path for path in files("**/*.py")}
+def imports(annotations: bool = False, exempt: bool = True) -> dict[str, set[str]]:
+    """Which modules of loopkit each one imports, at its begin or in a function.
+
+    Args:
+        annotations: Also count the imports for annotations, without those of `ANYWHERE`.
+        exempt: False counts those of `ANYWHERE`, too; only arguments of hooks may name `ARGUMENTS_OF_HOOKS`.
+    """
+    known = {module_of(path): path for path in core()}
     found: dict[str, set[str]] = {}
     for module, path in known.items():
         found[module] = set()
+        free = ANYWHERE if exempt else ARGUMENTS_OF_HOOKS - _named_elsewhere(tree(path))
         for node, typing in _import_nodes(tree(path)):
             if typing and not annotations:
                 continue
             if isinstance(node, ast.Import):
                 found[module] |= {alias.name for alias in node.names if alias.name in known}
             else:
-                names = {alias.name for alias in node.names} - (ANYWHERE if typing else set())
+                names = {alias.name for alias in node.names} - (free if typing else set())
                 inner = {f"{node.module}.{name}" for name in names} & known.keys()
                 found[module] |= inner | ({node.module} & known.keys() if len(names) > len(inner) else set())
     return found
+
+
+def _named_elsewhere(module: ast.Module) -> set[str]:
+    """The names of a module but those in the arguments of hooks."""
+    hooks = [
+        node
+        for node in ast.walk(module)
+        if isinstance(node, ast.FunctionDef) and any("hookimpl" in ast.unparse(each) for each in node.decorator_list)
+    ]
+    inside = {each for hook in hooks for each in ast.walk(hook.args)}
+    return {node.id for node in ast.walk(module) if isinstance(node, ast.Name) and node not in inside}
 
 
 def _import_nodes(within: ast.AST, typing: bool = False) -> Iterator[tuple[Any, bool]]:
@@ -320,9 +419,24 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     return sorted(found, key=len, reverse=True)
 
 
-def in_circles(graph: dict[str, set[str]]) -> int:
-    """How many modules are in a circle."""
-    return sum(map(len, circles(graph)))
+# The names of distributions
+
+
+def unpublished(public: dict[str, Any]) -> set[str]:
+    """The names that distributions import from loopkit, and that no public module has.
+
+    Args:
+        public: The public modules by name.
+    """
+    published = {name for module in public.values() for name in module.__all__}
+    found = set()
+    for path in distributions():
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "loopkit":
+                for alias in node.names:
+                    if alias.name not in published and f"{node.module}.{alias.name}" not in public:
+                        found.add(f"{node.module}.{alias.name}")
+    return found
 
 
 # Calls
@@ -377,18 +491,6 @@ def step_calls() -> Counter[Call]:
     learner = bare()
     learner.run("train", batches(3))
     return calls(lambda: learner.run("train", batches(11))) - calls(lambda: learner.run("train", batches(10)))
-
-
-def calls_before_first_batch() -> int:
-    """The calls from ``fit`` to the first batch of a list."""
-
-    class Batches(list[Any]):
-        def __iter__(self) -> Iterator[Any]:
-            sys.setprofile(None)
-            return super().__iter__()
-
-    learner, data = bare(), Batches(batches(1))
-    return calls(lambda: learner.fit(data, epochs=1)).total()
 
 
 def upward_calls() -> Counter[Call]:

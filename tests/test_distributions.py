@@ -123,7 +123,9 @@ def test_install_line_names_what_is_in_the_clone_and_all_that_it_requires(line: 
     }
     named = {ROOT / folder for folder in folders if folder.parts[:1] == ("plugins",)}
     required = {other for folder in named for other in neighbours(folder, *folders[folder.relative_to(ROOT)])}
+    plain = {ROOT / word for word in words if word.startswith("plugins/") and "[" not in word}
     assert required <= named
+    assert {other for folder in named for other in neighbours(folder)} <= plain  # pip takes x[test] for another than x
     assert not named or Path() in folders
 
 

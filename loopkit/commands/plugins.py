@@ -101,7 +101,7 @@ def _brief(text: str, longest: int) -> str:
 
 
 def _told(factory: Callable[..., Any], entry_point: EntryPoint) -> list[str]:
-    """What a plugin is, for people."""
+    """Describe a plugin for people."""
     from loopkit.hooks import implemented
     from loopkit.plugin import provided
 
@@ -124,7 +124,7 @@ class _Written(str):
 
 
 def _options(factory: Callable[..., Any]) -> str:
-    """What it takes, in brackets."""
+    """Its options, in brackets."""
     try:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):

@@ -119,7 +119,7 @@ def eject_config(config: Config, *, partial: bool = False, save: str | None = No
 
 
 def _seeded(learner: Mapping[str, Any], draft: Draft) -> list[str]:
-    """What `loopkit.seed_everything` does."""
+    """The lines of `loopkit.seed_everything`."""
     if "seed" not in learner:
         return []
     seed = learner["seed"]
@@ -195,7 +195,7 @@ def _is_standard(draft: Draft) -> bool:
 
 
 def _look_at(draft: Draft) -> None:
-    """What in the learner itself has no written form."""
+    """Find the parts of the learner itself that have no written form."""
     learner, limits, problems = draft.learner, draft.limits, draft.problems
     if list(learner.models) != ["model"]:
         problems[f"the models {', '.join(learner.models)}"] = "which of them a step uses is in the phase's code"

@@ -1,4 +1,4 @@
-"""What the distribution adds to the command ``loopkit``: write the run of a configuration out."""
+"""The subcommands of this distribution: write the run of a configuration out."""
 
 from __future__ import annotations
 

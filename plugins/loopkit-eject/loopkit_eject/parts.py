@@ -1,4 +1,4 @@
-"""What each plugin comes to in a script."""
+"""The lines that each plugin comes to in a script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the distribution adds to the command ``loopkit``: train a run in a file, or look at its plan."""
+"""The subcommands of this distribution: train a run in a file, or look at its plan."""
 
 from __future__ import annotations
 

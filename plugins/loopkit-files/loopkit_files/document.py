@@ -42,7 +42,7 @@ AT_LINE = re.compile(r" \(at line (\d+), column (\d+)\)$")
 
 @dataclass(frozen=True)
 class Built:
-    """What a configuration stands for, made and ready to train."""
+    """A run that was made from a configuration, ready to train."""
 
     learner: Learner
     train: Any
@@ -245,7 +245,7 @@ class Config:
         return caller
 
     def _factories(self, report: Report) -> dict[Place, Any]:
-        """What makes the plugins that are given by name; a name that may not be used is not imported."""
+        """The classes of the plugins that are given by name; a name that may not be used is not imported."""
         plugins, learner = self.values.get("plugins"), self.values.get("learner")
         factories: dict[Place, Any] = {}
         without = learner.get("without") if isinstance(learner, dict) else None

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration."""
+"""Errors of configurations."""
 
 from __future__ import annotations
 

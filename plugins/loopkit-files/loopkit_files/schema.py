@@ -1,4 +1,4 @@
-"""What the tables of a configuration may hold."""
+"""The keys and values that the tables of a configuration may hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the distribution adds to the command ``loopkit``: run a failed step again."""
+"""The subcommands of this distribution: run a failed step again."""
 
 from __future__ import annotations
 

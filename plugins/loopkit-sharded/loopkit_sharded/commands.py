@@ -1,4 +1,4 @@
-"""What the distribution adds to the command ``loopkit``: checkpoints in parts, and in one piece."""
+"""The subcommands of this distribution: checkpoints in parts, and in one piece."""
 
 from __future__ import annotations
 
