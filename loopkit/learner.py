@@ -287,6 +287,7 @@ class Learner:
         epochs: int | float | None = None,
         max_steps: int | None = None,
         max_updates: int | None = None,
+        minutes: float | None = None,
         validate: Every | Mapping[str, Every] | None = None,
         on_interrupt: str | None = "raise",
         loader_timeout: float | None = 300.0,
@@ -305,6 +306,8 @@ class Learner:
             epochs: Epochs over ``train``; ``math.inf`` if another limit or a plugin ends the fit.
             max_steps: End the fit after this many training steps.
             max_updates: End the fit after this many updates.
+            minutes: End the fit after the step in which so many minutes are over; fractions are fine. They are counted
+                as ``FitResult.seconds`` is, over all processes that a fit has had. Not reproducible.
             validate: When to validate: ``every(epochs=2)``, ``every(updates=100)``, ``every(minutes=10)`` (not
                 reproducible), with ``first=True`` also before the first update; see `loopkit.every`. A mapping by the
                 names of phases gives each its own. By default ``every(epochs=1)``.
@@ -330,10 +333,10 @@ class Learner:
         """
         if val is not None:
             check_given(train, val)
-        limits = Limits(epochs, max_steps, max_updates)
-        if epochs is None and max_steps is None and max_updates is None:
+        limits = Limits(epochs, max_steps, max_updates, minutes)
+        if epochs is None and not limits.between_steps:
             raise ValueError(
-                "fit has no end: give epochs=, max_steps= or max_updates= (epochs=math.inf if you mean it)"
+                "fit has no end: give epochs=, max_steps= or max_updates= (epochs=math.inf if you mean it), or minutes="
             )
         source = Source(self._core.registry, *self._core.phases.training(train))
         validations = [] if val is None and validate is None else validations_of(self._core, val, validate)

@@ -36,7 +36,7 @@ class FitResult:
     """What ``fit`` returns. An early stop is a result like any other, not an error."""
 
     reason: Literal[
-        "running", "end", "epochs", "max_steps", "max_updates", "stop", "pause", "cancel", "signal", "error"
+        "running", "end", "epochs", "max_steps", "max_updates", "minutes", "stop", "pause", "cancel", "signal", "error"
     ] = "running"
     """What ended the fit: a limit, ``learner.stop``, `CancelFit`, the end of the user's own loop, a signal, or (seen
     in ``fit_end`` only) an error."""

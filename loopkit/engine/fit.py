@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from loopkit.phases import Phase
 
 INTERRUPTS = ("raise", "return", None)
+OUT_OF_TIME = "(out of time)"
+"""The name by which rank 0 lets the other processes know that the minutes of the fit are over; no phase has it."""
 PAUSED = 75
 """The exit code of a process that was paused (EX_TEMPFAIL): start it again."""
 
@@ -38,23 +40,37 @@ class Limits:
     """What ends a fit.
 
     Raises:
-        ValueError: One is not a count from 1.
+        ValueError: One is not a count from 1, or ``minutes`` is not a number above 0.
     """
 
     epochs: int | float | None = None
     max_steps: int | None = None
     max_updates: int | None = None
+    minutes: float | None = None
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value is not None and not is_count(value):
-                check_count(name, value, endless=name == "epochs")
+        check_count("epochs", self.epochs, endless=True)
+        check_count("max_steps", self.max_steps)
+        check_count("max_updates", self.max_updates)
+        number = isinstance(self.minutes, (int, float)) and not isinstance(self.minutes, bool)
+        if self.minutes is not None and not (number and 0 < self.minutes < math.inf):
+            raise ValueError(f"minutes is {self.minutes!r}: give a number above 0, as in fit(minutes=30)")
 
-    def saved(self) -> dict[str, int | None]:
+    @property
+    def seconds(self) -> float:
+        """The minutes as seconds; infinite without."""
+        return math.inf if self.minutes is None else 60.0 * self.minutes
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether one of them can end a fit in the middle of an epoch."""
+        return not (self.max_steps is None and self.max_updates is None and self.minutes is None)
+
+    def saved(self) -> dict[str, float | None]:
         """What a state holds of them; an endless number of epochs is no limit."""
         return {name: None if value == math.inf else value for name, value in vars(self).items()}
 
-    def raised_from(self, before: dict[str, int | None]) -> bool:
+    def raised_from(self, before: dict[str, float | None]) -> bool:
         """Whether any is higher than it was, or gone."""
         now = self.saved()
         return any(limit is not None and (now[name] or math.inf) > limit for name, limit in before.items())
@@ -188,7 +204,7 @@ class Fit:
     def saved(self) -> dict[str, Any]:
         """What a state holds of it."""
         stop, reason = self._core.requests.stopped, self.result.reason
-        over = reason in ("epochs", "max_steps", "max_updates", "stop")
+        over = reason in ("epochs", "max_steps", "max_updates", "minutes", "stop")
         keeps = stop if over or reason == "running" else None
         at = replace(self.position, ended=reason if over else "", limits=self.limits.saved())
         return at.saved(self.seconds, keeps)
@@ -284,7 +300,24 @@ class Fit:
             return "max_steps"
         if limits.max_updates is not None and progress.updates - at.start.updates >= limits.max_updates:
             return "max_updates"
+        if limits.minutes is not None and self.is_time(OUT_OF_TIME, limits.seconds):
+            return "minutes"
         return "epochs" if limits.epochs is not None and at.epochs >= limits.epochs else ""
+
+    def is_time(self, word: str, seconds: float) -> bool:
+        """Whether it has run for so many seconds. Rank 0's clock decides; the others hear of it when they next agree.
+
+        Args:
+            word: What it is time for, by which they hear of it: the phase of a validation, or `OUT_OF_TIME`.
+            seconds: Counted as `seconds` is.
+        """
+        requests = self._core.requests
+        late = self._core.world.rank == 0 and self.seconds >= seconds
+        if not requests.together:
+            return late
+        if late and word not in requests.validations:
+            requests.validate(word)
+        return word in requests.validations
 
     # Its end
 

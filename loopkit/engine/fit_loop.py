@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +40,7 @@ class FitLoop(Fit):
         self._source = train
         self.validations = {each.phase: each for each in validations}
         by_epochs = None not in [each.every.epochs for each in validations]
-        self._stops_between = bool(limits.max_steps or limits.max_updates) or not by_epochs
+        self._stops_between = limits.between_steps or not by_epochs
         """Whether every training epoch is looked at between its steps."""
         self._barren = 0
         """Training epochs in a row without a step that was completed."""
@@ -92,22 +91,11 @@ class FitLoop(Fit):
             return True
         if every.updates is not None:
             return when == "step" and since >= every.updates
-        return every.minutes is not None and self._is_late(validation)
-
-    def _is_late(self, validation: Validation) -> bool:
-        """Whether its minutes are over. Rank 0's clock decides; the others hear of it when they next agree."""
-        requests, phase = self._core.requests, validation.phase
-        late = self._core.world.rank == 0 and time.monotonic() >= self._time_of(validation)
-        if not requests.together:
-            return late
-        if late and phase not in requests.validations:
-            requests.validate(phase)
-        return phase in requests.validations
+        return every.minutes is not None and self.is_time(validation.phase, self._time_of(validation))
 
     def _time_of(self, validation: Validation) -> float:
-        """When its minutes are over, by ``time.monotonic``."""
-        at = self.position
-        return self._started - at.seconds + at.clock.get(validation.phase, 0.0) + validation.every.seconds
+        """For how many seconds the fit has run when its minutes are over."""
+        return self.position.clock.get(validation.phase, 0.0) + validation.every.seconds
 
     def _train(self, source: Source) -> None:
         core, at = self._core, self.position
@@ -162,13 +150,15 @@ class FitLoop(Fit):
         at, limits = self.position, self.limits
         steps = math.inf if limits.max_steps is None else at.start.steps + limits.max_steps
         updates = math.inf if limits.max_updates is None else at.start.updates + limits.max_updates
-        late = math.inf
+        late = limits.seconds
         for phase, each in self.validations.items():
             if each.every.updates is not None:
                 updates = min(updates, at.validated.get(phase, at.start.updates) + each.every.updates)
-            elif self._core.world.rank == 0:
+            else:
                 late = min(late, self._time_of(each))
-        return Until(steps, updates, late)
+        if self._core.world.rank != 0:
+            late = math.inf
+        return Until(steps, updates, self._started - at.seconds + late)
 
     def _between(self, epoch: Epoch) -> bool:
         """Between two steps: run the validations that are due; returns whether a limit is reached."""
@@ -177,15 +167,16 @@ class FitLoop(Fit):
             self._want("step")
             while at.due:
                 self._validate(at.due[0])
-        return self.reason_to_end() in ("max_steps", "max_updates") or epoch.stopped
+        return self.reason_to_end() in ("max_steps", "max_updates", "minutes") or epoch.stopped
 
     def _check_progress(self, phase: Phase, before: int) -> None:
         """Refuse to go on for ever without a step that is completed, where only steps or updates end the fit."""
         self._barren = 0 if self._core.progress.steps > before else self._barren + 1
-        endless = self.limits.epochs is None or self.limits.epochs == math.inf
+        limits = self.limits
+        endless = limits.minutes is None and (limits.epochs is None or limits.epochs == math.inf)
         if self._barren >= 2 and endless and not self.stopped:
             raise PhaseError(
                 f"phase {phase.name!r} completed no step in two epochs in a row (each was cancelled), and the fit ends "
-                f"by {', '.join(name for name, limit in self.limits.saved().items() if limit)} alone: it would never "
+                f"by {', '.join(name for name, limit in limits.saved().items() if limit)} alone: it would never "
                 f"end. Give epochs=, or look at what cancels the steps"
             )

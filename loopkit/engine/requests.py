@@ -55,7 +55,7 @@ class Wishes:
     save: bool = False
     ending: Ending | None = None
     validations: frozenset[str] = frozenset()
-    """The phases of which rank 0's clock says that it is time."""
+    """The phases of which rank 0's clock says that it is time; also the name that stands for the end of the fit."""
 
     @property
     def any(self) -> bool:
@@ -167,7 +167,7 @@ class Requests:
         self._ask(None)
 
     def validate(self, phase: str) -> None:
-        """Let the others know, when they next agree, that it is time for a validation; rank 0 calls it."""
+        """Let the others know, when they next agree, that it is time for a validation, or the end; rank 0 calls it."""
         self._asked |= Wishes(validations=frozenset([phase]))
 
     def begin_validation(self, phase: str) -> None:

@@ -57,8 +57,8 @@ class Position:
     """The request for an end that was there when it was saved: its reason, and by whom."""
     ended: str = ""
     """Why the run is over, as `FitResult.reason`; empty if it is not."""
-    limits: dict[str, int | None] = field(default_factory=dict)
-    """``epochs``, ``max_steps`` and ``max_updates`` of the fit that was saved."""
+    limits: dict[str, float | None] = field(default_factory=dict)
+    """``epochs``, ``max_steps``, ``max_updates`` and ``minutes`` of the fit that was saved."""
 
     @property
     def validate(self) -> bool:

@@ -29,6 +29,7 @@ from loopkit_files.errors import ConfigError
 from loopkit_files.lines import Place, line_numbers
 from loopkit_files.record import SaveConfig
 from loopkit_files.schema import TABLES, check_structure
+from loopkit_files.variables import filled
 
 __all__ = ["Built", "Config", "dump", "load", "plain"]
 
@@ -61,7 +62,7 @@ class Config:
 
     Args:
         values: The tables, by name: ``model``, ``optimizer``, ``data`` and ``fit``, and perhaps ``loss``, ``learner``
-            and ``plugins``. They are copied.
+            and ``plugins``. They are copied. ``run`` is the folder of the run, which other values name as ``${run}``.
         path: The file that they come from, for messages.
         lines: The lines of that file, by place.
         overrides: What was set over the file, by place, as it was written.
@@ -97,7 +98,11 @@ class Config:
         if not isinstance(values, Mapping):
             raise ConfigError(f"the values of a configuration are {values!r:.60}: give its tables, by name")
         problems: list[str] = []
-        self.values: dict[str, Any] = plain(values, lambda place, text: problems.append(f"{self.where(place)}: {text}"))
+
+        def report(place: Place, text: str) -> None:
+            problems.append(f"{self.where(place)}: {text}")
+
+        self.values: dict[str, Any] = filled(plain(values, report), report)
         if problems:
             raise _error(self.path, problems)
 

@@ -42,6 +42,11 @@ def _seconds(value: Any) -> str:
     return "" if number and value > 0 else "it is a number of seconds above 0, or inf"
 
 
+def _minutes(value: Any) -> str:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return "" if number and 0 < value < math.inf else "it is a number of minutes above 0"
+
+
 def _every(value: Any) -> str:
     if not isinstance(value, dict):
         return "it is a table, such as {epochs = 1}, {updates = 100} or {minutes = 10, first = true}"
@@ -73,12 +78,13 @@ FIT: dict[str, Check] = {
     "epochs": _count_or_inf,
     "max_steps": _count,
     "max_updates": _count,
+    "minutes": _minutes,
     "validate": _every,
     "on_interrupt": _one_of("raise", "return"),
     "loader_timeout": _seconds,
 }
 """The keys of ``[fit]``: the arguments of ``Learner.fit``."""
-LIMITS = ("epochs", "max_steps", "max_updates")
+LIMITS = ("epochs", "max_steps", "max_updates", "minutes")
 LEARNER: dict[str, Check] = {
     "seed": _seed,
     "deterministic": _boolean,
@@ -129,7 +135,8 @@ def check_structure(values: Mapping[str, Any], report: Report) -> None:
                 if key in checks and (problem := checks[key](value)):
                     report((name, key), f"{key} is {value!r}: {problem}")
     if isinstance(fit := values.get("fit"), dict) and not any(limit in fit for limit in LIMITS):
-        report(("fit",), f"fit has no end: give {', '.join(LIMITS[:-1])} or {LIMITS[-1]} (epochs = inf if you mean it)")
+        limits = "epochs, max_steps or max_updates (epochs = inf if you mean it), or minutes"
+        report(("fit",), f"fit has no end: give {limits}")
     learner = values.get("learner")
     if isinstance(learner, dict) and learner.get("deterministic") is True and "seed" not in learner:
         report(("learner", "deterministic"), "deterministic = true needs a seed")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Profile"]
 
 STEPS = range(10, 20)
-PLANNED = ("epochs", "max_steps", "max_updates")
+PLANNED = ("epochs", "max_steps", "max_updates", "minutes")
 
 
 class Profile(Shown):

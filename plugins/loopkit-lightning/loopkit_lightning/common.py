@@ -15,7 +15,7 @@ from loopkit.words import nearest
 
 __all__ = ["LIMITS", "Metrics", "UnsupportedError", "lacks", "load", "made", "plain"]
 
-LIMITS = ("epochs", "max_steps", "max_updates")
+LIMITS = ("epochs", "max_steps", "max_updates", "minutes")
 """Why a fit ends that has come to its own end."""
 PLAIN = (bool, int, float, str)
 
