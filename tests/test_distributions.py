@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from loopkit.discovery import ELSEWHERE, SUBCOMMANDS
 from loopkit.installed import COMMANDS, PLUGINS
@@ -56,6 +57,44 @@ def test_the_distribution_has_another_name_than_the_package() -> None:
     config.read(ROOT / "setup.cfg")
     assert (config["metadata"]["name"], DISTRIBUTION) == ("loopkit-engine", "loopkit-engine")
     assert config["options.packages.find"]["include"].split() == ["loopkit", "loopkit.*"]
+
+
+OPEN = ("fsspec",)
+"""Required packages whose versions are dates: no number of theirs announces a break."""
+
+
+def core_requirements() -> list[str]:
+    config = ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    return config["options"]["install_requires"].split()
+
+
+@pytest.mark.parametrize("folder", [None, *DISTRIBUTIONS], ids=lambda path: path.name if path else "loopkit-engine")
+def test_requirements_have_a_lower_and_an_upper_bound_that_the_tested_versions_keep(folder: Path | None) -> None:
+    required = core_requirements() if folder is None else project(folder)["dependencies"]
+    pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
+    pinned = {re.sub("[-_.]+", "-", name).lower(): version for name, version in pinned.items()}
+    for requirement in map(Requirement, required):
+        operators = {each.operator for each in requirement.specifier}
+        assert operators == ({">="} if requirement.name in OPEN else {">=", "<"}), requirement
+        if not requirement.name.startswith("loopkit"):
+            assert requirement.specifier.contains(pinned[requirement.name.lower()]), requirement
+
+
+def test_no_fact_stands_in_both_files_of_metadata() -> None:
+    config = ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert sorted(tools) == ["build-system", "tool"]  # names, versions and requirements are those of setup.cfg
+    assert {name.partition(".")[0] for name in config.sections()} == {"metadata", "options"}
+    lowest = config["options"]["python_requires"].removeprefix(">=")
+    assert tools["tool"]["ruff"]["target-version"] == f"py{lowest.replace('.', '')}"  # ruff reads no setup.cfg
+
+
+def test_oldest_torch_is_read_from_the_requirements() -> None:
+    line = next(line for line in (ROOT / ".ci/versions").read_text().splitlines() if line.startswith("oldest="))
+    found = subprocess.check_output(["bash", "-c", f"{line}; echo $oldest"], cwd=ROOT, text=True).strip()
+    assert any(each.startswith(f"torch>={found},") for each in core_requirements())
 
 
 @pytest.mark.parametrize("folder", DISTRIBUTIONS, ids=lambda path: path.name)
