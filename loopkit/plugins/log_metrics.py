@@ -18,13 +18,16 @@ if TYPE_CHECKING:
 
 
 class LogMetrics(Shown):
-    """Log ``learner.metrics`` under their names at the end of each epoch.
+    """Log ``learner.metrics`` under their names at the end of each epoch, and learning rates.
+
+    The rates are called ``"lr"``; of several parameter groups ``"lr/0"``, ``"lr/1"``; of several optimizers
+    ``"lr/<name>"``. They are logged with each training epoch, as they are after its last step, before a schedule by
+    epochs moves them; with ``every``, after steps.
 
     Args:
         every: Also log, after every so many training steps, what there is by then: the loss of the step
-            (``"train/loss/step"``), the metrics of the epoch so far (``"train/accuracy/running"``) and the learning
-            rates (``"lr"``; of several parameter groups ``"lr/0"``, ``"lr/1"``; of several optimizers ``"lr/<name>"``)
-            that the step's update was made with, or is going to be, if it has none.
+            (``"train/loss/step"``), the metrics of the epoch so far (``"train/accuracy/running"``), and the learning
+            rates that the step's update was made with, or is going to be, if it has none.
         name: The plugin's name.
 
     It needs a plugin that writes, such as ``LogTo``. No step waits for the device.
@@ -73,12 +76,23 @@ class LogMetrics(Shown):
             now = learning_rates(learner, name)
             learner.log({path: rates.get(path, rate) for path, rate in now.items()})
 
+    @hookimpl(phase="training", reads=("optimizer.lr",), before=("schedule",))
+    def epoch_end(self, learner: Learner) -> None:
+        """Keep the learning rates of the epoch, which a schedule changes as it ends."""
+        self._rates = {}  # of an update after the last step
+        if self.every is None:
+            for name in learner.optimizers:
+                self._rates |= learning_rates(learner, name)
+
     @hookimpl(reads=("metrics",))
     def phase_end(self, learner: Learner, phase: Phase) -> None:
-        """Log the metrics of the epoch."""
-        self._rates = {}  # of an update after the last step
+        """Log the metrics of the epoch, and its learning rates."""
+        rates: dict[str, Any] = {}
+        if phase.training:
+            rates, self._rates = self._rates, rates
         prefix = f"{phase.name}/"
-        learner.log({name: value for name, value in learner.metrics.items() if name.startswith(prefix)})
+        metrics = {name: value for name, value in learner.metrics.items() if name.startswith(prefix)}
+        learner.log({**metrics, **rates})
 
 
 def learning_rates(learner: Learner, name: str, root: str = "lr") -> dict[str, Any]:

@@ -441,8 +441,9 @@ def test_log_metrics_logs_those_of_each_pass() -> None:
     learner = make_learner(LogTo(memory), LogMetrics(), Metrics(half=lambda outputs, targets: torch.tensor(0.5)))
     learner.fit(batches(2), batches(1), epochs=1)
     logged = {(record.name, record.phase): record.value for records in memory.writes for record in records}
-    assert logged == {(name, name.split("/")[0]): value for name, value in learner.metrics.items()}
-    assert len(logged) == 4
+    metrics = {(name, name.split("/")[0]): value for name, value in learner.metrics.items()}
+    assert logged == {**metrics, ("lr", "train"): 0.1}
+    assert len(logged) == 5
 
 
 def test_log_metrics_logs_running_values() -> None:
