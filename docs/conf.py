@@ -15,7 +15,7 @@ author = "the loopkit authors"
 copyright = author
 version = release = __version__
 root_doc = "README"
-include_patterns = ["README.md", "CONTRIBUTING.md", "docs/**.md", "plugins/*/README.md"]
+include_patterns = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**.md", "plugins/*/README.md"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_copybutton"]
 templates_path = ["_templates"]
 
