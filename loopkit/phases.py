@@ -49,6 +49,9 @@ class Phase:
     """True: modules in train mode, gradients on, ``backward`` and ``update`` allowed, progress counted."""
     emits: ClassVar[tuple[type[Event], ...]] = ()
     """The events that ``step`` emits itself; those of ``backward`` and ``update`` need not be repeated."""
+    own_updates: bool = False
+    """True: ``step`` differentiates and updates in its own way, and reports each update by ``step.updated()``. The
+    engine then clears no gradients and makes no updates, and plugins that change gradients raise when a fit begins."""
     grad_mode: Literal["no_grad", "inference_mode", "grad"] = "no_grad"
     """How steps that do not train run: ``"inference_mode"`` is faster, but what modules cache there is unusable
     for training; ``"grad"`` is for steps that differentiate without training."""
@@ -100,7 +103,11 @@ class Phase:
 
     def events(self) -> tuple[type[Event], ...]:
         """Every event that can fire during this phase."""
-        return (*BRACKETS, *self.emits, *(TRAINING_EVENTS if self.training else ()))
+        if not self.training:
+            return (*BRACKETS, *self.emits)
+        if not self.own_updates:
+            return (*BRACKETS, *self.emits, *TRAINING_EVENTS)
+        return (*BRACKETS, *[event for event in self.emits if event not in TRAINING_EVENTS], UpdateEnd)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import importlib.util
@@ -98,6 +99,34 @@ def test_page_links_lead_to_files_and_headings(page: Path) -> None:
         if not target.exists() or (anchor and anchor not in anchors(target.read_text())):
             dead.append(f"{link}#{anchor}")
     assert dead == []
+
+
+STANDARD = {"TrainingPhase": {"ForwardBegin", "LossBegin"}, "ValidationPhase": {"ForwardBegin", "LossBegin"}}
+"""The events that the steps of the standard phases emit themselves."""
+
+
+def unemitted(code: str) -> Iterator[str]:
+    """The events that a phase with a whole step of its own lists in ``emits``, and does not emit."""
+    for cls in [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ClassDef)]:
+        names = {getattr(each.targets[0], "id", ""): each.value for each in cls.body if isinstance(each, ast.Assign)}
+        steps = [each for each in cls.body if isinstance(each, ast.FunctionDef) and each.name == "step"]
+        if "emits" not in names or not steps or "super().step(" in ast.unparse(steps[0]):
+            continue
+        words = set(re.findall(r"\w+", ast.unparse(names["emits"])))
+        listed = {word for word in words if word.endswith(("Begin", "End")) and not word.startswith(("Back", "Update"))}
+        listed = listed.union(*(STANDARD[word] for word in words & STANDARD.keys()))
+        for event in sorted(listed - set(re.findall(r"step\.emit\((\w+)\)", ast.unparse(cls)))):
+            yield f"{cls.name}: {event}"
+
+
+PORTED = sorted((ROOT / "examples").rglob("*.py"))
+
+
+@pytest.mark.parametrize("page", [*PAGES, *READMES, *PORTED], ids=lambda page: f"{page.parent.name}/{page.name}")
+def test_page_phases_emit_the_events_that_they_list(page: Path) -> None:
+    text = page.read_text()
+    codes = [text] if page.suffix == ".py" else [each.text for each in blocks(text) if each.language == "python"]
+    assert [found for code in codes for found in unemitted(code)] == []
 
 
 @pytest.mark.parametrize(

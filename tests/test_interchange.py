@@ -239,7 +239,7 @@ class Adversaries(Phase):
 
 
 class NoBackward(Phase):
-    """Moves the parameters without a gradient."""
+    """Trains nothing, and marks that."""
 
     name = "train"
     training = True
@@ -247,8 +247,7 @@ class NoBackward(Phase):
     def step(self, learner, step):
         with torch.no_grad():
             step.loss = learner.model(step.batch[0]).float().square().mean()
-            for p in learner.model.parameters():
-                p.mul_(0.9)
+        step.skip()
 
 
 class Several(Phase):
@@ -300,7 +299,7 @@ def test_plugin_works_under_a_phase_that_it_has_never_seen(name, phase, accumula
     assert result.updates == UPDATES[phase][accumulate]
     after = [model.state_dict() for model in learner.models.values()]
     moved = [not torch.equal(one[key], other[key]) for one, other in zip(before, after, strict=True) for key in one]
-    assert all(moved)
+    assert all(moved) if UPDATES[phase][accumulate] else not any(moved)
 
 
 @pytest.mark.parametrize("standard", [False, True], ids=["bare", "standard"])

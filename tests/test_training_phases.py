@@ -8,7 +8,7 @@ from helpers import on
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from loopkit import CancelStep, Learner, Phase, TrainingPhase
+from loopkit import CancelStep, Learner, Phase, TrainingPhase, ValidationPhase
 from loopkit.errors import PhaseError, StepResultError
 from loopkit.events import BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd
 
@@ -177,7 +177,7 @@ def test_step_is_looked_at_after_a_cancelled_one():
 
 
 class Bare(Phase):
-    """Trains nothing and says so."""
+    """Neither differentiates nor updates, and lists no events of that."""
 
     name = "bare"
     training = True
@@ -186,10 +186,30 @@ class Bare(Phase):
         step.outputs = learner.model(step.batch[0])
 
 
-def test_phase_that_announces_no_backward_passes():
-    learner = make_learner(Bare())
+class Skipping(Bare):
+    def step(self, learner, step):
+        super().step(learner, step)
+        step.skip()
+
+
+class BareInItsOwnWay(Bare):
+    own_updates = True
+
+
+def test_phase_that_lists_no_events_of_updates_is_looked_at_too():
+    with pytest.raises(StepResultError, match=r"Bare.step called no step.backward.*step.skip\(\), or raises Cancel"):
+        make_learner(Bare()).run("bare", make_batches(2))
+
+
+@pytest.mark.parametrize(
+    ("phase", "options"),
+    [(Skipping(), {}), (BareInItsOwnWay(), {}), (Bare(), {"optimizer": None})],
+    ids=["step.skip", "own_updates", "no optimizer"],
+)
+def test_phase_that_trains_nothing_by_intent_passes(phase, options):
+    learner = make_learner(phase, **options)
     learner.run("bare", make_batches(2))
-    assert learner.progress.steps == 2
+    assert (learner.progress.steps, learner.progress.updates) == (2, 0)
 
 
 class Critic(Phase):
@@ -275,7 +295,7 @@ def test_optimizer_step_beside_an_update_is_refused(accumulate):
         make_learner(Both(), accumulate).fit(make_batches(), epochs=1)
 
 
-class OwnWay(Both):
+class Unlisted(Both):
     emits = (BackwardBegin, BackwardEnd)
 
     def step(self, learner, step):
@@ -284,8 +304,340 @@ class OwnWay(Both):
         learner.optimizer.step()
 
 
-def test_phase_that_announces_no_update_may_update_in_its_own_way():
-    make_learner(OwnWay()).fit(make_batches(), epochs=1)
+class Inherited(Unlisted):
+    pass
+
+
+class Helped(Unlisted):
+    """Steps in a function that knows nothing of the phase."""
+
+    def step(self, learner, step):
+        inputs, targets = step.batch
+        step.backward(learner.loss_fn(learner.model(inputs), targets))
+        advance(learner.optimizer)
+
+
+def advance(optimizer):
+    optimizer.step()
+
+
+def instance_phase():
+    phase = Both()
+    phase.step = lambda learner, step: Unlisted.step(phase, learner, step)
+    return phase
+
+
+class Scaled(Unlisted):
+    def step(self, learner, step):
+        inputs, targets = step.batch
+        step.backward(learner.loss_fn(learner.model(inputs), targets))
+        torch.amp.GradScaler("cpu", enabled=False).step(learner.optimizer)
+
+
+class InAHook(TrainingPhase):
+    """Updates while a backward runs."""
+
+    def step(self, learner, step):
+        handle = learner.model.weight.register_post_accumulate_grad_hook(lambda p: learner.optimizer.step())
+        try:
+            super().step(learner, step)
+        finally:
+            handle.remove()
+
+
+KEPT_STEPS = [Unlisted, Inherited, Helped, instance_phase, Scaled, InAHook]
+
+
+@pytest.mark.parametrize("make", KEPT_STEPS)
+def test_kept_optimizer_step_is_refused_wherever_it_stands(make):
+    learner = make_learner(make())
+    before = learner.model.weight.clone()
+    with pytest.raises(PhaseError, match=r"calls optimizer.step\(\), past the plugins.*declares own_updates = True"):
+        learner.fit(make_batches(), epochs=1)
+    assert torch.equal(learner.model.weight, before)
+
+
+def test_optimizer_step_between_two_steps_of_ones_own_loop_is_refused():
+    learner = make_learner(TrainingPhase(), accumulate=2)
+    with learner.epoch("train") as epoch:
+        epoch.step(make_batches(1)[0])
+        with pytest.raises(PhaseError, match=r"between two steps of phase 'train', calls optimizer.step\(\)"):
+            learner.optimizer.step()
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Takes no hooks, as wrappers do that leave out ``Optimizer.__init__``."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    param_groups = property(lambda self: self.inner.param_groups)
+    state = property(lambda self: self.inner.state)
+    defaults = property(lambda self: self.inner.defaults)
+
+    def step(self, closure=None):
+        self.inner.step(closure)
+
+    def zero_grad(self, set_to_none=True):
+        self.inner.zero_grad(set_to_none)
+
+
+def wrapped(params):
+    return Wrapper(sgd(params))
+
+
+def test_optimizer_that_takes_no_hooks_is_watched_inside():
+    assert make_learner(TrainingPhase(), optimizer=wrapped).fit(make_batches(), epochs=1).updates == 6
+    with pytest.raises(PhaseError, match=r"Unlisted.step calls optimizer.step\(\)"):
+        make_learner(Unlisted(), optimizer=wrapped).fit(make_batches(), epochs=1)
+
+
+class Pair(Phase):
+    """Two models with an optimizer each; ``kept`` says what of the second is as in the loop by hand."""
+
+    name, training, every = "train", True, 1
+
+    def __init__(self, kept):
+        super().__init__()
+        self.kept = kept
+
+    def step(self, learner, step):
+        inputs, targets = step.batch
+        one, two = learner.models["one"], learner.models["two"]
+        step.backward(mse_loss(one(inputs), targets), "one")
+        step.update("one")
+        if step.index % self.every == self.every - 1:
+            if self.kept == "backward":
+                mse_loss(two(inputs), targets).backward()
+                step.update()
+            else:
+                step.backward(mse_loss(two(inputs), targets), "two")
+                learner.optimizers["two"].step()
+
+
+def make_pair(phase):
+    models = {"one": nn.Linear(3, 2), "two": nn.Linear(3, 2)}
+    return Learner(models, None, dict.fromkeys(models, sgd), phases=[phase], standard=False)
+
+
+def test_kept_call_of_one_of_several_optimizers_is_refused():
+    with pytest.raises(PhaseError, match=r"Pair.step calls optimizer.step\(\)"):
+        make_pair(Pair("step")).fit(make_batches(), epochs=1)
+    rare = Pair("step")
+    rare.every = 4
+    with pytest.raises(PhaseError, match=r"Pair.step calls optimizer.step\(\)"):
+        make_pair(rare).fit(make_batches(), epochs=1)
+
+
+class Auxiliary(TrainingPhase):
+    """Has a second loss whose backward was kept."""
+
+    first = True
+
+    def step(self, learner, step):
+        if self.first:
+            self.kept_backward(learner, step)
+        step.inputs, step.targets = step.batch
+        step.backward(learner.loss_fn(learner.model(step.inputs), step.targets))
+        if not self.first:
+            self.kept_backward(learner, step)
+        step.update()
+
+    def kept_backward(self, learner, step):
+        learner.model(step.batch[0]).square().mean().backward()
+
+
+class Late(Auxiliary):
+    first = False
+
+
+class OfAutograd(Late):
+    def kept_backward(self, learner, step):
+        torch.autograd.backward([learner.model(step.batch[0]).square().mean()])
+
+
+class WhileSkipping(Auxiliary):
+    def step(self, learner, step):
+        step.skip()
+        self.kept_backward(learner, step)
+
+
+@pytest.mark.parametrize("phase", [Auxiliary, Late, OfAutograd, WhileSkipping])
+def test_backward_beside_that_of_the_engine_is_named_with_its_line(phase):
+    line = r"runs a backward that the engine does not know of, line \d+ of .*test_training_phases.py, '.*backward\("
+    with pytest.raises(PhaseError, match=line):
+        make_learner(phase()).fit(make_batches(), epochs=1)
+
+
+class Meta(TrainingPhase):
+    """Has a loop over another model, and gradients of the learner's own that are added to no parameter."""
+
+    def step(self, learner, step):
+        inner = nn.Linear(3, 2)
+        optimizer = sgd(inner.parameters())
+        for _ in range(2):
+            mse_loss(inner(step.batch[0]), step.batch[1]).backward()
+            optimizer.step()
+        inputs = step.batch[0].clone().requires_grad_()
+        torch.autograd.grad(learner.model(inputs).sum(), inputs)
+        super().step(learner, step)
+
+
+def test_loops_over_other_models_and_gradients_of_inputs_pass():
+    assert make_learner(Meta()).fit(make_batches(), epochs=1).updates == 6
+
+
+class ByGrad(TrainingPhase):
+    """Sets the gradients by hand."""
+
+    def step(self, learner, step):
+        params = list(learner.model.parameters())
+        loss = learner.loss_fn(learner.model(step.batch[0]), step.batch[1])
+        for p, grad in zip(params, torch.autograd.grad(loss, params), strict=True):
+            p.grad = grad
+        self.finish(learner, step)
+
+    def finish(self, learner, step):
+        step.update()
+
+
+class ByHand(ByGrad):
+    def finish(self, learner, step):
+        with torch.no_grad():
+            for p in learner.model.parameters():
+                p -= 0.1 * p.grad
+
+
+def test_gradients_set_by_hand_are_refused():
+    with pytest.raises(PhaseError, match=r"step.update before step.backward"):
+        make_learner(ByGrad()).fit(make_batches(), epochs=1)
+    with pytest.raises(StepResultError, match=r"ByHand.step called no step.backward.*own_updates = True"):
+        make_learner(ByHand()).fit(make_batches(), epochs=1)
+
+
+def test_nothing_is_watched_after_the_first_steps():
+    seen = []
+
+    def look(learner, **_):
+        hooks = learner.model.weight._post_accumulate_grad_hooks
+        seen.append((len(hooks or ()), len(learner.optimizer._optimizer_step_pre_hooks)))
+
+    make_learner(TrainingPhase(), 2, plugins=[on("step_end", look)]).fit(make_batches(4), epochs=1)
+    assert seen == [(1, 1), (0, 0), (0, 0), (0, 0)]
+
+
+# Windows that are open when an epoch ends
+
+
+@pytest.mark.parametrize("accumulate", [4, 7])
+def test_window_that_no_update_was_asked_for_is_refused_at_the_end_of_the_epoch(accumulate):
+    learner = make_learner(Forgetful(backward=True), accumulate)
+    before = learner.model.weight.clone()
+    with pytest.raises(StepResultError, match=r"but not step.update"):
+        learner.fit(make_batches(3), epochs=1)
+    assert torch.equal(learner.model.weight, before)
+
+
+class Sometimes(TrainingPhase):
+    """Asks for an update in these steps alone."""
+
+    asks = (0, 1, 2)
+
+    def step(self, learner, step):
+        step.backward(learner.loss_fn(learner.model(step.batch[0]), step.batch[1]))
+        if step.index in self.asks:
+            step.update()
+
+
+def test_window_that_was_asked_for_gets_its_update_at_the_end_and_another_is_named(capsys):
+    assert make_learner(Sometimes(), 3).fit(iter(make_batches(4)), epochs=1).updates == 1
+    said = "an epoch ended with gradients of 1 step for which step.update was not called; they are dropped"
+    assert said in capsys.readouterr().err
+    phase = Sometimes()
+    phase.asks = (0, 1, 2, 3)
+    assert make_learner(phase, 3).fit(iter(make_batches(5)), epochs=1).updates == 2
+
+
+# Several updates in a step
+
+
+class Chunks(TrainingPhase):
+    """Updates after each half of the batch."""
+
+    def step(self, learner, step):
+        for inputs, targets in zip(step.batch[0].split(2), step.batch[1].split(2), strict=True):
+            step.backward(learner.loss_fn(learner.model(inputs), targets))
+            step.update()
+
+
+class NamedChunks(Chunks):
+    def step(self, learner, step):
+        for inputs, targets in zip(step.batch[0].split(2), step.batch[1].split(2), strict=True):
+            step.backward(learner.loss_fn(learner.model(inputs), targets), "optimizer")
+            step.update("optimizer")
+
+
+@pytest.mark.parametrize("phase", [Chunks, NamedChunks])
+def test_updates_of_parts_of_a_step_are_right_or_refused(phase):
+    learner, by_hand = make_learner(phase()), make_learner(TrainingPhase())
+    parts = [(x, y) for batch in make_batches() for x, y in zip(batch[0].split(2), batch[1].split(2), strict=True)]
+    assert learner.fit(make_batches(), epochs=1).updates == 12
+    by_hand.fit(parts, epochs=1)
+    assert torch.equal(learner.model.weight, by_hand.model.weight)
+    for accumulate in (2, 3):
+        with pytest.raises(PhaseError, match=rf"step.backward after step.update in one.*accumulate is {accumulate}"):
+            make_learner(phase(), accumulate).fit(make_batches(), epochs=1)
+
+
+# Steps that train nothing by intent
+
+
+class Fills(TrainingPhase):
+    """Fills a buffer before it trains."""
+
+    volatile = ("buffer",)
+
+    def __init__(self, forgets=False):
+        super().__init__()
+        self.buffer, self.forgets = [], forgets
+
+    def step(self, learner, step):
+        self.buffer.append(step.batch)
+        if len(self.buffer) < 3:
+            step.skip()
+        elif not self.forgets:
+            super().step(learner, step)
+
+
+@pytest.mark.parametrize("standard", [False, True])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_steps_that_are_skipped_count_as_steps(standard, accumulate):
+    learner = make_learner(Fills(), accumulate, standard=standard)
+    result = learner.fit(make_batches(), epochs=2)
+    assert (result.steps, result.updates) == (12, 10 // accumulate)
+
+
+def test_first_step_that_is_not_skipped_is_looked_at():
+    with pytest.raises(StepResultError, match=r"no step.backward"):
+        make_learner(Fills(forgets=True)).fit(make_batches(), epochs=1)
+
+
+class SkipsLate(TrainingPhase):
+    def step(self, learner, step):
+        super().step(learner, step)
+        step.skip()
+
+
+def test_skip_where_it_means_nothing_is_refused():
+    with pytest.raises(PhaseError, match=r"step.skip after step.backward in phase 'train', step 0"):
+        make_learner(SkipsLate()).fit(make_batches(), epochs=1)
+
+    class Validate(ValidationPhase):
+        def step(self, learner, step):
+            step.skip()
+
+    with pytest.raises(PhaseError, match=r"step.skip in phase 'val': only a phase with training = True"):
+        make_learner(Validate()).evaluate(make_batches())
 
 
 def test_optimizer_has_no_hook_after_the_first_steps():
@@ -458,6 +810,6 @@ def test_phase_may_update_several_optimizers_in_turn():
     data = [(torch.ones(4, 3), torch.ones(4, 1))] * 6
     learner = made(InTurn())
     learner.fit(data, epochs=1)
-    assert learner.progress.updates == 6 + 1  # at the end, the window that is open
+    assert learner.progress.updates == 6  # the window that is open at the end was not asked for
     with pytest.raises(StepResultError, match=r"not step\.update\(\)"):
         made(Forgets()).fit(data, epochs=1)

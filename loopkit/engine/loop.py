@@ -16,9 +16,9 @@ from loopkit.engine.casts import autocast_off
 from loopkit.engine.phase_step import PhaseStep, bad_result, explained
 from loopkit.engine.plan import Plan
 from loopkit.engine.step import Frame, Step
-from loopkit.engine.training import Proof
+from loopkit.engine.training import Proof, no_update
 from loopkit.engine.window import Window
-from loopkit.errors import Cancel, CancelFit, CancelStep, PhaseError, PhaseInputError
+from loopkit.errors import Cancel, CancelFit, CancelStep, PhaseError, PhaseInputError, StepResultError
 from loopkit.events import BackwardEnd, StepBegin, StepCancelled, StepEnd, UpdateBegin, UpdateEnd, UpdateSkipped
 from loopkit.losses import is_sum
 from loopkit.notes import locate, shown, warn
@@ -60,6 +60,7 @@ class Loop(Frame):
         self.epoch, self.phase = epoch, phase
         self.progress, self.logbook, self.casts = core.progress, core.logbook, core.models.casts
         self.windows: tuple[Window, ...] = ()
+        self.optimizers = core.models.optimizers
         self.last_index = -1 if length is None else length - 1
         self.current: Step | None = None
         """The last step that was begun, while the epoch runs."""
@@ -84,6 +85,8 @@ class Loop(Frame):
         self._agreed: Cancel | None = None
         self._proof: Proof | None = None
         """That the phase trains; None if that is known, or it is none that does."""
+        self._watch: Proof | None = None
+        """The same, while it watches optimizers of which the engine has not made a step."""
         self.awaited: Awaited | None = None
         """Watches, in the phase's first epoch, whether the events come that it lists; None if nobody waits for any."""
         self._around: PhaseStep | None = None
@@ -97,12 +100,13 @@ class Loop(Frame):
     def open(self, taken: int | None, in_hook: bool, stop: Stop | None) -> None:
         """The epoch begins, or goes on after so many steps of it; a stop from before does not end it."""
         self._taken, self._goes_on, self.in_hook, self._stop_before = taken or 0, taken is not None, in_hook, stop
-        if self.phase.training:
+        if self.phase.training and not self.phase.own_updates:
             size, mean = self._core.accumulate, not is_sum(self._core.learner.loss_fn)
             optimizers = self._core.models.optimizers.items()
             self.windows = tuple([Window(name, optimizer, size, mean) for name, optimizer in optimizers])
-            if self.phase not in self._core.proven:
-                self._proof = Proof(self.phase, self._core.models.optimizers.values())
+            if self.windows and self.phase not in self._core.proven:
+                self._proof = self._watch = Proof(self.phase, self.windows)
+        if self.phase.training:
             self._grad_mode = nullcontext if torch.is_grad_enabled() else torch.enable_grad
 
     def count_stops_from(self, stop: Stop | None) -> None:
@@ -122,8 +126,8 @@ class Loop(Frame):
         self._taken, self.current = self.steps, None
         if self._around is not None:
             self._around.end()
-        if self._proof is not None:
-            self._proof.end()
+        if self._watch is not None:
+            self._watch.end()
 
     @property
     def steps(self) -> int:
@@ -252,7 +256,7 @@ class Loop(Frame):
                     self._around.in_contexts(phase_step, step, plan)
                 elif (result := phase_step(learner, step)) is not None:
                     raise bad_result(phase, result)
-                if proof is not None and proof.look(step, step.update_overdue, self.windows):
+                if proof is not None and proof.look(step, step.update_overdue):
                     self._end_proof(proof)
                     proof = None
             except Cancel as cancel:
@@ -300,7 +304,7 @@ class Loop(Frame):
 
     def _end_proof(self, proof: Proof) -> None:
         """The phase has shown that it trains."""
-        proof.end()
+        proof.rest()
         self._core.proven.append(self.phase)
         self._proof = None
 
@@ -355,9 +359,15 @@ class Loop(Frame):
         return self._wanted is not None
 
     def close_windows(self) -> None:
-        """Give each window that is still open its update, after the last step."""
+        """Give each window that is still open the update that the phase asked for, after the last step.
+
+        Raises:
+            StepResultError: It never asked for one.
+        """
         for window in self.windows:
-            if window.last is not None:
+            if window.last is not None and not window.asked:
+                self._refuse_unasked(window)
+            elif window.last is not None:
                 try:
                     with autocast_off():
                         window.last.apply(window)
@@ -365,6 +375,16 @@ class Loop(Frame):
                     window.drop()  # the step has ended already; its update does not happen
                 finally:
                     self.casts.clear()
+
+    def _refuse_unasked(self, window: Window) -> None:
+        """Refuse gradients for which no update was asked, or name them, if the phase has asked before."""
+        if self._proof is not None and window.asked_in < 0:
+            raise StepResultError(no_update(self.phase))
+        steps = "1 step" if window.count == 1 else f"{window.count} steps"
+        self._core.say_once(
+            f"phase {self.phase.name!r}: an epoch ended with gradients of {steps} for which step.update was not "
+            f"called; they are dropped"
+        )
 
     def drop_windows(self) -> None:
         """Drop what is still in a window."""

@@ -16,6 +16,8 @@ from loopkit.engine.casts import Casts, autocast_is_on, autocast_off
 from loopkit.errors import EventError, LossError, PhaseError, StepStateError
 from loopkit.events import BackwardBegin, BackwardEnd, Event, UpdateBegin, UpdateEnd, UpdateSkipped
 from loopkit.notes import line_with
+from loopkit.phases import TRAINING_EVENTS
+from loopkit.words import nearest
 
 if TYPE_CHECKING:
     from loopkit.engine.epoch import Epoch
@@ -42,6 +44,9 @@ class Frame:
     optimizer_step: Callable[..., Any] | None
     """What a plugin puts in the place of the optimizer's step."""
     windows: tuple[Window, ...]
+    optimizers: dict[str, torch.optim.Optimizer]
+    """The learner's, also of a phase that updates in its own way, which has no windows."""
+    current: Step | None
     plain_backward: Window | None
     """The only window, if nobody listens to a backward's end, and it is no more than clearing gradients and calling
     torch."""
@@ -65,10 +70,24 @@ class Frame:
 
     def only_window(self, name: str | None) -> Window:
         """The window of an update that is given a closure."""
+        if self.current is not None:
+            _check_not_own(self.current, "update")
         windows: Sequence[Window] = self.windows if name is None else (self.window(name),)
         if len(windows) != 1 or windows[0].size != 1:
             raise PhaseError("step.update(closure=...): in a training phase, name one optimizer, and do not accumulate")
         return windows[0]
+
+    def own_optimizers(self, name: str | None) -> dict[str, torch.optim.Optimizer]:
+        """The optimizers of an update that the phase has made in its own way."""
+        optimizers = self.optimizers
+        if name is None:
+            return optimizers
+        if name not in optimizers:
+            names = ", ".join(map(repr, optimizers))
+            raise PhaseError(
+                f"no optimizer is called {name!r}{nearest(name, optimizers)}; there are: {names or 'none'}"
+            )
+        return {name: optimizers[name]}
 
     def count_update(self) -> None:
         """The parameters were updated."""
@@ -114,6 +133,8 @@ class Step:
     """Whether the phase's part is over, be it cancelled; plugins may still be at ``step_end``."""
     had_backward: bool = False
     """Whether the phase has called `backward` on this step."""
+    idle: bool = False
+    """Whether the phase has called `skip` on this step."""
     skip_reason: str | None = None
     """Why the last update of this step was skipped; None if it was applied."""
 
@@ -195,6 +216,11 @@ class Step:
                 self.emit(again[0])
                 return
             phase = type(self.frame.phase).__name__
+            if event in TRAINING_EVENTS and self.frame.phase.training:
+                raise EventError(
+                    f"{phase}.step emits {event.__name__}, and {phase}.own_updates is True: in such a phase no event "
+                    f"of an update comes but UpdateEnd, by step.updated()"
+                ) from None
             raise EventError(
                 f"{phase}.step emits {event.__name__}, which {phase}.emits does not list: add it there, so that "
                 f"plugins which wait for it can be told whether it comes"
@@ -278,6 +304,8 @@ class Step:
             _check_loss(self, total, " that a plugin put on the step at backward_begin")
             self._given = loss
         for window in windows:
+            if window.size > 1 and window.asked_in == self.index:
+                raise _chunked(frame.phase, self, window)
             if window.size > 1 and window.has_lost(self):
                 raise _lost_gradients(frame.phase, self, window)
             window.enter(self, self.weight)
@@ -334,6 +362,7 @@ class Step:
         if not opened:
             raise _nothing_to_update(frame.phase, self)
         for window in opened:
+            window.ask(self.index)
             if window.count >= window.size or self.index == frame.last_index:
                 self.apply(window)
 
@@ -399,6 +428,7 @@ class Step:
                         p.grad = grad
                 if window.size > 1:
                     window.leave()
+                window.ask(self.index)
             self.had_backward = True
             for window in windows:
                 if window.count >= window.size or self.index == self.frame.last_index:
@@ -409,6 +439,55 @@ class Step:
                     self._end_update(window)
         if casts:
             self.frame.casts.clear()
+
+    def skip(self) -> None:
+        """Mark a step that trains nothing by intent, such as while a replay buffer fills; then end it by ``return``.
+
+        The step counts, and ``StepEnd`` fires. To leave a step out of the counts raise `CancelStep` instead.
+
+        Raises:
+            PhaseError: The phase does not train, or the step has called `backward` before.
+        """
+        phase = self.frame.phase
+        if not phase.training:
+            raise PhaseError(f"step.skip in phase {phase.name!r}: only a phase with training = True has it")
+        if self.had_backward:
+            raise PhaseError(
+                f"step.skip after step.backward in phase {phase.name!r}, step {self.index}: this step trains; call "
+                f"skip before, or raise CancelStep, which drops its gradients"
+            )
+        self.idle = True
+
+    def updated(self, name: str | None = None) -> None:
+        """Report an update that a phase with ``own_updates`` has made: count it, and fire ``UpdateEnd``.
+
+        Args:
+            name: The optimizer; each in the mapping's order by default.
+
+        Raises:
+            PhaseError: The phase updates through the engine, or no optimizer has this name.
+        """
+        frame = self.frame
+        if not (frame.phase.training and frame.phase.own_updates):
+            raise PhaseError(
+                f"step.updated in phase {frame.phase.name!r}: it is for a phase that trains with own_updates = True; "
+                f"elsewhere step.update() counts the updates that it makes"
+            )
+        end = frame.fire[UpdateEnd]
+        if autocast_is_on():
+            frame.casts.clear()  # else the next forward of this step would see the old weights
+        optimizers = frame.own_optimizers(name)
+        for each, optimizer in optimizers.items():
+            self.optimizer_name = each
+            self.optimizer = optimizer
+            self.params = [p for group in optimizer.param_groups for p in group["params"]]
+            frame.count_update()
+            if end is not None:
+                end(self)
+        if not optimizers:
+            frame.count_update()
+            if end is not None:
+                end(self)
 
     def _start_over(self, window: Window) -> None:
         """The optimizer has moved the weights since the last evaluation of its closure, and asks for another."""
@@ -471,6 +550,7 @@ def _check_loss(step: Step, loss: Any, whose: str = "") -> None:
     """Refuse a loss that no backward can start from."""
     frame = step.frame
     where = f"phase {frame.phase.name!r}, step {step.index}"
+    _check_not_own(step, "backward")
     if not frame.phase.training:
         raise PhaseError(f"step.backward in {where}: only a phase with training = True has it")
     if not frame.windows:
@@ -487,8 +567,29 @@ def _check_loss(step: Step, loss: Any, whose: str = "") -> None:
         )
 
 
+def _check_not_own(step: Step, call: str) -> None:
+    """Refuse a call that a phase with updates of its own does not have."""
+    phase = step.frame.phase
+    if phase.training and phase.own_updates:
+        own = "loss.backward()" if call == "backward" else "optimizer.step(), and then step.updated()"
+        raise PhaseError(
+            f"step.{call} in phase {phase.name!r}, step {step.index}, which declares own_updates = True: it calls "
+            f"{own}. To update through the engine, leave own_updates out"
+        )
+
+
+def _chunked(phase: Phase, step: Step, window: Window) -> PhaseError:
+    """The error for a step that updates in several parts while windows span several steps."""
+    return PhaseError(
+        f"phase {phase.name!r}, step {step.index}: step.backward after step.update in one step, and accumulate is "
+        f"{window.size}: an update is made of {window.size} whole steps, so a step has one step.update for each "
+        f"optimizer. Give Learner(accumulate=1), where each step.update updates, or make a step of each part"
+    )
+
+
 def _nothing_to_update(phase: Phase, step: Step) -> PhaseError:
     """What to say where no backward came before an update."""
+    _check_not_own(step, "update")
     if not phase.training:
         return PhaseError(f"step.update in phase {phase.name!r}: only a phase with training = True has it")
     return PhaseError(

@@ -2,80 +2,176 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
+import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch.nn.parameter import is_lazy
+
 from loopkit.errors import PhaseError, StepResultError
-from loopkit.events import BackwardBegin, UpdateBegin
-from loopkit.notes import line_with
+from loopkit.notes import OWN, line_with
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
+    from types import FrameType
 
-    import torch
+    from torch import Tensor
+    from torch.utils.hooks import RemovableHandle
 
     from loopkit.engine.step import Step
     from loopkit.engine.window import Window
     from loopkit.phases import Phase
 
+STEP = "loopkit.engine.step"
+PLAN = "loopkit.engine.plan"
+CALLERS = ("loopkit.engine.loop", "loopkit.engine.phase_step")
+"""The modules that call a phase's step."""
+DIFFERENTIATES = ("backward", "_backward", "_run", "_differentiate")
+"""The functions of a step that run a backward, whose hooks are the user's."""
+OWN_WAY = "A phase that updates in its own way declares own_updates = True, and reports each update by step.updated()"
+
 
 class Proof:
     """Watches the first steps of a phase, until it has shown that it trains, and through the engine.
 
-    A phase whose ``emits`` lacks the events of a backward, or of an update, is free to do that in its own way.
+    An optimizer is watched until the engine has made a step of it, or the epoch ends; the parameters are watched until
+    the first windows are closed.
 
     Args:
-        phase: A phase that trains.
-        optimizers: The learner's.
+        phase: A phase that trains through the engine.
+        windows: The windows of the learner's optimizers.
     """
 
-    def __init__(self, phase: Phase, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    def __init__(self, phase: Phase, windows: Sequence[Window]) -> None:
         self._phase = phase
-        hooks = {event.hook for event in phase.emits}
-        self._backward, self._update = BackwardBegin.hook in hooks, UpdateBegin.hook in hooks
-        refuse = partial(_refuse_own, phase)
-        self._handles = [each.register_step_pre_hook(refuse) for each in optimizers] if self._update else []
+        self._windows = windows
+        self._thread = threading.get_ident()
+        self._kept = ""
+        """The line of a backward that the engine did not run."""
+        self._stepped: set[str] = set()
+        """The optimizers of which the engine has made a step."""
+        self._closed: set[str] = set()
+        """Those whose window was found closed, be it that the phase has not opened it."""
+        self._handles: dict[str, list[RemovableHandle]] = {}
+        self._params: list[RemovableHandle] = []
+        for window in windows:
+            see = partial(self._see_step, window.name)
+            self._handles[window.name] = [each.register_step_pre_hook(see) for each in _watchable(window.optimizer)]
+            watched = [p for p in window.params if p.requires_grad and p.is_leaf and not is_lazy(p)]
+            for p in watched:
+                self._params.append(p.register_post_accumulate_grad_hook(self._see_gradient))  # type: ignore[no-untyped-call]
 
-    def look(self, step: Step, overdue: bool, windows: Iterable[Window]) -> bool:
+    def look(self, step: Step, overdue: bool) -> bool:
         """Look at a step that has ended; returns whether it has shown what there is to show.
 
         Raises:
             StepResultError: It called no ``step.backward``, or no ``step.update`` after the last step of a window.
+            PhaseError: It has run a backward of the models by itself.
         """
         cls = type(self._phase).__name__
-        if self._backward and not step.had_backward:
-            kept = line_with(self._phase, ".backward(", unless="step.backward(")
+        if not step.had_backward and not step.idle:
+            kept = self._kept or line_with(self._phase, ".backward(", unless="step.backward(")
             instead = f"write step.backward(loss) in the place of {kept}" if kept else "end it with both calls"
             raise StepResultError(
                 f"{cls}.step called no step.backward(loss), so nothing is learned, or no plugin takes part in it. A "
-                f"training step has step.backward(loss) and step.update(): {instead}. A phase that differentiates in "
-                f"its own way leaves BackwardBegin out of {cls}.emits"
+                f"training step has step.backward(loss) and step.update(): {instead}. A step that trains nothing by "
+                f"intent calls step.skip(), or raises CancelStep, which leaves it out of the counts, too. {OWN_WAY}"
             )
-        if self._update and overdue:
-            raise StepResultError(
-                f"{cls}.step called step.backward(loss) but not step.update(), so no parameter changes: call it "
-                f"after backward, in every step; it updates when an update is due"
+        if self._kept:
+            raise PhaseError(
+                f"{cls}.step runs a backward that the engine does not know of, {self._kept}: its gradients are lost, "
+                f"or added to an update that no plugin knows of. Add the losses and call step.backward(total), or "
+                f"call step.backward for each; torch.autograd.grad(loss, inputs) computes gradients of inputs. "
+                f"{OWN_WAY}"
             )
-        return not (self._update and any(window.count for window in windows))
+        if overdue:
+            raise StepResultError(no_update(self._phase))
+        self._closed.update(window.name for window in self._windows if not window.count)
+        return step.had_backward and len(self._closed) == len(self._windows)
+
+    def rest(self) -> None:
+        """Stop watching the parameters, and the optimizers of which the engine has made a step."""
+        _remove(self._params)
+        for name in self._stepped:
+            _remove(self._handles[name])
 
     def end(self) -> None:
-        """Stop watching the optimizers."""
-        for handle in self._handles:
-            handle.remove()
+        """Stop watching."""
+        _remove(self._params)
+        for handles in self._handles.values():
+            _remove(handles)
 
-
-def _refuse_own(phase: Phase, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """Refuse a step of an optimizer that the engine does not make."""
-    frame = sys._getframe(1)
-    cls = type(phase)
-    while frame is not None and frame.f_code is not getattr(cls.step, "__code__", None):
-        if frame.f_globals.get("__name__") == "loopkit.engine.step":
-            return
-        frame = frame.f_back  # type: ignore[assignment]
-    if frame is not None:
+    def _see_step(self, name: str, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Refuse a step of an optimizer that the engine does not make."""
+        frame = sys._getframe(1)
+        backward = False
+        while frame is not None:
+            module = frame.f_globals.get("__name__")
+            if module == PLAN or (module == STEP and frame.f_code.co_name not in DIFFERENTIATES):
+                self._stepped.add(name)
+                return
+            if module in CALLERS:
+                break
+            backward = backward or module == STEP
+            frame = frame.f_back  # type: ignore[assignment]
+        cls = type(self._phase).__name__
+        where = f"a hook on a gradient, in a backward of {cls}.step," if backward else f"{cls}.step"
+        if frame is None:
+            where = f"{_line(sys._getframe(1))}, between two steps of phase {self._phase.name!r},"
         raise PhaseError(
-            f"{cls.__name__}.step calls optimizer.step(), past the plugins and the count of updates: write "
-            f"step.update() in its place, which updates when an update is due. A phase that updates in its own way "
-            f"leaves UpdateBegin out of {cls.__name__}.emits"
+            f"{where} calls optimizer.step(), past the plugins and the count of updates: write step.update() in its "
+            f"place, which updates when an update is due. {OWN_WAY}"
         )
+
+    def _see_gradient(self, param: Tensor) -> None:
+        """Note a backward that the phase runs by itself; on a device, hooks run in another thread."""
+        if self._kept:
+            return
+        frame: FrameType | None = sys._getframe(1)
+        if threading.get_ident() != self._thread:
+            frame = sys._current_frames().get(self._thread)
+        first = frame
+        while frame is not None:
+            module = frame.f_globals.get("__name__")
+            if module in (STEP, PLAN):
+                return
+            if module in CALLERS:
+                self._kept = _line(first)
+                return
+            frame = frame.f_back
+
+
+def no_update(phase: Phase) -> str:
+    """The message for a phase that never asks for an update."""
+    return (
+        f"{type(phase).__name__}.step called step.backward(loss) but not step.update(), so no parameter changes: call "
+        f"it after backward, in every step; it updates when an update is due"
+    )
+
+
+def _watchable(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """The optimizer, or those inside of it, if it is a wrapper that takes no hooks."""
+    if hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        return [optimizer]
+    inside = vars(optimizer).values()
+    return [each for each in inside if hasattr(each, "_optimizer_step_pre_hooks")]
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+    handles.clear()
+
+
+def _line(frame: FrameType | None) -> str:
+    """The line of the user's that a frame was called from, for messages."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(OWN) and not frame.f_globals.get("__name__", "").startswith("torch."):
+            code = linecache.getline(file, frame.f_lineno, frame.f_globals).split("#")[0].strip()
+            return f"line {frame.f_lineno} of {file}" + (f", {code!r}" if code else "")
+        frame = frame.f_back
+    return "a line of another thread"

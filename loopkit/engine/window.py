@@ -50,6 +50,10 @@ class Window:
         """The last of these steps, until the window is closed; to the window it is any object."""
         self._even = True
         """Whether the weights so far are equal numbers, so that nothing is rescaled if the window gets full."""
+        self.asked = False
+        """Whether an update was asked for since it was opened, which comes when it is full, or the epoch ends."""
+        self.asked_in = -1
+        """The index of the last step that asked for one."""
         self.first: float | Tensor = 1.0
         self.total: float | Tensor = 0.0
         self._weight: float | Tensor = 1.0
@@ -184,6 +188,11 @@ class Window:
         if grads:
             devices.scale(grads, factor)
 
+    def ask(self, index: int) -> None:
+        """The step of this index has asked for an update."""
+        self.asked = True
+        self.asked_in = index
+
     def clear(self) -> None:
         """Clear the gradients."""
         self._left = None
@@ -221,6 +230,7 @@ class Window:
         for p, grad in zip(self.params, state["grads"], strict=True):
             p.grad = None if grad is None else grad.to(p.device)
         self.count, self.last = state["count"], step
+        self.asked = True
         self.first, self.total = state["first"], state["total"]
         self._weight, self._even = state["weight"], state["even"]
 
@@ -229,6 +239,7 @@ class Window:
         self.count = 0
         self.last = None
         self._settled = False
+        self.asked = False
         self.clear()
 
 

@@ -120,6 +120,7 @@ class NoBackward(Strange):
     def step(self, learner: Learner, step: Step) -> None:  # noqa: D102
         step.inputs, step.targets = step.batch
         step.outputs = learner.model(step.inputs)  # type: ignore[operator]
+        step.skip()
 
 
 class Adversarial(Strange):

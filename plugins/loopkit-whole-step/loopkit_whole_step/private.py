@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -177,8 +177,9 @@ def hooks_of(module: torch.nn.Module) -> list[dict[int, Any]]:
 
 
 def have_hooks(tensors: Sequence[Tensor]) -> bool:
-    """Whether somebody has put hooks on one of these tensors."""
-    return bool([1 for each in tensors if each._backward_hooks or each._post_accumulate_grad_hooks])
+    """Whether somebody has put hooks on one of these tensors, beside the engine's own."""
+    hooked = [each for each in tensors if each._backward_hooks or each._post_accumulate_grad_hooks]
+    return any(each._backward_hooks or _given(each._post_accumulate_grad_hooks.values()) for each in hooked)
 
 
 def global_hooks() -> int:
@@ -190,10 +191,16 @@ def global_hooks() -> int:
 
 def step_hooks(optimizer: torch.optim.Optimizer) -> int:
     """How many hooks are on an optimizer's step, without the engine's own."""
-    given = [*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values()]
-    return sum(
-        not getattr(getattr(each, "func", each), "__module__", "").startswith("loopkit.engine") for each in given
-    )
+    return len(_given([*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values()]))
+
+
+def _given(hooks: Iterable[Any]) -> list[Any]:
+    """The hooks that are not the engine's own."""
+    return [
+        each
+        for each in hooks
+        if not getattr(getattr(each, "func", each), "__module__", "").startswith("loopkit.engine")
+    ]
 
 
 def is_compiled(module: torch.nn.Module) -> bool:

@@ -150,6 +150,10 @@ class SealedStep:
                 private.step_of(optimizer)
             self._updated(each, params)
 
+    def skip(self) -> None:
+        """Whether a step trains is a choice of Python's."""
+        raise Refused("it decides whether to train (step.skip)")
+
     def skip_update(self, reason: str) -> None:
         """Votes are Python's."""
         raise Refused(f"it decides whether to update ({reason})")
