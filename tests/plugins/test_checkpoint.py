@@ -1141,9 +1141,9 @@ class Stateful:
     ("state", "path"),
     [
         ({"fn": print}, r"plugins\.stateful.*fn.*builtin_function_or_method"),
-        ({"deep": [{"set": {1}}]}, r"plugins\.stateful.*deep.*set"),
+        ({"deep": [{"set": {print}}]}, r"plugins\.stateful.*deep.*set"),
         ({"sparse": torch.eye(2).to_sparse()}, "stateful.*sparse"),
-        ({"key": {(1, 2): 3}}, "stateful.*key"),
+        ({"key": {(1, print): 3}}, "stateful.*key"),
     ],
     ids=["function", "set", "sparse", "key"],
 )
