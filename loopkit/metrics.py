@@ -22,7 +22,18 @@ from loopkit.errors import PluginError
 from loopkit.options import Shown
 from loopkit.words import takes
 
-__all__ = ["F1", "Accuracy", "BinaryAccuracy", "FunctionMetric", "Loss", "Mean", "Metric", "Precision", "Recall"]
+__all__ = [
+    "F1",
+    "Accuracy",
+    "BinaryAccuracy",
+    "FBeta",
+    "FunctionMetric",
+    "Loss",
+    "Mean",
+    "Metric",
+    "Precision",
+    "Recall",
+]
 __dir__ = __all__.copy
 
 
@@ -315,7 +326,9 @@ class FunctionMetric(Metric):
         self.mean.to(device)
 
 
-def classes_axis(outputs: Tensor, targets: Tensor, axis: int | None = None) -> int:
+def classes_axis(
+    outputs: Tensor, targets: Tensor, axis: int | None = None, binary: str = "BinaryAccuracy(from_logits=True)"
+) -> int:
     """The axis of ``outputs`` that holds the classes: the last, or the second as in ``cross_entropy``.
 
     Raises:
@@ -339,16 +352,14 @@ def classes_axis(outputs: Tensor, targets: Tensor, axis: int | None = None) -> i
         raise ValueError(f"{where}: the classes could be the last axis or the second; say which, axis=-1 or axis=1")
     fits = last or second if axis is None else (last and axis in (-1, outputs.ndim - 1)) or (second and axis == 1)
     if not fits:
-        binary = "; for one logit a sample: BinaryAccuracy(from_logits=True)" if outputs.shape == targets.shape else ""
+        hint = f"; for one logit a sample: {binary}" if outputs.shape == targets.shape else ""
         raise ValueError(
-            f"{where}; class indices are compared with outputs of shape (..., classes), or (batch, classes, ...)"
-            f"{binary}"
+            f"{where}; class indices are compared with outputs of shape (..., classes), or (batch, classes, ...){hint}"
         )
     axis = axis if axis is not None else -1 if last else 1
     if outputs.shape[axis] == 1:
         raise ValueError(
-            f"{where}, so there is one class, and each prediction is right; for one logit a sample: "
-            f"BinaryAccuracy(from_logits=True)"
+            f"{where}, so there is one class, and each prediction is right; for one logit a sample: {binary}"
         )
     return axis
 
@@ -411,6 +422,35 @@ class Accuracy(_Share):
         self.correct = more(self.correct, correct)
 
 
+def limit_of(threshold: float, from_logits: bool) -> float:
+    """The output above which a label is predicted.
+
+    Args:
+        threshold: A probability, between 0 and 1.
+        from_logits: Whether outputs are logits; else they are probabilities.
+
+    Raises:
+        ValueError: The threshold is not between 0 and 1.
+    """
+    if not 0 < threshold < 1:
+        raise ValueError(f"threshold is {threshold}: it is a probability between 0 and 1")
+    return math.log(threshold / (1 - threshold)) if from_logits else threshold
+
+
+def like_labels(outputs: Tensor, targets: Tensor, instead: str) -> Tensor:
+    """Outputs in the shape of their targets, which differs from it at most by axes of length 1.
+
+    Raises:
+        ValueError: The shapes differ otherwise; the message ends with ``instead``.
+    """
+    if [n for n in outputs.shape if n != 1] != [n for n in targets.shape if n != 1]:
+        raise ValueError(
+            f"outputs have shape {tuple(outputs.shape)}, targets {tuple(targets.shape)}; for class indices and "
+            f"outputs with an axis of classes {instead}"
+        )
+    return outputs.reshape(targets.shape)
+
+
 class BinaryAccuracy(_Share):
     """Share of targets (0 or 1) on whose side of the threshold the output lies.
 
@@ -423,19 +463,13 @@ class BinaryAccuracy(_Share):
     """
 
     def __init__(self, *, from_logits: bool, threshold: float = 0.5) -> None:
-        if not 0 < threshold < 1:
-            raise ValueError(f"threshold is {threshold}: it is a probability between 0 and 1")
-        self.limit = math.log(threshold / (1 - threshold)) if from_logits else threshold
+        self.limit = limit_of(threshold, from_logits)
         super().__init__()
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Count one batch."""
-        if [n for n in outputs.shape if n != 1] != [n for n in targets.shape if n != 1]:
-            raise ValueError(
-                f"outputs have shape {tuple(outputs.shape)}, targets {tuple(targets.shape)}; for class indices and "
-                f"outputs with an axis of classes take Accuracy"
-            )
-        self.correct = more(self.correct, outputs.reshape(targets.shape).gt(self.limit).eq(targets.bool()))
+        outputs = like_labels(outputs, targets, "take Accuracy")
+        self.correct = more(self.correct, outputs.gt(self.limit).eq(targets.bool()))
         self.count = self.count + targets.numel()
 
 
@@ -444,11 +478,12 @@ def count(indices: Tensor, counted: Tensor, length: int) -> Tensor:
     return torch.zeros(length, dtype=torch.long, device=indices.device).scatter_add_(0, indices, counted.long())
 
 
+Average = Literal["macro", "micro", "weighted"] | None
 UNASKED = "the outputs say how many classes there are, leave it out"
 
 
 class ClassCounts(Metric):
-    """True positives, predictions and targets per class, and a score made of them.
+    """True positives, predictions and targets per class or label, and a score made of them.
 
     Args:
         average: ``"macro"``: mean of the classes' scores, classes that never occur included (with score 0);
@@ -457,8 +492,18 @@ class ClassCounts(Metric):
         ignore_index: Targets of this value do not count.
         axis: The axis of the classes, -1 or 1; needed only where the shapes leave it open.
         labels: The classes' names, for ``average=None``: ``"val/f1/cat"``.
+        from_logits: For one output a sample, or one for each of several labels: True for logits, False for
+            probabilities. None: outputs are of classes that exclude each other.
+        threshold: The probability above which a label is predicted, between 0 and 1.
 
-    Shapes: outputs ``(..., classes)`` or ``(batch, classes, ...)``, targets class indices without that axis.
+    Shapes: outputs ``(..., classes)`` or ``(batch, classes, ...)``, targets class indices without that axis. With
+    ``from_logits`` both ``(batch)``, ``(batch, 1)`` or ``(batch, labels)``, targets of 0 and 1; of one label,
+    ``"macro"`` is the score of the label.
+
+    Source: ``precision_score``, ``recall_score`` and ``fbeta_score`` of scikit-learn with ``zero_division=0``.
+
+    Raises:
+        ValueError: An option is out of range, or labels are given without ``average=None``.
     """
 
     higher_is_better = True
@@ -466,10 +511,13 @@ class ClassCounts(Metric):
     @takes(classes=UNASKED, num_classes=UNASKED)
     def __init__(
         self,
-        average: Literal["macro", "micro", "weighted"] | None = "macro",
+        average: Average = "macro",
         ignore_index: int | None = None,
         axis: int | None = None,
         labels: Sequence[str] | None = None,
+        *,
+        from_logits: bool | None = None,
+        threshold: float = 0.5,
     ) -> None:
         if average not in ("macro", "micro", "weighted", None):
             raise ValueError(f"average is {average!r}: it is 'macro', 'micro', 'weighted' or None")
@@ -478,6 +526,9 @@ class ClassCounts(Metric):
         self.average, self.labels, self.several = average, labels, average is None
         self.ignore_index = ignore_index
         self.axis = axis
+        self.from_logits = from_logits
+        self.threshold = threshold
+        self.limit = limit_of(threshold, from_logits is not False)
         super().__init__()
 
     def reset(self) -> None:
@@ -487,20 +538,38 @@ class ClassCounts(Metric):
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Count one batch."""
-        axis = classes_axis(outputs, targets, self.axis)
-        classes = outputs.shape[axis]
-        predicted, targets = outputs.argmax(axis).flatten(), targets.flatten()
-        counted = torch.ones_like(targets, dtype=torch.bool)
-        if self.ignore_index is not None:
-            counted = targets.ne(self.ignore_index)
-        known = counted & targets.ge(0) & targets.lt(classes)
-        hits = count(predicted, counted & predicted.eq(targets), classes)
-        made = count(predicted, counted, classes)
-        actual = count(targets.clamp(0, classes - 1).long(), known, classes)
+        if self.from_logits is None:
+            hits, made, actual = self._count_classes(outputs, targets)
+        else:
+            hits, made, actual = self._count_labels(outputs, targets)
         if self.hits is None or self.predicted is None or self.actual is None:
             self.hits, self.predicted, self.actual = hits, made, actual
         else:
             self.hits, self.predicted, self.actual = self.hits + hits, self.predicted + made, self.actual + actual
+
+    def _counted(self, targets: Tensor) -> Tensor:
+        if self.ignore_index is None:
+            return torch.ones_like(targets, dtype=torch.bool)
+        return targets.ne(self.ignore_index)
+
+    def _count_classes(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        axis = classes_axis(outputs, targets, self.axis, f"{type(self).__name__}(from_logits=True)")
+        classes = outputs.shape[axis]
+        predicted, targets = outputs.argmax(axis).flatten(), targets.flatten()
+        counted = self._counted(targets)
+        known = counted & targets.ge(0) & targets.lt(classes)
+        hits = count(predicted, counted & predicted.eq(targets), classes)
+        made = count(predicted, counted, classes)
+        actual = count(targets.clamp(0, classes - 1).long(), known, classes)
+        return hits, made, actual
+
+    def _count_labels(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        outputs = like_labels(outputs, targets, "leave from_logits out")
+        counted = self._counted(targets)
+        predicted = outputs.gt(self.limit) & counted
+        actual = targets.eq(1) & counted
+        hits = predicted & actual
+        return _of_each_label(hits), _of_each_label(predicted), _of_each_label(actual)
 
     def score(self, hits: Tensor, predicted: Tensor, actual: Tensor) -> Tensor:
         """The score of counts, 0 where its denominator is 0."""
@@ -525,6 +594,13 @@ class ClassCounts(Metric):
         if self.average == "macro":
             return scores.mean()
         return (scores * counts[2]).sum() / counts[2].sum().clamp(min=1)
+
+
+def _of_each_label(flags: Tensor) -> Tensor:
+    """How many flags ``(batch, labels, ...)`` are set for each label; ``(batch)`` is of one label."""
+    if flags.ndim < 2:
+        return flags.sum().reshape(1)
+    return flags.movedim(1, -1).reshape(-1, flags.shape[1]).sum(0)
 
 
 def _ratio(above: Tensor, below: Tensor) -> Tensor:
@@ -556,3 +632,33 @@ class F1(ClassCounts):
 
     def score(self, hits: Tensor, predicted: Tensor, actual: Tensor) -> Tensor:  # noqa: D102
         return _ratio(2 * hits, predicted + actual)
+
+
+class FBeta(ClassCounts):
+    """F-beta per class and averaged: recall counts ``beta`` times as much as precision, as ``"fbeta"``.
+
+    ``(1 + beta^2) hits / (predictions + beta^2 targets)``.
+
+    Args:
+        beta: Above 0; 1 is `F1`.
+        options: As for `F1`.
+
+    Source: ``sklearn.metrics.fbeta_score``.
+
+    Example::
+
+        Metrics(FBeta(2, from_logits=True))
+    """
+
+    name = "fbeta"
+
+    def __init__(self, beta: float, average: Average = "macro", **options: Any) -> None:
+        if not beta > 0:
+            raise ValueError(f"FBeta: beta is {beta}: it is a number above 0")
+        self.beta = beta
+        super().__init__(average, **options)
+
+    def score(self, hits: Tensor, predicted: Tensor, actual: Tensor) -> Tensor:  # noqa: D102
+        square = self.beta**2
+        below = predicted + square * actual
+        return torch.where(below > 0, (1 + square) * hits / below, 0.0)

@@ -4,6 +4,8 @@ from loopkit_metrics import _core as _core
 from loopkit_metrics.classification import AUROC as AUROC
 from loopkit_metrics.classification import AveragePrecision as AveragePrecision
 from loopkit_metrics.classification import ConfusionMatrix as ConfusionMatrix
+from loopkit_metrics.classification import Dice as Dice
+from loopkit_metrics.classification import IoU as IoU
 from loopkit_metrics.classification import PrecisionRecall as PrecisionRecall
 from loopkit_metrics.classification import TopK as TopK
 from loopkit_metrics.kept import Quantile as Quantile
@@ -22,7 +24,9 @@ __all__ = [
     "RMSE",
     "AveragePrecision",
     "ConfusionMatrix",
+    "Dice",
     "ExponentialMean",
+    "IoU",
     "PrecisionRecall",
     "Quantile",
     "SamplesPerSecond",

@@ -12,7 +12,7 @@ from torch.nn.functional import one_hot, pad
 
 from loopkit.batches import describe
 from loopkit.logs import Table
-from loopkit.metrics import Metric, added, classes_axis, count, wide
+from loopkit.metrics import ClassCounts, Metric, added, classes_axis, count, wide
 from loopkit_metrics.kept import Kept
 
 
@@ -122,6 +122,41 @@ class ConfusionMatrix(Metric):
         counts = wide(self.counts)
         axes = {"true": (1,), "pred": (0,), "all": (0, 1)}[self.normalize]
         return counts / counts.sum(axes, keepdim=True).clamp(min=1)
+
+
+class IoU(ClassCounts):
+    """Intersection over union, the Jaccard index, per class and averaged: hits / (predictions + targets - hits).
+
+    For segmentation each pixel counts: outputs ``(batch, classes, height, width)``, targets ``(batch, height, width)``.
+    With ``from_logits`` there is one output for each of several masks, ``(batch, masks, height, width)`` like targets.
+    Options and shapes are those of `loopkit.metrics.F1`.
+
+    Source: ``sklearn.metrics.jaccard_score``.
+
+    Example::
+
+        Metrics(IoU(ignore_index=255))
+    """
+
+    name = "iou"
+
+    def score(self, hits: Tensor, predicted: Tensor, actual: Tensor) -> Tensor:  # noqa: D102
+        return hits / (predicted + actual - hits).clamp(min=1)
+
+
+class Dice(ClassCounts):
+    """Dice coefficient of what was predicted, per class and averaged: 2 hits / (predictions + targets).
+
+    It is `loopkit.metrics.F1` under the name that segmentation uses. Of each image first, and then averaged, it is
+    another number: a function of outputs and targets gives that.
+
+    Source: ``torchmetrics.functional.classification.multiclass_f1_score``.
+    """
+
+    name = "dice"
+
+    def score(self, hits: Tensor, predicted: Tensor, actual: Tensor) -> Tensor:  # noqa: D102
+        return 2 * hits / (predicted + actual).clamp(min=1)
 
 
 class Ranking(Kept):

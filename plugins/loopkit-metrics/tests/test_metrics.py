@@ -1,5 +1,7 @@
 """Metrics against scikit-learn, torchmetrics, NumPy or a loop: on random cases, over uneven batches and processes."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import sklearn.metrics as reference
@@ -12,7 +14,7 @@ from torchmetrics.functional import regression as errors
 import loopkit_metrics
 from loopkit import Learner, data
 from loopkit.logs import Table, read_log
-from loopkit.metrics import F1, Precision, Recall
+from loopkit.metrics import F1, FBeta, Precision, Recall
 from loopkit.plugins import LogMetrics, LogTo, Metrics
 from loopkit_metrics import (
     AUROC,
@@ -22,7 +24,9 @@ from loopkit_metrics import (
     RMSE,
     AveragePrecision,
     ConfusionMatrix,
+    Dice,
     ExponentialMean,
+    IoU,
     PrecisionRecall,
     Quantile,
     SamplesPerSecond,
@@ -410,3 +414,72 @@ def test_precision_recall_refuses_points_and_labels_that_do_not_fit():
     metric.update(torch.tensor([0.1, 0.9]), torch.tensor([0, 1]))
     with pytest.raises(ValueError, match="there are 1 classes, and 3 labels"):
         metric.compute()
+
+
+LABELS = {
+    "precision": (Precision, lambda t, p, average: reference.precision_score(t, p, average=average, zero_division=0)),
+    "recall": (Recall, lambda t, p, average: reference.recall_score(t, p, average=average, zero_division=0)),
+    "f1": (F1, lambda t, p, average: reference.f1_score(t, p, average=average, zero_division=0)),
+    "f2": (
+        lambda **options: FBeta(2, **options),
+        lambda t, p, average: reference.fbeta_score(t, p, beta=2, average=average, zero_division=0),
+    ),
+    "iou": (IoU, lambda t, p, average: reference.jaccard_score(t, p, average=average, zero_division=0)),
+    "dice": (Dice, lambda t, p, average: reference.f1_score(t, p, average=average, zero_division=0)),
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+@pytest.mark.parametrize("average", ["macro", "micro", "weighted", None])
+@pytest.mark.parametrize("form", ["classes", "labels", "one label", "one column", "probabilities"])
+def test_scores_of_classes_and_labels_equal_those_of_scikit_learn(kind, average, form):
+    make, score = LABELS[kind]
+    generator = torch.Generator().manual_seed(len(kind))
+    for case in range(10):
+        size = 5 + case
+        outputs = torch.randn(size, 3, generator=generator)
+        options = {"average": average}
+        if form == "classes":
+            targets = torch.randint(3, (size,), generator=generator)
+            predicted = outputs.argmax(1)
+        elif form == "probabilities":
+            targets = torch.randint(2, (size, 3), generator=generator)
+            outputs = outputs.sigmoid()
+            options |= {"from_logits": False, "threshold": 0.7}
+            predicted = outputs.gt(0.7)
+        elif form == "labels":
+            targets = torch.randint(2, (size, 3), generator=generator)
+            options |= {"from_logits": True}
+            predicted = outputs.gt(0)
+        else:
+            targets = torch.randint(2, (size,), generator=generator)
+            outputs = outputs[:, :1] if form == "one column" else outputs[:, 0]
+            options |= {"from_logits": True}
+            predicted = outputs.reshape(size).gt(0)
+        if form.startswith("one "):
+            expected = score(targets, predicted, "binary")
+        elif form == "classes" and average in ("macro", None):
+            full = torch.cat([targets, torch.arange(3)]), torch.cat([predicted, torch.arange(3)])
+            targets, predicted = full
+            outputs = torch.cat([outputs, torch.eye(3) * 9])
+            expected = score(targets, predicted, average)
+        else:
+            expected = score(targets, predicted, average)
+        for found in fed(partial(make, **options), outputs, targets, generator):
+            np.testing.assert_allclose(found.reshape(np.shape(expected)), expected, **CLOSE)
+
+
+def test_iou_of_masks_counts_each_pixel():
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(4, 2, 5, 6, generator=generator)
+    masks = torch.randint(2, (4, 2, 5, 6), generator=generator)
+    metric = IoU(average=None, from_logits=True)
+    metric.update(outputs, masks)
+    each = [reference.jaccard_score(masks[:, i].flatten(), outputs[:, i].flatten() > 0) for i in range(2)]
+    np.testing.assert_allclose(metric.compute(), each, **CLOSE)
+
+
+@pytest.mark.parametrize("make", [Precision, Recall, F1, IoU])
+def test_score_of_one_logit_a_sample_names_its_own_option(make):
+    with pytest.raises(ValueError, match=rf"for one logit a sample: {make.__name__}\(from_logits=True\)"):
+        make().update(torch.randn(4, 1), torch.zeros(4, 1))
