@@ -11,13 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from loopkit.engine.kept.differences import first, names
+from loopkit.engine.kept.optimizers import OptimizerPart
+from loopkit.engine.kept.optimizers import malformed as malformed_optimizer
 from loopkit.engine.positions import malformed
 from loopkit.engine.resume import Position
 from loopkit.errors import StateError
 from loopkit.kinds import (
     ANY,
     COUNT,
-    COUNTS,
     FLAG,
     LIST,
     MAPPING,
@@ -28,11 +30,9 @@ from loopkit.kinds import (
     TEXT,
     Kind,
     is_number,
-    shown,
     wrong,
 )
 from loopkit.progress import Progress
-from loopkit.words import nearest
 
 if TYPE_CHECKING:
     from loopkit.engine.core import Core
@@ -54,7 +54,8 @@ def check(core: Core, state: Mapping[str, Any], allow: Collection[str]) -> None:
         )
     problems = [
         *_models(core.models, state),
-        *_optimizers(core.models.optimizers, state),
+        *names("optimizers", state["optimizers"], core.models.optimizers),
+        *_optimizers(core.models.optimizers, state["optimizers"]),
         *_windows(core.models.optimizers, state),
         *_plugins(core.registry.plugins, state, allow),
     ]
@@ -100,7 +101,7 @@ def _malformed(state: Mapping[str, Any]) -> list[str]:
     if set(state["buffers"]) != set(state["models"]):
         problems.append(f"buffers are those of {list(state['buffers'])}, models are {list(state['models'])}")
     for name, saved in state["optimizers"].items():
-        problems += _malformed_optimizer(f"optimizers.{name}", saved)
+        problems += malformed_optimizer(f"optimizers.{name}", saved)
     for index, saved in enumerate(state["epochs"]):
         where = f"epochs[{index}]"
         kinds = {"phase": TEXT, "steps": COUNT, "data": ANY, "windows": NAMED, "stores": NAMED}
@@ -131,32 +132,13 @@ def _malformed(state: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def _malformed_optimizer(where: str, saved: Mapping[str, Any]) -> list[str]:
-    if problems := wrong(where, saved, {"class": TEXT, "state": MAPPING, "param_groups": LIST}):
-        return problems
-    problems = [
-        problem
-        for index, group in enumerate(saved["param_groups"])
-        for problem in wrong(f"{where}.param_groups[{index}]", group, {"params": COUNTS})
-    ]
-    if problems:
-        return problems
-    known = [index for group in saved["param_groups"] for index in group["params"]]
-    if known != list(range(len(known))):
-        problems.append(f"{where}.param_groups do not number the parameters from 0 on")
-    for index, values in saved["state"].items():
-        if type(index) is not int or not 0 <= index < len(known) or not isinstance(values, Mapping):
-            problems.append(f"{where}.state[{shown(index)}] is {shown(values)}, not a mapping for a parameter")
-    return problems
-
-
 def _models(models: Mapping[str, nn.Module], state: Mapping[str, Any]) -> list[str]:
-    problems = _names("models", state["models"], models)
+    problems = names("models", state["models"], models)
     for name, model in models.items():
         saved = {**state["models"].get(name, {}), **state["buffers"].get(name, {})}
         own = {**model.state_dict(), **unsaved_buffers(model)}
         if name in state["models"]:
-            problems += _names(f"tensors of model {name!r}", saved, own)
+            problems += names(f"tensors of model {name!r}", saved, own)
             if not problems and set(state["buffers"][name]) != set(unsaved_buffers(model)):
                 problems.append(f"model {name!r}: tensors of the state stand in the wrong part, models or buffers")
         different = [
@@ -164,70 +146,16 @@ def _models(models: Mapping[str, nn.Module], state: Mapping[str, Any]) -> list[s
             for key, value in own.items()
             if key in saved and isinstance(value, Tensor) and not is_lazy(value) and _looks(saved[key]) != _looks(value)
         ]
-        problems += _first(f"tensors of model {name!r} that differ", different)
+        problems += first(f"tensors of model {name!r} that differ", different)
     return problems
 
 
-def _optimizers(optimizers: Mapping[str, torch.optim.Optimizer], state: Mapping[str, Any]) -> list[str]:
-    problems = _names("optimizers", state["optimizers"], optimizers)
+def _optimizers(optimizers: Mapping[str, torch.optim.Optimizer], saved: Mapping[str, Any]) -> list[str]:
+    problems = []
     for name, optimizer in optimizers.items():
-        if (saved := state["optimizers"].get(name)) is None:
-            continue
-        kinds = saved["class"], type(optimizer).__name__
-        sizes = [_sizes(saved["param_groups"]), _sizes(optimizer.param_groups)]
-        if kinds[0] != kinds[1]:
-            problems.append(f"optimizer {name!r}: {kinds[0]} in the state, {kinds[1]} here")
-        if sizes[0] != sizes[1]:
-            problems.append(f"optimizer {name!r}: parameters per group {sizes[0]} in the state, {sizes[1]} here")
-        elif kinds[0] == kinds[1]:
-            problems += _first(f"entries of optimizer {name!r} that do not fit", _entries(optimizer, saved))
+        if name in saved:
+            problems += OptimizerPart(name, optimizer).problems(saved[name])
     return problems
-
-
-def _entries(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> list[str]:
-    """What in the groups and the state of an optimizer it could not go on with."""
-    problems = []
-    for index, (own, group) in enumerate(zip(optimizer.param_groups, saved["param_groups"], strict=True)):
-        for key, value in own.items():
-            if key not in group:
-                if value is not None and value is not False:  # else a newer torch added it, and defaults to that
-                    problems.append(f"param_groups[{index}] lacks {key!r}")
-            elif key != "params" and not _alike(key, value, group[key]):
-                problems.append(f"param_groups[{index}][{key!r}] is {shown(group[key])}, {shown(value)} here")
-    kind = type(optimizer)
-    if kind.__module__.startswith("torch.optim.") and kind.__name__ != "LBFGS":
-        params = [p for group in optimizer.param_groups for p in group["params"]]
-        for index, values in saved["state"].items():
-            problems += _state_entries(index, values, params[index], shaped=kind.__name__ != "Adafactor")
-    return problems
-
-
-def _state_entries(index: int, values: Mapping[str, Any], param: Tensor, shaped: bool) -> list[str]:
-    """What torch's optimizers could not go on with, in the state of a parameter."""
-    problems = []
-    for key, value in values.items():
-        where = f"state[{index}][{key!r}]"
-        if not isinstance(value, Tensor):
-            if not is_number(value) and not (key == "momentum_buffer" and value is None):
-                problems.append(f"{where} is {shown(value)}, not a tensor or a number")
-        elif value.numel() == 1 != param.numel():
-            continue
-        elif shaped and value.numel() != 1 and value.shape != param.shape:
-            problems.append(f"{where} has shape {tuple(value.shape)}, the parameter {tuple(param.shape)}")
-        elif value.is_floating_point() != param.is_floating_point() or value.is_complex() != param.is_complex():
-            problems.append(f"{where} is of {value.dtype}, the parameter of {param.dtype}")
-    return problems
-
-
-def _alike(key: str, own: Any, saved: Any) -> bool:
-    """Whether a saved option of an optimizer is of the kind of its own; None may stand for any but the flags."""
-    if key in FLAGS or isinstance(own, bool):
-        return saved is None or isinstance(saved, bool)
-    if isinstance(own, (tuple, list)) and isinstance(saved, (tuple, list)):
-        return len(own) == len(saved) and all(_alike(key, *each) for each in zip(own, saved, strict=True))
-    if own is None or saved is None:
-        return not isinstance(saved, (Mapping, list))
-    return is_number(saved) if is_number(own) else isinstance(saved, type(own))
 
 
 def _windows(optimizers: Mapping[str, torch.optim.Optimizer], state: Mapping[str, Any]) -> list[str]:
@@ -235,7 +163,7 @@ def _windows(optimizers: Mapping[str, torch.optim.Optimizer], state: Mapping[str
     problems: list[str] = []
     for name, window in windows:
         if (optimizer := optimizers.get(name)) is None:
-            problems += _names("windows of optimizers", [name], optimizers)
+            problems += names("windows of optimizers", [name], optimizers)
             continue
         params = [p for group in optimizer.param_groups for p in group["params"]]
         grads = window["grads"]
@@ -251,32 +179,13 @@ def _plugins(plugins: Mapping[str, Any], state: Mapping[str, Any], allow: Collec
     left = [name for name in state["plugins"] if name not in plugins and made and f"plugin {name!r}" not in made]
     saved = [name for name in state["plugins"] if name not in (*allow, *left)]
     own = [name for name in stateful(plugins) if name not in allow]
-    problems = _names("plugins", saved, own)
-    names = ", ".join(repr(name) for name in sorted({*saved} ^ {*own}))
+    problems = names("plugins", saved, own)
+    listed = ", ".join(repr(name) for name in sorted({*saved} ^ {*own}))
     hint = [
-        f"to load without, give Checkpoint(options=SaveOptions(allow=({names},))), or load_state_dict(allow=...): "
+        f"to load without, give Checkpoint(options=SaveOptions(allow=({listed},))), or load_state_dict(allow=...): "
         f"what the state lacks begins anew"
     ]
     return problems + (hint if problems else [])
-
-
-def _names(what: str, saved: Collection[str], own: Collection[str]) -> list[str]:
-    missing = [f"{name!r}{nearest(name, own)}" for name in saved if name not in own]
-    extra = [repr(name) for name in own if name not in saved]
-    return _first(f"{what} in the state that are not here", missing) + _first(
-        f"{what} here that are not in the state", extra
-    )
-
-
-def _sizes(groups: list[dict[str, Any]]) -> list[int]:
-    return [len(group["params"]) for group in groups]
-
-
-def _first(what: str, items: list[str], most: int = 5) -> list[str]:
-    if not items:
-        return []
-    rest = f" and {len(items) - most} more" if len(items) > most else ""
-    return [f"{len(items)} {what}: {', '.join(items[:most])}{rest}"]
 
 
 def _few(problems: list[str], most: int = 5) -> list[str]:
@@ -287,8 +196,6 @@ FACTS: Kind = (
     "facts by name",
     lambda v: NAMED[1](v) and all("" in made and {*map(type, (*made, *made.values()))} == {str} for made in v.values()),
 )
-FLAGS = ("foreach", "fused", "capturable", "differentiable", "maximize")
-"""Options of torch's optimizers that are true, false or None."""
 WINDOW: dict[str, Kind] = {
     "size": SIZE,
     "count": SIZE,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from loopkit import generators, sharded
 from loopkit.engine.check import VERSIONS, check, stateful, unsaved_buffers
+from loopkit.engine.kept.optimizers import OptimizerPart
 from loopkit.engine.positions import save_position
 from loopkit.engine.resume import Mark, Position
 from loopkit.errors import ReentrancyError, StateError
@@ -67,10 +68,7 @@ def collect(core: Core, mark: Mark | None, positions: bool = True, whole: bool =
         "versions": dict(VERSIONS),
         "models": {},
         "buffers": {},
-        "optimizers": {
-            name: {"class": type(optimizer).__name__, **optimizer.state_dict()}
-            for name, optimizer in models.optimizers.items()
-        },
+        "optimizers": {name: OptimizerPart(name, optimizer).saved() for name, optimizer in models.optimizers.items()},
         "progress": asdict(core.progress),
         "metrics": dict(core.metrics if mark is None else mark.metrics),
         "plugins": {**_states({n: p for n, p in plugins.items() if n not in kept}), **kept},
@@ -218,9 +216,8 @@ def _load(core: Core, state: Mapping[str, Any], undo: list[tuple[str, Callable[[
     undo += [(f"phase {phase.name!r}", _undo_attributes(phase)) for phase in core.phases.values()]
     core.phase_states.load(state["phases"])
     for name, optimizer in core.models.optimizers.items():
-        undo.append((f"optimizer {name!r}", _undo_attributes(optimizer)))
         try:
-            _load_optimizer(optimizer, state["optimizers"][name])
+            undo.append((f"optimizer {name!r}", OptimizerPart(name, optimizer).load(state["optimizers"][name])))
         except Exception as error:
             locate(error, f"in load_state_dict of optimizer {name!r}")
             raise
@@ -280,18 +277,3 @@ def _states(plugins: Mapping[str, Any]) -> dict[str, Any]:
             locate(error, f"in state_dict of plugin {name!r}")
             raise
     return states
-
-
-def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Load the state with the dtypes that it was saved with, where torch would cast to those of the parameters."""
-    params = [p for group in optimizer.param_groups for p in group["params"]]
-    state = {
-        index: {key: sharded.like_parameter(value, params[index]) for key, value in values.items()}
-        for index, values in saved["state"].items()
-    }
-    optimizer.load_state_dict({"state": state, "param_groups": saved["param_groups"]})
-    for index, values in state.items():
-        now = optimizer.state[params[index]]
-        for key, value in values.items():
-            if isinstance(value, Tensor) and value.dtype != now[key].dtype:
-                now[key] = value.to(now[key].device)

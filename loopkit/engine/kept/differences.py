@@ -1,0 +1,24 @@
+"""Differences between a state and a learner, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from loopkit.words import nearest
+
+
+def first(what: str, items: list[str], most: int = 5) -> list[str]:
+    """One line that counts items and lists the first of them; nothing if there are none."""
+    if not items:
+        return []
+    rest = f" and {len(items) - most} more" if len(items) > most else ""
+    return [f"{len(items)} {what}: {', '.join(items[:most])}{rest}"]
+
+
+def names(what: str, saved: Collection[str], own: Collection[str]) -> list[str]:
+    """Lines that list the names which only a state has, with the nearest here, and those which only the learner has."""
+    missing = [f"{name!r}{nearest(name, own)}" for name in saved if name not in own]
+    extra = [repr(name) for name in own if name not in saved]
+    return first(f"{what} in the state that are not here", missing) + first(
+        f"{what} here that are not in the state", extra
+    )

@@ -1,0 +1,309 @@
+"""OptimizerPart: what a state holds of an optimizer, of torch or of any other package, and its way back."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loopkit import sharded
+from loopkit.engine.kept.differences import first
+from loopkit.errors import StateError
+from loopkit.kinds import COUNTS, LIST, MAPPING, TEXT, is_number, shown, wrong
+from loopkit.notes import warn
+from loopkit.raw import raw
+
+FLAGS = ("foreach", "fused", "capturable", "differentiable", "maximize")
+"""Options of torch's optimizers that are true, false or None."""
+MISSING = object()
+
+
+class OptimizerPart:
+    """The state of one optimizer: what its ``state_dict`` returns, and the name of its class.
+
+    ``state_dict`` may return more than ``state`` and ``param_groups``; all of it goes to ``load_state_dict``. torch's
+    ``load_state_dict`` casts values to the parameter's dtype and makes others of some containers, so values that came
+    back in another type are put back as they were saved.
+
+    Args:
+        name: Its name among the learner's optimizers.
+        optimizer: The optimizer.
+    """
+
+    version = 1
+
+    def __init__(self, name: str, optimizer: torch.optim.Optimizer) -> None:
+        self.name = name
+        self.optimizer = optimizer
+
+    def saved(self) -> dict[str, Any]:
+        """Return its saved form; tensors are those in use.
+
+        Raises:
+            StateError: It holds a key that is an address or id of a parameter, which no other process has.
+        """
+        state = dict(self.optimizer.state_dict())
+        self._check_keys(state)
+        return {"class": type(self.optimizer).__name__, **state}
+
+    def _check_keys(self, state: Mapping[str, Any]) -> None:
+        params = self._params()
+        foreign = {id(p) for p in params} | {p.data_ptr() for p in params if not sharded.is_sharded(p)}
+        foreign.discard(0)
+        for path, key in _keys(state, f"optimizers.{self.name}"):
+            if type(key) is int and key in foreign:
+                raise StateError(
+                    f"{path} has the key {key}, the id or address of a parameter ({_class(self.optimizer)}): another "
+                    f"process has another one, so the state could not be loaded. Save the weights only, "
+                    f"Checkpoint(weights_only=True), or let state_dict() number the parameters"
+                )
+
+    def _params(self) -> list[Tensor]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def problems(self, saved: Mapping[str, Any]) -> list[str]:
+        """Compare a saved form, which is well-formed, with the optimizer."""
+        here = type(self.optimizer).__name__
+        if saved["class"] != here:
+            return [f"optimizer {self.name!r}: {saved['class']} in the state, {here} here"]
+        sizes = _sizes(saved["param_groups"]), _sizes(self.optimizer.param_groups)
+        if sizes[0] != sizes[1]:
+            return [f"optimizer {self.name!r}: parameters per group {sizes[0]} in the state, {sizes[1]} here"]
+        return first(f"entries of optimizer {self.name!r} that do not fit", self._entries(saved))
+
+    def _entries(self, saved: Mapping[str, Any]) -> list[str]:
+        """What in the groups and the state of an optimizer it could not go on with."""
+        problems = []
+        for index, (own, group) in enumerate(zip(self.optimizer.param_groups, saved["param_groups"], strict=True)):
+            problems += _group_entries(index, own, group)
+        if is_of_torch(self.optimizer) and type(self.optimizer).__name__ != "LBFGS":
+            shaped = type(self.optimizer).__name__ != "Adafactor"
+            params = self._params()
+            for index, values in saved["state"].items():
+                problems += _state_entries(index, values, params[index], shaped)
+        return problems
+
+    def load(self, saved: Mapping[str, Any]) -> Callable[[], None]:
+        """Put a saved form back, with the types that it was saved with; return the undo.
+
+        A value that ``load_state_dict`` changes for good is named once.
+        """
+        undo = self._undo()
+        own = {key: value for key, value in saved.items() if key != "class"}
+        own["state"] = {key: self._sharded(key, values) for key, values in saved["state"].items()}
+        params = self._params()
+        try:
+            self.optimizer.load_state_dict(copy.copy(own))
+        except BaseException:
+            undo()
+            raise
+        for key, values in own["state"].items():
+            place = params[key] if type(key) is int and 0 <= key < len(params) else key
+            device = place.device if isinstance(place, Tensor) else None
+            if place in self.optimizer.state:
+                self.optimizer.state[place] = _restored(self.optimizer.state[place], values, device)
+        if not is_of_torch(self.optimizer):
+            self._compare(own)
+        return undo
+
+    def _sharded(self, key: Any, values: Any) -> Any:
+        params = self._params()
+        if type(key) is not int or not 0 <= key < len(params) or not isinstance(values, Mapping):
+            return values
+        return {name: sharded.like_parameter(value, params[key]) for name, value in values.items()}
+
+    def _compare(self, saved: Mapping[str, Any]) -> None:
+        """Name what an optimizer of another package has not taken back as it was saved."""
+        found = list(_differences("", saved, dict(self.optimizer.state_dict())))
+        if found:
+            listed = "; ".join(first("values", found, most=3))
+            warn(
+                f"optimizer {self.name!r} ({_class(self.optimizer)}) does not load its own state as it was saved: "
+                f"{listed}. A resumed run may end with other numbers than one that was not stopped"
+            )
+
+    def _undo(self) -> Callable[[], None]:
+        """What gives the optimizer the attributes and options that it has now."""
+        optimizer = self.optimizer
+        attributes = dict(vars(optimizer))
+        groups = [dict(group) for group in optimizer.param_groups]
+
+        def undo() -> None:
+            vars(optimizer).clear()
+            vars(optimizer).update(attributes)
+            for group, before in zip(optimizer.param_groups, groups, strict=True):
+                group.clear()
+                group.update(before)
+
+        return undo
+
+
+def malformed(where: str, saved: Mapping[str, Any]) -> list[str]:
+    """List what in a saved form is not as `OptimizerPart.saved` makes it, whatever the optimizer."""
+    if problems := wrong(where, saved, {"class": TEXT, "state": MAPPING, "param_groups": LIST}):
+        return problems
+    problems = []
+    for index, group in enumerate(saved["param_groups"]):
+        problems += wrong(f"{where}.param_groups[{index}]", group, {"params": COUNTS})
+    if problems:
+        return problems
+    known = [index for group in saved["param_groups"] for index in group["params"]]
+    if known != list(range(len(known))):
+        problems.append(f"{where}.param_groups do not number the parameters from 0 on")
+    for index, values in saved["state"].items():
+        if isinstance(index, str):
+            continue  # of all parameters together, as some optimizers count their steps
+        if type(index) is not int or not 0 <= index < len(known) or not isinstance(values, Mapping):
+            problems.append(f"{where}.state[{shown(index)}] is {shown(values)}, not a mapping for a parameter")
+    return problems
+
+
+def is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer is one of ``torch.optim`` itself."""
+    return type(optimizer).__module__.startswith("torch.optim.")
+
+
+def _class(optimizer: torch.optim.Optimizer) -> str:
+    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+
+
+def _sizes(groups: Iterable[Mapping[str, Any]]) -> list[int]:
+    return [len(group["params"]) for group in groups]
+
+
+def _group_entries(index: int, own: Mapping[str, Any], group: Mapping[str, Any]) -> list[str]:
+    problems = []
+    for key, value in own.items():
+        if key == "params":
+            continue
+        if key not in group:
+            if value is not None and value is not False:  # else a newer torch added it, and defaults to that
+                problems.append(f"param_groups[{index}] lacks {key!r}")
+        elif not _alike(key, value, group[key]):
+            problems.append(f"param_groups[{index}][{key!r}] is {shown(group[key])}, {shown(value)} here")
+    return problems
+
+
+def _state_entries(index: int, values: Mapping[str, Any], param: Tensor, shaped: bool) -> list[str]:
+    """What torch's optimizers could not go on with, in the state of a parameter."""
+    problems = []
+    for key, value in values.items():
+        where = f"state[{index}][{key!r}]"
+        if not isinstance(value, Tensor):
+            if not is_number(value) and not (key == "momentum_buffer" and value is None):
+                problems.append(f"{where} is {shown(value)}, not a tensor or a number")
+        elif value.numel() == 1 != param.numel():
+            continue
+        elif shaped and value.numel() != 1 and value.shape != param.shape:
+            problems.append(f"{where} has shape {tuple(value.shape)}, the parameter {tuple(param.shape)}")
+        elif value.is_floating_point() != param.is_floating_point() or value.is_complex() != param.is_complex():
+            problems.append(f"{where} is of {value.dtype}, the parameter of {param.dtype}")
+    return problems
+
+
+def _alike(key: str, own: Any, saved: Any) -> bool:
+    """Whether a saved option of an optimizer is of the kind of its own; None may stand for any but the flags."""
+    if key in FLAGS or isinstance(own, bool):
+        return saved is None or isinstance(saved, bool)
+    if isinstance(own, (tuple, list)) and isinstance(saved, (tuple, list)):
+        return len(own) == len(saved) and all(_alike(key, *each) for each in zip(own, saved, strict=True))
+    if own is None or saved is None:
+        return not isinstance(saved, (Mapping, list))
+    return is_number(saved) if is_number(own) else isinstance(saved, type(own))
+
+
+def _keys(value: Any, path: str) -> Iterable[tuple[str, Any]]:
+    """Yield every key of every mapping and member of every set within, with where it is."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield path, key
+            yield from _keys(each, f"{path}[{key!r}]")
+    elif isinstance(value, (set, frozenset)):
+        for each in value:
+            yield path, each
+    elif isinstance(value, (list, tuple, deque)):
+        for index, each in enumerate(value):
+            yield from _keys(each, f"{path}[{index}]")
+
+
+def _restored(now: Any, saved: Any, device: torch.device | None) -> Any:
+    """A value as it was saved; the one that was loaded, where it is the same in type and dtype."""
+    if isinstance(saved, Tensor):
+        if isinstance(now, Tensor) and now.dtype == saved.dtype:
+            return now
+        place = now.device if isinstance(now, Tensor) else device
+        return saved if place is None else saved.to(place)
+    if isinstance(saved, Mapping):
+        if not isinstance(now, dict) or now.keys() != saved.keys():
+            return _placed(saved, device)
+        for key, each in saved.items():
+            now[key] = _restored(now[key], each, device)
+        return now
+    if type(saved) in (list, tuple, deque):
+        if type(now) is not type(saved) or len(now) != len(saved):
+            return _placed(saved, device)
+        items = [_restored(*each, device) for each in zip(now, saved, strict=True)]
+        return deque(items, saved.maxlen) if isinstance(saved, deque) else type(saved)(items)
+    return saved
+
+
+def _placed(saved: Any, device: torch.device | None) -> Any:
+    """A copy of a saved value whose tensors are on a device."""
+    if isinstance(saved, Tensor):
+        return saved if device is None else saved.to(device)
+    if isinstance(saved, Mapping):
+        return {key: _placed(each, device) for key, each in saved.items()}
+    if type(saved) in (list, tuple):
+        return type(saved)(_placed(each, device) for each in saved)
+    return copy.deepcopy(saved)
+
+
+def _differences(path: str, saved: Any, now: Any) -> Iterable[str]:
+    """Yield where a state differs from the one that was saved, in values or types."""
+    if sharded.is_sharded(saved) or sharded.is_sharded(now):
+        return
+    if isinstance(saved, Tensor) and isinstance(now, Tensor):
+        if not _same_bits(saved, now):
+            yield f"{path} was {_shown(saved)}, and is {_shown(now)}"
+    elif isinstance(saved, Mapping) and isinstance(now, Mapping):
+        for key in {**saved, **now}:
+            name = f"{path}[{key!r}]" if path else str(key)
+            yield from _differences(name, saved.get(key, MISSING), now.get(key, MISSING))
+    elif _are_lists(saved, now):
+        for index, (before, after) in enumerate(zip(saved, now, strict=True)):
+            yield from _differences(f"{path}[{index}]", before, after)
+    elif _numbers_differ(saved, now):
+        yield f"{path} was {_shown(saved)}, and is {_shown(now)}"
+
+
+def _are_lists(one: Any, other: Any) -> bool:
+    kinds = (list, tuple, deque)
+    return isinstance(one, kinds) and isinstance(other, kinds) and len(one) == len(other)
+
+
+def _numbers_differ(saved: Any, now: Any) -> bool:
+    if saved is MISSING or now is MISSING or isinstance(saved, Tensor) or isinstance(now, Tensor):
+        return saved is not now
+    both_nan = saved != saved and now != now
+    return not both_nan and bool(saved != now)
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    if one.layout is not torch.strided or other.layout is not torch.strided:
+        return True
+    return torch.equal(raw(one.detach().cpu()), raw(other.detach().cpu()))
+
+
+def _shown(value: Any) -> str:
+    if value is MISSING:
+        return "missing"
+    if isinstance(value, Tensor):
+        dtype = str(value.dtype).removeprefix("torch.")
+        return f"{dtype} {value.item()}" if value.numel() == 1 else f"a tensor of {dtype} {tuple(value.shape)}"
+    return shown(value)

@@ -1,0 +1,210 @@
+"""The states of optimizers: of torch, of other packages, and of classes that do unusual things with them."""
+
+import copy
+from collections import defaultdict, deque
+
+import pytest
+import torch
+from helpers import batches
+from torch import nn
+
+from loopkit import Learner
+from loopkit.checkpoint.encoding import decode, encode
+from loopkit.engine.kept.optimizers import OptimizerPart
+from loopkit.errors import StateError
+from loopkit.plugins import Checkpoint
+
+
+class Counting(torch.optim.SGD):
+    """The base of optimizers that keep more than torch's own do."""
+
+    def make(self, param):
+        """What it keeps for a parameter."""
+        return {}
+
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            for p in group["params"]:
+                if "made" not in self.state[p]:
+                    self.state[p].update(self.make(p), made=True)
+
+
+class Ints(Counting):
+    def make(self, param):
+        return {"count": 3, "ints": torch.arange(3), "listed": [torch.arange(2), torch.ones(2, dtype=torch.float64)]}
+
+
+class Texts(Counting):
+    def make(self, param):
+        return {"kind": "std", "pair": ("a", 1), "nested": {"deep": [torch.tensor(7), "b"]}}
+
+
+class Deques(Counting):
+    def make(self, param):
+        return {"last": deque([torch.ones(2), 1], maxlen=3), "seen": {3, 1}, "by": {(0, 1): 2.0, 0.5: "half"}}
+
+
+class OfAll(Counting):
+    """Keeps something for all parameters together."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        self.state["total"] = torch.tensor([5])
+        self.state["steps"] = 4
+
+
+class Extra(Counting):
+    """Returns more than a state and groups, and takes it back."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.scale = 1.0
+
+    def step(self, closure=None):
+        super().step(closure)
+        self.scale *= 0.5
+
+    def state_dict(self):
+        return {**super().state_dict(), "scale": self.scale}
+
+    def load_state_dict(self, state):
+        state = dict(state)
+        self.scale = state.pop("scale")
+        super().load_state_dict(state)
+
+
+def hooked(params, **options):
+    """The same by torch's own hooks."""
+    optimizer = torch.optim.SGD(params, **options)
+    optimizer.scale = 0.25
+    optimizer.register_state_dict_post_hook(lambda own, state: {**state, "scale": own.scale})
+
+    def take(own, state):
+        own.scale = state["scale"]
+
+    optimizer.register_load_state_dict_pre_hook(take)
+    return optimizer
+
+
+def trained(make):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    optimizer = make(model.parameters(), lr=0.1, momentum=0.9)
+    Learner(model, nn.MSELoss(), optimizer, standard=False).fit(batches(3), epochs=1)
+    return optimizer
+
+
+def alike(one, other):
+    """Equal in types and bits, at any depth."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(alike(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple, deque)):
+        return len(one) == len(other) and all(map(alike, one, other))
+    return one == other
+
+
+@pytest.mark.parametrize("make", [Ints, Texts, Deques, OfAll, Extra, hooked, torch.optim.SGD])
+def test_state_of_an_optimizer_comes_back_with_its_types_and_extra_keys(make):
+    before = trained(make)
+    saved = copy.deepcopy(OptimizerPart("optimizer", before).saved())
+    saved = decode(*encode(saved))
+    model = nn.Linear(3, 1)
+    after = make(model.parameters(), lr=0.1, momentum=0.9)
+    after.scale = None
+    part = OptimizerPart("optimizer", after)
+    assert part.problems(saved) == []
+    part.load(saved)
+    now = part.saved()
+    assert alike({**now, "state": dict(now["state"])}, saved)
+    assert getattr(after, "scale", None) == getattr(before, "scale", None)
+
+
+class Losing(Counting):
+    """Loads another value than it has saved, as a cast or a slip may do."""
+
+    def make(self, param):
+        return {"phase": 3}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.param_groups[0]["momentum"] = 0.5
+
+
+def test_optimizer_that_does_not_load_its_own_state_is_named():
+    saved = OptimizerPart("optimizer", trained(Losing)).saved()
+    part = OptimizerPart("optimizer", Losing(nn.Linear(3, 1).parameters(), lr=0.1, momentum=0.9))
+    with pytest.warns(UserWarning, match=r"Losing\) does not load its own state .*momentum'\] was 0.9, and is 0.5"):
+        part.load(saved)
+
+
+def test_failing_load_leaves_the_optimizer_as_it_was():
+    optimizer = trained(Extra)
+    before = copy.deepcopy(optimizer.state_dict())
+    part = OptimizerPart("optimizer", optimizer)
+    broken = {key: value for key, value in part.saved().items() if key != "scale"}
+    optimizer.param_groups[0]["lr"] = 0.1
+    with pytest.raises(KeyError, match="scale"):
+        part.load(broken)
+    assert alike(before["param_groups"], optimizer.state_dict()["param_groups"])
+
+
+def test_undo_of_a_load_puts_options_and_states_back():
+    optimizer, other = trained(torch.optim.SGD), trained(torch.optim.SGD)
+    other.param_groups[0]["lr"] = 7.0
+    before = copy.deepcopy(optimizer.state_dict())
+    undo = OptimizerPart("optimizer", optimizer).load(OptimizerPart("optimizer", other).saved())
+    assert optimizer.param_groups[0]["lr"] == 7.0
+    undo()
+    assert alike(before["param_groups"], optimizer.state_dict()["param_groups"])
+
+
+class ByAddress(Counting):
+    def make(self, param):
+        return {"by": {id(param): 1}}
+
+
+class ByMemory(Counting):
+    def make(self, param):
+        return {"pairs": [{param.data_ptr(): 1}]}
+
+
+class InASet(Counting):
+    def make(self, param):
+        return {"known": {id(param)}}
+
+
+@pytest.mark.parametrize("make", [ByAddress, ByMemory, InASet])
+def test_key_that_no_other_process_has_is_refused_at_the_first_save(make, tmp_path):
+    model = nn.Linear(3, 1)
+    optimizer = make(model.parameters(), lr=0.1)
+    learner = Learner(model, nn.MSELoss(), optimizer, plugins=[Checkpoint(tmp_path)], standard=False)
+    with pytest.raises(StateError, match=r"the id or address of a parameter .*weights_only=True"):
+        learner.fit(batches(3), epochs=1)
+    assert learner.progress.updates <= 1
+
+
+@pytest.mark.parametrize("make", [Ints, Texts, Deques, OfAll, Extra])
+def test_run_with_an_unusual_optimizer_resumes_bitwise(make, tmp_path):
+    def fit(epochs, directory=None):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        optimizer = make(model.parameters(), lr=0.1, momentum=0.9)
+        plugins = [] if directory is None else [Checkpoint(directory, resume="auto")]
+        Learner(model, nn.MSELoss(), optimizer, plugins=plugins, standard=False).fit(batches(3), epochs=epochs)
+        return model.state_dict(), optimizer.state_dict()
+
+    fit(1, tmp_path)
+    whole, parts = fit(2), fit(2, tmp_path)
+    assert alike(dict(whole[0]), dict(parts[0]))
+    assert alike(whole[1], parts[1])
+
+
+def test_state_of_a_defaultdict_stays_one():
+    optimizer = trained(Ints)
+    OptimizerPart("optimizer", optimizer).load(OptimizerPart("optimizer", trained(Ints)).saved())
+    assert type(optimizer.state) is defaultdict
