@@ -257,9 +257,9 @@ class Learner:
             core.models.set_up(core.registry, names)
             if core.fit is not None:
                 core.fit.begin_plugins(names)
-        except BaseException:
+        except BaseException as error:
             if core.fit is not None:
-                core.fit.brackets.forget({name: self.plugins[name] for name in names})
+                core.fit.brackets.forget({name: self.plugins[name] for name in names}, core.fit.result, error)
             core.registry.change(gone, names)
             core.requests.change()
             core.models.put_back(wrappers, names)
@@ -342,13 +342,7 @@ class Learner:
         validations = [] if val is None and validate is None else validations_of(self._core, val, validate)
         planned = limits.planned(source.length, self._core.accumulate, len(self._core.models.optimizers))
         fit = FitLoop(self._core, limits, planned, on_interrupt, source, validations, loader_timeout)
-        fit.begin()
-        try:
-            fit.run()
-        except BaseException as error:
-            fit.end(error)
-        else:
-            fit.end(None)
+        fit.complete()
         return fit.result
 
     def rounds(

@@ -66,7 +66,7 @@ def test_fit_end_runs_in_reverse_of_fit_begin():
 
 
 @pytest.mark.parametrize("k", [0, 1, 2])
-def test_fit_end_runs_for_those_whose_fit_begin_was_completed(k):
+def test_fit_end_runs_for_those_whose_fit_begin_was_entered(k):
     log = []
     error = RuntimeError("broken")
     plugins = [Paired(name, log, begin=error if i == k else None) for i, name in enumerate("abc")]
@@ -74,14 +74,22 @@ def test_fit_end_runs_for_those_whose_fit_begin_was_completed(k):
         make_learner(*plugins).fit(batches(1), epochs=1)
     assert caught.value is error
     assert error.__notes__ == [f"loopkit: in fit_begin of plugin {'abc'[k]!r}"]
-    assert log == [f"begin {n}" for n in "abc"[: k + 1]] + [f"end {n}" for n in reversed("abc"[:k])]
+    assert log == [f"begin {n}" for n in "abc"[: k + 1]] + [f"end {n}" for n in reversed("abc"[: k + 1])]
 
 
 def test_fit_end_without_fit_begin_runs_when_a_fit_begin_raised():
     log = []
     with pytest.raises(RuntimeError):
         make_learner(Paired("a", log, begin=RuntimeError()), ending("b", log)).fit(batches(1), epochs=1)
-    assert log == ["begin a", "end b"]
+    assert log == ["begin a", "end b", "end a"]
+
+
+def test_fit_end_error_of_a_plugin_whose_fit_begin_failed_is_noted_there():
+    error = RuntimeError("broken")
+    with pytest.raises(RuntimeError) as caught:
+        make_learner(Paired("a", [], begin=error, end=KeyError("half"))).fit(batches(1), epochs=1)
+    assert caught.value is error
+    assert error.__notes__[1:] == ["loopkit: fit_end failed too: KeyError('half')"]
 
 
 def test_fit_end_runs_for_a_plugin_whose_fit_begin_cancelled_the_fit():
@@ -870,7 +878,7 @@ def test_replace_by_one_whose_fit_begin_fails_still_ends_the_first():
     with pytest.raises(RuntimeError, match="no"):
         learner.fit(batches(1), epochs=1)
     assert log == ["begin a", "end a"]
-    assert new.log == ["begin a"]
+    assert new.log == ["begin a", "end a"]
 
 
 def test_replace_goes_by_what_a_plugin_provides():
@@ -900,7 +908,7 @@ def test_add_whose_fit_begin_fails_is_not_kept():
     with pytest.raises(RuntimeError, match="no"):
         learner.fit(batches(1), epochs=1)
     assert "bad" not in learner.plugins
-    assert bad.log == ["begin bad"]
+    assert bad.log == ["begin bad", "end bad"]
 
 
 def test_request_that_comes_while_the_processes_agree_is_for_the_next_time():

@@ -14,7 +14,7 @@ import queue
 import re
 import stat
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -35,14 +35,21 @@ from loopkit.checkpoint.manifest import (
 )
 from loopkit.checkpoint.streams import PIECE, QUEUE, Buffer, Hasher, PlainReader, Reader, create, write_file
 from loopkit.errors import CheckpointError, CorruptCheckpointError
+from loopkit.shield import Shield
 from loopkit.words import nearest
 
 LABEL = re.compile(r"[A-Za-z0-9._=+-]{0,100}")
 READ_LIMIT = 256 << 20  # bytes; for files read whole into memory
+_Paths = queue.SimpleQueue[list[Path] | None]
 
 
 def write(
-    directory: Path, files: Mapping[str, Iterable[Buffer]], about: Mapping[str, Any], *, label: str = ""
+    directory: Path,
+    files: Mapping[str, Iterable[Buffer]],
+    about: Mapping[str, Any],
+    *,
+    label: str = "",
+    there: Callable[[Manifest], object] | None = None,
 ) -> Manifest:
     """Write one checkpoint as a new directory ``<number>-<label>`` below ``directory``; atomic and durable.
 
@@ -56,6 +63,7 @@ def write(
             asked for.
         about: plain JSON to put into the manifest; other values must have been encoded.
         label: letters, digits and ``._=+-``, at most 100.
+        there: called with its manifest once the checkpoint has its name; no interrupt comes in between.
 
     Raises:
         CheckpointError: the operating system refused; its error is the cause.
@@ -67,7 +75,7 @@ def write(
     ...     print(manifest.path.name, manifest.about, read_file(manifest, "words.txt"))
     000001-best {'epoch': 3} b'one two'
     """
-    with drafted(directory, about, label=label) as draft:
+    with drafted(directory, about, label=label, there=there) as draft:
         for name, chunks in files.items():
             draft.write(name, chunks)
     return draft.manifest
@@ -94,8 +102,14 @@ class Draft:
 
 
 @contextmanager
-def drafted(directory: Path, about: Mapping[str, Any], *, label: str = "") -> Iterator[Draft]:
+def drafted(
+    directory: Path, about: Mapping[str, Any], *, label: str = "", there: Callable[[Manifest], object] | None = None
+) -> Iterator[Draft]:
     """Inside, the files of a checkpoint are written; it is there at the end, as by `write`, or not at all.
+
+    Args:
+        directory, about, label, there: as those of `write`.
+
 
     Raises:
         CheckpointError: the operating system refused; its error is the cause.
@@ -120,8 +134,11 @@ def drafted(directory: Path, about: Mapping[str, Any], *, label: str = "") -> It
             draft.at = at
             disk.sync_directory(at)
             draft.at = final
-            disk.system.rename(at, final)
-            draft.at = directory
+            with Shield():
+                disk.system.rename(at, final)
+                draft.at = directory
+                if there is not None:
+                    there(draft.manifest)
             disk.sync_directory(directory)
         except BaseException as error:
             failure = disk.refused("write", draft.at, error) if disk.is_ours(error) else error
@@ -401,7 +418,8 @@ class Remover:
     """Removes checkpoints in a thread of its own; ``close`` waits for it, and raises what went wrong."""
 
     def __init__(self) -> None:
-        self._paths: queue.SimpleQueue[list[Path] | None] = queue.SimpleQueue()
+        self._paths: _Paths = queue.SimpleQueue()
+        """Of the thread; each has one of its own."""
         self._thread: threading.Thread | None = None
         self._errors: list[Exception] = []
 
@@ -410,25 +428,31 @@ class Remover:
         wanted = list(paths)
         if wanted:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="loopkit-remover", daemon=True)
-                self._thread.start()
+                self._start()
             self._paths.put(wanted)
         self._raise()
 
     def close(self) -> None:
         """Wait until everything is removed; raise what went wrong. The remover can be used again."""
-        if self._thread is not None:
-            self._paths.put(None)
-            self._thread.join()
+        thread = self._thread
+        if thread is not None:
             self._thread = None
+            self._paths.put(None)
+            thread.join()
         self._raise()
+
+    def _start(self) -> None:
+        with Shield():  # else it may wait for ever for paths that nobody gives it
+            self._paths = queue.SimpleQueue()
+            self._thread = threading.Thread(target=self._work, args=(self._paths,), name="loopkit-remover", daemon=True)
+            self._thread.start()
 
     def _raise(self) -> None:
         if self._errors:
             raise self._errors.pop(0)
 
-    def _work(self) -> None:
-        while (paths := self._paths.get()) is not None:
+    def _work(self, given: _Paths) -> None:
+        while (paths := given.get()) is not None:
             for path in paths:
                 try:
                     remove([path])

@@ -11,7 +11,7 @@ from loopkit.engine.phase_states import PhaseStates
 from loopkit.engine.registry import Registry
 from loopkit.engine.requests import Requests
 from loopkit.engine.resume import Resume
-from loopkit.notes import say
+from loopkit.notes import add_note, say, shown
 from loopkit.progress import Progress
 from loopkit.world import World
 
@@ -91,10 +91,24 @@ class Core:
         held = [hold(self.learner, reason, by) for hold in holds]
         return any(held)
 
-    def enter(self, fit: Fit | None) -> None:
-        """A fit begins; None: it is over."""
+    def enter(self, fit: Fit) -> None:
+        """A fit begins."""
         self.fit = fit
-        self.result = self.result if fit is None else fit.result
+        self.result = fit.result
+
+    def close_epochs(self, error: BaseException) -> None:
+        """Leave the epochs of the fit that are open although it ends: an interrupt came while they were left."""
+        for epoch in reversed(self.open_epochs):
+            try:
+                epoch.abandon(error)
+            except BaseException as late:
+                if late is not error:
+                    add_note(error, f"loopkit: leaving {epoch!r} failed too: {shown(late)}")
+
+    def leave(self, hooks: int) -> None:
+        """The fit is over, with so many hooks running around it."""
+        self.fit = None
+        self.hooks = hooks
 
     def forget_metrics(self, prefix: str) -> None:
         """Forget the values of the metrics whose names begin so."""

@@ -21,6 +21,7 @@ from loopkit.errors import Cancel, CancelEpoch, CancelFit, PhaseError, Reentranc
 from loopkit.events import EpochBegin, EpochEnd, PhaseEnd
 from loopkit.notes import locate
 from loopkit.phases import Phase
+from loopkit.shield import Shield
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -221,7 +222,8 @@ class Epoch:
                     _say_short(core, self)
                 if core.metrics:
                     core.forget_metrics(f"{self.name}/")
-                self.contexts.enter(self, self.loop.plan.epoch_contexts)
+                with Shield():
+                    self.contexts.enter(self, self.loop.plan.epoch_contexts)
                 if (fire := self.loop.plan.fire[EpochBegin]) is not None:
                     fire(self)
             except (CancelEpoch, CancelFit) as cancel:
@@ -412,12 +414,18 @@ class Epoch:
 
     def _leave(self, error: BaseException | None) -> None:
         """Leave the contexts, be it because of an error; from here on it is not open."""
-        try:
-            self.contexts.leave(error)
-        finally:
-            self._core.epochs.remove(self)
-            self.loop.close()
-            self._core.logbook.move_to(self._outer)
+        with Shield():
+            try:
+                self.contexts.leave(error)
+            finally:
+                self._core.epochs.remove(self)
+                self.loop.close()
+                self._core.logbook.move_to(self._outer)
+
+    def abandon(self, error: BaseException) -> None:
+        """Leave it without its events, after an interrupt that came while it was left."""
+        self.loop.drop_windows()
+        self._leave(error)
 
 
 def _say_short(core: Core, epoch: Epoch) -> None:

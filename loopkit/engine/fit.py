@@ -17,11 +17,13 @@ from loopkit.engine.requests import Ending, Interrupted, Stop
 from loopkit.engine.resume import Position
 from loopkit.engine.signals import Signals
 from loopkit.engine.sources import Source
+from loopkit.engine.surroundings import Surroundings
 from loopkit.engine.validations import Validation
 from loopkit.errors import CancelFit, ReentrancyError
 from loopkit.logs.record import Packed
 from loopkit.notes import say, warn
 from loopkit.result import FitResult, Planned
+from loopkit.shield import Shield
 from loopkit.words import is_count
 
 if TYPE_CHECKING:
@@ -123,6 +125,7 @@ class Fit:
         """Whether it goes on with a fit that was saved, or interrupted in this process."""
         self.depth = len(core.epochs)
         """How many epochs were open around it when it began."""
+        self._around = Surroundings(core.hooks)
         self.cancelled: CancelFit | None = None
         """What ends it before its next epoch."""
         self.position = Position(replace(core.progress))
@@ -212,17 +215,48 @@ class Fit:
     # Its begin
 
     def begin(self) -> None:
-        """Fire ``fit_begin``.
+        """Fire ``fit_begin``; if that fails, the fit is over.
 
         Raises:
             ReentrancyError: Another fit is running.
             PluginError: A plugin is never called, or reads a metric that is never made.
         """
-        core = self._core
-        if core.fit is not None:
+        if self._core.fit is not None:
             raise ReentrancyError("a fit is running: call run, evaluate or predict from a hook, not fit")
-        core.requests.begin(self._signals)
-        core.enter(self)
+        try:
+            self._core.enter(self)
+            self._begin()
+        except BaseException as error:
+            self.beginning = False
+            self.end(error)
+            raise
+        self.beginning = False
+
+    def _begin(self) -> None:
+        core, signals = self._core, self._signals
+        core.requests.begin(signals)
+        if signals is not None:
+            signals.install()
+            if not signals.reaches:
+                core.say_once(
+                    "this fit runs off the main thread, where Python handles no signals: SIGINT, SIGTERM and SIGUSR1 "
+                    "neither end nor save it; call learner.pause() or learner.stop() where they arrive"
+                )
+        self._find_position()
+        self.beginning = True
+        if core.registry.implemented and self._runs:
+            core.registry.check_fit(self._runs)
+        if core.registry.brackets:
+            with core.hook():
+                self.begin_plugins()
+        if core.world.size > 1:
+            self._agree_to_begin()
+        core.phase_states.begin()
+
+    def _find_position(self) -> None:
+        """Go on where a saved state or an interrupt left the learner's last fit, or begin a new one."""
+        core = self._core
+        dropped = core.resume.drop_held(self._is_behind)
         loaded, goes_on = core.resume.begin()
         if loaded is None:
             self.position = Position(replace(core.progress), core.resume.fits, bool(self._runs))
@@ -230,6 +264,12 @@ class Fit:
             self._go_on(loaded)
         if not self.resumed:
             core.metrics.clear()
+        if dropped is not None:
+            say(
+                f"the interrupted fit is past these limits, after {dropped.epochs} complete epochs and "
+                f"{core.progress.steps:,} steps: its open epoch is dropped, and this is a new fit of "
+                f"{', '.join(f'{name}={limit}' for name, limit in self.limits.saved().items() if limit)}"
+            )
         if goes_on:
             say(
                 f"the fit goes on where it was interrupted, after {core.progress.epochs} complete epochs and "
@@ -239,23 +279,10 @@ class Fit:
             say(f"{left}; this is a new fit, which begins that epoch anew")
         if left:
             core.resume.leave_unfinished("")
-        if self._signals is not None:
-            self._signals.install()
-        self.beginning = True
-        try:
-            if core.registry.implemented and self._runs:
-                core.registry.check_fit(self._runs)
-            if core.registry.brackets:
-                with core.hook():
-                    self.begin_plugins()
-            if core.world.size > 1:
-                self._agree_to_begin()
-            core.phase_states.begin()
-        except BaseException as error:
-            self.beginning = False
-            self.end(error)
-            raise
-        self.beginning = False
+
+    def _is_behind(self, at: Position) -> bool:
+        """Whether the limits are others than those of an interrupted fit, and it has reached one of them already."""
+        return at.limits != self.limits.saved() and bool(self._limit_reached(at))
 
     def go_on(self) -> None:
         """Go on from the position that was loaded, with the limits of this fit."""
@@ -291,11 +318,13 @@ class Fit:
 
     def reason_to_end(self) -> str:
         """Why it is over, as `FitResult.reason`; an empty string if it is not."""
-        limits, at, progress = self.limits, self.position, self._core.progress
         if self._core.requests.stopped is not None:
             return "stop"
-        if at.ended:
-            return at.ended
+        return self.position.ended or self._limit_reached(self.position)
+
+    def _limit_reached(self, at: Position) -> str:
+        """The limit that a fit at this position has reached."""
+        limits, progress = self.limits, self._core.progress
         if limits.max_steps is not None and progress.steps - at.start.steps >= limits.max_steps:
             return "max_steps"
         if limits.max_updates is not None and progress.updates - at.start.updates >= limits.max_updates:
@@ -322,53 +351,87 @@ class Fit:
     # Its end
 
     def end(self, error: BaseException | None) -> None:
-        """Fire ``fit_end``, then raise what there is to raise."""
-        if self.over:
+        """Fire ``fit_end``, let go of all that the fit holds, then raise what there is to raise."""
+        core, signals = self._core, self._signals
+        if self.over or core.fit is not self:
+            if error is not None:
+                raise error
             return
-        core, result, signals = self._core, self.result, self._signals
-        ending: Ending | None = None
+        with Shield(firm=True):  # what an interrupt would leave half done stays so for the next fit
+            try:
+                self._end_plugins(error)
+            finally:
+                self._let_go()
+        ending = error.ending if isinstance(error, Interrupted) else None
+        if ending is None and signals is not None and signals.ending is not None:
+            ending = Ending(signals.ending)  # it came too late to be acted upon
+        try:
+            self._warn_of_idle()
+        finally:
+            if ending is not None and self.raises:
+                raise _interruption(ending)
+
+    def _end_plugins(self, error: BaseException | None) -> None:
+        """Complete the result and fire ``fit_end``; raises what the fit has failed with."""
+        core, failure = self._core, None
+        self.ending = True
+        try:
+            failure = self._conclude(error)
+        finally:
+            if failure is not None and not isinstance(failure, Exception):
+                core.close_epochs(failure)  # those that an interrupt has kept from it
+                self._around.restore()
+            with core.hook():
+                self.brackets.end(self.result, failure)
+
+    def _conclude(self, error: BaseException | None) -> BaseException | None:
+        """Complete the result; returns what the fit has failed with."""
+        core, result = self._core, self.result
         failure: BaseException | None = None
         if isinstance(error, CancelFit):
             result.reason, result.message, result.by = "cancel", error.reason, error.by
         elif isinstance(error, Interrupted):
-            ending = error.ending
-            result.reason = "signal" if ending.signal else "pause"
-            result.message, result.by = ending.reason, ending.by
+            result.reason = "signal" if error.ending.signal else "pause"
+            result.message, result.by = error.ending.reason, error.ending.by
         elif error is not None:
             result.reason, failure = "error", error
             self.failure = error
             core.resume.leave_unfinished(f"the last fit failed in epoch {core.progress.epochs + 1}")
         elif result.reason == "running":
             result.reason = "end"
-        stop = core.requests.stopped
-        if stop is not None and result.reason not in ("signal", "pause", "error"):
-            result.reason, (result.message, result.by) = "stop", stop
         result.epochs, result.steps, result.updates, result.samples = (
             now - then for now, then in zip(astuple(core.progress), astuple(self.position.start), strict=True)
         )
         result.metrics = dict(core.metrics)
         result.seconds = self.seconds
-        if failure is None and core.world.rank == 0:
-            problems = core.registry.idle(self._ran.values()) if self._ran else []
-            if result.reason == "epochs":
-                problems += core.registry.never_made(core.metrics)
-            for problem in problems:
-                warn(problem)
-        self.ending = True
-        try:
-            with core.hook():
-                self.brackets.end(result, failure)
-        finally:
-            self.ending, self.over = False, True
-            self.failure, self.cancelled = None, None
-            core.enter(None)
-            core.requests.end()
-            if signals is not None:
-                signals.remove()
-        if ending is None and signals is not None and signals.ending is not None:
-            ending = Ending(signals.ending)  # it came too late to be acted upon
-        if ending is not None and self.raises:
-            raise _interruption(ending)
+        stop = core.requests.stopped
+        if stop is not None and result.reason not in ("signal", "pause", "error"):
+            result.reason, (result.message, result.by) = "stop", stop
+        return failure
+
+    def _let_go(self) -> None:
+        """Let go of all that the fit holds, the signals last."""
+        core, signals = self._core, self._signals
+        self.ending = False
+        self.over = True
+        self.failure = None
+        self.cancelled = None
+        core.leave(self._around.hooks)
+        core.requests.end()
+        if signals is not None:
+            signals.remove()
+            signals.pass_on()
+
+    def _warn_of_idle(self) -> None:
+        """Warn of plugins that were never called, and of metrics that were read and never made."""
+        core = self._core
+        if core.world.rank > 0:
+            return
+        problems = core.registry.idle(self._ran.values()) if self._ran else []
+        if self.result.reason == "epochs":
+            problems += core.registry.never_made(core.metrics)
+        for problem in problems:
+            warn(problem)
 
 
 def next_epoch(core: Core, phase: Phase, source: Source | None, length: int | None = None) -> Epoch:

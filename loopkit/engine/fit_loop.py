@@ -45,6 +45,19 @@ class FitLoop(Fit):
         self._barren = 0
         """Training epochs in a row without a step that was completed."""
 
+    def complete(self) -> None:
+        """Begin, run and end it."""
+        error: BaseException | None = None
+        try:
+            try:
+                self.begin()
+                self.run()
+            except BaseException as raised:
+                error = raised
+        except BaseException as interrupt:  # a signal's, which came between these lines
+            error = interrupt
+        self.end(error)
+
     def run(self) -> None:
         """Train, and validate, until it is over."""
         core, at, train = self._core, self.position, self._source

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loopkit.engine.signals import Signals
+from loopkit.engine.signals import SAVING, Signals
 from loopkit.errors import Cancel, CancelEpoch, CancelFit, WorldError
 from loopkit.events import SignalBegin
 from loopkit.result import StopRequest
@@ -208,6 +208,8 @@ class Requests:
             return
         for impl in core.registry.ordered(SignalBegin.hook):
             core.registry.call(impl)
+        if self._signals is not None:
+            self._signals.pass_on(SAVING)
         if wishes.ending is not None:
             core.resume.hold(core)
             raise Interrupted(wishes.ending)

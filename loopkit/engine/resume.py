@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -170,6 +170,20 @@ class Resume:
         """Forget what was left open."""
         self._epochs, self._data, self._nested, self._generators, self.position = [], {}, {}, None, None
         self._held, self.unfinished, self.waiting, self.left = None, "", [], False
+
+    def drop_held(self, is_behind: Callable[[Position], bool]) -> Position | None:
+        """Forget the fit that an interrupt left open if the next one does not resume it; returns where it was.
+
+        Args:
+            is_behind: Whether the next fit's limits are behind a position already.
+        """
+        if self._held is None or self.position is not None:
+            return None
+        at = Position.of(self._held["fit"])
+        if not is_behind(at):
+            return None
+        self.forget()
+        return at
 
     def begin(self) -> tuple[Position | None, bool]:
         """Where the fit that begins now goes on, None if it is new, and whether it was interrupted in this process.

@@ -148,10 +148,11 @@ class Rounds:
     def __iter__(self) -> Iterator[int]:
         if self._begun and not self._fit.managed:
             raise ReentrancyError("these rounds were run already: call learner.rounds() again for another fit")
-        if not self._begun:
-            self._begun = True
-            self._fit.begin()
+        begins = not self._begun
+        self._begun = True
         try:
+            if begins:
+                self._fit.begin()
             while self._fit.begin_round():
                 yield self._fit.position.epochs
                 if not self._fit.over:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from loopkit.errors import LogError
 from loopkit.notes import warn
+from loopkit.shield import Shield
 
 FIXES = {
     errno.EACCES: "give this user the permission, or choose another path",
@@ -55,15 +56,17 @@ class LogFile:
         """It stands at the position, with nothing after it."""
 
     def open(self) -> None:
-        """Lock the file and find the position.
+        """Lock the file and find the position. If this object holds the file still, it lets it go first.
 
         Raises:
             LogError: The path cannot be a log, or another run has it.
         """
+        self.close()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            while not self._attempt():
-                pass
+            with Shield():
+                while not self._attempt():
+                    pass
         except OSError as error:
             if (fix := FIXES.get(error.errno or 0)) is None:
                 raise
@@ -206,12 +209,17 @@ class LogFile:
 
     def close(self) -> None:
         """Let the file go."""
-        _open_files.discard(self)
-        if self._file is not None:
-            if self._regular and self.position is not None:
-                self._check = _checksum(self._file, self.position)
-            file, self._file = self._file, None
-            os.close(file)
+        with Shield():
+            _open_files.discard(self)
+            if self._file is None:
+                return
+            file = self._file
+            try:
+                if self._regular and self.position is not None:
+                    self._check = _checksum(file, self.position)
+            finally:
+                self._file = None
+                os.close(file)
 
 
 def lock(file: int, path: Path) -> None:

@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,7 @@ from loopkit.hooks import hookimpl
 from loopkit.logs.kinds import Text
 from loopkit.notes import say, warn
 from loopkit.options import Shown
+from loopkit.shield import Shield
 from loopkit.words import nearest, takes
 
 if TYPE_CHECKING:
@@ -197,6 +198,8 @@ class Checkpoint(Shown):
     @hookimpl(writes=("*",))  # and so, turned round, last in fit_end
     def fit_begin(self, learner: Learner) -> None:
         """Take the directory, see that it can be written, and resume."""
+        self._writer.join()  # an interrupt may have kept an earlier fit from this
+        self._release()
         if self.monitor is not None:
             self._direction = direction(self, learner.plugins.values())
         try:
@@ -282,18 +285,17 @@ class Checkpoint(Shown):
     @hookimpl(writes=("*",))
     def fit_end(self, learner: Learner, result: FitResult) -> None:
         """Save what was trained since the last save, wait for what is being written, and let the directory go."""
-        try:
+        with ExitStack() as stack:  # each of these, whatever the others raise
+            stack.callback(self._release)
+            if self._snapshot is not None:
+                stack.callback(self._snapshot.clear)
+            stack.callback(self._rotate, self._remover.close)
             self._writer.join()
             if self._options.at_end and result.reason not in ("error", "signal"):
                 logged = any(getattr(plugin, "unsaved", False) for plugin in learner.plugins.values())
                 if learner.world.share(logged or self._saved_at != self._here(learner)):
                     self._save(learner, "end", now=True)
             self._writer.wait()
-        finally:
-            self._rotate(self._remover.close)
-            if self._snapshot is not None:
-                self._snapshot.clear()
-            self._release()
         if result.reason in ("pause", "signal") and not any(map(_saves_run, learner.plugins.values())):
             warn("no run goes on from Checkpoint(weights_only=True): add one with resume='auto' and another directory")
 
@@ -304,7 +306,11 @@ class Checkpoint(Shown):
     def write(self, contents: Contents, about: dict[str, Any], label: str) -> Manifest | None:
         """Write a checkpoint, in a thread of its own if ``background``; None in a process that does not know of it."""
         self.keep_directory()
-        return storage.write(self.directory, contents.files(), about, label=label)
+        return storage.write(self.directory, contents.files(), about, label=label, there=self.note)
+
+    def note(self, written: Manifest) -> None:
+        """A checkpoint of this run has been written: it is not another run's."""
+        self._own.add(_identity(written))
 
     def read(self, learner: Learner, manifest: Manifest) -> dict[str, Any]:
         """Read and verify a state, or this process's part of it."""
@@ -571,7 +577,6 @@ class Checkpoint(Shown):
         written = self.write(contents, about, f"step-{about['progress']['steps']}")
         self._saved_at = here
         if written is not None:
-            self._own.add(_identity(written))
             self._rotate(partial(self._remover.remove, self._surplus(self._found())))
 
     def _surplus(self, found: Listing) -> list[Path]:
@@ -683,11 +688,14 @@ class _Writer:
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
+        self._done = threading.Event()
+        """Nothing is being written. `threading.Thread` takes a thread for ended whose ``join`` was interrupted."""
+        self._done.set()
         self._error: BaseException | None = None
 
     @property
     def busy(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        return not self._done.is_set()
 
     def start(self, write: Callable[[], None]) -> None:
         def run() -> None:
@@ -696,9 +704,18 @@ class _Writer:
                 write()
             except BaseException as error:
                 self._error = error
+            finally:
+                self._done.set()
 
-        self._thread = threading.Thread(target=run, name="loopkit-checkpoint")
-        self._thread.start()
+        with Shield():
+            self._done.clear()
+            self._thread = threading.Thread(target=run, name="loopkit-checkpoint")
+            try:
+                self._thread.start()
+            except RuntimeError:  # the system gives no more threads
+                self._thread = None
+                self._done.set()
+                raise
 
     def check(self) -> None:
         """Raise what went wrong."""
@@ -707,6 +724,7 @@ class _Writer:
 
     def join(self) -> None:
         """Wait for the write that is under way."""
+        self._done.wait()
         if self._thread is not None:
             self._thread.join()
             self._thread = None

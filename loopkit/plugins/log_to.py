@@ -6,7 +6,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +124,7 @@ class LogTo(Shown):
         """Open the logs."""
         if learner.world.rank > 0:
             return
+        self._close(None)  # an interrupt may have kept an earlier fit from it
         self._learner = weakref.ref(learner)
         (number, self._ended), self._loaded = self._loaded, (None, False)
         fit = learner.current
@@ -135,8 +136,7 @@ class LogTo(Shown):
             for sink in self._sinks.values():
                 sink.open(learner, known)
         except BaseException:
-            for sink in self._sinks.values():
-                sink.close(None)
+            self._close(None)
             raise
         self._open, self._late = True, False
         if fit is not None and not self._again:
@@ -202,10 +202,17 @@ class LogTo(Shown):
                 self._write()
             finally:
                 self._open = self._again = False
-                if learner.current is not None:
-                    learner.current.pack_log(self, None)
-                for sink in self._sinks.values():
-                    sink.close(result)
+                try:
+                    if learner.current is not None:
+                        learner.current.pack_log(self, None)
+                finally:
+                    self._close(result)
+
+    def _close(self, result: FitResult | None) -> None:
+        """Close all logs, also if an interrupt is raised while one is being closed."""
+        with ExitStack() as stack:
+            for sink in reversed(self._sinks.values()):
+                stack.callback(sink.close, result)
 
     def _go_on(self, learner: Learner) -> None:
         """From here on everything is new."""
@@ -312,12 +319,19 @@ class _Sink:
         self.backend.load_state_dict(self.state)
 
     def close(self, result: FitResult | None) -> None:
-        if self._open:
+        if not self._open:
+            return
+        try:
             self.save()
             self._call("close", self.backend.close, result)
             if self._open:
                 with suppress(Exception):  # it may have let go of what it would have to ask
                     self._remember()
+        except BaseException:  # an interrupt: what the backend holds it lets go all the same
+            with suppress(Exception):
+                self.backend.close(None)
+            raise
+        finally:
             self._open = False
 
     def _call(self, what: str, function: Callable[..., Any], *arguments: Any) -> None:

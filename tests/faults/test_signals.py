@@ -99,7 +99,7 @@ def test_sigint_after_sigterm_ends_at_once():
     assert learner.progress.steps == 0
 
 
-def test_second_sigterm_changes_nothing():
+def test_sigterm_that_comes_twice_at_once_is_one():
     learner = make_learner(sending("step_begin"), sending("loss_begin", name="b"))
     with pytest.raises(SystemExit) as caught:
         learner.fit(batches(4), epochs=2)
@@ -167,7 +167,7 @@ def test_ignored_signal_stays_ignored():
         signal.signal(signal.SIGTERM, before)
 
 
-def test_no_handler_is_installed_off_the_main_thread():
+def test_no_handler_is_installed_off_the_main_thread_and_a_line_names_that(capsys):
     found = []
     learner = make_learner(on("step_end", lambda **_: found.append(signal.getsignal(signal.SIGTERM))))
     thread = threading.Thread(target=lambda: learner.fit(batches(2), epochs=1))
@@ -175,6 +175,7 @@ def test_no_handler_is_installed_off_the_main_thread():
     thread.join()
     assert found == [signal.SIG_DFL] * 2
     assert learner.result.reason == "epochs"
+    assert capsys.readouterr().err.count("off the main thread") == 1
 
 
 def test_no_handler_is_left_by_imports_and_fits(trials):
@@ -325,24 +326,74 @@ def test_child_forked_in_a_fit_dies_by_sigterm():
     assert ends == [-signal.SIGTERM]
 
 
-def test_signal_in_a_nested_learner_ends_both_without_an_epoch_end():
-    outer_log, inner_log = EventLog(), EventLog()
-    inner = make_learner(sending("step_begin", at=1), inner_log)
-    outer = make_learner(on("step_end", lambda step, **_: inner.fit(batches(4), epochs=1)), outer_log)
-    with pytest.raises(SystemExit):
+@pytest.mark.parametrize("how", ["raise", "return", None])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_in_a_fit_that_a_hook_runs_is_the_outer_ones(tmp_path, number, how):
+    log = EventLog()
+    inner = make_learner(sending("step_begin", number, at=1))
+    outer = make_learner(
+        on("step_end", lambda step, **_: inner.fit(batches(4), epochs=1, on_interrupt=how)), log, Checkpoint(tmp_path)
+    )
+    with pytest.raises(SystemExit if number == signal.SIGTERM else KeyboardInterrupt):
         outer.fit(batches(3), epochs=1)
-    assert inner.progress.steps == 2
-    assert inner.result.reason == "signal"
-    assert outer_log.count("fit_end") == inner_log.count("fit_end") == 1
-    assert outer_log.count("epoch_end") == inner_log.count("epoch_end") == 0
+    assert (inner.progress.steps, inner.result.reason) == (4, "epochs")
+    assert (outer.progress.steps, outer.result.reason) == (1, "signal")
+    assert (log.count("epoch_end"), log.count("fit_end")) == (0, 1)
+    assert [m.about["progress"]["steps"] for m in storage.listing(tmp_path)] == [1]
 
 
-def test_nested_learner_that_returns_passes_the_signal_on_to_the_outer_one():
-    inner = make_learner(sending("step_begin", at=1))
-    outer = make_learner(on("step_end", lambda step, **_: inner.fit(batches(4), epochs=1, on_interrupt="return")))
-    with pytest.raises(SystemExit):
+def test_second_sigint_ends_a_fit_that_a_hook_runs_and_the_outer_one():
+    inner = make_learner(sending("step_begin", signal.SIGINT), sending("loss_begin", signal.SIGINT, name="b"))
+    outer = make_learner(on("step_end", lambda step, **_: inner.fit(batches(4), epochs=1)))
+    with pytest.raises(KeyboardInterrupt):
         outer.fit(batches(3), epochs=1)
-    assert (inner.progress.steps, outer.progress.steps, outer.result.reason) == (2, 1, "signal")
+    assert (inner.current, outer.current) == (None, None)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_handler_that_was_there_is_called_after_the_save(tmp_path, number):
+    saved = []
+
+    def look(number, frame):
+        saved.append([m.about["progress"]["steps"] for m in storage.listing(tmp_path)])
+
+    with handlers(look):
+        learner = make_learner(sending("step_begin", number, at=1), Checkpoint(tmp_path, save=every(updates=100)))
+        learner.fit(batches(4), epochs=1, on_interrupt="return")
+    assert saved == [[2]]
+
+
+@pytest.mark.parametrize("how", ["raise", "return"])
+def test_handler_that_exits_ends_the_process_after_the_save(tmp_path, how):
+    def leave(number, frame):
+        raise SystemExit(7)
+
+    with handlers(leave):
+        learner = make_learner(sending("step_begin", at=1), Checkpoint(tmp_path))
+        with pytest.raises(SystemExit) as caught:
+            learner.fit(batches(4), epochs=2, on_interrupt=how)
+        assert signal.getsignal(signal.SIGTERM) is leave
+    assert caught.value.code == 7
+    assert learner.current is None
+    assert [m.about["progress"]["steps"] for m in storage.listing(tmp_path)] == [2]
+
+
+def test_second_sigterm_ends_a_loader_that_hangs(tmp_path):
+    def hang():
+        yield from batches(3)
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.25)
+        time.sleep(60)
+
+    learner = make_learner(Checkpoint(tmp_path, save=every(updates=1)))
+    begun = time.monotonic()
+    with pytest.raises(SystemExit) as caught:
+        learner.fit(hang(), epochs=1)
+    assert time.monotonic() - begun < 30
+    assert caught.value.code == 143
+    assert learner.current is None
+    assert storage.verify(storage.listing(tmp_path)[0].path).about["progress"]["steps"] == 3
 
 
 def test_sigterm_saves_an_open_window_and_stop_closes_it(tmp_path):
