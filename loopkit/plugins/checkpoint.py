@@ -18,9 +18,9 @@ from torch import Tensor
 from loopkit import devices, sharded
 from loopkit.checkpoint import disk, storage
 from loopkit.checkpoint.bundle import Contents, describe, monitored, number, read_state, restore
-from loopkit.checkpoint.lock import Lock
 from loopkit.checkpoint.made import OPTIMIZER, Record, changes, made
 from loopkit.checkpoint.manifest import Listing, Manifest
+from loopkit.checkpoint.place import Place
 from loopkit.checkpoint.processes import give_way
 from loopkit.checkpoint.save_options import SaveOptions, check_count
 from loopkit.criteria import Mode, checked_mode, direction
@@ -144,7 +144,8 @@ class Checkpoint(Shown):
                 f"Checkpoints with a directory and a name each do both"
             )
         self.name = name
-        self.directory = disk.resolved(directory)
+        self.place = Place(directory)
+        """The directory, with its lock."""
         self.resume = resume
         if isinstance(resume, (str, Path)) and resume != "auto":
             path = Path(resume).absolute()
@@ -157,7 +158,6 @@ class Checkpoint(Shown):
         self._snapshot = _Snapshot() if options.background else None
         self._writer = _Writer()
         self._remover = storage.Remover()
-        self._lock: Lock | None = None
         self._begun = False
         """A fit has begun with this plugin: the checkpoints that are there are its own."""
         self._tried = 0
@@ -167,8 +167,6 @@ class Checkpoint(Shown):
         self._saved_at: tuple[Any, ...] | None = None
         self._measured = False
         """The monitored phase has run, and its value was not looked at yet."""
-        self._own: set[int] = set()
-        """Checkpoints in the directory that this run has written, or found when it went on, by `_identity`."""
         self._source: Path | None = None
         """The checkpoint that ``resume`` named."""
         self._damaged: set[Path] = set()
@@ -191,6 +189,11 @@ class Checkpoint(Shown):
         return {**kept, **rules, "overwrite": self._overwrite, "weights_only": self.weights_only}
 
     @property
+    def directory(self) -> Path:
+        """Where the checkpoints are."""
+        return self.place.directory
+
+    @property
     def memory(self) -> int:
         """Bytes of main memory that background writing holds during a fit: one copy of the state."""
         return 0 if self._snapshot is None else self._snapshot.nbytes
@@ -199,13 +202,13 @@ class Checkpoint(Shown):
     def fit_begin(self, learner: Learner) -> None:
         """Take the directory, see that it can be written, and resume."""
         self._writer.join()  # an interrupt may have kept an earlier fit from this
-        self._release()
+        self.place.release()
         if self.monitor is not None:
             self._direction = direction(self, learner.plugins.values())
         try:
             self._start(learner)
         except BaseException:
-            self._release()
+            self.place.release()
             raise
         self._begun, self._tried, self._failure = True, 0, None
         self._saved_at = self._here(learner)
@@ -286,7 +289,7 @@ class Checkpoint(Shown):
     def fit_end(self, learner: Learner, result: FitResult) -> None:
         """Save what was trained since the last save, wait for what is being written, and let the directory go."""
         with ExitStack() as stack:  # each of these, whatever the others raise
-            stack.callback(self._release)
+            stack.callback(self.place.release)
             if self._snapshot is not None:
                 stack.callback(self._snapshot.clear)
             stack.callback(self._rotate, self._remover.close)
@@ -305,52 +308,12 @@ class Checkpoint(Shown):
 
     def write(self, contents: Contents, about: dict[str, Any], label: str) -> Manifest | None:
         """Write a checkpoint, in a thread of its own if ``background``; None in a process that does not know of it."""
-        self.keep_directory()
-        return storage.write(self.directory, contents.files(), about, label=label, there=self.note)
-
-    def note(self, written: Manifest) -> None:
-        """A checkpoint of this run has been written: it is not another run's."""
-        self._own.add(_identity(written))
+        self.place.keep()
+        return storage.write(self.directory, contents.files(), about, label=label, there=self.place.note)
 
     def read(self, learner: Learner, manifest: Manifest) -> dict[str, Any]:
         """Read and verify a state, or this process's part of it."""
         return read_state(manifest)
-
-    def _take_directory(self) -> None:
-        storage.probe(self.directory)
-        self._lock = Lock(self.directory)
-        self._lock.acquire()
-        if self._lock.took_over:
-            say(self._lock.took_over)
-        disk.clean(self.directory, everything=True)
-
-    def keep_directory(self) -> None:
-        """Take the directory anew if it, or the lock in it, was removed, moved or replaced under the run."""
-        was, lock = self.directory, self._lock
-        self.directory = disk.resolved(was)  # a link may have been left in its place
-        if lock is None or (self.directory == was and lock.in_place):
-            return
-        self._release()
-        try:
-            self._take_directory()
-            self._refuse_taken()
-        except BaseException:
-            self._release()
-            self._lock = lock
-            raise
-        where = "" if self.directory == was else f" to {self.directory}"
-        warn(
-            f"{was}, or the lock in it, was removed or moved{where} while the run saved there: it is locked again, and "
-            f"checkpoints go on in {self.directory}"
-        )
-
-    def _release(self) -> None:
-        """Let the directory go; a lock that cannot be removed is no reason for a run to fail, or to hide why it did."""
-        if self._lock is not None:
-            try:
-                self._lock.release()
-            except CheckpointError as error:
-                say(f"{error}. The next run takes the lock over")
 
     @contextmanager
     def _guard(self, learner: Learner, epoch: Epoch) -> Iterator[None]:
@@ -378,10 +341,10 @@ class Checkpoint(Shown):
             if learner.world.rank == 0:
                 try:
                     if not held:
-                        self._take_directory()
+                        self.place.take()
                         held = True
                     if self._begun:
-                        self._refuse_taken()
+                        self.place.refuse_taken()
                     else:
                         chosen = self._choose(learner)
                 except Exception as error:
@@ -404,7 +367,7 @@ class Checkpoint(Shown):
         manifest, state = chosen
         self._load(learner, manifest, state)
         if learner.world.rank == 0:
-            self._own.update(map(_identity, storage.listing(self.directory)))
+            self.place.claim()
 
     def _read_together(self, learner: Learner, path: Path, read: Chosen | None) -> Chosen | None:
         """What each process has read of a checkpoint; None if one of them found its part damaged."""
@@ -429,11 +392,11 @@ class Checkpoint(Shown):
             if self._overwrite and (found or found.problems):
                 self._make_room(found)
             else:
-                self._refuse_others(found)
+                self.place.refuse_others(found)
             return None
         if isinstance(self.resume, Path):
             if self.resume.parent != self.directory:
-                self._refuse_others(found)
+                self.place.refuse_others(found)
             chosen = self._read(learner, self.resume)
             self._source = chosen[0].path
             return chosen
@@ -455,20 +418,6 @@ class Checkpoint(Shown):
     def _read(self, learner: Learner, path: Path) -> Chosen:
         manifest = storage.read_manifest(path)
         return manifest, self.read(learner, manifest)
-
-    def _refuse_others(self, found: Listing) -> None:
-        paths = [*(manifest.path for manifest in found), *found.problems]
-        if paths:
-            raise CheckpointError(
-                f"{self.directory} holds checkpoints of another run, the newest {paths[0].name}: give resume='auto' to "
-                f"go on with that run, overwrite=True to remove them, or another directory"
-            )
-
-    def _refuse_taken(self) -> None:
-        """Refuse checkpoints of a run that has begun in the directory since this one last saved there."""
-        found = storage.listing(self.directory)
-        if not self._own.issuperset(map(_identity, found)):
-            self._refuse_others(found)
 
     def _make_room(self, found: Listing) -> None:
         """Remove the checkpoints of an earlier run, if nothing else is there."""
@@ -638,11 +587,6 @@ def _intervals(save: Any) -> tuple[Every, ...]:
             f"Checkpoint: save is {early[0]!r}: before the first update nothing is trained; leave out first"
         )
     return given
-
-
-def _identity(manifest: Manifest) -> int:
-    """What tells a checkpoint from all others: its name, and the digests of its files."""
-    return hash((manifest.path.name, frozenset(manifest.files.items())))
 
 
 class _Snapshot:

@@ -69,8 +69,8 @@ class ShardedCheckpoint(Checkpoint):
 
     @contextmanager
     def _draft(self, about: dict[str, Any], label: str) -> Iterator[Draft]:
-        self.keep_directory()
-        with storage.drafted(self.directory, about, label=label, there=self.note) as draft:
+        self.place.keep()
+        with storage.drafted(self.directory, about, label=label, there=self.place.note) as draft:
             yield draft
 
     def read(self, learner: Learner, manifest: Manifest) -> dict[str, Any]:
