@@ -16,8 +16,10 @@ import math
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
 
 from loopkit import Learner, Phase, hookimpl
+from loopkit.checkpoint import save_weights
 from loopkit.data import TensorLoader
+from loopkit.engine.kept.witness import Root, Witness
 from loopkit.groups import auto_fused
 from loopkit.metrics import Accuracy
 from loopkit.plugins import Metrics, MixedPrecision, Progress
@@ -464,6 +468,48 @@ print(memory("VmHWM") - before)
 """
 
 
+class Block(nn.Module):
+    """One of a deep model: five modules, with options in plain attributes."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width, self.scale = width, width**-0.5
+        self.norm, self.drop = nn.LayerNorm(width), nn.Dropout(0.1)
+        self.up, self.down = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.scale * self.drop(self.down(torch.relu(self.up(self.norm(x)))))
+
+
+def witness(report: Report, batches: list[Any]) -> None:
+    """What it costs to look at a model when a fit begins, and at each save of its weights, the smallest there is."""
+    for blocks, bound in ((40, 1.0), (660, 40.0)):
+        model = nn.Sequential(*(Block(64) for _ in range(blocks)))
+        roots = Given([Root("model 'model'", model, "", lambda found: False)])
+        watching = Witness(partial(Given, roots))
+
+        def begin(watching: Witness = watching) -> None:
+            watching.begin()
+            watching.look()
+
+        def save(model: nn.Module = model) -> None:
+            with tempfile.TemporaryDirectory() as directory:
+                save_weights(model, Path(directory) / "weights.safetensors")
+
+        seconds = interleaved({"begin": begin, "compare": watching.warn, "save": save}, 9)
+        cost = {name: statistics.median(values) for name, values in seconds.items()}
+        modules = f"{5 * blocks + 1:,} modules"
+        report.value(f"the witness as a fit begins, {modules}", cost["begin"] * 1e3, "ms", bound)
+        report.value(f"the witness at a save, {modules}", 100 * cost["compare"] / cost["save"], "% of a save", 1.0)
+
+
+class Given(list[Root]):
+    """Roots, of which no tensor is saved elsewhere."""
+
+    def saved(self) -> tuple[torch.Tensor, ...]:
+        return ()
+
+
 def memory(report: Report, batches: list[Any]) -> None:
     here = str(Path(__file__).parent)
 
@@ -547,7 +593,19 @@ def main() -> None:
     report = Report(arguments.rounds, arguments.runs)
     about = machine()
     print(f"{datetime.date.today()}, {about}; {report.runs} runs of {report.rounds} rounds\n")
-    for part in (bare, with_metrics, standard_stack, evaluation, dispatch, loaders, start_up, memory, gpu, peers):
+    for part in (
+        bare,
+        with_metrics,
+        standard_stack,
+        evaluation,
+        dispatch,
+        loaders,
+        start_up,
+        witness,
+        memory,
+        gpu,
+        peers,
+    ):
         if arguments.only in (None, part.__name__):
             part(report, batches)
     if arguments.json:

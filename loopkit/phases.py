@@ -82,7 +82,12 @@ class Phase:
     @property
     def has_state(self) -> bool:
         """Whether it has anything to save: attributes in ``saved``, or a ``state_dict`` of its own."""
-        return bool(self.saved) or type(self).state_dict is not Phase.state_dict
+        return bool(self.saved) or not self.saves_names
+
+    @property
+    def saves_names(self) -> bool:
+        """Whether its state is the attributes in ``saved``, be it none: the class has no ``state_dict``."""
+        return type(self).state_dict is Phase.state_dict
 
     def state_dict(self) -> dict[str, Any]:
         """What is saved of it: the attributes in ``saved``. Override it, and `load_state_dict`, for anything else."""

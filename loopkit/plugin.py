@@ -85,7 +85,8 @@ class Plugin(Protocol):
     in others. Without it, none."""
     volatile: tuple[str, ...]
     """Keys of its state, and names that it logs, whose values two equal runs need not share, such as measured seconds.
-    `loopkit_testing` leaves them out."""
+    `loopkit_testing` leaves them out. Of a plugin without a state, also attributes that need no saving, as patterns of
+    `fnmatch`: the first save names no change of them."""
 
     # To save its state
 

@@ -81,6 +81,8 @@ class EventLog:
     Contexts, if wanted, are logged as brackets: ``<`` and ``>`` for the epoch's, ``[`` and ``]`` for the step's.
     """
 
+    volatile = ("*",)
+
     def __init__(self, *more: str, name: str = "event_log", contexts: bool = False) -> None:
         self.name = name
         self.words: list[tuple[str, str]] = []

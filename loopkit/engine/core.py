@@ -6,12 +6,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from loopkit.engine.kept.roots import RootsOfLearner
+from loopkit.engine.kept.witness import Witness
 from loopkit.engine.logbook import Logbook
 from loopkit.engine.phase_states import PhaseStates
 from loopkit.engine.registry import Registry
 from loopkit.engine.requests import Requests
 from loopkit.engine.resume import Resume
 from loopkit.notes import add_note, say, shown
+from loopkit.plugin import unwrapped
 from loopkit.progress import Progress
 from loopkit.world import World
 
@@ -49,6 +52,7 @@ class Core:
         self.registry = Registry(learner, phases, order, self.logbook, self.where)
         self.resume = Resume()
         self.phase_states = PhaseStates(phases)
+        self.witness = Witness(self._roots)
         self.epochs: list[Epoch] = []
         """The epochs that are open, the outermost first."""
         self.fit: Fit | None = None
@@ -79,6 +83,11 @@ class Core:
         if text not in self._said and self.world.rank == 0:
             self._said.add(text)
             say(text)
+
+    def _roots(self) -> RootsOfLearner:
+        models = self.models
+        plugins = {name: unwrapped(plugin) for name, plugin in self.registry.plugins.items()}
+        return RootsOfLearner(models, models.optimizers, plugins, self.learner.loss_fn, self.phase_states.known)
 
     def join(self, world: World) -> None:
         """Train together with these processes."""

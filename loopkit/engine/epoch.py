@@ -191,7 +191,8 @@ class Epoch:
             self.saved = core.resume.take(phase)
         if core.registry.implemented:
             core.registry.check_phase(phase)
-        core.phase_states.use(phase, core.models.optimizers)
+        core.phase_states.use(phase)
+        core.witness.look((id(phase), core.registry.version))
         if phase.training and core.epochs and any(outer.window_open for outer in core.epochs):
             raise ReentrancyError(f"phase {phase.name!r} trains inside an open accumulation window")
         if self.saved is None:

@@ -178,7 +178,7 @@ class Fit:
     @property
     def missing_states(self) -> dict[str, str]:
         """By phase and optimizer: what of it has changed since the fit began and is in no state, in words."""
-        return self._core.phase_states.missing()
+        return self._core.witness.missing()
 
     def request_save(self) -> None:
         """Ask that the state is saved between two steps, as SIGUSR1 does: ``signal_begin`` fires there."""
@@ -251,7 +251,8 @@ class Fit:
                 self.begin_plugins()
         if core.world.size > 1:
             self._agree_to_begin()
-        core.phase_states.begin()
+        core.witness.begin()
+        core.witness.look()
 
     def _find_position(self) -> None:
         """Go on where a saved state or an interrupt left the learner's last fit, or begin a new one."""

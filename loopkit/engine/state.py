@@ -63,6 +63,7 @@ def collect(core: Core, mark: Mark | None, positions: bool = True, whole: bool =
     # What stands in the weights' place is exchanged with them in the memory of sharded ones.
     gather = sharded.whole if whole else copy.deepcopy if core.models.weights.by else lambda value: value
     plugins, models = core.registry.plugins, core.models
+    core.witness.warn()
     kept = {} if mark is None else mark.plugins
     state: dict[str, Any] = {
         "versions": dict(VERSIONS),
@@ -215,6 +216,7 @@ def _load(core: Core, state: Mapping[str, Any], undo: list[tuple[str, Callable[[
                 raise
     undo += [(f"phase {phase.name!r}", _undo_attributes(phase)) for phase in core.phases.values()]
     core.phase_states.load(state["phases"])
+    core.witness.begin()
     for name, optimizer in core.models.optimizers.items():
         try:
             undo.append((f"optimizer {name!r}", OptimizerPart(name, optimizer).load(state["optimizers"][name])))

@@ -105,6 +105,7 @@ class Checkpoint(Shown):
     """Saving reads the parameters."""
     everywhere = False
     """Whether each process saves a part of its own: all of them `write`, and sharded tensors are not gathered."""
+    volatile = ("_*", "directory", "place")
 
     @takes(**ELSEWHERE)
     def __init__(
@@ -252,12 +253,11 @@ class Checkpoint(Shown):
         due = learner.progress.updates >= self._next_updates
         late = time.monotonic() >= self._next_time
         if together:
-            in_step = learner.world.in_step
-            if due and in_step and not waits:
+            if due and learner.world.in_step and not waits:
                 self._save(learner, "interval")
-            elif (late or (due and not in_step)) and learner.world.rank == 0:  # all save when they next agree
+            elif (late or (due and not learner.world.in_step)) and learner.world.rank == 0:
                 self._next_time = math.inf
-                fit.request_save()
+                fit.request_save()  # all save when they next agree
         elif (due or late) and not self._writer.busy:
             self._save(learner, "interval")
 

@@ -43,6 +43,7 @@ class Compile(Shown):
     provides = "compile"
     before = ("sync",)
     after = ("device", "memory_format", "freeze")
+    volatile = ("failed",)
 
     def __init__(
         self,

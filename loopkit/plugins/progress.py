@@ -46,6 +46,7 @@ class Progress(Shown):
 
     name = "progress"
     provides = "progress"
+    volatile = ("_*",)
 
     def __init__(self, bar: bool | None = None, file: TextIO | None = None) -> None:
         self.bar = bar

@@ -36,6 +36,7 @@ class ToDevice(Shown):
     provides = "device"
     per_process = ("device",)
     before = ("memory_format", "freeze", "compile", "sync")
+    volatile = ("device",)
 
     def __init__(self, device: str | torch.device = "auto") -> None:
         try:

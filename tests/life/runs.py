@@ -169,6 +169,8 @@ def saved(directory: Path) -> list[Manifest]:
 class Steps:
     """Counts the steps of each phase in this process."""
 
+    volatile = ("counts",)
+
     def __init__(self):
         self.counts = {}
 

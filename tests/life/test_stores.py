@@ -69,6 +69,7 @@ def summing(evaluate=None):
 
     class Sums:
         name = "sums"
+        volatile = ("rows",)
 
         def __init__(self):
             self.rows = []

@@ -219,6 +219,7 @@ def test_run_that_sigterm_ends_in_the_middle_of_the_second_set_goes_on_bit_for_b
     fitted(whole, fit)
 
     class Ends:
+        volatile = ("validations",)
         validations = 0
 
         @hookimpl

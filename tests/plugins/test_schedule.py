@@ -107,6 +107,7 @@ class Record:
     """The hyperparameter in force at each update, or of each group if there are several."""
 
     name = "record"
+    volatile = ("values",)
 
     def __init__(self, key="lr", optimizer="optimizer"):
         self.key, self.optimizer, self.values = key, optimizer, []

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import types
-from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 
 from loopkit.generators import is_generator
 
-MAPPINGS = (dict, OrderedDict, defaultdict)
+MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 SEQUENCES = (list, tuple, deque)
 SETS = (set, frozenset)
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
@@ -66,8 +67,8 @@ def walk(
             count += 1
             if count == most:
                 return
-            if depth < deep and can_hold(value) and enter(found):
-                below += inside(found)
+            if depth < deep and len(below) < most and can_hold(value) and enter(found):
+                below += islice(inside(found), most - len(below))
         level = below
 
 
@@ -87,22 +88,33 @@ def has_attributes(value: Any) -> bool:
         return False
 
 
-def inside(found: Found) -> Iterable[Found]:
+def inside(found: Found) -> Iterator[Found]:
     """Yield what a value holds: attributes by name, items by key or index."""
-    value, path = found.value, found.path
+    value = found.value
+    path = found.path
     kind = type(value)
     if kind in MAPPINGS:
-        items = [(key, each) for key, each in value.items() if isinstance(key, PLAIN)]
-        return [Found(f"{path}[{key!r}]", value, key, each) for key, each in items]
-    if kind in SEQUENCES:
-        return [Found(f"{path}[{index}]", value, index, each) for index, each in enumerate(value)]
-    if kind in SETS:
-        return [Found(f"{path}{{}}", value, None, each) for each in value]
-    prefix = f"{path}." if path else ""
+        for key, each in value.items():
+            if isinstance(key, PLAIN):
+                yield Found(f"{path}[{key!r}]", value, key, each)
+    elif kind in SEQUENCES:
+        for index, each in enumerate(value):
+            yield Found(f"{path}[{index}]", value, index, each)
+    elif kind in SETS:
+        for each in value:
+            yield Found(f"{path}{{}}", value, None, each)
+    else:
+        prefix = f"{path}." if path else ""
+        for name, each in _named(value):
+            yield Found(f"{prefix}{name}", value, name, each)
+
+
+def _named(value: Any) -> list[tuple[str, Any]]:
+    """The attributes of an object, or the parts of a callable."""
+    kind = type(value)
     if kind in HOLDERS:
-        return [Found(f"{prefix}{name}", value, name, getattr(value, name)) for name in HOLDERS[kind]]
-    attributes = object.__getattribute__(value, "__dict__")
-    return [Found(f"{prefix}{name}", value, name, each) for name, each in list(attributes.items())]
+        return [(name, getattr(value, name)) for name in HOLDERS[kind]]
+    return list(object.__getattribute__(value, "__dict__").items())
 
 
 HOLDERS: dict[type, tuple[str, ...]] = {

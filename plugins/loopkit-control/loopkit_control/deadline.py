@@ -40,6 +40,7 @@ class Deadline(Shown):
 
     provides = "deadline"
     per_process = ("minutes", "at")
+    volatile = ("_end", "_time")
 
     def __init__(
         self,

@@ -62,7 +62,7 @@ class Cost(Shown):
     """
 
     provides = "observer"
-    volatile = ("run/cost",)
+    volatile = ("_*", "run/cost")
 
     def __init__(self, *, show: bool = True, name: str = "cost") -> None:
         self.show = show

@@ -83,7 +83,7 @@ class FindSyncs(Shown):
     """
 
     provides = "observer"
-    volatile = ("run/syncs",)
+    volatile = ("_*", "run/syncs")
 
     def __init__(self, *, show: bool = True, name: str = "find_syncs") -> None:
         self.show = show

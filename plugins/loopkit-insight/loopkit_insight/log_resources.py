@@ -52,7 +52,7 @@ class LogResources(Shown):
     """
 
     provides = "observer"
-    volatile = tuple(PREFIX + name for name in ("cpu", "process_cpu", "memory", "process_memory"))
+    volatile = ("_sampler", *(PREFIX + name for name in ("cpu", "process_cpu", "memory", "process_memory")))
 
     def __init__(self, every: float = 10.0, name: str = "log_resources") -> None:
         if isinstance(every, bool) or not isinstance(every, (int, float)) or not 0 < every < math.inf:

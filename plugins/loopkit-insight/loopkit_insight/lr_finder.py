@@ -184,6 +184,7 @@ class _Sweep:
     """Sets the rates, and gathers the losses."""
 
     name = "lr_finder"
+    volatile = ("*",)
 
     def __init__(self, finder: LRFinder) -> None:
         self.finder = finder

@@ -78,7 +78,7 @@ class ModuleProfile(Shown):
 
     provides = "observer"
     syncs = ("step_end",)
-    volatile = ("run/module_profile",)
+    volatile = ("_*", "measured", "run/module_profile")
 
     def __init__(
         self,

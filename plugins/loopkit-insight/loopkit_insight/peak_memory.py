@@ -34,7 +34,7 @@ class PeakMemory(Shown):
     """
 
     observes = True
-    volatile = (NAME, f"*/{NAME}")
+    volatile = ("_open", NAME, f"*/{NAME}")
 
     def __init__(self, name: str = "peak_memory") -> None:
         self.name = name

@@ -63,6 +63,7 @@ class Profile(Shown):
     name = "profile"
     syncs = True
     """The profiler waits for the device when it stops."""
+    volatile = ("_*", "steps", "table")
 
     def __init__(
         self,

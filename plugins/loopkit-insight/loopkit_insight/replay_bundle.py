@@ -58,6 +58,7 @@ class ReplayBundle(Shown):
 
     provides = "observer"
     name = "replay_bundle"
+    volatile = ("_*",)
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = disk.resolved(directory)
@@ -167,6 +168,7 @@ class _Again:
     """Puts the batch and the generators in the place of those that the replay has begun with."""
 
     name = "!replay"
+    volatile = ("*",)
 
     def __init__(self, state: dict[str, Any], device: torch.device | None) -> None:
         self.state, self.device = state, device

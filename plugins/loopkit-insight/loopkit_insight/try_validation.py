@@ -45,6 +45,7 @@ class TryValidation(Shown):
     """
 
     name = "try_validation"
+    volatile = ("_tried",)
 
     def __init__(self, batches: int = 2) -> None:
         if not is_count(batches):
@@ -70,6 +71,7 @@ class _First:
     """Takes the first batches alone, of the data as the other plugins have set it up."""
 
     name = "first_batches"
+    volatile = ("*",)
 
     def __init__(self, count: int, others: Iterable[str]) -> None:
         self.count = count

@@ -50,6 +50,7 @@ class RayReport(Shown):
     """
 
     provides = "log"
+    volatile = ("_*",)
 
     def __init__(self, phase: str | None = None, *, checkpoint: str | None = None, name: str = "ray_report") -> None:
         self.name = name

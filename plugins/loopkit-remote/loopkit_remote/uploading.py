@@ -62,6 +62,7 @@ class Upload(Shown):
     """
 
     provides = "observer"
+    volatile = ("_*",)
 
     def __init__(
         self,

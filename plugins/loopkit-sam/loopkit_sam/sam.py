@@ -46,6 +46,7 @@ class SAM(Shown):
     """
 
     name = "sam"
+    volatile = ("_*",)
 
     def __init__(self, rho: float = 0.05) -> None:
         _check_positive(self, "rho", rho)

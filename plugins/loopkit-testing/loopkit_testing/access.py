@@ -32,6 +32,7 @@ class AccessWatch:
     """Hands guarded views to one plugin, and compares before and after its calls."""
 
     name = "~access_watch"
+    volatile = ("*",)
 
     def __init__(self, plugin: str) -> None:
         self.plugin = plugin

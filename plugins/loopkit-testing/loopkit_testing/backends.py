@@ -53,6 +53,7 @@ class _Numbers:
     """Logs numbers in each training step and epoch, and writes them down."""
 
     name = "numbers"
+    volatile = ("*",)
 
     def __init__(self, rows: list[Row]) -> None:
         self.rows = rows
@@ -76,6 +77,7 @@ class _Ends:
     """Saves after one training step, and ends the run some steps later."""
 
     name = "~~ends"
+    volatile = ("*",)
 
     def __init__(self, saved: int, ended: int, folder: Path, end: Callable[[], None]) -> None:
         self.saved, self.ended, self.folder, self.end = saved, ended, folder, end

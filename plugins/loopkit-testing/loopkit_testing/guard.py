@@ -97,6 +97,7 @@ def _own(learner: Learner, plugin: str, untouched: bool) -> list[str]:
 class _Before:
     name = FIRST
     optional = ("update_begin",)
+    volatile = ("*",)
 
     def __init__(self, guard: Guard) -> None:
         self.guard = guard
@@ -114,6 +115,7 @@ class _Before:
 
 class _After:
     name = LAST
+    volatile = ("*",)
 
     def __init__(self, guard: Guard) -> None:
         self.guard = guard

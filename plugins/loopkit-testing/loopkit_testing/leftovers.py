@@ -37,6 +37,7 @@ class Calls:
     """Counts the fits that one plugin has begun and ended."""
 
     name = "~calls"
+    volatile = ("*",)
 
     def __init__(self, plugin: Any) -> None:
         self.plugin, self._watched = plugin, plugin_name(plugin)

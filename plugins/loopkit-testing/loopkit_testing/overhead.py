@@ -56,6 +56,7 @@ class _Clock:
     """Measures the calls of one plugin."""
 
     name = "~clock"
+    volatile = ("*",)
 
     def __init__(self, plugin: str) -> None:
         self.plugin = plugin

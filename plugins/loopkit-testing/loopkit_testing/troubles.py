@@ -29,6 +29,7 @@ class Trouble:
 
     others = ("epoch_context", "step_context", "setup_data", "move_batch", "fit_end")
     """The hooks, besides the events of an epoch, in which it can raise."""
+    volatile = ("*",)
 
     def __init__(self, last: bool) -> None:
         self.name = "~trouble" if last else "!trouble"  # last or first in the order of names
@@ -82,6 +83,7 @@ class Disturbance:
     """Vote to skip one update and cancel one step, so that the rarer events come too."""
 
     name = "~disturbance"
+    volatile = ("*",)
 
     def __init__(self) -> None:
         self._updates = self._steps = 0

@@ -287,6 +287,7 @@ class _Watch:
     """Writes down digests of the state after every step, and kills the process at one."""
 
     name = "verify_resume"
+    volatile = ("*",)
 
     def __init__(self, run: Run) -> None:
         self._run = run

@@ -57,6 +57,7 @@ class CudaGraph(Shown):
     before = ("sync",)
     after = ("device", "memory_format", "freeze", "compile")
     device_type = "cuda"
+    volatile = ("_*",)
 
     def __init__(self, warmup: int = 3, max_graphs: int = 8) -> None:
         for label, value in (("warmup", warmup), ("max_graphs", max_graphs)):

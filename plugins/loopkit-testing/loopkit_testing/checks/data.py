@@ -42,6 +42,7 @@ class _LoaderWatch:
     """Looks at the versions of the loader's tensors around the calls of one plugin."""
 
     name = "~loader_watch"
+    volatile = ("*",)
 
     def __init__(self, plugin: str) -> None:
         self.plugin = plugin
@@ -113,6 +114,7 @@ def metrics_reset(case: Case) -> list[str]:
 
 class _NoUpdates:
     name = "~no_updates"
+    volatile = ("*",)
 
     @hookimpl
     def update_begin(self, step: Any) -> None:

@@ -58,6 +58,7 @@ class _Steps:
     """Counts steps."""
 
     name = "!steps"
+    volatile = ("*",)
 
     def __init__(self) -> None:
         self.count = 0
@@ -192,6 +193,7 @@ class _Census:
     """Count the tensors that are alive, and the bytes in use: some times in each epoch, and at its end."""
 
     name = "~~census"
+    volatile = ("*",)
 
     def __init__(self) -> None:
         self.tensors: list[list[int]] = []

@@ -197,6 +197,7 @@ class _Kill:
     """Save and kill the fit at one place; write down all that is logged before."""
 
     name = "~~kill"
+    volatile = ("*",)
 
     def __init__(self, run: _Run, at: int | None, directory: str) -> None:
         self.run, self.at, self.directory = run, at, directory
@@ -227,6 +228,7 @@ class _Records:
     """Write down what is logged."""
 
     name = "~~records"
+    volatile = ("*",)
 
     def __init__(self, logged: list[Any]) -> None:
         self.logged = logged

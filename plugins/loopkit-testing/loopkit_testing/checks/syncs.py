@@ -53,6 +53,7 @@ class _SyncWatch(TensorReads):
     """Notes what one plugin reads on the host in hooks that belong to a step."""
 
     name = "~sync_watch"
+    volatile = ("*",)
 
     def __init__(self, plugin: Any) -> None:
         super().__init__()

@@ -1,0 +1,348 @@
+"""looks: how the values look that an object holds, so that a later look shows which of them have moved."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+import time
+import weakref
+from array import array
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from enum import Enum
+from fnmatch import fnmatchcase
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from loopkit.engine.kept.walk import HOLDERS, MAPPINGS, PLAIN, SEQUENCES, SETS, Found, walk
+from loopkit.generators import is_generator, state_of
+
+NUMBERS = (bool, int, float, complex)
+VALUES = (*PLAIN, Enum, Decimal, Fraction)
+SMALL = 64 * 2**10
+"""Bytes of an array up to which all of it is compared; of a larger one it is this many elements."""
+SAMPLE = 1024
+MOST = 10_000
+"""Plain values of a container up to which all of them are compared."""
+SHUT = (
+    "aim",
+    "comet_ml",
+    "IPython",
+    "ipywidgets",
+    "matplotlib",
+    "mlflow",
+    "neptune",
+    "PIL",
+    "rich",
+    "tqdm",
+    "wandb",
+)
+"""Packages of displays and trackers: they count for people, and no run goes by it."""
+SHUT_PARTS = (
+    "torch._",
+    "torch.autograd",
+    "torch.cuda",
+    "torch.distributed",
+    "torch.fx",
+    "torch.jit",
+    "torch.profiler",
+    "torch.utils.tensorboard",
+    "loopkit.distributed",
+    "loopkit.engine",
+    "loopkit.learner",
+    "loopkit.logs",
+    "loopkit.progress",
+    "loopkit.result",
+    "loopkit.world",
+)
+"""Modules whose objects are not looked into: files, devices, threads, and what a learner runs with."""
+OPEN = ("collections", "types")
+"""Modules of Python's library whose objects hold values of the user's."""
+
+
+class Look(NamedTuple):
+    """How a value looks."""
+
+    kind: str
+    """``"value"``, ``"tensor"``, ``"array"``, ``"generator"``, ``"values"`` for a container of plain ones, ``"holder"``
+    for another container, ``"optimizer"`` or ``"object"``."""
+    state: Any
+    """What two looks compare."""
+    length: int = 0
+    """How many items a container has."""
+    parent: str = ""
+    """The path of the object that holds it."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is there yet: None, a container without items, or an object, which is looked into."""
+        if self.kind == "value":
+            return self.state is None
+        return self.kind == "object" or (self.kind in CONTAINERS and not self.length)
+
+
+CONTAINERS = ("values", "holder")
+Looks = dict[str, Look]
+"""By path."""
+Leave = Callable[[Found], bool]
+
+
+def look(root: Any, leave: Leave) -> Looks:
+    """Look at an object and all that it holds.
+
+    Args:
+        root: The object.
+        leave: Whether a value does not count, nor what it holds: it is saved, or looked at elsewhere.
+    """
+    left: set[int] = set()
+    """The objects that are not looked into."""
+    looks: Looks = {}
+    paths: dict[int, str] = {}
+
+    def enter(found: Found) -> bool:
+        return id(found.value) not in left
+
+    for found in walk(root, enter=enter):
+        value = found.value
+        if found.owner is not None and (is_left(found.owner, found.key) or leave(found)):
+            left.add(id(value))
+            continue
+        seen = look_at(value) if found.owner is not None else Look("object", type(value))
+        if seen is None or seen.kind in ("values", "optimizer"):
+            left.add(id(value))
+        if seen is not None:
+            looks[found.path] = Look(seen.kind, seen.state, seen.length, paths.get(id(found.owner), ""))
+            paths[id(value)] = found.path
+    return looks
+
+
+def moved(before: Looks, now: Looks, since: Clocks, is_saved: Callable[[Tensor], bool]) -> list[str]:
+    """Return the paths of what has moved between two looks.
+
+    Args:
+        before: The earlier look; what an object holds that was made since then is added to it.
+        now: The later one.
+        since: When the earlier one was taken.
+        is_saved: Whether a tensor is one that is saved elsewhere, such as a parameter of a model.
+    """
+    found: list[str] = []
+    passed: set[str] = set()
+    """Containers whose items are not compared: they have grown or shrunk, or are caches."""
+    fresh: set[str] = set()
+    """Objects that were made since the earlier look, and what they hold: they count from here on."""
+    for path, each in now.items():
+        known = before.get(path)
+        if each.parent in passed:
+            passed.add(path)
+        elif each.parent in fresh or (known is None and each.parent not in before):
+            fresh.add(path)
+        elif _has_grown(known, each):
+            passed.add(path)
+            if not _is_cache(path, each) and _differ(known, each, since):
+                found.append(path)
+        elif _is_made(known, each):
+            fresh.add(path)
+        elif _differ(known, each, since) and not _is_of_saved(each, is_saved):
+            found.append(path)
+        if path in fresh or (known is None and path not in passed):
+            before[path] = each
+    return found
+
+
+class Clocks(NamedTuple):
+    """The clocks of Python, read at one time."""
+
+    readings: tuple[float, ...]
+
+    @classmethod
+    def read(cls) -> Clocks:
+        """Read them now."""
+        return cls((time.time(), time.monotonic(), time.perf_counter()))
+
+    def has_shown(self, value: Any) -> bool:
+        """Whether a value is a reading of one of them since then."""
+        if type(value) is not float:
+            return False
+        now = Clocks.read().readings
+        return any(then <= value <= end for then, end in zip(self.readings, now, strict=True))
+
+
+def static(owner: Any, name: str) -> Any:
+    """An attribute of an object or its class, without running properties and ``__getattr__``; None without it."""
+    own = _attributes(owner)
+    if name in own:
+        return own[name]
+    for base in type(owner).__mro__:
+        if name in vars(base):
+            return vars(base)[name]
+    return None
+
+
+def is_volatile(owner: Any, name: str) -> bool:
+    """Whether the owner of an attribute declares that it needs no saving."""
+    patterns = static(owner, "volatile")
+    return isinstance(patterns, (tuple, list)) and any(fnmatchcase(name, str(pattern)) for pattern in patterns)
+
+
+def _attributes(owner: Any) -> dict[str, Any]:
+    try:
+        found = object.__getattribute__(owner, "__dict__")
+    except AttributeError:
+        return {}
+    return found if type(found) is dict else {}
+
+
+def is_left(owner: Any, name: Any) -> bool:
+    """Whether an attribute is a cache, by its name, by ``cached_property``, or as its owner declares."""
+    if not isinstance(name, str) or type(owner) in MAPPINGS or name not in _attributes(owner):
+        return False
+    if "cache" in name.lower() or is_volatile(owner, name):
+        return True
+    return any(isinstance(vars(base).get(name), functools.cached_property) for base in type(owner).__mro__)
+
+
+def look_at(value: Any) -> Look | None:
+    """Look at one value; None if it does not count: code, and objects that are not looked into."""
+    kind = type(value)
+    if isinstance(value, VALUES) or _is_number_of_numpy(value):
+        return Look("value", value)
+    if isinstance(value, Tensor):
+        return Look("tensor", (weakref.ref(value), changes_of(value)))
+    if is_generator(value):
+        return Look("generator", _comparable(state_of(value)))
+    if kind in MAPPINGS or kind in SEQUENCES or kind in SETS:
+        return _look_at_items(value)
+    if isinstance(value, Optimizer):
+        return Look("optimizer", optimizer_state(value))
+    if kind is itertools.count:
+        return Look("value", repr(value))
+    if (content := _array_state(value)) is not None:
+        return Look("array", content)
+    return Look("object", kind) if kind in HOLDERS or _is_open(value) else None
+
+
+def _is_open(value: Any) -> bool:
+    """Whether an object is looked into: it is no module, no code, and of no class that is shut."""
+    if isinstance(value, nn.Module) or (callable(value) and not _attributes(value)):
+        return False
+    return not is_shut(type(value))
+
+
+def _look_at_items(value: Any) -> Look:
+    kind = type(value)
+    length = len(value)
+    items = value.values() if kind in MAPPINGS else value
+    if not {type(each) for each in itertools.islice(items, MOST)} <= _PLAIN:
+        return Look("holder", None, length)
+    if length > MOST:
+        return Look("values", tuple(itertools.islice(items, 0, None, length // SAMPLE)), length)
+    if kind in SETS:
+        return Look("values", frozenset(value), length)
+    return Look("values", tuple(value.items() if kind in MAPPINGS else value), length)
+
+
+_PLAIN = frozenset(PLAIN)
+
+
+def _is_number_of_numpy(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.generic)
+
+
+def changes_of(tensor: Tensor) -> int:
+    """How often a tensor was changed in place; of a subclass, whose own code would answer, always 0."""
+    if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer) or tensor.is_inference():
+        return 0
+    return tensor._version
+
+
+def _comparable(state: Any) -> Any:
+    """The state of a generator, in a form that can be compared."""
+    if isinstance(state, Tensor):
+        return state.numpy().tobytes()
+    if isinstance(state, Mapping):
+        return tuple((key, _comparable(each)) for key, each in state.items())
+    return state
+
+
+def _array_state(value: Any) -> Any:
+    """The content of an array of NumPy or Python, of a large one a sample; None for any other object."""
+    if type(value) in (bytearray, array):
+        return bytes(value)
+    numpy = sys.modules.get("numpy")
+    if numpy is None or type(value) is not numpy.ndarray:
+        return None
+    if value.dtype.hasobject:
+        return value.shape
+    few = value if value.nbytes <= SMALL else value.reshape(-1)[:: max(1, value.size // SAMPLE)]
+    return value.shape, str(value.dtype), few.tobytes()
+
+
+def optimizer_state(optimizer: Optimizer) -> tuple[Any, ...]:
+    """The state and the options of an optimizer, in a form that can be compared."""
+    values = [value for entries in optimizer.state.values() if type(entries) is dict for value in entries.values()]
+    options = [value for group in optimizer.param_groups for key, value in group.items() if key != "params"]
+    tensors = [(id(value), changes_of(value)) if isinstance(value, Tensor) else value for value in (*values, *options)]
+    return tuple(value for value in tensors if isinstance(value, (*PLAIN, tuple)))
+
+
+def is_shut(kind: type) -> bool:
+    """Whether objects of a class are not looked into: those of Python's library, of displays, and of the engine."""
+    home = getattr(kind, "__module__", "")
+    if not isinstance(home, str):
+        return False
+    top = home.partition(".")[0]
+    if (top in sys.stdlib_module_names and top not in OPEN) or top in SHUT:
+        return True
+    homes = [getattr(base, "__module__", "") for base in kind.__mro__]
+    return any(each.startswith(SHUT_PARTS) or each in ("threading", "_io", "io", "logging") for each in homes)
+
+
+def _differ(before: Look | None, now: Look, since: Clocks) -> bool:
+    """Whether something is lost with the later look."""
+    if since.has_shown(now.state):
+        return False
+    if before is None or (before.empty and before.kind != now.kind):
+        return not now.empty
+    if before.kind != now.kind:
+        return now.kind != "object"
+    if now.kind == "tensor":
+        return before.state[0] is not now.state[0] or before.state[1] != now.state[1]
+    return before.length != now.length or not _same(before.state, now.state)
+
+
+def _is_of_saved(look: Look, is_saved: Callable[[Tensor], bool]) -> bool:
+    tensor = look.state[0]() if look.kind == "tensor" else None
+    return tensor is not None and is_saved(tensor)
+
+
+def _same(before: Any, now: Any) -> bool:
+    if before is now:
+        return True
+    return type(before) is type(now) and (before == now or (before != before and now != now))
+
+
+def _is_made(before: Look | None, now: Look) -> bool:
+    """Whether an object stands where there was none."""
+    return now.kind == "object" and (before is None or before.kind != now.kind)
+
+
+def _has_grown(before: Look | None, now: Look) -> bool:
+    """Whether a container has more items than before, or fewer."""
+    if now.kind not in CONTAINERS:
+        return False
+    return before is None or before.kind not in CONTAINERS or before.length != now.length
+
+
+def _is_cache(path: str, look: Look) -> bool:
+    """Whether a container that has grown is a private one, and holds anything but numbers."""
+    if not (path.startswith("_") or "._" in path):
+        return False
+    if look.kind != "values" or not look.state:
+        return True
+    items = [each[1] if type(each) is tuple else each for each in look.state]  # a mapping has pairs
+    return not all(isinstance(each, NUMBERS) for each in items)

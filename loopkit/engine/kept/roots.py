@@ -1,0 +1,95 @@
+"""roots: what the witness looks at, of a learner: its models, loss, optimizers, phases and plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from loopkit.engine.kept.looks import Leave
+from loopkit.engine.kept.walk import Found
+from loopkit.engine.kept.witness import Root
+
+OF_TORCH = ("defaults", "state", "param_groups", "found_inf", "grad_scale")
+"""Attributes that torch gives an optimizer, beside those that begin with an underscore."""
+OF_A_PHASE = "Give the class saved = ({0}), or state_dict and load_state_dict; for a cache, volatile = ({0})"
+OF_A_PLUGIN = "Give the class state_dict and load_state_dict; for a display or a cache, volatile = ({0})"
+OF_AN_OPTIMIZER = "Keep it in its param_groups, or in its state"
+OF_A_MODULE = (
+    "Keep it in a buffer (register_buffer), or give the class get_extra_state and set_extra_state; for a cache, "
+    "volatile = ({0})"
+)
+
+
+OF_A_LOSS = "Keep it in a buffer of a loss that is a module; for a cache, give its class volatile = ({0})"
+
+
+class RootsOfLearner:
+    """The roots of a learner.
+
+    Args:
+        models: Its modules by name.
+        optimizers: Its optimizers by name.
+        plugins: Its plugins by name, taken out of what wraps them.
+        loss_fn: Its loss function.
+        phases: Its phases (`loopkit.phases.Phase`), and others that it has run.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, nn.Module],
+        optimizers: Mapping[str, Optimizer],
+        plugins: Mapping[str, Any],
+        loss_fn: Any,
+        phases: Iterable[Any],
+    ) -> None:
+        self._models = models
+        self._optimizers = optimizers
+        self._plugins = plugins
+        self._loss_fn = loss_fn
+        self._phases = list(phases)
+        owned = [*models.values(), *optimizers.values(), *plugins.values(), loss_fn, *self._phases]
+        self._owned = {id(each) for each in owned}
+
+    def __iter__(self) -> Iterator[Root]:
+        for name, model in self._models.items():
+            yield Root(f"model {name!r}", model, OF_A_MODULE, self._leave())
+        cure = OF_A_MODULE if isinstance(self._loss_fn, nn.Module) else OF_A_LOSS
+        yield Root("the loss function", self._loss_fn, cure, self._leave())
+        for name, optimizer in self._optimizers.items():
+            if not _is_of_torch(optimizer) and type(optimizer).state_dict is Optimizer.state_dict:
+                yield Root(f"optimizer {name!r}", optimizer, OF_AN_OPTIMIZER, self._leave(optimizer, OF_TORCH, "_"))
+        for phase in self._phases:
+            if phase.saves_names:
+                yield Root(f"phase {phase.name!r}", phase, OF_A_PHASE, self._leave(phase, phase.saved))
+        for name, plugin in self._plugins.items():
+            if not has_state(plugin):
+                yield Root(f"plugin {name!r}", plugin, OF_A_PLUGIN, self._leave())
+
+    def saved(self) -> Iterator[Tensor]:
+        """The parameters and buffers of its modules."""
+        for model in self._models.values():
+            yield from model.parameters()
+            yield from model.buffers()
+
+    def _leave(self, root: Any = None, names: Iterable[str] = (), prefix: str = " ") -> Leave:
+        """What to leave out: other roots, and attributes of the root with these names, or that begin so."""
+        left = frozenset(names)
+
+        def leave(found: Found) -> bool:
+            if id(found.value) in self._owned:
+                return True
+            return found.owner is root and (found.key in left or str(found.key).startswith(prefix))
+
+        return leave
+
+
+def has_state(plugin: Any) -> bool:
+    """Whether a plugin has a state, which is saved under its name."""
+    return callable(getattr(plugin, "state_dict", None))
+
+
+def _is_of_torch(optimizer: Optimizer) -> bool:
+    return type(optimizer).__module__.startswith("torch.")

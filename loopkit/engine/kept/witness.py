@@ -1,0 +1,142 @@
+"""Witness: what a run consists of, looked at when a fit begins and when it is saved: whatever moves is saved or named.
+
+It reads attributes and built-in containers, and runs no code of the user's (`loopkit.engine.kept.walk`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor, nn
+
+from loopkit.engine.kept.looks import Clocks, Leave, look, moved
+from loopkit.engine.kept.module_looks import ModuleLooks
+from loopkit.notes import warn
+
+NAMED = 5
+"""How many attributes a message names at most."""
+
+
+class Root(NamedTuple):
+    """Something that a run consists of."""
+
+    name: str
+    """What it is, in words, such as ``"phase 'train'"``."""
+    object: Any
+    cure: str
+    """How to save its attributes; ``{0}`` stands for their names, as a class writes them."""
+    leave: Leave
+    """Whether a value that it holds is saved, or is a root itself: then it is not looked at here."""
+
+
+class Roots(Protocol):
+    """What a learner consists of now."""
+
+    def __iter__(self) -> Iterator[Root]: ...
+
+    def saved(self) -> Iterable[Tensor]:
+        """Return the tensors that are saved, which something else may hold as well."""
+
+
+class Witness:
+    """Names what moves in a run and is in no state.
+
+    Args:
+        roots: Returns what the learner consists of now.
+    """
+
+    def __init__(self, roots: Callable[[], Roots]) -> None:
+        self._roots = roots
+        self._records: dict[str, _Record] = {}
+        self._seen: set[Any] = set()
+        """With what of the learner it has looked at all roots."""
+        self._named: set[tuple[str, str]] = set()
+        """The roots and attributes that were named in this fit."""
+
+    def begin(self) -> None:
+        """A fit begins, or a state was loaded: changes count from the next look on."""
+        self._records.clear()
+        self._named.clear()
+        self._seen.clear()
+
+    def look(self, at: Any = None) -> None:
+        """Look at what the learner consists of, unless it has since the fit began.
+
+        Args:
+            at: Another value where the learner may consist of something else.
+        """
+        if at not in self._seen:
+            self._seen.add(at)
+            for root in self._roots():
+                self.add(root)
+
+    def add(self, root: Root) -> None:
+        """Look at one more root, unless it has since the fit began."""
+        known = self._records.get(root.name)
+        if known is None or known.root.object is not root.object:
+            self._records[root.name] = _Record(root)
+
+    def missing(self) -> dict[str, str]:
+        """What has moved since the fit began and is in no state, in words, by the name of its root."""
+        found = {name: paths for name, paths in self._moved().items() if paths}
+        return {name: _message(self._records[name].root, paths) for name, paths in found.items()}
+
+    def warn(self) -> None:
+        """Warn of what has moved and is in no state, once of each attribute."""
+        for name, paths in self._moved().items():
+            new = [path for path in paths if (name, path) not in self._named]
+            if new:
+                self._named.update((name, path) for path in new)
+                warn(_message(self._records[name].root, new))
+
+    def _moved(self) -> dict[str, list[str]]:
+        is_saved = _Saved(lambda: self._roots().saved())
+        return {name: record.moved(is_saved) for name, record in self._records.items()}
+
+
+class _Record:
+    """How a root looked when it was first seen."""
+
+    def __init__(self, root: Root) -> None:
+        self.root = root
+        self._since = Clocks.read()
+        self._module = ModuleLooks(root.object, root.leave) if isinstance(root.object, nn.Module) else None
+        self._looks = {} if self._module is not None else look(root.object, root.leave)
+
+    def moved(self, is_saved: Callable[[Tensor], bool]) -> list[str]:
+        if self._module is not None:
+            return self._module.moved(self._since, is_saved)
+        return moved(self._looks, look(self.root.object, self.root.leave), self._since, is_saved)
+
+
+class _Saved:
+    """Whether a tensor shares its memory with one that is saved; it asks for these when the first one has moved."""
+
+    def __init__(self, saved: Callable[[], Iterable[Tensor]]) -> None:
+        self._saved = saved
+        self._known: set[int] | None = None
+
+    def __call__(self, tensor: Tensor) -> bool:
+        if self._known is None:
+            self._known = {_memory(each) for each in self._saved()} - {0}
+        return _memory(tensor) in self._known
+
+
+def _memory(tensor: Tensor) -> int:
+    """The address of a tensor's memory; 0 if it has none that can be told."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # a sparse, meta or wrapped one
+        return 0
+
+
+def _message(root: Root, paths: list[str]) -> str:
+    listed = ", ".join(map(repr, paths[:NAMED]))
+    rest = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
+    attributes = dict.fromkeys(path.partition(".")[0].partition("[")[0].partition("{")[0] for path in paths)
+    names = "".join(f"{name!r}, " for name in list(attributes)[:NAMED]).removesuffix(" ")
+    return (
+        f"{root.name} ({type(root.object).__name__}) has changed its {listed}{rest} since the fit began, and no "
+        f"checkpoint holds that: a resumed run starts without it. {root.cure.format(names)}"
+    )
