@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -206,6 +206,17 @@ def has_a_say(plugin: Any) -> bool:
         if hook_states(own, hook, "updates", "writes") - {"*"}:  # which says where in the order it stands
             return True
     return not {"optimizer_step", "take_step"}.isdisjoint(implemented(own))
+
+
+def changed_options(plugins: Iterable[Any]) -> set[str]:
+    """The options of optimizers, such as ``"lr"``, that any of the plugins owns, updates or writes."""
+    names: set[str] = set()
+    for plugin in plugins:
+        own = unwrapped(plugin)
+        names.update(declared(own, "owns", getattr(own, "owns", ())))
+        for hook in implemented(own):
+            names |= hook_states(own, hook, "updates", "writes")
+    return {name.removeprefix("optimizer.") for name in names if name.startswith("optimizer.")}
 
 
 def hook_states(own: Any, hook: str, *labels: str) -> set[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from loopkit.batches import describe
 from loopkit.engine.casts import Casts
+from loopkit.engine.kept.optimizers import OptimizerPart, is_of_torch
 from loopkit.engine.refusals import check_trainable
 from loopkit.engine.routing import Route
 from loopkit.errors import PhaseError, PluginError
@@ -182,6 +184,24 @@ class Models(dict[str, nn.Module]):
             self.optimizers = {name: self._make_optimizer(name, each, True) for name, each in given.items()}
             self.optimizer = self.optimizers
         self._check_replaced(self._modules())
+
+    def own_optimizer_states(self) -> dict[str, Any]:
+        """Copies of all that optimizers of other packages than torch keep, which may be in their parameter groups."""
+        parts = [OptimizerPart(name, each) for name, each in self.optimizers.items() if not is_of_torch(each)]
+        return {part.name: copy.deepcopy(part.saved()) for part in parts}
+
+    def put_optimizers_back(self, states: Mapping[str, Any], keep: Collection[str]) -> None:
+        """Put optimizers back into states from `own_optimizer_states`.
+
+        Args:
+            states: By name.
+            keep: Options of parameter groups that stay as they are, such as a rate that a plugin changes.
+        """
+        for name, state in states.items():
+            saved = copy.deepcopy(state)
+            for group, now in zip(saved["param_groups"], self.optimizers[name].param_groups, strict=True):
+                group.update({key: now[key] for key in keep if key in now})
+            OptimizerPart(name, self.optimizers[name]).load(saved)
 
     def _check_replaced(self, modules: Iterable[nn.Module]) -> None:
         """Refuse that an optimizer trains parameters which the models have had and have no more.

@@ -18,6 +18,7 @@ from loopkit.errors import CancelStep, NonFiniteError, PluginError
 from loopkit.hooks import hookimpl
 from loopkit.notes import warn
 from loopkit.options import Shown
+from loopkit.plugin import changed_options
 from loopkit.plugins.late import LateValues
 from loopkit.words import nearest
 from loopkit.world import must_agree
@@ -46,7 +47,8 @@ class StopOnNonFinite(Shown):
       update with a bad gradient is skipped, and training goes on as if the batches of its window had not been there;
       ``update_skipped`` comes instead of ``update_end``.
     - ``"rollback"``: the step is cancelled, open windows are dropped, and parameters, buffers and the state of the
-      optimizers go back to a copy in memory. Counters, hyperparameters, the data and other plugins (schedules,
+      optimizers go back to a copy in memory, with what optimizers of other packages keep in their parameter groups.
+      Counters, options that a plugin changes, the data and other plugins (schedules,
       averages) do not go back.
 
     With both, buffers (running statistics) go back to what they were before the step or window; random generators do
@@ -401,6 +403,7 @@ def _take_snapshot(learner: Learner) -> dict[str, Any]:
                 name: {i: copy.deepcopy(dict(optimizer.state.get(p, {}))) for i, p in enumerate(_params(optimizer))}
                 for name, optimizer in learner.optimizers.items()
             },
+            "own": learner.models.own_optimizer_states(),
         }
 
 
@@ -412,7 +415,11 @@ def _put_back(learner: Learner, snapshot: dict[str, Any]) -> None:
         for p, saved in zip(params, snapshot["params"], strict=True):
             p.detach().copy_(sharded.like(saved, p))
     Buffers(snapshot["buffers"]).restore(learner)
+    own = snapshot.get("own", {})  # an older state has none
+    learner.models.put_optimizers_back(own, keep=changed_options(learner.plugins.values()))
     for name, optimizer in learner.optimizers.items():
+        if name in own:
+            continue
         for i, param in enumerate(_params(optimizer)):
             optimizer.state.pop(param, None)
             if values := snapshot["optimizers"][name][i]:

@@ -8,12 +8,14 @@ from dataclasses import fields
 import pytest
 import torch
 from helpers import batches, make_learner, on
+from torch import nn
 
 from loopkit import CancelStep, Learner, Phase, TrainingPhase, hookimpl
 from loopkit.errors import NonFiniteError, PluginError
 from loopkit.events import BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd
-from loopkit.plugins import MixedPrecision, StopOnNonFinite, call_on
+from loopkit.plugins import MixedPrecision, Schedule, StopOnNonFinite, call_on
 from loopkit.plugins.late import LateValues
+from loopkit.schedules import cosine
 
 BAD = [math.nan, math.inf, -math.inf]
 
@@ -611,3 +613,81 @@ def test_lazy_models_get_their_snapshot_when_they_have_parameters():
     with pytest.warns(UserWarning, match="back to the state after 3 updates"):
         learner.fit(data, epochs=1)
     assert all(value.isfinite().all() for value in model.state_dict().values())
+
+
+class Growing(torch.optim.SGD):
+    """Keeps what it has learned about its rate in its groups, as some optimizers without a rate of their own do."""
+
+    def __init__(self, params, lr, **options):
+        super().__init__(params, lr, **options)
+        for group in self.param_groups:
+            group.update(d=1.0, k=0)
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["k"] += 1
+            group["d"] *= 1.5
+            group["lr"] = 0.01 * group["d"]
+        return super().step(closure)
+
+
+class Counted(Growing):
+    """Keeps it beside its groups."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.scale = 1.0
+
+    def step(self, closure=None):
+        super().step(closure)
+        self.scale *= 0.5
+
+    def state_dict(self):
+        return {**super().state_dict(), "scale": self.scale}
+
+    def load_state_dict(self, state):
+        super().load_state_dict({key: value for key, value in state.items() if key != "scale"})
+        self.scale = state["scale"]
+
+
+@pytest.mark.parametrize("kind", [Growing, Counted])
+def test_rollback_puts_back_what_an_optimizer_keeps_in_its_groups_and_beside_them(kind):
+    def run(data, *plugins):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        optimizer = kind(model.parameters(), lr=0.01, momentum=0.9)
+        Learner(model, nn.MSELoss(), optimizer, plugins=plugins, standard=False).fit(data, epochs=1)
+        return optimizer.state_dict()
+
+    def spoil(learner, **_):
+        if learner.progress.updates == 4:
+            with torch.no_grad():
+                learner.model.weight.fill_(math.nan)
+
+    good = batches(6)
+    guard = StopOnNonFinite("rollback", snapshot_every=1)
+    with pytest.warns(UserWarning, match="back to the state after 3 updates"):
+        state = run(good, guard, on("update_end", spoil, updates=("params",)))
+    assert state["param_groups"][0]["k"] == 5  # the fourth is undone
+    assert state["param_groups"][0]["d"] == 1.5**5
+    assert state.get("scale", 0.5**5) == 0.5**5
+
+
+def test_rollback_leaves_a_rate_that_a_plugin_changes():
+    rates = []
+
+    def note(learner, **_):
+        rates.append(learner.optimizer.param_groups[0]["lr"])
+
+    model = nn.Linear(3, 1)
+    plugins = [StopOnNonFinite("rollback", snapshot_every=9), Schedule(cosine()), on("update_end", note, name="z")]
+    learner = Learner(model, nn.MSELoss(), Shown(model.parameters(), lr=0.1), plugins=plugins, standard=False)
+    data = poisoned(6, 3)
+    with pytest.warns(UserWarning, match="back to the state after 0 updates"):
+        learner.fit(data, epochs=1)
+    assert rates == sorted(rates, reverse=True)
+    assert len(set(rates)) == len(rates)
+
+
+class Shown(torch.optim.SGD):
+    """An optimizer of another package."""
