@@ -147,12 +147,14 @@ class Shares:
 class _Place:
     """Where an iterator is. Each moves its own, so that one that was left behind moves no later one."""
 
-    __slots__ = ("base", "begun", "epoch", "indices", "order", "position", "start")
+    __slots__ = ("base", "begun", "epoch", "given", "indices", "order", "position", "start")
 
     def __init__(self, epoch: int = 0, position: int = 0, begun: bool = False, base: int = 0, start: int = 0) -> None:
         self.epoch = epoch
         self.position = position
         self.begun = begun
+        self.given = False
+        """Whether someone chose it, and no iteration has begun there yet."""
         self.base = base
         """Steps up to which others may have taken other global batches, and ..."""
         self.start = start
@@ -165,6 +167,22 @@ class _Place:
     def next(self) -> _Place:
         """Where the next iteration begins."""
         return _Place(self.epoch + 1) if self.begun else self
+
+    def begin(self) -> None:
+        """An iteration begins here."""
+        self.begun = True
+        self.given = False
+
+    def copied(self) -> _Place:
+        """The same place for a loader around this one's, which begins there."""
+        place = copy.copy(self)
+        place.given = self.given or self.begun or self.epoch > 0 or self.position > 0
+        return place
+
+    def choose(self) -> _Place:
+        """The same place, as one that someone chose."""
+        self.given = True
+        return self
 
 
 class _Chosen:
@@ -252,7 +270,7 @@ class Loader(ABC):
         self._shares = Shares(_whole("steps", steps, 1), 1) if shares is None or self._counted else shares
         self._chosen: _Chosen = _Chosen(self._shares.samples) if inner is None else inner._chosen
         self._rank: int = 0 if inner is None else inner.rank
-        self._place: _Place = _Place() if inner is None or self._counted else copy.copy(inner._place)
+        self._place: _Place = _Place() if inner is None or self._counted else inner._place.copied()
 
     def __len__(self) -> int:
         """Batches per epoch; those of this process."""
@@ -299,7 +317,7 @@ class Loader(ABC):
 
     def __iter__(self) -> Iterator[Any]:
         place = self._place = self._place.next()
-        place.begun = True
+        place.begin()
         self._chosen.begin(place)
         for batch in self.batches(place.epoch, self._consumed(place), place.indices):
             place.position += 1
@@ -356,6 +374,15 @@ class Loader(ABC):
         epoch = _whole("epoch", epoch, 0)
         if self._place.begun or self._place.epoch != epoch:
             self._place = _Place(epoch)
+        self._place.choose()
+
+    def start_over(self) -> None:
+        """Let the next iteration be epoch 0, unless `set_epoch` or `load_state_dict` chose one since the last.
+
+        A learner calls it before its first epoch over a loader that others may have used.
+        """
+        if not self._place.given:
+            self._place = _Place()
 
     def state_dict(self, *, next_epoch: bool = False) -> dict[str, Any]:
         """Where the loader is, and what must be the same where this is loaded. It can be written as JSON.
@@ -401,7 +428,7 @@ class Loader(ABC):
         if place.start > self._shares.samples:
             raise LoaderError(f"the state's consumed is {place.start}, but an epoch has {self._shares.samples}")
         self._chosen.load(state, place)
-        self._place = place
+        self._place = place.choose()
 
     def _moved(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """What a state of another number of processes is here."""
@@ -453,6 +480,7 @@ class Loader(ABC):
         place, sharded = self._place, copy.copy(self)
         sharded._share(rank, size, tail, least)
         sharded._place = _Place(place.epoch, place.position, place.begun, place.position, self._consumed(place))
+        sharded._place.given = place.given
         sharded._place.indices = place.indices
         return sharded
 
@@ -1038,7 +1066,8 @@ class ResumableSampler(Sampler[SampleIndex]):
         place = self._place.next()
         if place is not self._place:
             self._start = 0
-        place.begun, self._place = True, place
+        self._place = place
+        place.begin()
         self._chosen.begin(place)
         return place
 
@@ -1110,6 +1139,7 @@ class ResumableSampler(Sampler[SampleIndex]):
         place, sharded = self._place, copy.copy(self)
         sharded._shares, sharded._rank = whole.among(rank, size, tail, least), rank
         sharded._place = _Place(place.epoch, place.position, place.begun)
+        sharded._place.given = place.given
         sharded._place.indices = place.indices
         return ResumableBatchSampler(sharded)
 
@@ -1124,6 +1154,13 @@ class ResumableSampler(Sampler[SampleIndex]):
         epoch = _whole("epoch", epoch, 0)
         if self._place.begun or self._place.epoch != epoch:
             self._place, self._start = _Place(epoch), 0
+        self._place.choose()
+
+    def start_over(self) -> None:
+        """Let the next iteration be epoch 0, unless `set_epoch` or `load_state_dict` chose one; see `Loader`."""
+        if not self._place.given:
+            self._place = _Place()
+            self._start = 0
 
     def state_dict(self, position: int | None = None, *, next_epoch: bool = False) -> dict[str, Any]:
         """What `load_state_dict` needs. It can be written as JSON.
@@ -1150,7 +1187,7 @@ class ResumableSampler(Sampler[SampleIndex]):
         if place.position > self.samples:
             raise LoaderError(f"the state's position is {place.position}, but an epoch has {self.samples} samples")
         self._chosen.load(state, place)
-        self._place, self._start = place, place.position
+        self._place, self._start = place.choose(), place.position
 
     def _identity(self) -> dict[str, Any]:
         return {"samples": self.samples, "shuffle": self.shuffle, "seed": self.seed}
@@ -1179,6 +1216,10 @@ class ResumableBatchSampler(BatchSampler):
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be this epoch, see `ResumableSampler.set_epoch`."""
         self.sampler.set_epoch(epoch)
+
+    def start_over(self) -> None:
+        """Let the next iteration be epoch 0, see `ResumableSampler.start_over`."""
+        self.sampler.start_over()
 
 
 def seeded(dataset: Any, fn: Callable[[Any, torch.Generator], Any]) -> Dataset[Any]:

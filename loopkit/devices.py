@@ -244,6 +244,13 @@ def generator_states() -> dict[str, list[Tensor]]:
     return {found.type: every()} if used() else {}
 
 
+def is_default_generator(value: Any) -> bool:
+    """Whether it is a generator that an accelerator draws from where none is given."""
+    if (found := torch.accelerator.current_accelerator()) is None:
+        return False
+    return any(value is each for each in getattr(torch.get_device_module(found), "default_generators", ()))
+
+
 def set_generator_states(states: Mapping[str, list[Tensor]]) -> list[str]:
     """Put the generators into states from `generator_states`; returns what could not be, in words."""
     lost = []

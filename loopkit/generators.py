@@ -15,6 +15,7 @@ from loopkit import devices
 from loopkit.errors import StateError
 from loopkit.notes import warn
 
+_PYTHON = random.random.__self__  # type: ignore[attr-defined]
 COMMON = ("python", "numpy", "torch")
 """The generators that every state has."""
 
@@ -102,6 +103,16 @@ def is_generator(value: Any) -> bool:
     numpy = sys.modules.get("numpy")
     kinds = () if numpy is None else (numpy.random.Generator, numpy.random.RandomState, numpy.random.BitGenerator)
     return isinstance(value, (torch.Generator, random.Random, *kinds))
+
+
+def is_global(value: Any) -> bool:
+    """Whether a generator is one of those that `save` saves, or draws from one."""
+    if value is torch.default_generator or value is _PYTHON:
+        return True
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, (numpy.random.Generator, numpy.random.RandomState)):
+        return getattr(value, "_bit_generator", None) is numpy.random.get_bit_generator()
+    return devices.is_default_generator(value)
 
 
 def state_of(generator: Any) -> Any:

@@ -204,7 +204,7 @@ class Learner:
     def set_optimizer(self, optimizer: Optimizers | Mapping[str, Optimizers]) -> None:
         """Go on with another optimizer: between fits, such as for a second stage of a training.
 
-        Its state begins anew. A ``Schedule`` multiplies the rates of the new one.
+        Its state begins anew. A ``Schedule`` keeps the rates from which it began: `replace` it too.
 
         Args:
             optimizer: As for `Learner`. A factory takes the parameters of the models as they are now.
@@ -230,10 +230,7 @@ class Learner:
         self._join(set(self.plugins) - before)
 
     def remove(self, *words: str) -> None:
-        """Remove plugins by name or by what they provide. During a fit their ``fit_end`` still comes at its end.
-
-        A schedule puts the rates back that the optimizer had without it.
-        """
+        """Remove plugins by name or by what they provide. During a fit their ``fit_end`` still comes at its end."""
         self._change(remove=words)
 
     def replace(self, word: str, plugin: Any) -> None:
@@ -249,13 +246,8 @@ class Learner:
         for name in map(core.registry.find, remove):
             if core.models.has_wrapper_of(name) or not getattr(self.plugins[name], "removable", True):
                 raise PluginError(f"plugin {name!r} has changed a model for good: build a new learner without it")
-        before = self.plugins
         core.registry.change(add, remove)
         core.requests.change()
-        now = self.plugins
-        for name, plugin in before.items():
-            if now.get(name) is not plugin and hasattr(plugin, "leave"):
-                plugin.leave(self)
 
     def _join(self, names: set[str], gone: Iterable[Any] = ()) -> None:
         """Set the new plugins up; if one fails, take them out again and put those back that had gone for them."""
@@ -264,7 +256,6 @@ class Learner:
         try:
             core.models.set_up(core.registry, names)
             if core.fit is not None:
-                core.registry.owners.begin({name: self.plugins[name] for name in names})
                 core.fit.begin_plugins(names)
         except BaseException as error:
             if core.fit is not None:

@@ -24,7 +24,7 @@ from loopkit.hooks import hookimpl
 from loopkit.losses import is_sum
 from loopkit.options import Shown, options_of
 from loopkit.plugin import has_a_say, unwrapped
-from loopkit.shards import facts_of, set_epoch, shard
+from loopkit.shards import facts_of, shard
 from loopkit.world import World, join
 
 if TYPE_CHECKING:
@@ -194,8 +194,6 @@ class Member(Shown):
     @contextmanager
     def epoch_context(self, learner: Learner, phase: Phase, epoch: Epoch) -> Iterator[None]:
         """Say which process failed, where this one only sees that nothing comes from it."""
-        if phase.training:
-            set_epoch(epoch.data, learner.progress.epochs)
         if self.world.size == 1:
             yield
             return

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from loopkit.engine.core import Core
 
 PARTS = "models", "optimizers", "progress", "metrics", "plugins", "phases", "epochs", "data", "fit", "generators"
-VERSIONS = {**dict.fromkeys(PARTS, 1), "fit": 2, "made": 1}
+VERSIONS = {**dict.fromkeys(PARTS, 1), "fit": 2, "made": 1, "parts": 1}
 """The form of each part of a state. What reads a part knows all its forms up to this one."""
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from loopkit.engine.contexts import Contexts
 from loopkit.engine.loop import Loop, stronger
 from loopkit.engine.plan import Plan
-from loopkit.engine.positions import indices_of, leave
+from loopkit.engine.positions import indices_of, leave, set_epoch
 from loopkit.engine.resume import Mark, restore_windows
 from loopkit.engine.sources import Source
 from loopkit.engine.state import PHASE, mark
@@ -48,10 +48,14 @@ class Epoch:
         self.phase = phase
         self.name, self.trains = phase.name, phase.training
         self.made = source is not None and source.made
-        """Whether a function made the data for this epoch."""
+        """Whether a function makes the data for this epoch."""
+        self.function = source.given if source is not None and source.made else None
+        """The function that makes it; None if the data was given."""
         self.data: Any = None
-        """What the engine iterates over; None in a loop of the user's own."""
-        if source is not None:
+        """What the engine iterates over; None in a loop of the user's own, and before a function has made it."""
+        self.made_with: dict[str, Any] | None = None
+        """The random generators when a function made its data."""
+        if source is not None and not source.made:
             self.data, known = source.epoch()
             length = known if length is None else length
         self.depth = 0
@@ -189,6 +193,7 @@ class Epoch:
         self.alone = nested or not (phase.training or fitting)
         if core.resume.left and not self.alone:
             self.saved = core.resume.take(phase)
+        self._prepare()
         if core.registry.implemented:
             core.registry.check_phase(phase)
         core.phase_states.use(phase)
@@ -206,6 +211,21 @@ class Epoch:
             loop.await_events()
         self._begin(core)
         return self
+
+    def _prepare(self) -> None:
+        """Let a function make its data, and tell them which epoch it is."""
+        source = self._source
+        resume = self._core.resume
+        if source is None:
+            return
+        if source.made:
+            self.data, length, self.made_with = resume.make(self, source)
+            if self.length is None:
+                self.length = length
+                self.loop.go_on_to(length)
+        resume.meet(self.data)
+        if self.trains:
+            set_epoch(self.data, self._core.progress.epochs)
 
     def _begin(self, core: Core) -> None:
         """Enter the contexts and fire ``EpochBegin``."""

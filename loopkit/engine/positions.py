@@ -3,23 +3,29 @@
 How the engine uses it::
 
     begun = begin(data)                              # before an epoch begins
+    batches = batches_of(data, begun)                # in the place of the data
     saved = save_position(data, steps, running=True, begun=begun)
 
     skip = load_position(data, saved, replay=True)   # in another process
-    if skip and saved["begun"] is not None:
+    if saved["running"] and saved["begun"] is not None:
         generators.restore(saved["begun"]["generators"])
     batches = resume(data, saved, skip)              # in the place of iter(data)
     generators.restore(...)                          # those of the place where it was saved
 
+The generators that the data holds (`DataParts`) are put back as of the epoch's begin before its iterator is made. After
+a replay they are where it put them; where nothing was replayed they are put where they were at the save.
+
 Where several processes share the samples, a position says how many samples of the epoch all of them have used. It is
 the same in each, and fits any number of processes; the steps go on counting, see `epoch_length`.
 
-What cannot be saved: the generators inside of a ``DataLoader``'s workers. `loopkit.data.seeded` needs none.
+The generators inside of a ``DataLoader``'s workers cannot be saved: where workers draw, the batches of the epoch are
+made again. `loopkit.data.seeded` needs none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -29,6 +35,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from loopkit import generators
 from loopkit.data import Loader, LoaderError, ResumableBatchSampler, ResumableSampler, Shares
+from loopkit.engine.kept.data_parts import DataParts, plain, same
+from loopkit.engine.kept.worker_draws import drew, has_workers, watched
 from loopkit.engine.sources import length_of
 from loopkit.errors import StateError
 from loopkit.facts import fact
@@ -42,6 +50,7 @@ STATEFUL = "stateful"  # the data has a state of its own
 SEQUENCE = "sequence"  # an index is all it takes
 ITERATOR = "iterator"  # nowhere, and it can be used once
 ITERABLE = "iterable"  # nowhere
+FUNCTION = "function"  # none: it makes the data of each epoch
 
 WORDS = {
     "kind": "position kept by",
@@ -63,19 +72,28 @@ UNSAFE = {
     SEQUENCE: ("length",),
     ITERATOR: ("length",),
     ITERABLE: ("length", "batch_size", "samples"),
+    FUNCTION: (),
 }
 # What makes no difference at all
-FREE = {LOADER: ("class",), SAMPLER: ("class", "workers"), SEQUENCE: ("class",)}
+FREE = {
+    LOADER: ("class",),
+    SAMPLER: ("class", "workers"),
+    SEQUENCE: ("class",),
+    FUNCTION: ("class", "length"),
+}
 
 REPLAYED = (ITERATOR, ITERABLE)
 """Kinds of which a position in mid-epoch can only be reached by making the batches before it again."""
-GENERATORS = ("generator", "sampler.generator", "batch_sampler.sampler.generator")
 
-KIND: Kind = ("a kind of position", lambda v: v in (LOADER, SAMPLER, STATEFUL, SEQUENCE, ITERATOR, ITERABLE))
+KIND: Kind = ("a kind of position", lambda v: v in UNSAFE)
 FACTS: Kind = ("facts about data", lambda v: is_plain(v) and type(v.get("class")) is str)
 STATES: Kind = (
     "states of generators",
     lambda v: isinstance(v, Mapping) and all(isinstance(t, Tensor) and t.dtype == torch.uint8 for t in v.values()),
+)
+HELD: Kind = (
+    "the generators and states that data holds",
+    lambda v: isinstance(v, Mapping) and all(isinstance(v.get(k), Mapping) for k in ("generators", "states")),
 )
 PLACE: Kind = ("a place in an epoch", lambda v: is_plain(v) and all(COUNT[1](v.get(k)) for k in ("epoch", "position")))
 
@@ -115,31 +133,51 @@ def facts(data: Any) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def begin(data: Any) -> dict[str, Any] | None:
+def begin(data: Any, function: Any = None) -> dict[str, Any] | None:
     """What a replay of the epoch that begins now will need, for ``save_position(..., begun=...)``.
 
     Args:
         data: What ``iter()`` will be called on.
+        function: The function that made it, if one did.
 
     Returns:
-        The states of the global generators and of the data's own; None if no replay is needed.
+        The states of the global generators, and of what the data holds; None if no replay is needed.
     """
-    if _kind(data) not in REPLAYED:
+    kind = _kind(data)
+    if kind not in (*REPLAYED, STATEFUL) and not (kind == SAMPLER and has_workers(data)):
         return None
-    return {"generators": generators.save(), "own": _states(data), "workers_running": _workers_running(data)}
+    begun = {
+        "generators": generators.save(),
+        "parts": _parts(data, function).saved(),
+        "workers_running": _workers_running(data),
+    }
+    sampler = _sampler(data)
+    if sampler is not None:
+        begun["state"] = sampler.state_dict(next_epoch=True)
+    elif _draws_unseen(data):
+        begun["state"] = _state_of(data)
+    return begun
+
+
+def batches_of(data: Any, begun: dict[str, Any] | None) -> Iterable[Any]:
+    """Return an iterable in the place of data which notes in ``begun``, or with the workers, whether they draw."""
+    if begun is not None and _draws_unseen(data):
+        return _FirstBatch(data, begun)
+    return watched(data)
 
 
 def save_position(
-    data: Any, steps: int, *, running: bool, begun: Any = None, earlier_epochs: int = 0
+    data: Any, steps: int, *, running: bool, begun: Any = None, earlier_epochs: int = 0, function: Any = None
 ) -> dict[str, Any]:
     """What there is to save about data after some batches of an epoch were consumed.
 
     Args:
-        data: What ``iter()`` is called on.
+        data: What ``iter()`` is called on; between epochs, the function that makes such data.
         steps: Batches that were consumed in this epoch.
         running: An epoch is open. Without one, or before its first batch, the next one is new.
         begun: What `begin` returned when the epoch began; needed if one is open.
         earlier_epochs: Epochs that came before over this very object; only for iterators does it make a difference.
+        function: The function that made the data of this epoch.
 
     Raises:
         StateError: The data's own state holds what cannot be saved, or another epoch has moved its position.
@@ -151,34 +189,44 @@ def save_position(
         "facts": facts(data),
         "running": middle,
         "steps": steps if middle else 0,
-        "own": _states(data),
+        "parts": _parts(data, function).saved(),
         "workers_running": _workers_running(data),
+        "begun": begun if middle else None,
+        "drew": middle and _drew(data, begun),
     }
     if kind == LOADER:
-        saved["state"] = data.state_dict(next_epoch=not middle)
-        if middle and saved["state"]["position"] < steps:
-            raise StateError(
-                f"{steps} batches of {_name(data)} were used, but its position is {saved['state']['position']}: "
-                f"another epoch over the same object moved it. Give each phase a loader of its own; "
-                f"loader.map(lambda batch: batch) makes one"
-            )
-    elif kind == SAMPLER:
-        sampler = _sampler(data)
-        assert sampler is not None
-        position = _samples_used(data, sampler, steps) if middle else None
+        saved["state"] = _state_of_loader(data, steps if middle else None)
+    elif kind == STATEFUL:
+        if middle or not _is_torchdata(data):
+            saved["state"] = _state_of(data)
+    elif (sampler := _sampler(data)) is not None:
+        position = None
+        if middle:
+            position = _samples_used(data, sampler, steps) if kind == SAMPLER else 0
         saved["state"] = sampler.state_dict(position, next_epoch=not middle)
-    elif kind == STATEFUL and (middle or not _is_torchdata(data)):
-        saved["state"] = _copy(data.state_dict(), f"{_name(data)}.state_dict()")
-    elif kind == ITERATOR:
+    if kind == ITERATOR:
         saved["used"] = earlier_epochs > 0 or (steps > 0 and not running)
-    if kind in REPLAYED:
-        saved["begun"] = begun if middle else None
-        if (sampler := _sampler(data)) is not None:
-            saved["state"] = sampler.state_dict(0) if middle else sampler.state_dict(next_epoch=True)
     return saved
 
 
-def load_position(data: Any, saved: Mapping[str, Any], *, replay: bool) -> int:
+def _drew(data: Any, begun: Any) -> bool:
+    """Whether making the batches of this epoch drew random numbers, where only workers or the data itself know."""
+    return drew(data) or bool(begun and begun.get("drew", False))
+
+
+def _state_of_loader(data: Loader, steps: int | None) -> dict[str, Any]:
+    """The state of a loader, after some steps of an epoch, or between epochs."""
+    state = data.state_dict(next_epoch=steps is None)
+    if steps is not None and state["position"] < steps:
+        raise StateError(
+            f"{steps} batches of {_name(data)} were used, but its position is {state['position']}: "
+            f"another epoch over the same object moved it. Give each phase a loader of its own; "
+            f"loader.map(lambda batch: batch) makes one"
+        )
+    return state
+
+
+def load_position(data: Any, saved: Mapping[str, Any], *, replay: bool, function: Any = None) -> int:
     """Put data where it was saved.
 
     Between epochs a change of the data gives one warning that lists what changed. In mid-epoch it is refused where the
@@ -186,9 +234,10 @@ def load_position(data: Any, saved: Mapping[str, Any], *, replay: bool) -> int:
     number of processes makes no difference by itself; a warning says if a step has another number of samples then.
 
     Args:
-        data: What ``iter()`` will be called on.
+        data: What ``iter()`` will be called on; between epochs, the function that makes such data.
         saved: What `save_position` returned.
         replay: Whether the batches before the position may be made again where there is no other way.
+        function: The function that made the data of this epoch.
 
     Returns:
         How many batches the epoch has to leave out; hand it to `resume`.
@@ -196,17 +245,11 @@ def load_position(data: Any, saved: Mapping[str, Any], *, replay: bool) -> int:
     Raises:
         StateError: The position cannot be reached, or is not one of this data.
     """
-    kind, here, middle = _kind(data), facts(data), bool(saved["running"])
-    then = saved["facts"]
-    free: tuple[str, ...] = FREE.get(kind, ())
-    if kind == saved["kind"] in (LOADER, SAMPLER) and then.get("processes") != here.get("processes"):
-        own = data.state_dict() if isinstance(data, Loader) else {}
-        then = {**then, "per_step": _per_step(then, saved["state"])}
-        here = {**here, "per_step": _per_step(here, own)}
-        free += ("length", "batch_size", "processes")
-    if "content" not in then:  # of an older state
-        free += ("content",)
-    changed = [name for name in WORDS if then.get(name) != here.get(name) and name not in free]
+    kind = _kind(data)
+    middle = bool(saved["running"])
+    if kind == FUNCTION != saved["kind"] and "parts" not in saved:
+        return 0  # of an older state, which has the data that a function made for an epoch before
+    then, here, changed = _changes(data, kind, saved)
     if saved["kind"] == ITERATOR and saved["used"]:
         raise StateError(
             f"{then['class']} is an iterator that can be used once, and an earlier epoch had used it: what comes "
@@ -214,7 +257,8 @@ def load_position(data: Any, saved: Mapping[str, Any], *, replay: bool) -> int:
         )
     if middle:
         _check_middle(data, kind, saved, here, changed, replay)
-    safe = _load(data, kind, saved, here, changed)
+    again = middle and _is_replayed(kind, saved, here, replay)
+    safe = _load(data, kind, saved, changed, _parts(data, function), again)
     if middle and saved["kind"] == kind:
         _tell_filled_up(data)
     if changed or safe:
@@ -224,33 +268,80 @@ def load_position(data: Any, saved: Mapping[str, Any], *, replay: bool) -> int:
             f"the data of {_name(data)} changed since its position was saved, {place}: {'; '.join(listed + safe)}. "
             f"The run goes on, but it is not the one that would have been"
         )
-    if not middle or kind in (LOADER, SAMPLER, STATEFUL):
-        return 0
-    return int(saved["steps"])
+    return int(saved["steps"]) if again or (middle and kind == SEQUENCE) else 0
 
 
-def resume(data: Any, saved: Mapping[str, Any], skip: int) -> Iterator[Any]:
+def _changes(data: Any, kind: str, saved: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any], list[str]]:
+    """The facts then and now, and the names of those that differ and make a difference."""
+    then = saved["facts"]
+    here = facts(data)
+    free: tuple[str, ...] = FREE.get(kind, ())
+    if kind == saved["kind"] in (LOADER, SAMPLER) and then.get("processes") != here.get("processes"):
+        own = data.state_dict() if isinstance(data, Loader) else {}
+        then = {**then, "per_step": _per_step(then, saved["state"])}
+        here = {**here, "per_step": _per_step(here, own)}
+        free += ("length", "batch_size", "processes")
+    if "content" not in then:  # of an older state
+        free += ("content",)
+    return then, here, [name for name in WORDS if then.get(name) != here.get(name) and name not in free]
+
+
+def resume(
+    data: Any, saved: Mapping[str, Any], skip: int, *, function: Any = None, shared: Collection[int] = ()
+) -> Iterator[Any]:
     """An iterator over the rest of the epoch, after `load_position`.
 
     It leaves the data's own generators where they were when the position was saved; the global ones may have moved.
 
+    Args:
+        data: The data.
+        saved: What `save_position` returned.
+        skip: What `load_position` returned.
+        function: The function that made the data of this epoch.
+        shared: Generators, by ``id``, that others draw from, too: a replay does not bring them where they were.
+
     Raises:
         StateError: The data ended before the position.
     """
+    replayed = skip > 0
     if skip and _kind(data) == SEQUENCE:
         batches: Iterator[Any] = map(data.__getitem__, range(skip, len(data)))
+        replayed = False
     else:
         if hasattr(data, "restart_on_stop_iteration"):  # torchdata.nodes: begin another at an epoch's end
             vars(data)["restart_on_stop_iteration"] = not saved["running"]
-        batches = iter(data)
+        batches = iter(batches_of(data, saved.get("begun") if saved["running"] else None))
         if (used := sum(1 for _ in zip(range(skip), batches, strict=False))) < skip:
             raise StateError(
                 f"{_name(data)} ended after {used} batches, but {skip} of this epoch were used before: "
                 f"the data is not the same. Begin without its position, or restore the data"
             )
     if saved["running"]:
-        _set_generators(data, saved["own"])
+        if _is_torchdata(data) and not replayed:
+            _draw_order(batches)
+        _settle(data, _parts(data, function), saved, replayed, shared)
     return batches
+
+
+def _settle(data: Any, parts: DataParts, saved: Mapping[str, Any], replayed: bool, shared: Collection[int]) -> None:
+    """Put the generators of data where they were saved, but those that a replay has put there."""
+    at = _held(saved)
+    if not replayed:
+        parts.load_generators(at)
+        return
+    moved = parts.moved(at)
+    if not moved or saved["facts"].get("workers") != facts(data).get("workers"):
+        return  # with other workers a sampler runs ahead by another number of batches
+    others = {path: at["generators"][path] for path in moved if id(parts.generators[path]) in shared}
+    if isinstance(data, DataLoader):
+        others = {path: at["generators"][path] for path in moved}
+    parts.load_generators({"generators": others})
+    if left := [path for path in moved if path not in others]:
+        warn(
+            f"{', '.join(left)} of {_name(data)} is not where it was when the position was saved, although the batches "
+            f"before it were made again: something else draws from it, or the data are others. Give the data a "
+            f"generator that only it uses"
+        )
 
 
 def leave(data: Any) -> None:
@@ -279,8 +370,8 @@ def epoch_length(data: Any, saved: Mapping[str, Any]) -> int | None:
 
 def malformed(where: str, saved: Any) -> list[str]:
     """What in a position at ``where`` is not as `save_position` makes it, whatever the data."""
-    kinds = {"kind": KIND, "facts": FACTS, "running": FLAG, "steps": COUNT, "own": STATES, "workers_running": FLAG}
-    problems = wrong(where, saved, kinds)
+    kinds = {"kind": KIND, "facts": FACTS, "running": FLAG, "steps": COUNT, "workers_running": FLAG}
+    problems = wrong(where, saved, {**kinds, **_held_kinds(saved)})
     if problems:
         return problems
     if saved["kind"] in (LOADER, SAMPLER):
@@ -289,10 +380,44 @@ def malformed(where: str, saved: Any) -> list[str]:
         problems += wrong(where, saved, {"used": FLAG})
     if saved["kind"] in REPLAYED:
         problems += wrong(where, saved, {"begun": ANY})
-    if saved.get("begun") is not None:
-        kinds = {"generators": MAPPING, "own": STATES, "workers_running": FLAG}
-        problems += wrong(f"{where}.begun", saved["begun"], kinds)
+    if (begun := saved.get("begun")) is not None:
+        kinds = {"generators": MAPPING, "workers_running": FLAG}
+        problems += wrong(f"{where}.begun", begun, {**kinds, **_held_kinds(begun)})
+    if (made := saved.get("made")) is not None:
+        problems += wrong(f"{where}.made", made, {"generators": MAPPING, "parts": HELD})
     return problems
+
+
+def _held_kinds(saved: Any) -> dict[str, Kind]:
+    """Where a saved form has what data holds: older states have only generators of torch."""
+    return {"own": STATES} if isinstance(saved, Mapping) and "own" in saved else {"parts": HELD}
+
+
+def _held(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the generators and states of a saved form."""
+    return saved["parts"] if "parts" in saved else {"generators": saved["own"], "states": {}}
+
+
+def _parts(data: Any, function: Any = None) -> DataParts:
+    """The generators and the objects with a state that data holds, but for those of its position."""
+    kind = _kind(data)
+    if kind == FUNCTION:
+        return DataParts([], data)
+    return DataParts(data, function, states=kind not in (LOADER, STATEFUL), without=_sampler(data))
+
+
+def start_over(data: Any) -> None:
+    """Let the loaders in data begin with their epoch 0, unless they were told another."""
+    target = data if isinstance(data, Loader) else _sampler(data)
+    if target is not None:
+        target.start_over()
+    DataParts(data, states=not isinstance(data, Loader)).start_over()
+
+
+def set_epoch(data: Any, epoch: int) -> None:
+    """Call ``set_epoch`` of samplers, data sets and loaders that have it, and do not count their epochs themselves."""
+    if not isinstance(data, Loader) and not hasattr(data, "restart_on_stop_iteration"):
+        DataParts(data, states=False).set_epoch(epoch)
 
 
 def _content(tensors: Any) -> str | None:
@@ -305,6 +430,8 @@ def _content(tensors: Any) -> str | None:
 def _kind(data: Any) -> str:
     if isinstance(data, Loader):
         return LOADER
+    if callable(data) and not hasattr(data, "__iter__"):
+        return FUNCTION
     if isinstance(data, DataLoader) and _sampler(data) is not None and _batch_size(data) is not None:
         return SAMPLER
     if callable(getattr(data, "state_dict", None)) and callable(getattr(data, "load_state_dict", None)):
@@ -420,28 +547,6 @@ def _parts_with_state(data: Any) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _generators(data: Any) -> dict[str, torch.Generator]:
-    found = {}
-    for path in GENERATORS:
-        value = data
-        for name in path.split("."):
-            value = getattr(value, name, None)
-        if isinstance(value, torch.Generator):
-            found[path] = value
-    return found
-
-
-def _states(data: Any) -> dict[str, Tensor]:
-    """The states of the data's own generators, by where they are."""
-    return {path: generator.get_state() for path, generator in _generators(data).items()}
-
-
-def _set_generators(data: Any, states: Mapping[str, Tensor]) -> None:
-    for path, generator in _generators(data).items():
-        if path in states:
-            generator.set_state(states[path])
-
-
 def _check_middle(
     data: Any, kind: str, saved: Mapping[str, Any], here: Mapping[str, Any], changed: list[str], replay: bool
 ) -> None:
@@ -477,41 +582,79 @@ def _check_middle(
         )
 
 
-def _load(data: Any, kind: str, saved: Mapping[str, Any], here: Mapping[str, Any], changed: list[str]) -> list[str]:
-    """Load the data's own state; returns what else has changed."""
-    middle, state = saved["running"], saved.get("state")
-    sampler = _sampler(data)
-    target = data if kind == LOADER else sampler
+def _is_replayed(kind: str, saved: Mapping[str, Any], here: Mapping[str, Any], replay: bool) -> bool:
+    """Whether the batches before a position in mid-epoch are made again."""
+    if kind in REPLAYED:
+        return True
+    if saved["kind"] != kind or not saved.get("drew", False) or "state" not in saved["begun"]:
+        return False
+    then = saved["facts"]
+    alike = all(then.get(name) == here.get(name) for name in ("workers", "batch_size", "processes"))
+    if not replay or not alike:
+        why = "they are others now" if replay else "replay=True would make them again"
+        warn(
+            f"random numbers were drawn for the batches of the epoch before its position, by workers or by the data, "
+            f"and {why}: those that come are not the ones that would have been. Draw by loopkit.data.seeded"
+        )
+        return False
+    return True
+
+
+def _load(
+    data: Any, kind: str, saved: Mapping[str, Any], changed: list[str], parts: DataParts, again: bool
+) -> list[str]:
+    """Load the state of the data, and of what it holds; returns what else has changed."""
     if saved["kind"] != kind:
         return []
-    replayed = saved["begun"] if middle and kind in (ITERATOR, ITERABLE) else None
-    at = replayed or saved
-    if at["workers_running"] and (replayed or not middle):
+    begun = saved.get("begun") or saved
+    at = begun if again else saved
+    held = begun if again or kind == STATEFUL else saved
+    if held["workers_running"] and (again or not saved["running"]):
         _start_workers(data)
-    if kind == STATEFUL and state is not None:
+    safe: list[str] = []
+    if kind == STATEFUL:
+        _load_stateful(data, at.get("state"))
+    else:
+        safe += _load_target(data, saved, at.get("state", saved.get("state")), changed)
+    if "parts" in held:
+        safe += parts.problems(held["parts"])
+    parts.load(_held(held))
+    if kind == SAMPLER and saved["running"] and not again:
+        sampler = _sampler(data)
+        assert sampler is not None
+        _resumed[sampler] = (sampler.epoch, sampler.start, int(saved["steps"]))
+    return safe
+
+
+def _load_stateful(data: Any, state: Any) -> None:
+    """Load the state of data that has one of its own."""
+    if state is not None:
         _set_epochs(data, state)
         data.load_state_dict(state)
-    elif kind == STATEFUL and (names := _parts_with_state(data)):
+    elif names := _parts_with_state(data):
         warn(
             f"the state of {' and '.join(names)} in {_name(data)} is not restored between epochs: what depends on the "
             f"epoch there has to be set at epoch_begin, by set_epoch or the like"
         )
-    elif target is not None and state is not None:
-        try:
-            target.load_state_dict(state)
-        except LoaderError as error:
-            if middle:
-                raise StateError(f"the position in mid-epoch cannot be restored: {error}") from error
-            target.set_epoch(state["epoch"])
-            own = target.state_dict()
-            return [
-                f"{name}: {state.get(name)} before, {own.get(name)} now"
-                for name in {**state, **own}
-                if name not in ("epoch", "position", "consumed", *changed) and state.get(name) != own.get(name)
-            ]
-        if kind == SAMPLER and middle and sampler is not None:
-            _resumed[sampler] = (sampler.epoch, sampler.start, int(saved["steps"]))
-    _set_generators(data, at["own"])
+
+
+def _load_target(data: Any, saved: Mapping[str, Any], state: Any, changed: list[str]) -> list[str]:
+    """Load the place of a loader, or of a sampler; returns what has changed of its options."""
+    target = data if isinstance(data, Loader) else _sampler(data)
+    if target is None or state is None:
+        return []
+    try:
+        target.load_state_dict(state)
+    except LoaderError as error:
+        if saved["running"]:
+            raise StateError(f"the position in mid-epoch cannot be restored: {error}") from error
+        target.set_epoch(state["epoch"])
+        own = target.state_dict()
+        return [
+            f"{name}: {state.get(name)} before, {own.get(name)} now"
+            for name in {**state, **own}
+            if name not in ("epoch", "position", "consumed", *changed) and state.get(name) != own.get(name)
+        ]
     return []
 
 
@@ -539,18 +682,39 @@ def _mappings(value: Any, seen: set[int]) -> Iterator[Mapping[str, Any]]:
             yield from _mappings(found[name], seen)
 
 
-def _copy(value: Any, path: str) -> Any:
-    """A deep copy of a state, which holds nothing but what can be saved."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if type(value) in (list, tuple):
-        return type(value)(_copy(part, f"{path}[{index}]") for index, part in enumerate(value))
-    if isinstance(value, Mapping) and all(type(key) in (str, int) for key in value):
-        return {key: _copy(part, f"{path}[{key!r}]") for key, part in value.items()}
-    what = f"dict with the keys {list(value)[:3]}" if isinstance(value, Mapping) else type(value).__name__
-    raise StateError(
-        f"{path} is {what}, which cannot be saved: a state holds None, numbers, strings, lists, tuples, dicts with "
-        f"string or int keys, and tensors. Let state_dict() return such (torch.Generator: get_state())"
-    )
+def _state_of(data: Any) -> Any:
+    return plain(data.state_dict(), f"{_name(data)}.state_dict()")
+
+
+def _draws_unseen(data: Any) -> bool:
+    """Whether only the data itself knows if it draws: it has a state of its own, and is not of torchdata."""
+    return _kind(data) == STATEFUL and not _is_torchdata(data) and not hasattr(data, "restart_on_stop_iteration")
+
+
+class _FirstBatch:
+    """Data with a state of its own, of which the first batch shows whether making it draws random numbers."""
+
+    def __init__(self, data: Any, begun: dict[str, Any]) -> None:
+        self._data = data
+        self._begun = begun
+
+    def __iter__(self) -> Iterator[Any]:
+        before = self._states()
+        batches = iter(self._data)
+        return itertools.chain(self._first(batches, before), batches)
+
+    def _first(self, batches: Iterator[Any], before: Any) -> Iterator[Any]:
+        for batch in batches:
+            self._begun["drew"] = self._begun.get("drew", False) or not same(self._states(), before)
+            yield batch
+            return
+
+    def _states(self) -> Any:
+        return [generators.save(), _parts(self._data).saved()["generators"]]
+
+
+def _draw_order(batches: Any) -> None:
+    """Let the sampler of a StatefulDataLoader in this process draw its order, which it puts off to its first batch."""
+    ahead = getattr(batches, "_sampler_iter", None)
+    if isinstance(ahead, itertools.islice):
+        batches._sampler_iter = itertools.chain(list(itertools.islice(ahead, 1)), ahead)

@@ -5,21 +5,26 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from loopkit import generators, sharded
+from loopkit.engine.kept.data_parts import DataParts
+from loopkit.engine.kept.worker_draws import lost, lost_when_it_begins
 from loopkit.engine.positions import (
+    batches_of,
     begin,
     epoch_length,
     keeps_place,
     load_position,
-    needs_replay,
     resume,
     save_position,
+    start_over,
 )
 from loopkit.engine.requests import Stop
 from loopkit.errors import StateError
+from loopkit.notes import warn
 from loopkit.progress import Progress
 
 if TYPE_CHECKING:
@@ -140,7 +145,11 @@ class Resume:
         self._generators: Any = None
         self._replay = True
         self._loaders: dict[str, Any] = {}
-        """What the last epoch of each phase went over, in this fit."""
+        """What the last epoch of each phase went over, in this fit; the function, if one makes its data."""
+        self._met: dict[int, weakref.ref[Any]] = {}
+        """The data that this learner has gone over, by ``id``."""
+        self._named: set[str] = set()
+        """The losses that were named."""
         self._earlier: dict[str, list[weakref.ref[Any]]] = {}
         self._alternating: set[str] = set()
         """The phases that have several loaders in turn."""
@@ -190,6 +199,7 @@ class Resume:
 
         Its loaders are not known yet.
         """
+        self._named.clear()
         for memory in (self._earlier, self._alternating, self._loaders, self._inner, self._unclear):
             memory.clear()
         held, self._held = self._held, None
@@ -237,17 +247,55 @@ class Resume:
     def expect(self, sources: Iterable[Source]) -> None:
         """Put the loaders of phases where they were; they may be saved before their first epoch."""
         for source in sources:
-            if not source.made:
-                phase, (data, _) = source.phase.name, source.epoch()
-                if hasattr(data, "__iter__"):
-                    self._loaders[phase] = data
-                    if phase in self._data and phase not in self.waiting:
-                        self._place(phase, data)
+            data = source.given if source.made else source.epoch()[0]
+            self.meet(data)
+            self._loaders[source.phase.name] = data
+            if source.phase.name not in self.waiting:
+                self._place(source.phase.name, data)
+
+    def meet(self, data: Any) -> None:
+        """Let loaders that this learner has not gone over before begin with their epoch 0, whoever used them."""
+        known = self._met.get(id(data))
+        if known is not None and known() is data:
+            return
+        with suppress(TypeError):  # lists have no weak references, and no epochs
+            self._met[id(data)] = weakref.ref(data)
+            start_over(data)
+            self._name(lost_when_it_begins(data))
+
+    def _name(self, text: str) -> None:
+        """Warn of something that no checkpoint holds, once."""
+        if text and text not in self._named:
+            self._named.add(text)
+            warn(text)
 
     def _place(self, phase: str, data: Any) -> None:
-        """Put data without an open epoch where it was."""
-        if phase in self._data and hasattr(data, "__iter__"):
+        """Put data without an open epoch where it was; or the function that makes it."""
+        if phase in self._data:
             load_position(data, self._data.pop(phase), replay=self._replay)
+
+    def make(self, epoch: Epoch, source: Source) -> tuple[Any, int | None, dict[str, Any] | None]:
+        """Let a function make the data of an epoch, with the generators as they were when that epoch began.
+
+        Returns:
+            The data, how many batches they are, and what it takes to make them again.
+        """
+        if epoch.alone:
+            return (*source.epoch(), None)
+        saved = None if epoch.saved is None else epoch.saved["data"].get("made")
+        if epoch.saved is None:
+            self._place(epoch.phase.name, source.given)
+        self._loaders[epoch.phase.name] = source.given
+        parts = DataParts([], source.given)
+        if saved is None:
+            made = {"generators": generators.save(), "parts": parts.saved()}
+            return (*source.epoch(), made)
+        now = generators.save()
+        parts.load(saved["parts"])
+        generators.restore(saved["generators"])
+        data, length = source.epoch()
+        generators.restore(now)
+        return data, length, saved
 
     def batches(self, epoch: Epoch) -> tuple[Iterable[Any], Any, int | None]:
         """Put the data of an epoch that is about to begin where it was.
@@ -256,26 +304,33 @@ class Resume:
             What to iterate over; what a replay of it will need, if that is how it goes on after a resume; and how many
             steps there will be, those before the save included.
         """
-        data, length = epoch.data, epoch.length
-        if epoch.saved is None and not epoch.alone and self._data:
+        data = epoch.data
+        length = epoch.length
+        function = epoch.function
+        if epoch.saved is None and not epoch.alone and not epoch.made:
             self._place(epoch.phase.name, data)
         saved = None if epoch.saved is None else epoch.saved["data"]
         if saved is None:
-            begun = begin(data)
-            batches = data
+            begun = begin(data, function)
+            batches = batches_of(data, begun)
         else:
-            passed = load_position(data, saved, replay=self._replay)
+            passed = load_position(data, saved, replay=self._replay, function=function)
             begun = saved.get("begun")
-            if not epoch.steps and needs_replay(data):
+            if not epoch.steps:
                 self.restore_generators()
-                begun = begin(data)
-            if passed and begun is not None:
+                begun = begin(data, function)
+            elif begun is not None:
                 generators.restore(begun["generators"])
             length = epoch_length(data, saved)
-            batches = resume(data, saved, passed)
-        if not epoch.alone and not (epoch.made and hasattr(data, "__next__")):  # else it is of this epoch alone
+            batches = resume(data, saved, passed, function=function, shared=self._shared(epoch.phase.name))
+        if not epoch.alone and not epoch.made:  # else it is of this epoch alone
             self._remember(epoch.phase.name, data)
         return batches, begun, length
+
+    def _shared(self, phase: str) -> set[int]:
+        """The generators, by ``id``, that the data of other phases draw from."""
+        others = [DataParts(data, states=False) for name, data in self._loaders.items() if name != phase]
+        return {id(generator) for parts in others for generator in parts.generators.values()}
 
     def _remember(self, phase: str, data: Any) -> None:
         """Note what the epochs of a phase go over; with several loaders there is no saying which comes next."""
@@ -310,6 +365,10 @@ class Resume:
                 f"phase {min(self._alternating)!r} runs over several loaders in turn, and one position is kept for a "
                 f"phase: give each loader a phase of its own, TrainingPhase(name=...)"
             )
+        for epoch in core.open_epochs:
+            self._name(lost(epoch.data, running=epoch.steps > 0))
+        for loader in self._loaders.values():
+            self._name(lost(loader, running=False))
         epochs = [epoch for epoch in core.open_epochs if mark is None or epoch is not mark.epoch]
         records = [*(_record(core, epoch) for epoch in epochs), *self._epochs]
         if (fit := core.fit) is not None:
@@ -368,7 +427,17 @@ def _record(core: Core, epoch: Epoch) -> dict[str, Any]:
     return {
         "phase": epoch.phase.name,
         "steps": epoch.steps,
-        "data": save_position(epoch.data, epoch.steps, running=True, begun=epoch.begun, earlier_epochs=earlier),
+        "data": {
+            **save_position(
+                epoch.data,
+                epoch.steps,
+                running=True,
+                begun=epoch.begun,
+                earlier_epochs=earlier,
+                function=epoch.function,
+            ),
+            "made": epoch.made_with,
+        },
         "windows": {window.name: window.state_dict() for window in epoch.windows if window.count},
         "stores": epoch.saved_stores(),
     }

@@ -101,7 +101,10 @@ def mark(core: Core, epoch: Epoch) -> Mark | None:
         return None
     try:
         data = resume.positions({outer.phase.name for outer in core.open_epochs if outer is not epoch})
-        if phase.name not in data and not (epoch.made and hasattr(epoch.data, "__next__")):
+        if phase.name not in data and epoch.made_with is not None:
+            function = save_position(epoch.function, 0, running=False)
+            data[phase.name] = {**function, "parts": epoch.made_with["parts"]}
+        elif phase.name not in data:
             data[phase.name] = save_position(epoch.data, 0, running=False)
         nested = resume.inner_positions()
     except StateError:
@@ -116,7 +119,8 @@ def mark(core: Core, epoch: Epoch) -> Mark | None:
     states = {name: state for name, state in states.items() if called[name] or not _holds_tensors(state)}
     phases = {phase.name: phase.state_dict()} if phase.has_state else {}
     kept = copy.deepcopy((states, phases))
-    return Mark(epoch, data, nested, resume.random_state(), replace(core.progress), dict(core.metrics), *kept)
+    random = resume.random_state() if epoch.made_with is None else epoch.made_with["generators"]
+    return Mark(epoch, data, nested, random, replace(core.progress), dict(core.metrics), *kept)
 
 
 def _holds_tensors(state: Any) -> bool:

@@ -99,7 +99,6 @@ class Checkpoint(Shown):
     """
 
     provides = "checkpoint"
-    shared = False  # its directory is that of one run
     per_process = ("directory",)
     optional = ("step_end",)
     syncs = ("step_end", "phase_end")
@@ -167,8 +166,6 @@ class Checkpoint(Shown):
         self._next_updates, self._next_time = math.inf, math.inf
         """When the next save is due."""
         self._saved_at: tuple[Any, ...] | None = None
-        self._versions = 0
-        """What the versions of the models' tensors came to at the last save."""
         self._measured = False
         """The monitored phase has run, and its value was not looked at yet."""
         self._source: Path | None = None
@@ -216,7 +213,6 @@ class Checkpoint(Shown):
             raise
         self._begun, self._tried, self._failure = True, 0, None
         self._saved_at = self._here(learner)
-        self._versions = _versions(learner)
         self._plan_next(learner)
 
     @hookimpl(reads=("*",))
@@ -300,8 +296,7 @@ class Checkpoint(Shown):
             self._writer.join()
             if self._options.at_end and result.reason not in ("error", "signal"):
                 logged = any(getattr(plugin, "unsaved", False) for plugin in learner.plugins.values())
-                moved = self._versions != _versions(learner)  # such as by the best weights, which were put back
-                if learner.world.share(logged or moved or self._saved_at != self._here(learner)):
+                if learner.world.share(logged or self._saved_at != self._here(learner)):
                     self._save(learner, "end", now=True)
             self._writer.wait()
         if result.reason in ("pause", "signal") and not any(map(_saves_run, learner.plugins.values())):
@@ -507,7 +502,6 @@ class Checkpoint(Shown):
             if (settle := getattr(plugin, "settle", None)) is not None:
                 settle(learner)
         _check_finite(learner)
-        self._versions = _versions(learner)
         state = {**learner.state_dict(at, whole=not self.everywhere), "made": self._made}
         contents = self._taken(learner, state)
         if learner.world.rank > 0 and not self.everywhere:
@@ -688,12 +682,6 @@ class _Writer:
         """What went wrong, which then counts no more."""
         error, self._error = self._error, None
         return error
-
-
-def _versions(learner: Learner) -> int:
-    """A number that changes with any change in place of parameters and buffers."""
-    tensors = (t for model in learner.models.values() for t in (*model.parameters(), *model.buffers()))
-    return sum(tensor._version for tensor in tensors if not tensor.is_inference())
 
 
 def _check_finite(learner: Learner) -> None:

@@ -68,7 +68,6 @@ class LogTo(Shown):
     """
 
     provides = "log"
-    shared = True
     optional = ("step_end",)
     syncs = ("step_end", "phase_end", "fit_end")
     """Writing reads what was logged."""
