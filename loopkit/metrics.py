@@ -26,6 +26,7 @@ __all__ = [
     "F1",
     "Accuracy",
     "BinaryAccuracy",
+    "ClassCounts",
     "FBeta",
     "FunctionMetric",
     "Loss",
@@ -531,7 +532,7 @@ class ClassCounts(Metric):
         self.limit = limit_of(threshold, from_logits is not False)
         super().__init__()
 
-    def reset(self) -> None:
+    def reset(self) -> None:  # noqa: D102
         self.hits: Tensor | None = None
         self.predicted: Tensor | None = None
         self.actual: Tensor | None = None
@@ -575,14 +576,14 @@ class ClassCounts(Metric):
         """The score of counts, 0 where its denominator is 0."""
         raise NotImplementedError
 
-    def merge(self, states: Sequence[dict[str, Any]]) -> None:
+    def merge(self, states: Sequence[dict[str, Any]]) -> None:  # noqa: D102
         self.load_state_dict(added(states))
 
     @property
-    def is_empty(self) -> bool:
+    def is_empty(self) -> bool:  # noqa: D102
         return self.hits is None
 
-    def compute(self) -> Tensor | float:
+    def compute(self) -> Tensor | float:  # noqa: D102
         if self.hits is None or self.predicted is None or self.actual is None:
             return math.nan
         counts = wide(self.hits), wide(self.predicted), wide(self.actual)
