@@ -15,6 +15,8 @@ from loopkit.namesake import check, cure, namesake
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = sorted(path.parent for path in ROOT.glob("plugins/*/loopkit_*/__init__.py"))
+LATER = {"loopkit_monitor": ["plugin.py", "commands.py"]}
+"""Files that look in the place of ``__init__.py``: the server of the monitor imports no loopkit, and so no torch."""
 OWN = "[console_scripts]\nloopkit = loopkit.cli:main\n"
 OTHER = "[console_scripts]\nloopkit = loopkit.control:main\n"
 
@@ -72,14 +74,17 @@ def test_each_distribution_looks_first_and_by_the_same_code():
     assert len(sources) > 20
     assert set(sources.values()) == {sources["loopkit_sam"]}
     for package in PACKAGES:
-        lines = (package / "__init__.py").read_text().splitlines()
-        imports = [line for line in lines if line.startswith("from loopkit")]
-        assert imports[0].startswith(f"from {package.name} import _core as _core")
+        for file in LATER.get(package.name, ["__init__.py"]):
+            lines = (package / file).read_text().splitlines()
+            imports = [line for line in lines if line.startswith(("from loopkit", "import torch"))]
+            assert imports[0].startswith(f"from {package.name} import _core as _core"), f"{package.name}/{file}"
 
 
 def imported(package: Path, path: Path) -> str:
     """The last line of the error of importing a distribution where only these folders are on the path."""
-    code = f"import sys; sys.path[:0] = [{str(path)!r}, {str(package.parent)!r}]; import {package.name}"
+    module = Path(LATER.get(package.name, [""])[0]).stem
+    name = f"{package.name}.{module}".rstrip(".")
+    code = f"import sys; sys.path[:0] = [{str(path)!r}, {str(package.parent)!r}]; import {name}"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True)
     return done.stderr.splitlines()[-1]
 

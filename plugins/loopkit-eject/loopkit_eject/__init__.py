@@ -154,6 +154,8 @@ def drafted(learner: Learner, fit: Mapping[str, Any], val: bool | None) -> Draft
     """
     known = [field.name for field in fields(Limits)]
     for name in fit:
+        if name == "minutes":
+            raise EjectError("minutes has no written form: a script ends by epochs, max_steps or max_updates")
         if name not in (*known, *WITHOUT_PART):
             raise EjectError(f"fit has no argument {name!r}{nearest(name, known)}; it has {', '.join(known)}")
     if learner.progress.steps:

@@ -579,3 +579,8 @@ def test_command_names_what_has_no_written_form(place: Path, capsys: pytest.Capt
     assert not (place / "train.py").exists()
     assert main(["eject", "config.toml", "-o", "train.py", "--partial"]) == 0
     assert "# - plugin 'skip_spikes'" in (place / "train.py").read_text()
+
+
+def test_minutes_have_no_written_form():
+    with pytest.raises(EjectError, match="minutes has no written form: a script ends by epochs, max_steps or max_upd"):
+        eject(learner(), {"epochs": 3, "minutes": 1})

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from loopkit_monitor import _core as _core
-
 if TYPE_CHECKING:
     from loopkit_monitor.plugin import Monitor, Report
 

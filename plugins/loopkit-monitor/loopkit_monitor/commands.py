@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from loopkit_monitor import _core as _core  # isort: split
+
 from loopkit.cli import JSON, Parser, argument, plain, say, standalone, table
 from loopkit_monitor import arguments
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loopkit_monitor import _core as _core  # isort: split
+
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy

@@ -66,6 +66,7 @@ def test_by_default_the_log_of_the_list_is_used(tmp_path):
         "run/throughput/samples_per_second",
         "run/time_left",
         "run/lr",
+        "lr",
     }
 
 
