@@ -346,11 +346,18 @@ class Learner:
         return fit.result
 
     def rounds(
-        self, epochs: int | float | None = None, *, planned: Planned | None = None, on_interrupt: str | None = "raise"
+        self,
+        epochs: int | float | None = None,
+        *,
+        planned: Planned | None = None,
+        on_interrupt: str | None = "raise",
+        state: Mapping[str, Any] | None = None,
     ) -> Rounds:
         """A fit whose loop is yours: fires ``fit_begin`` and ``fit_end`` around the epochs that you run in each round.
 
-        Goes on with a fit that was saved, where it was: rounds, and epochs of a round, that were over are passed over.
+        Resumes a fit that was saved, where it was. Rounds that were over are skipped. The round that was under way is
+        run again with the random generators, metrics and counters that it had: epochs that were over are skipped, and
+        your own code between them is run. `Rounds.once` keeps what that code makes of the weights.
         `CancelFit` ends it after the epoch in which it came. After ``learner.stop`` the round ends without another
         training epoch. SIGINT, SIGTERM and ``learner.pause`` end it after the step in which they came; a second SIGINT
         ends at once.
@@ -361,6 +368,13 @@ class Learner:
             on_interrupt: What comes after ``fit_end`` if a signal or a pause ended the fit: ``"raise"``:
                 ``KeyboardInterrupt`` after SIGINT, ``SystemExit`` after SIGTERM (143) and after a pause (75);
                 ``"return"``: nothing. None: signals are not caught.
+            state: What else the code of your loop moves, by name: random generators that it draws from, and objects
+                with ``state_dict`` and ``load_state_dict``, such as an environment. They are saved with the round. The
+                global generators, and those that phases, models or the loss hold, are saved anyway.
+
+        Raises:
+            PhaseError: Something in ``state`` is neither.
+            StateError: The saved round cannot be run again; names what differs.
 
         Returns:
             What to iterate over: it gives the number of each round, from 0. As a context manager around the loop
@@ -374,13 +388,14 @@ class Learner:
                 learner.run("val", others)
         """
         limits = Limits(epochs)
-        return Rounds(UserLoop(self._core, limits, planned or limits.planned(None, 1), on_interrupt))
+        planned = planned or limits.planned(None, 1)
+        return Rounds(UserLoop(self._core, limits, planned, on_interrupt, {} if state is None else state))
 
     def run(self, phase: str | Phase, data: Any) -> dict[str, float]:
         """One epoch of a phase over data; returns its metrics, as ``"val/loss"``.
 
         It may be called from a hook: a phase inside another leaves counters, modes and contexts as they were. In
-        `rounds` that go on with a saved state, an epoch that was over by then is passed over.
+        `rounds` that resume a saved state, an epoch that was over by then is skipped, and its metrics are returned.
         """
         phase = self.phases.find(phase)
         fit = self._core.fit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import platform
 import time
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 STATE, TENSORS, STRUCTURE = "state.json", "state.safetensors", "structure.json"
 PARTS = "parts.json"
 """What says where the parts of sharded tensors are, in a checkpoint that several processes have written."""
+ONCE = "once-"
+"""How the names of files begin that hold a large value of ``rounds.once``, which the next checkpoints link to."""
 PART = "part-"
 """How the names of files with such parts begin."""
 
@@ -71,7 +74,8 @@ class Contents:
             }
             rest[name] = {key: value for key, value in values.items() if not isinstance(value, Tensor)}
         value, tensors = encode({**state, "models": rest}, where="")
-        contents = Contents(value, {**weights, TENSORS: tensors}, structures)
+        values = _large_values(state, tensors)
+        contents = Contents(value, {**weights, TENSORS: tensors, **values}, structures)
         for file, named in contents.tensors.items():
             check(named, file)
         return contents
@@ -99,6 +103,21 @@ class Contents:
         structures = dumps({name: found.as_json() for name, found in self.structures.items()})
         state = {} if self.value is None else {STATE: [dumps(self.value)]}
         return {**packed, **state, STRUCTURE: [structures]}
+
+
+def _large_values(state: Mapping[str, Any], tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Take the tensors of large values of ``rounds.once`` out of the others, by the file that they go to."""
+    rounds = {"round.": state.get("round")}
+    rounds.update({f"ranks.{rank}.round.": each.get("round") for rank, each in enumerate(state.get("ranks", ()))})
+    found = {}
+    for path, round in rounds.items():
+        for name, value in {} if round is None else round["values"].items():
+            prefix = f"{path}values.{name}.value"
+            if value["digest"] is not None:
+                named = hashlib.sha256(f"{prefix} {value['digest']}".encode()).hexdigest()[:32]
+                own = [key for key in tensors if key == prefix or key.startswith(f"{prefix}.")]
+                found[f"{ONCE}{named}.safetensors"] = {key: tensors.pop(key) for key in own}
+    return {file: held for file, held in found.items() if held}
 
 
 def weights_file(model: str, models: int, average: str = "") -> str:
@@ -164,7 +183,11 @@ def read_state(manifest: Manifest, *, parts: bool = False) -> dict[str, Any]:
             read = {name: _unpacked(manifest, name, file) for name, file in zip(names, files, strict=True)}
             for file in files:
                 file.finish()
-        state: dict[str, Any] = decode(loads(storage.read_file(manifest, STATE)), read[TENSORS])
+        tensors = dict(read[TENSORS])
+        for name in names:
+            if name.startswith(ONCE):
+                tensors.update(read[name])
+        state: dict[str, Any] = decode(loads(storage.read_file(manifest, STATE)), tensors)
         for name, rest in state["models"].items():
             rest.update(read[weights_file(name, len(state["models"]))])
         state = upgrade(state)
@@ -277,7 +300,7 @@ def save(learner: Learner, directory: str | Path, reason: str = "asked for") -> 
     """
     contents = Contents.of(learner, learner.state_dict())
     about, label = describe(learner, contents, reason), f"step-{learner.progress.steps}"
-    return storage.write(disk.resolved(directory), contents.files(), about, label=label)
+    return storage.write(disk.resolved(directory), contents.files(), about, label=label, kept=(ONCE,))
 
 
 def load(learner: Learner, path: str | Path, *, allow: Collection[str] = (), replay: bool = True) -> Manifest:

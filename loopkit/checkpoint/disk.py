@@ -83,6 +83,10 @@ class System:
         """Rename within a file system, at once or not at all."""
         os.rename(source, target)
 
+    def link(self, source: Path, target: Path) -> None:
+        """Give a file a second name within a file system."""
+        os.link(source, target, follow_symlinks=False)
+
     def unlink(self, path: Path) -> None:
         """Remove a file or a link."""
         os.unlink(path)

@@ -50,6 +50,7 @@ def write(
     *,
     label: str = "",
     there: Callable[[Manifest], object] | None = None,
+    kept: tuple[str, ...] = (),
 ) -> Manifest:
     """Write one checkpoint as a new directory ``<number>-<label>`` below ``directory``; atomic and durable.
 
@@ -64,6 +65,8 @@ def write(
         about: plain JSON to put into the manifest; other values must have been encoded.
         label: letters, digits and ``._=+-``, at most 100.
         there: called with its manifest once the checkpoint has its name; no interrupt comes in between.
+        kept: how the names of files begin that always hold the same bytes: such a file is not written again if the
+            newest checkpoint that has it can be linked to.
 
     Raises:
         CheckpointError: the operating system refused; its error is the cause.
@@ -76,8 +79,10 @@ def write(
     000001-best {'epoch': 3} b'one two'
     """
     with drafted(directory, about, label=label, there=there) as draft:
+        others = listing(directory) if any(name.startswith(kept) for name in files if kept) else Listing()
         for name, chunks in files.items():
-            draft.write(name, chunks)
+            if not (kept and name.startswith(kept) and draft.link(name, others)):
+                draft.write(name, chunks)
     return draft.manifest
 
 
@@ -95,6 +100,18 @@ class Draft:
     def write(self, name: str, chunks: Iterable[Buffer]) -> None:
         """Write one file."""
         self.add(name, write_file(self.path / _checked(name), chunks))
+
+    def link(self, name: str, there: Iterable[Manifest]) -> bool:
+        """Link to the file of that name in one of these checkpoints; return whether that worked."""
+        holder = next((manifest for manifest in there if name in manifest.files), None)
+        if holder is None:
+            return False
+        try:
+            disk.system.link(holder.path / name, self.path / _checked(name))
+        except OSError:  # the file system has no links, or the checkpoint is being removed
+            return False
+        self.add(name, holder.files[name])
+        return True
 
     def add(self, name: str, info: FileInfo) -> None:
         """Take in a file that was written to its ``path``, by this process or another one."""

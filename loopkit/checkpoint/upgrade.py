@@ -42,7 +42,14 @@ def _fit(state: Mapping[str, Any], opened: str) -> Any:
     inner = phases[1:] if fit["validating"] else phases if fit["validate"] else []
     phase = next(iter([*inner, *(name for name in state["data"] if name not in (*phases, "train"))]), "val")
     due = [phase] if fit["validate"] or fit["validating"] else []
-    return {**at, "due": due, "mid_epoch": fit["validating"], "validated": {phase: fit["validated"]}}
+    counted = bool(fit.get("by_fit", True)) or "done" in fit
+    return {
+        **at,
+        "counted": counted,
+        "due": due,
+        "mid_epoch": fit["validating"],
+        "validated": {phase: fit["validated"]},
+    }
 
 
 def _parted(

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from loopkit.engine.kept.differences import first, names
 from loopkit.engine.kept.optimizers import OptimizerPart
 from loopkit.engine.kept.optimizers import malformed as malformed_optimizer
+from loopkit.engine.kept.rounds import Round
 from loopkit.engine.positions import malformed
 from loopkit.engine.resume import Position
 from loopkit.errors import StateError
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from loopkit.engine.core import Core
 
 PARTS = "models", "optimizers", "progress", "metrics", "plugins", "phases", "epochs", "data", "fit", "generators"
-VERSIONS = {**dict.fromkeys(PARTS, 1), "fit": 2, "made": 1, "parts": 1}
+VERSIONS = {**dict.fromkeys(PARTS, 1), "fit": 2, "made": 1, "parts": 1, "round": 1}
 """The form of each part of a state. What reads a part knows all its forms up to this one."""
 
 
@@ -114,13 +115,7 @@ def _malformed(state: Mapping[str, Any]) -> list[str]:
     for part in ("data", "nested"):
         for key, saved in state.get(part, {}).items():
             problems += malformed(f"{part}.{key}", saved)
-    for rank, saved in enumerate(state.get("ranks", ())):
-        problems += wrong(
-            f"ranks[{rank}]",
-            saved,
-            {"generators": MAPPING, "plugins": MAPPING, "phases": MAPPING, "stores": LIST},
-            more=False,
-        )
+    problems += _malformed_rounds(state)
     if "fit" not in state:
         problems.append("fit is missing")
     elif state["fit"] is not None:
@@ -129,6 +124,16 @@ def _malformed(state: Mapping[str, Any]) -> list[str]:
         problems += wrong(
             "fit", {**defaults, **state["fit"]} if isinstance(state["fit"], Mapping) else state["fit"], POSITION
         )
+    return problems
+
+
+def _malformed_rounds(state: Mapping[str, Any]) -> list[str]:
+    """List the faults in the round of a user's loop, and in the parts that each process has of its own."""
+    problems = Round.problems(state["round"]) if "round" in state else []
+    kinds = {"generators": MAPPING, "plugins": MAPPING, "phases": MAPPING, "stores": LIST}
+    for rank, saved in enumerate(state.get("ranks", ())):
+        in_a_round = {"round": MAPPING} if isinstance(saved, Mapping) and "round" in saved else {}
+        problems += wrong(f"ranks[{rank}]", saved, {**kinds, **in_a_round}, more=False)
     return problems
 
 
@@ -212,6 +217,7 @@ POSITION: dict[str, Kind] = {
     ),
     "number": SIZE,
     "by_fit": FLAG,
+    "counted": FLAG,
     "epochs": COUNT,
     "done": COUNT,
     "due": ("a list of phases", lambda v: type(v) is list and all(type(name) is str for name in v)),

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from loopkit.engine.kept.roots import RootsOfLearner
+from loopkit.engine.kept.rounds import Round
 from loopkit.engine.kept.witness import Witness
 from loopkit.engine.logbook import Logbook
 from loopkit.engine.phase_states import PhaseStates
@@ -51,6 +52,8 @@ class Core:
         self.requests = Requests(self.holds)
         self.registry = Registry(learner, phases, order, self.logbook, self.where)
         self.resume = Resume()
+        self.round = Round(self.progress, self.metrics)
+        """The round of a loop of the user's."""
         self.phase_states = PhaseStates(phases)
         self.witness = Witness(self._roots)
         self.epochs: list[Epoch] = []
@@ -87,7 +90,8 @@ class Core:
     def _roots(self) -> RootsOfLearner:
         models = self.models
         plugins = {name: unwrapped(plugin) for name, plugin in self.registry.plugins.items()}
-        return RootsOfLearner(models, models.optimizers, plugins, self.learner.loss_fn, self.phase_states.known)
+        known = self.phase_states.known
+        return RootsOfLearner(models, models.optimizers, plugins, self.learner.loss_fn, known, self.round.kept())
 
     def join(self, world: World) -> None:
         """Train together with these processes."""
@@ -133,6 +137,12 @@ class Core:
             yield
         finally:
             self.hooks -= 1
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Inside, epochs are none of the fit's, as if a hook of a hook ran them: nothing is saved there."""
+        with self.hook(), self.hook():
+            yield
 
     @property
     def open_epochs(self) -> list[Epoch]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +26,7 @@ def predict(core: Core, phase: Phase, data: Any, place: torch.device | None, eve
     if source.made:
         source = Source(core.registry, phase, source.given())
     outputs: list[Any] = []
-    with next_epoch(core, phase, source) as epoch:
+    with _aside(core), next_epoch(core, phase, source) as epoch:
         epoch.loop.run(_collecting(epoch, outputs, place))
         epoch.check_count(True)
     if core.world.size > 1 and source.epoch()[0] is not source.given:
@@ -39,7 +40,7 @@ def predict(core: Core, phase: Phase, data: Any, place: torch.device | None, eve
 
 def predict_batches(core: Core, source: Source) -> Iterator[Any]:
     """What `Learner.predict_batches` returns."""
-    with next_epoch(core, source.phase, source) as epoch:
+    with _aside(core), next_epoch(core, source.phase, source) as epoch:
         for batch in epoch.batches():
             step = epoch.step(batch)
             if "outputs" in vars(step):
@@ -47,6 +48,12 @@ def predict_batches(core: Core, source: Source) -> Iterator[Any]:
                 yield step.outputs
                 epoch.contexts.set_modes()
         epoch.check_count(True)
+
+
+def _aside(core: Core) -> AbstractContextManager[None]:
+    """In a loop of the user's, a prediction is no epoch of a round, which a resume would skip: it is made again."""
+    in_rounds = core.fit is not None and not core.fit.position.by_fit
+    return core.aside() if in_rounds else nullcontext()
 
 
 def _collecting(epoch: Epoch, outputs: list[Any], place: torch.device | None) -> Iterator[Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from loopkit import generators, sharded
 from loopkit.engine.kept.data_parts import DataParts
+from loopkit.engine.kept.digest import content
 from loopkit.engine.kept.worker_draws import lost, lost_when_it_begins
 from loopkit.engine.positions import (
     batches_of,
@@ -64,6 +65,8 @@ class Position:
     """Why the run is over, as `FitResult.reason`; empty if it is not."""
     limits: dict[str, float | None] = field(default_factory=dict)
     """``epochs``, ``max_steps``, ``max_updates`` and ``minutes`` of the fit that was saved."""
+    counted: bool = True
+    """Whether its rounds were counted; the first form of a loop of the user's did not."""
 
     @property
     def validate(self) -> bool:
@@ -122,6 +125,8 @@ class Mark:
     """The states of the plugins that the epoch calls."""
     phases: dict[str, Any]
     """The state of its phase, if it has one."""
+    round: Any = None
+    """The round of the user's loop in which it runs."""
 
 
 class Resume:
@@ -143,6 +148,8 @@ class Resume:
         self._nested: dict[str, Any] = {}
         """Positions of loaders of epochs that hooks run, by where they run."""
         self._generators: Any = None
+        self._round: Any = None
+        """What the state holds of a round of the user's loop."""
         self._replay = True
         self._loaders: dict[str, Any] = {}
         """What the last epoch of each phase went over, in this fit; the function, if one makes its data."""
@@ -170,6 +177,7 @@ class Resume:
         """Take over what a state left open."""
         self._epochs, self._data, self._nested = list(state["epochs"]), dict(state["data"]), dict(state["nested"])
         self._generators, self._replay = state["generators"], replay
+        self._round = state.get("round")
         self.waiting = [saved["phase"] for saved in self._epochs]
         self.left = bool(self._epochs) or self._generators is not None
         self.position, self._held = position, None
@@ -179,6 +187,7 @@ class Resume:
         """Forget what was left open."""
         self._epochs, self._data, self._nested, self._generators, self.position = [], {}, {}, None, None
         self._held, self.unfinished, self.waiting, self.left = None, "", [], False
+        self._round = None
 
     def drop_held(self, is_behind: Callable[[Position], bool]) -> Position | None:
         """Forget the fit that an interrupt left open if the next one does not resume it; returns where it was.
@@ -217,6 +226,31 @@ class Resume:
             self.fits = position.number
         return position
 
+    def take_round(self) -> Any:
+        """Hand over the round of the user's loop that a loaded state holds, once; None if it holds none."""
+        saved = self._round
+        self._round = None
+        return saved
+
+    def check_given(self, epoch: Epoch) -> None:
+        """Refuse an open epoch of the user's loop that is given other data than before the save.
+
+        Raises:
+            StateError: It is.
+        """
+        if self.waiting[:1] != [epoch.phase.name]:
+            return
+        saved = self._epochs[0]
+        before = saved.get("content")
+        now = content(epoch.data, saved["steps"])
+        if before is not None and now is not None and before != now:
+            raise StateError(
+                f"the epoch of phase {epoch.phase.name!r} was open when the state was saved, after {saved['steps']} "
+                f"steps, and it is given other data now ({type(epoch.data).__name__}): the code between two runs is "
+                f"run again after a resume, and made something else. Keep what it makes with "
+                f"rounds.once('data', lambda: ...), which is saved"
+            )
+
     def take(self, phase: Phase) -> dict[str, Any] | None:
         """What a loaded state holds of the epoch that begins now, if that was open."""
         if not self.waiting:
@@ -237,6 +271,12 @@ class Resume:
             if self._generators is not None:
                 generators.restore(self._generators)
             self._generators, self.left = None, False
+
+    def leave_generators(self) -> None:
+        """Leave the random generators as they are, if nothing is open any more: they have come to their place."""
+        if not self.waiting:
+            self._generators = None
+            self.left = False
 
     def leave_unfinished(self, what: str) -> None:
         """A fit has failed, and left an epoch unfinished; an empty string: that was said."""
@@ -375,13 +415,23 @@ class Resume:
             at: dict[str, Any] | None = fit.saved()
         else:
             at = None if self.position is None else self.position.saved(self.position.seconds, self._stop())
+        round = self._saved_round(core, mark)
         return {
+            **({} if round is None else {"round": round}),
             "epochs": records,
             "data": self.positions({record["phase"] for record in records}) if mark is None else mark.data,
             "nested": self.inner_positions() if mark is None else mark.nested,
             "fit": at,
             "generators": self.random_state() if mark is None else mark.generators,
         }
+
+    def _saved_round(self, core: Core, mark: Mark | None) -> Any:
+        """Return the saved form of the round of the user's loop; None without one."""
+        if mark is not None:
+            return mark.round
+        if core.fit is not None and core.fit.position.by_fit:
+            return None
+        return core.round.saved() if self._round is None else self._round
 
     def positions(self, opened: Collection[str]) -> dict[str, Any]:
         """Where the loaders are of the phases that have no open epoch."""
@@ -423,6 +473,7 @@ def _record(core: Core, epoch: Epoch) -> dict[str, Any]:
             f"from here: give learner.epoch({epoch.phase.name!r}, data=loader), and take epoch.batches()"
         )
     position = None if core.fit is None else core.fit.position
+    by_fit = position is None or position.by_fit
     earlier = 0 if position is None or epoch.made else position.epochs - position.validate
     return {
         "phase": epoch.phase.name,
@@ -440,6 +491,7 @@ def _record(core: Core, epoch: Epoch) -> dict[str, Any]:
         },
         "windows": {window.name: window.state_dict() for window in epoch.windows if window.count},
         "stores": epoch.saved_stores(),
+        **({} if by_fit or (made := content(epoch.data, epoch.steps)) is None else {"content": made}),
     }
 
 

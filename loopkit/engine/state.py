@@ -53,7 +53,7 @@ def saved(core: Core, at: Mark | None = None, positions: bool = True, whole: boo
         )
     state = collect(core, at, whole=whole)
     if core.world.size > 1:
-        state["ranks"] = core.world.gather(_own_parts(state, core.registry.plugins))
+        state["ranks"] = _gathered(core, state)
     return state
 
 
@@ -120,7 +120,8 @@ def mark(core: Core, epoch: Epoch) -> Mark | None:
     phases = {phase.name: phase.state_dict()} if phase.has_state else {}
     kept = copy.deepcopy((states, phases))
     random = resume.random_state() if epoch.made_with is None else epoch.made_with["generators"]
-    return Mark(epoch, data, nested, random, replace(core.progress), dict(core.metrics), *kept)
+    numbers = replace(core.progress), dict(core.metrics)
+    return Mark(epoch, data, nested, random, *numbers, *kept, copy.deepcopy(core.round.saved()))
 
 
 def _holds_tensors(state: Any) -> bool:
@@ -132,6 +133,7 @@ def _holds_tensors(state: Any) -> bool:
 def _own_parts(state: Mapping[str, Any], plugins: Mapping[str, Any]) -> dict[str, Any]:
     """What differs from process to process in a state that was collected in one of them."""
     return {
+        **({"round": state["round"]} if "round" in state else {}),
         "generators": state["generators"],
         "plugins": {name: value for name, value in state["plugins"].items() if hasattr(plugins.get(name), "reshard")},
         "phases": state["phases"],
@@ -146,6 +148,14 @@ def _own_parts(state: Mapping[str, Any], plugins: Mapping[str, Any]) -> dict[str
     }
 
 
+def _gathered(core: Core, state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Gather the parts that differ; this process's are the state's own objects, so that they are written once."""
+    own = _own_parts(state, core.registry.plugins)
+    ranks: list[dict[str, Any]] = core.world.gather(own)
+    ranks[core.world.rank] = own
+    return ranks
+
+
 def _localized(core: Core, given: Mapping[str, Any]) -> dict[str, Any]:
     """The state with what is this process's own; with another number of processes than at the save, its share of it."""
     world, plugins = core.world, core.registry.plugins
@@ -155,6 +165,8 @@ def _localized(core: Core, given: Mapping[str, Any]) -> dict[str, Any]:
     # of a process that was not there, the generators are its own
     state["generators"] = own["generators"] if world.rank < len(ranks) else generators.save()
     state["phases"] = own["phases"]
+    if "round" in own:
+        state["round"] = core.round.share([rank["round"] for rank in ranks], world.rank, world.size)
     same = len(ranks) == world.size
     for name in ranks[0]["plugins"]:
         reshard = None if same else getattr(plugins.get(name), "reshard", None)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from loopkit import devices, sharded
 from loopkit.checkpoint import disk, storage
-from loopkit.checkpoint.bundle import Contents, describe, monitored, number, read_state, restore
+from loopkit.checkpoint.bundle import ONCE, Contents, describe, monitored, number, read_state, restore
 from loopkit.checkpoint.made import OPTIMIZER, Record, changes, made
 from loopkit.checkpoint.manifest import Listing, Manifest
 from loopkit.checkpoint.place import Place
@@ -309,7 +309,7 @@ class Checkpoint(Shown):
     def write(self, contents: Contents, about: dict[str, Any], label: str) -> Manifest | None:
         """Write a checkpoint, in a thread of its own if ``background``; None in a process that does not know of it."""
         self.place.keep()
-        return storage.write(self.directory, contents.files(), about, label=label, there=self.place.note)
+        return storage.write(self.directory, contents.files(), about, label=label, there=self.place.note, kept=(ONCE,))
 
     def read(self, learner: Learner, manifest: Manifest) -> dict[str, Any]:
         """Read and verify a state, or this process's part of it."""
@@ -606,6 +606,8 @@ class _Snapshot:
         used: set[int] = set()
         shared: dict[tuple[Any, ...], Tensor] = {}
         for file, tensors in contents.tensors.items():
+            if file.startswith(ONCE) and all(tensor.is_cpu for tensor in tensors.values()):
+                continue  # such values are copies already, and change no more
             for name, tensor in tensors.items():
                 same = (tensor.device, tensor.dtype, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.is_conj())
                 buffer = shared.get(same) if tensor.numel() else None

@@ -35,6 +35,7 @@ class RootsOfLearner:
         plugins: Its plugins by name, taken out of what wraps them.
         loss_fn: Its loss function.
         phases: Its phases (`loopkit.phases.Phase`), and others that it has run.
+        kept: Objects in these that are saved otherwise.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class RootsOfLearner:
         plugins: Mapping[str, Any],
         loss_fn: Any,
         phases: Iterable[Any],
+        kept: Iterable[Any] = (),
     ) -> None:
         self._models = models
         self._optimizers = optimizers
@@ -51,7 +53,7 @@ class RootsOfLearner:
         self._loss_fn = loss_fn
         self._phases = list(phases)
         owned = [*models.values(), *optimizers.values(), *plugins.values(), loss_fn, *self._phases]
-        self._owned = {id(each) for each in owned}
+        self._owned = {id(each) for each in (*owned, *kept)}
 
     def __iter__(self) -> Iterator[Root]:
         for name, model in self._models.items():

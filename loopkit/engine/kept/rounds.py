@@ -1,0 +1,382 @@
+"""Round: the round of a loop of the user's that is under way, saved so that its own code can be run again.
+
+The code between two runs is no part of a state. After a resume it is run again, and must do the same: each stretch of
+it begins with the random generators, metrics and counters that it began with at first. `Moment` holds these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loopkit import generators
+from loopkit.engine.kept.digest import digest
+from loopkit.engine.kept.values import nbytes, pack, unpack
+from loopkit.engine.kept.walk import walk
+from loopkit.errors import PhaseError
+from loopkit.kinds import ANY, COUNT, LIST, MAPPING, NUMBERS, Kind, wrong
+from loopkit.notes import warn
+from loopkit.progress import Progress
+from loopkit.words import half_a_state
+
+LARGE = 1 << 20
+"""Bytes from which a value of `once` is named by its digest, so that it is written once and not in each checkpoint."""
+MOMENT: dict[str, Kind] = {"generators": MAPPING, "own": MAPPING, "metrics": NUMBERS, "progress": MAPPING}
+VALUE: dict[str, Kind] = {
+    "round": COUNT,
+    "value": ANY,
+    "after": MAPPING,
+    "digest": ("a digest", lambda v: v is None or type(v) is str),
+}
+
+
+@dataclass
+class Moment:
+    """A moment of the user's code: all that decides how it runs on, beside its own variables and the weights."""
+
+    generators: dict[str, Any]
+    """States of the global random generators; those that are left out stay as they are."""
+    own: dict[str, Any]
+    """States of the loop's own objects and of generators that phases hold, by name; likewise."""
+    metrics: dict[str, float]
+    progress: dict[str, int]
+
+
+@dataclass
+class Value:
+    """A value of `rounds.once`."""
+
+    round: int
+    packed: Any
+    after: Moment
+    """As of when it had been made."""
+    digest: str | None = None
+    """Of a large value."""
+
+    def saved(self) -> dict[str, Any]:
+        """Return what a state holds of it."""
+        return {"round": self.round, "value": self.packed, "after": vars(self.after), "digest": self.digest}
+
+    @classmethod
+    def of(cls, saved: Mapping[str, Any]) -> Value:
+        """Return what `saved` was made of."""
+        return cls(saved["round"], saved["value"], Moment(**saved["after"]), saved["digest"])
+
+
+@dataclass
+class Replay:
+    """A round of a saved state that is being run again, up to where it was saved."""
+
+    saved: Mapping[str, Any]
+    now: Moment
+    """What is loaded, and put back when the loop has come to where it was."""
+    put_back: Callable[[], None]
+    """Undo what the user's code changes meanwhile in models, optimizers, phases and plugins."""
+    opened: bool
+    """Whether an epoch was open."""
+    values: set[str] = field(default_factory=set)
+    """The values of `once` that were asked for so far."""
+
+
+@dataclass
+class Begun:
+    """The round that is under way."""
+
+    number: int
+    begin: Moment | None
+    """None if it was resumed from a state that did not hold it."""
+    turns: list[Moment] = field(default_factory=list)
+    """As of the end of each of its epochs; generators and objects of the loop only where that epoch moved them."""
+    turn: Moment | None = None
+    """As of the begin of the epoch that is open."""
+    ending: bool = False
+    """The last of `turns` is of an epoch whose ``phase_end`` runs."""
+
+
+class Round:
+    """The round that is under way; the part ``"round"`` of a state.
+
+    Args:
+        progress: The learner's counters.
+        metrics: The learner's latest metrics.
+    """
+
+    name = "round"
+    version = 1
+
+    def __init__(self, progress: Progress, metrics: dict[str, float]) -> None:
+        self._progress = progress
+        self._metrics = metrics
+        self._own: dict[str, Any] = {}
+        self._begun: Begun | None = None
+        self._replay: Replay | None = None
+        self._values: dict[str, Value] = {}
+
+    # What it keeps beside the global generators
+
+    @staticmethod
+    def check(objects: Mapping[str, Any]) -> None:
+        """Refuse objects that have no state.
+
+        Raises:
+            PhaseError: One is neither.
+        """
+        if not isinstance(objects, Mapping):
+            raise PhaseError(f'rounds(state={type(objects).__name__}): give a mapping of names, state={{"env": env}}')
+        for name, each in objects.items():
+            methods = [word for word in ("state_dict", "load_state_dict") if callable(getattr(each, word, None))]
+            if not generators.is_generator(each) and len(methods) < 2:
+                lacks = half_a_state(methods) if methods else "is no random generator and has no state_dict"
+                raise PhaseError(f"rounds(state=...): {name!r} ({type(each).__name__}) {lacks}")
+
+    def declare(self, objects: Mapping[str, Any]) -> None:
+        """Keep these objects of the user's loop: generators, and what has ``state_dict`` and ``load_state_dict``."""
+        self._own = dict(objects)
+
+    def find(self, roots: Mapping[str, Any]) -> None:
+        """Keep the random generators that these objects hold."""
+        known = {id(each) for each in self._own.values()}
+        for root, owner in roots.items():
+            for found in walk(owner):
+                if generators.is_generator(found.value) and id(found.value) not in known:
+                    known.add(id(found.value))
+                    self._own[f"{root}.{found.path}"] = found.value
+
+    def kept(self) -> list[Any]:
+        """Return the generators and objects that it keeps."""
+        return list(self._own.values())
+
+    def _look(self, since: Moment | None = None) -> Moment:
+        """Return the moment; of generators and objects only those that have moved since another one."""
+        now = {name: _state_of(each) for name, each in self._own.items()}
+        moment = Moment(generators.save(), now, dict(self._metrics), asdict(self._progress))
+        if since is not None:
+            moment.generators = _moved(since.generators, moment.generators)
+            moment.own = _moved(since.own, moment.own)
+        return moment
+
+    def _put(self, moment: Moment) -> None:
+        if moment.generators:
+            generators.restore({**generators.save(), **moment.generators})
+        self._put_own(moment)
+        self._put_numbers(moment)
+
+    def _put_own(self, moment: Moment) -> None:
+        for name, state in moment.own.items():
+            if name in self._own:
+                _load(self._own[name], state)
+
+    def _put_numbers(self, moment: Moment) -> None:
+        self._metrics.clear()
+        self._metrics.update(moment.metrics)
+        for counter, value in moment.progress.items():
+            setattr(self._progress, counter, value)
+
+    # Its life
+
+    def begin(self, saved: Any | None) -> None:
+        """Start with the values of `once` that a state holds; the round itself is begun by `begin_round`."""
+        held = {} if saved is None else saved["values"]
+        self._values = {name: Value.of(each) for name, each in held.items()}
+        self._begun = self._replay = None
+
+    def end(self, error: BaseException | None) -> None:
+        """End with the fit."""
+        self._begun = self._replay = None
+        self._values = {}
+        self._own = {}
+
+    def put_now(self, saved: Mapping[str, Any]) -> None:
+        """Put the loop's own objects and generators where they were at a save between two rounds."""
+        self._put_own(Moment({}, saved["now"], {}, {}))
+
+    def begin_round(self, number: int, whole: bool = True) -> None:
+        """A round begins; `whole`: from its first line."""
+        self._begun = Begun(number, self._look() if whole else None)
+
+    def replay(self, saved: Mapping[str, Any], number: int, opened: bool, put_back: Callable[[], None]) -> None:
+        """The round of a state is run again, with all as it was when the round began."""
+        turns = [Moment(**each) for each in saved["turns"]]
+        begin = Moment(**saved["begin"])
+        self._begun = Begun(number, begin, turns)
+        self._replay = Replay(saved, self._look(), put_back, opened)
+        self._put(begin)
+
+    def pass_over(self, turn: int) -> None:
+        """The user's loop has come to the end of an epoch that was over at the save."""
+        assert self._begun is not None
+        if self._replay is not None:
+            self._put(self._begun.turns[turn - 1])
+
+    @property
+    def replaying(self) -> bool:
+        """Whether the user's code has not come yet to where the state was saved."""
+        return self._replay is not None
+
+    def arrive(self) -> None:
+        """The user's loop has come to where the state was saved."""
+        replay = self._replay
+        self._replay = None
+        if replay is None:
+            return
+        replay.put_back()
+        self._put_numbers(replay.now)
+        if replay.opened:  # else the loop's own objects are as its code has just left them
+            self.put_now(replay.saved)
+
+    def begin_turn(self, resumed: bool) -> None:
+        """An epoch of the round begins; `resumed`: it was open at the save."""
+        if self._begun is not None:
+            self._begun.turn = None if resumed else self._look()
+
+    def end_turn(self, over: bool) -> None:
+        """An epoch of the round has ended; `over`: so has its ``phase_end``."""
+        if (begun := self._begun) is not None:
+            if begun.ending:
+                begun.turns.pop()
+            begun.turns.append(self._look(begun.turn))
+            begun.ending = not over
+
+    def end_round(self) -> None:
+        """The round is complete; values of earlier rounds are forgotten."""
+        if self._begun is not None:
+            number = self._begun.number
+            self._values = {name: each for name, each in self._values.items() if each.round == number}
+        self._begun = None
+
+    def once(self, name: str, make: Callable[..., Any]) -> Any:
+        """Return what `make` returns, the first time in the round; afterwards that value again.
+
+        Raises:
+            PhaseError: No round is under way.
+            StateError: No checkpoint can hold the value.
+        """
+        if self._begun is None:
+            raise PhaseError(
+                f"rounds.once({name!r}, ...) outside of a round: call it in the loop, for _ in rounds: ..."
+            )
+        if not isinstance(name, str) or "." in name:
+            raise PhaseError(f"rounds.once({name!r}, ...): the name is a string without dots")
+        held = self._values.get(name)
+        if held is None or held.round != self._begun.number:
+            held = self._values[name] = self._made(name, make, held)
+        elif self._replay is not None and name not in self._replay.values:
+            self._replay.values.add(name)
+            self._put(held.after)
+        return unpack(held.packed)
+
+    def _made(self, name: str, make: Callable[..., Any], before: Value | None) -> Value:
+        assert self._begun is not None
+        begin = self._look()
+        given = () if not _takes_one(make) else (None if before is None else unpack(before.packed),)
+        packed = pack(make(*given), f"what rounds.once({name!r}) made")
+        named = digest(packed) if nbytes(packed) >= LARGE else None
+        return Value(self._begun.number, packed, self._look(begin), named)
+
+    # What is saved
+
+    def saved(self) -> Any:
+        """Return what a state holds of it; None if it has nothing to hold."""
+        if self._replay is not None:
+            return self._replay.saved
+        values = {name: each.saved() for name, each in self._values.items()}
+        begun = self._begun
+        now = {name: _state_of(each) for name, each in self._own.items()}
+        if begun is None or begun.begin is None:
+            return {"begin": None, "turns": [], "values": values, "now": now} if values or now else None
+        turns = [*begun.turns[:-1], self._look(begun.turn)] if begun.ending else begun.turns
+        return {
+            "begin": vars(begun.begin),
+            "turns": [vars(each) for each in turns],
+            "values": values,
+            "now": now,
+        }
+
+    @classmethod
+    def problems(cls, saved: Any) -> list[str]:
+        """Return what in a saved form is not as `saved` makes it."""
+        found = wrong(cls.name, saved, {"turns": LIST, "values": MAPPING, "now": MAPPING})
+        if found:
+            return found
+        moments = [saved.get("begin"), *saved["turns"]] if saved.get("begin") is not None else []
+        for moment in moments:
+            found += wrong(f"{cls.name} of a moment", moment, MOMENT, more=False)
+        for name, value in saved["values"].items():
+            found += wrong(f"{cls.name}.values.{name}", value, VALUE) or wrong(
+                f"{cls.name}.values.{name}.after", value["after"], MOMENT, more=False
+            )
+        return found
+
+    def share(self, saved: list[Any], rank: int, size: int) -> Any:
+        """Return the share of a process: its own; with more processes than saved, another one's without generators."""
+        own = saved[rank % len(saved)]
+        if len(saved) != size and own["values"]:
+            warn(
+                f"the round was saved by {len(saved)} processes, and there are {size} now: process {rank} takes the "
+                f"values of rounds.once that process {rank % len(saved)} had"
+            )
+        if rank < len(saved) or own["begin"] is None:
+            return own
+        moments = [{**each, "generators": {}, "own": {}} for each in (own["begin"], *own["turns"])]
+        values = {
+            name: {**each, "after": {**each["after"], "generators": {}, "own": {}}}
+            for name, each in own["values"].items()
+        }
+        return {**own, "begin": moments[0], "turns": moments[1:], "values": values, "now": {}}
+
+
+def _state_of(value: Any) -> Any:
+    """Return a copy of the state of a generator, or of an object that has one."""
+    if generators.is_generator(value):
+        return generators.state_of(value)
+    return pack(value.state_dict(), f"the state_dict of a {type(value).__name__}")
+
+
+def _load(value: Any, state: Any) -> None:
+    if generators.is_generator(value):
+        generators.put_state(value, state)
+    else:
+        value.load_state_dict(unpack(state))
+
+
+def _moved(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: state for name, state in now.items() if name not in before or not alike(before[name], state)}
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two states are equal: numbers, strings, containers, and tensors by type and bits."""
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        both = isinstance(one, Tensor) and isinstance(other, Tensor)
+        return both and (one is other or (one.dtype == other.dtype and one.shape == other.shape and _equal(one, other)))
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(alike(each, other[key]) for key, each in one.items())
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and _all_alike(one, other)
+    return bool(one == other)
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    if one.layout is torch.strided and torch.equal(one, other):
+        return True
+    name = digest(one)  # by bits: nan is equal to itself
+    return name is not None and name == digest(other)
+
+
+def _all_alike(one: Iterable[Any], other: Iterable[Any]) -> bool:
+    return all(alike(*each) for each in zip(one, other, strict=True))
+
+
+def _takes_one(make: Callable[..., Any]) -> bool:
+    """Whether a function has one argument without a default: the value of the round before."""
+    from inspect import Parameter, signature
+
+    try:
+        taken = signature(make).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    by_place = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    return [each.default for each in taken if each.kind in by_place][:1] == [Parameter.empty]
