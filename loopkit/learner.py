@@ -15,6 +15,7 @@ from loopkit.engine.core import Core
 from loopkit.engine.epoch import Epoch
 from loopkit.engine.fit import Fit, Limits, next_epoch
 from loopkit.engine.fit_loop import FitLoop
+from loopkit.engine.kept.optimizers import is_optimizer
 from loopkit.engine.models import Models
 from loopkit.engine.outputs import predict, predict_batches
 from loopkit.engine.resume import Mark
@@ -615,7 +616,7 @@ def _made(given: Any) -> Any:
 
 
 def _check_loss_fn(loss_fn: Any) -> None:
-    if isinstance(loss_fn, torch.optim.Optimizer):
+    if is_optimizer(loss_fn):
         raise PhaseError(
             f"loss_fn is an optimizer ({type(loss_fn).__name__}): the order is Learner(model, loss_fn, optimizer)"
         )

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from loopkit.batches import describe
 from loopkit.engine.casts import Casts
-from loopkit.engine.kept.optimizers import OptimizerPart, is_of_torch
+from loopkit.engine.kept.optimizers import OptimizerPart, is_of_torch, is_optimizer
 from loopkit.engine.refusals import check_trainable
 from loopkit.engine.routing import Route
 from loopkit.errors import PhaseError, PluginError
@@ -177,7 +177,7 @@ class Models(dict[str, nn.Module]):
         """Take optimizers, or make them by their factories."""
         if given is None:
             return
-        if isinstance(given, torch.optim.Optimizer) or not isinstance(given, Mapping):
+        if is_optimizer(given) or not isinstance(given, Mapping):
             self.optimizer = self._make_optimizer("optimizer", given, False)
             self.optimizers = {"optimizer": self.optimizer}
         else:
@@ -231,7 +231,7 @@ class Models(dict[str, nn.Module]):
                     )
 
     def _make_optimizer(self, name: str, given: Optimizers, named: bool) -> torch.optim.Optimizer:
-        if isinstance(given, torch.optim.Optimizer):
+        if is_optimizer(given):
             return given
         if isinstance(given, nn.Module):
             raise PhaseError(
@@ -251,7 +251,7 @@ class Models(dict[str, nn.Module]):
         except Exception as error:
             locate(error, f"the factory of optimizer {name!r} raised this")
             raise
-        if not isinstance(made, torch.optim.Optimizer):
+        if not is_optimizer(made):
             raise PhaseError(f"the factory of optimizer {name!r} returned {made!r}: it must return a torch optimizer")
         return made
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from loopkit.raw import raw
 
 FLAGS = ("foreach", "fused", "capturable", "differentiable", "maximize")
 """Options of torch's optimizers that are true, false or None."""
+METHODS = ("step", "zero_grad", "state_dict", "load_state_dict")
+"""What a class defines whose objects are optimizers, as wrappers without torch's base class do."""
 MISSING = object()
 
 
@@ -70,6 +72,8 @@ class OptimizerPart:
         here = type(self.optimizer).__name__
         if saved["class"] != here:
             return [f"optimizer {self.name!r}: {saved['class']} in the state, {here} here"]
+        if "param_groups" not in saved:
+            return []  # of a wrapper with a form of its own
         sizes = _sizes(saved["param_groups"]), _sizes(self.optimizer.param_groups)
         if sizes[0] != sizes[1]:
             return [f"optimizer {self.name!r}: parameters per group {sizes[0]} in the state, {sizes[1]} here"]
@@ -94,21 +98,26 @@ class OptimizerPart:
         """
         undo = self._undo()
         own = {key: value for key, value in saved.items() if key != "class"}
-        own["state"] = {key: self._sharded(key, values) for key, values in saved["state"].items()}
-        params = self._params()
+        if isinstance(saved.get("state"), Mapping):
+            own["state"] = {key: self._sharded(key, values) for key, values in saved["state"].items()}
         try:
             self.optimizer.load_state_dict(copy.copy(own))
         except BaseException:
             undo()
             raise
-        for key, values in own["state"].items():
-            place = params[key] if type(key) is int and 0 <= key < len(params) else key
-            device = place.device if isinstance(place, Tensor) else None
-            if place in self.optimizer.state:
-                self.optimizer.state[place] = _restored(self.optimizer.state[place], values, device)
+        if type(getattr(self.optimizer, "state", None)) in (dict, defaultdict):
+            self._restore_types(own)
         if not is_of_torch(self.optimizer):
             self._compare(own)
         return undo
+
+    def _restore_types(self, saved: Mapping[str, Any]) -> None:
+        params, state = self._params(), self.optimizer.state
+        for key, values in saved.get("state", {}).items():
+            place = params[key] if type(key) is int and 0 <= key < len(params) else key
+            if place in state:
+                device = place.device if isinstance(place, Tensor) else None
+                state[place] = _restored(state[place], values, device)
 
     def _sharded(self, key: Any, values: Any) -> Any:
         params = self._params()
@@ -144,9 +153,12 @@ class OptimizerPart:
 
 def malformed(where: str, saved: Mapping[str, Any]) -> list[str]:
     """List what in a saved form is not as `OptimizerPart.saved` makes it, whatever the optimizer."""
-    if problems := wrong(where, saved, {"class": TEXT, "state": MAPPING, "param_groups": LIST}):
+    problems = wrong(where, saved, {"class": TEXT})
+    if problems or not {"state", "param_groups"} & saved.keys():
         return problems
-    problems = []
+    problems = wrong(where, saved, {"state": MAPPING, "param_groups": LIST})
+    if problems:
+        return problems
     for index, group in enumerate(saved["param_groups"]):
         problems += wrong(f"{where}.param_groups[{index}]", group, {"params": COUNTS})
     if problems:
@@ -160,6 +172,15 @@ def malformed(where: str, saved: Mapping[str, Any]) -> list[str]:
         if type(index) is not int or not 0 <= index < len(known) or not isinstance(values, Mapping):
             problems.append(f"{where}.state[{shown(index)}] is {shown(values)}, not a mapping for a parameter")
     return problems
+
+
+def is_optimizer(value: Any) -> TypeGuard[torch.optim.Optimizer]:
+    """Whether an object is an optimizer, be it by torch's base class or by what its own class defines."""
+    if isinstance(value, torch.optim.Optimizer):
+        return True
+    kind = type(value)
+    methods = all(callable(getattr(kind, name, None)) for name in METHODS)
+    return methods and not isinstance(value, torch.nn.Module) and hasattr(value, "param_groups")
 
 
 def is_of_torch(optimizer: torch.optim.Optimizer) -> bool:

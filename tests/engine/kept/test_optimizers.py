@@ -208,3 +208,67 @@ def test_state_of_a_defaultdict_stays_one():
     optimizer = trained(Ints)
     OptimizerPart("optimizer", optimizer).load(OptimizerPart("optimizer", trained(Ints)).saved())
     assert type(optimizer.state) is defaultdict
+
+
+class Wrapper:
+    """An optimizer in all but the base class; what it returns as its state has a form of its own."""
+
+    def __init__(self, params, lr, momentum):
+        self.base = torch.optim.SGD(params, lr=lr, momentum=momentum)
+        self.calls = 0
+
+    @property
+    def param_groups(self):
+        return self.base.param_groups
+
+    def zero_grad(self, set_to_none=True):
+        self.base.zero_grad(set_to_none)
+
+    def step(self, closure=None):
+        self.calls += 1
+        self.base.step(closure)
+
+    def state_dict(self):
+        return {"base": self.base.state_dict(), "calls": self.calls}
+
+    def load_state_dict(self, state):
+        self.base.load_state_dict(state["base"])
+        self.calls = state["calls"]
+
+
+class Forwarding(Wrapper):
+    """The same, with the attributes of the optimizer within."""
+
+    def __getattr__(self, name):
+        return getattr(vars(self)["base"], name)
+
+
+@pytest.mark.parametrize("make", [Wrapper, Forwarding])
+@pytest.mark.parametrize("as_factory", [False, True])
+def test_wrapper_without_the_base_class_trains_and_resumes_bitwise(make, as_factory, tmp_path):
+    def fit(epochs, directory=None):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+
+        def factory(params):
+            return make(params, lr=0.1, momentum=0.9)
+
+        optimizer = factory if as_factory else factory(model.parameters())
+        plugins = [] if directory is None else [Checkpoint(directory, resume="auto")]
+        learner = Learner(model, nn.MSELoss(), optimizer, plugins=plugins, standard=False)
+        learner.fit(batches(3), epochs=epochs)
+        assert learner.progress.updates == learner.optimizer.calls == 3 * epochs
+        return model.state_dict()
+
+    fit(1, tmp_path)
+    whole, parts = fit(2), fit(2, tmp_path)
+    assert alike(dict(whole), dict(parts))
+    by_hand = nn.Linear(3, 1)
+    torch.manual_seed(0)
+    by_hand.reset_parameters()
+    optimizer = torch.optim.SGD(by_hand.parameters(), lr=0.1, momentum=0.9)
+    for inputs, targets in [*batches(3), *batches(3)]:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(by_hand(inputs), targets).backward()
+        optimizer.step()
+    assert alike(dict(by_hand.state_dict()), dict(whole))
