@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from loopkit import devices
-from loopkit.batches import count_samples, describe
+from loopkit.batches import count_samples, describe, leaves
 from loopkit.errors import PluginError
 from loopkit.options import Shown
 from loopkit.words import takes
@@ -273,8 +273,8 @@ class Loss(Mean):
 class FunctionMetric(Metric):
     """Mean over an epoch of ``function(outputs, targets)``.
 
-    A scalar counts with the weight of its step, the number of its samples by default; a tensor of shape
-    ``(batch, ...)`` counts element by element.
+    A scalar counts with the weight of its step, the number of its samples by default. A tensor has one value for each
+    sample, or for each element of the targets, such as a token; these count one by one.
 
     Args:
         function: Its name is the metric's.
@@ -290,9 +290,14 @@ class FunctionMetric(Metric):
         self.mean = Mean(self.name)
 
     def update(self, outputs: Any, targets: Any, weight: Tensor | float | None = None) -> None:
-        """Call the function on one batch."""
+        """Call the function on one batch.
+
+        Raises:
+            PluginError: It returned something else than a number, or a tensor of one value for each sample or target.
+        """
         value = self.function(outputs, targets)
         if isinstance(value, Tensor) and value.ndim:
+            self._check_size(value, outputs, targets)
             self.mean.add(wide(value).mean(), value.numel())
             return
         try:
@@ -303,6 +308,18 @@ class FunctionMetric(Metric):
                 f"each sample. Give several numbers as several functions, or an object with update, compute and reset"
             ) from error
         self.mean.add(number, count_samples(outputs) if weight is None else weight)
+
+    def _check_size(self, value: Tensor, outputs: Any, targets: Any) -> None:
+        """Refuse several values for each sample, such as those of all classes: their mean says nothing."""
+        samples = count_samples(outputs)
+        many = value.numel()
+        if many in (1, samples) or any(isinstance(each, Tensor) and each.numel() == many for each in leaves(targets)):
+            return
+        raise PluginError(
+            f"metric {self.name!r} returned {describe(value)} for a batch of {samples}: the function of a metric "
+            f"returns one number, or a tensor with one for each sample. Take the mean over the other dimensions, such "
+            f"as value.mean(1), or give several numbers as several functions"
+        )
 
     @property
     def is_empty(self) -> bool:  # noqa: D102

@@ -298,6 +298,25 @@ def test_function_metric_averages_over_elements():
     assert in_batches(metric, outputs, targets) == pytest.approx(expected, rel=1e-14)  # order of the sums
 
 
+@pytest.mark.parametrize("shape", [(8, 3), (3,), (3, 8), (8, 3, 2)], ids=str)
+def test_function_metric_of_several_values_for_each_sample_is_refused_by_name(shape):
+    metric = FunctionMetric(lambda outputs, targets: torch.zeros(shape), "scores")
+    with pytest.raises(PluginError, match=r"metric 'scores' returned .* for a batch of 8: .*value\.mean\(1\)"):
+        metric.update(torch.zeros(8, 3), torch.zeros(8, dtype=torch.long))
+    assert metric.is_empty
+
+
+@pytest.mark.parametrize(
+    ("shape", "targets"),
+    [((8,), (8,)), ((8, 1), (8,)), ((), (8,)), ((1,), (8,)), ((8, 5), (8, 5)), ((40,), (8, 5))],
+    ids=str,
+)
+def test_function_metric_of_a_value_for_each_sample_or_target_is_taken(shape, targets):
+    metric = FunctionMetric(lambda outputs, targets: torch.ones(shape))
+    metric.update(torch.zeros(*targets, 3), torch.zeros(targets))
+    assert float(metric.compute()) == 1.0
+
+
 def test_function_metric_weights_scalars_by_samples():
     outputs, targets = torch.randn(2, 103, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     metric = FunctionMetric(torch.nn.functional.mse_loss)

@@ -91,7 +91,7 @@ class Metrics(Shown):
     """Accumulate metrics over each epoch of each phase; at its end put them into ``learner.metrics``.
 
     Args:
-        metrics: Functions ``(outputs, targets) -> scalar or (batch, ...)``, or objects with
+        metrics: Functions ``(outputs, targets) -> scalar or (batch,)``, or objects with
             ``update(outputs, targets)``, ``compute()`` and ``reset()``, torchmetrics objects included. Each phase
             has its own copy. The mean loss is always there as ``"loss"``.
         phase: The name of the one phase whose metrics these are. The plugin is then called ``"metrics_<phase>"`` and
