@@ -24,13 +24,17 @@ class SaveOptions:
         on_error: Save when an error, such as one of the loader, comes between two steps or in a validation.
         at_end: Save at the end of the fit what was trained since the last save.
         background: Write in a thread: the loop waits only for a copy of the state in main memory (`Checkpoint.memory`).
-            At most one write is under way; an error of one is raised at the end of the next step.
+            At most one write is under way; an error of one is raised at the end of the next step. A save that is due
+            meanwhile waits for it; if the disk is slower than the interval, one warning says so.
         keep_best: How many of the best to keep; more than one needs ``best``.
         replay: Let data without a position of its own be passed over up to where it was (`load_state_dict`).
         allow: Plugins that may be missing in the checkpoint or here.
+        retries: How many saves in a row may fail, such as by one EIO of a file server: an interval's save is then
+            tried again at the next, with a warning; the last one of a process at once. No space, a read-only file
+            system and missing rights raise at the first.
 
     Raises:
-        PluginError: ``keep_best`` is no count from 1, or ``allow`` no list of names.
+        PluginError: ``retries`` is no count from 0, ``keep_best`` is no count from 1, or ``allow`` no list of names.
 
     Example::
 
@@ -43,11 +47,14 @@ class SaveOptions:
     keep_best: int = 1
     replay: bool = True
     allow: Sequence[str] = ()
+    retries: int = 2
 
     def __post_init__(self) -> None:
         for option in ("on_error", "at_end", "background", "replay"):
             if not isinstance(value := getattr(self, option), bool):
                 raise PluginError(f"SaveOptions: {option} is {value!r}: it is True or False")
         check_count("SaveOptions: keep_best", self.keep_best)
+        if self.retries != 0 and not is_count(self.retries):
+            raise PluginError(f"SaveOptions: retries is {self.retries!r}: it counts saves that may fail, from 0")
         if isinstance(self.allow, str) or not all(isinstance(name, str) for name in self.allow):
             raise PluginError(f"SaveOptions: allow is {self.allow!r}: it lists names of plugins, such as ('history',)")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,15 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from loopkit import devices, sharded
 from loopkit.checkpoint import disk, storage
+from loopkit.checkpoint.background import Snapshot, Writer
 from loopkit.checkpoint.bundle import ONCE, Contents, describe, monitored, number, read_state, restore
+from loopkit.checkpoint.failures import Failures
 from loopkit.checkpoint.made import OPTIMIZER, Record, changes, made
 from loopkit.checkpoint.manifest import Listing, Manifest
 from loopkit.checkpoint.place import Place
-from loopkit.checkpoint.processes import give_way
 from loopkit.checkpoint.save_options import SaveOptions, check_count
 from loopkit.criteria import Mode, checked_mode, direction
 from loopkit.errors import (
@@ -38,7 +37,6 @@ from loopkit.hooks import hookimpl
 from loopkit.logs.kinds import Text
 from loopkit.notes import say, warn
 from loopkit.options import Shown
-from loopkit.shield import Shield
 from loopkit.words import nearest, takes
 
 if TYPE_CHECKING:
@@ -156,8 +154,9 @@ class Checkpoint(Shown):
         self._direction: Mode = self.mode or "min"
         self._overwrite, self.weights_only = overwrite, weights_only
         self.monitor = best
-        self._snapshot = _Snapshot() if options.background else None
-        self._writer = _Writer()
+        self._snapshot = Snapshot() if options.background else None
+        self._writer = Writer()
+        self._failures = Failures(options.retries)
         self._remover = storage.Remover()
         self._begun = False
         """A fit has begun with this plugin: the checkpoints that are there are its own."""
@@ -247,7 +246,7 @@ class Checkpoint(Shown):
         if self._tried == 1 and can_save and not waits:
             self._try(learner)  # what optimizers hold is made in the first update
         if not self.everywhere:  # else all processes raise what went wrong at their next save
-            self._writer.check()
+            self._check_writer()
         if fit is None or not can_save:
             return
         due = learner.progress.updates >= self._next_updates
@@ -260,6 +259,8 @@ class Checkpoint(Shown):
                 fit.request_save()  # all save when they next agree
         elif (due or late) and not self._writer.busy:
             self._save(learner, "interval")
+        elif due or late:
+            self._look_at_pace(learner)
 
     @hookimpl(reads=lambda plugin: ("*",) if plugin.monitor is None else ("*", f"metrics.{plugin.monitor}"))
     def phase_end(self, learner: Learner, phase: Phase) -> None:
@@ -271,7 +272,7 @@ class Checkpoint(Shown):
         if not fit.can_save:  # the epoch of a hook: what it measured counts when that hook is over
             return
         if not self.everywhere:
-            self._writer.check()
+            self._check_writer()
         value, self._measured = self._value(learner) if self._measured else None, False
         complete = not fit.open_epochs and fit.position.by_fit and not fit.position.validate
         due = complete and self._is_epoch_due(learner)
@@ -497,7 +498,7 @@ class Checkpoint(Shown):
     ) -> None:
         self._writer.join()
         if not now:
-            self._writer.check()
+            self._check_writer()
         for plugin in learner.plugins.values():
             if (settle := getattr(plugin, "settle", None)) is not None:
                 settle(learner)
@@ -511,7 +512,7 @@ class Checkpoint(Shown):
         about = describe(learner, contents, reason, state["metrics"], monitored=self._monitored(value))
         write = partial(self._write, contents, about, self._here(learner))
         if self._snapshot is None or now:
-            write()
+            self._write_here(write, now)
             if (earlier := self._writer.forgive()) is not None:
                 warn(f"an earlier write failed, and this one did not: {earlier}")
         else:
@@ -519,12 +520,41 @@ class Checkpoint(Shown):
             self._writer.start(write)
         self._plan_next(learner)
 
+    def _write_here(self, write: Callable[[], None], now: bool) -> None:
+        """Write in this thread; a write that fails is made again at once if there may be no next save."""
+        while True:
+            try:
+                return write()
+            except Exception as error:
+                self._bear(error)
+                if not now:
+                    return None
+
+    def _check_writer(self) -> None:
+        """Look at what a write in the background came to."""
+        if (error := self._writer.forgive()) is not None:
+            self._bear(error)
+
+    def _bear(self, error: BaseException) -> None:
+        """Warn of a write that has failed, or raise its error."""
+        if self.everywhere:  # the others could not know
+            raise error
+        self._failures.bear(error)
+
+    def _look_at_pace(self, learner: Learner) -> None:
+        """Warn if a save has been due for a whole interval, and the one before is still being written."""
+        counts = [each.updates for each in self._every if each.updates is not None]
+        behind = bool(counts) and learner.progress.updates >= self._next_updates + min(counts)
+        if behind or time.monotonic() >= self._next_time + min(each.seconds for each in self._every):
+            self._writer.warn_of_pace(f"{self.save!r} in {self.directory}")
+
     def _write(self, contents: Contents, about: dict[str, Any], here: tuple[Any, ...]) -> None:
         """Write and rotate; in a thread of its own if ``background``."""
         if self._snapshot is not None:
             self._snapshot.wait()
         written = self.write(contents, about, f"step-{about['progress']['steps']}")
         self._saved_at = here
+        self._failures.forget()
         if written is not None:
             self._rotate(partial(self._remover.remove, self._surplus(self._found())))
 
@@ -587,103 +617,6 @@ def _intervals(save: Any) -> tuple[Every, ...]:
             f"Checkpoint: save is {early[0]!r}: before the first update nothing is trained; leave out first"
         )
     return given
-
-
-class _Snapshot:
-    """Copies of tensors in main memory, in buffers that are kept from one save to the next."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[tuple[str, str], Tensor] = {}
-        self._arrival = devices.Arrival(())
-
-    @property
-    def nbytes(self) -> int:
-        return sum({id(buffer): buffer.nbytes for buffer in self._buffers.values()}.values())
-
-    def take(self, contents: Contents) -> None:
-        """Replace the contents' tensors by copies, without waiting for them where that can be."""
-        made: dict[tuple[str, str], Tensor] = {}
-        used: set[int] = set()
-        shared: dict[tuple[Any, ...], Tensor] = {}
-        for file, tensors in contents.tensors.items():
-            if file.startswith(ONCE) and all(tensor.is_cpu for tensor in tensors.values()):
-                continue  # such values are copies already, and change no more
-            for name, tensor in tensors.items():
-                same = (tensor.device, tensor.dtype, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.is_conj())
-                buffer = shared.get(same) if tensor.numel() else None
-                if buffer is None:
-                    old = self._buffers.get((file, name))  # two names may have shared it in the save before
-                    buffer = devices.to_host(tensor.detach(), None if id(old) in used else old)
-                    shared[same] = buffer
-                    used.add(id(buffer))
-                made[file, name] = tensors[name] = buffer
-        self._buffers = made
-        self._arrival = devices.Arrival(device for device, *_ in shared)
-
-    def wait(self) -> None:
-        """Wait until the copies are there."""
-        self._arrival.wait()
-
-    def clear(self) -> None:
-        """Free the memory."""
-        self._buffers = {}
-
-
-class _Writer:
-    """Runs one write at a time in a thread."""
-
-    def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._done = threading.Event()
-        """Nothing is being written. `threading.Thread` takes a thread for ended whose ``join`` was interrupted."""
-        self._done.set()
-        self._error: BaseException | None = None
-
-    @property
-    def busy(self) -> bool:
-        return not self._done.is_set()
-
-    def start(self, write: Callable[[], None]) -> None:
-        def run() -> None:
-            give_way()
-            try:
-                write()
-            except BaseException as error:
-                self._error = error
-            finally:
-                self._done.set()
-
-        with Shield():
-            self._done.clear()
-            self._thread = threading.Thread(target=run, name="loopkit-checkpoint")
-            try:
-                self._thread.start()
-            except RuntimeError:  # the system gives no more threads
-                self._thread = None
-                self._done.set()
-                raise
-
-    def check(self) -> None:
-        """Raise what went wrong."""
-        if (error := self.forgive()) is not None:
-            raise error
-
-    def join(self) -> None:
-        """Wait for the write that is under way."""
-        self._done.wait()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-
-    def wait(self) -> None:
-        """Wait for the write that is under way; raise what went wrong."""
-        self.join()
-        self.check()
-
-    def forgive(self) -> BaseException | None:
-        """What went wrong, which then counts no more."""
-        error, self._error = self._error, None
-        return error
 
 
 def _check_finite(learner: Learner) -> None:

@@ -35,6 +35,7 @@ from loopkit.plugins import (
 from loopkit.plugins.checkpoint import Checkpoint
 
 TAKEN_OVER = r".*\.lock was left by process"
+SLOW = "checkpoints come less often than"
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,7 @@ def strict() -> None:
     """Let warnings be errors, but for the lock of a run that was killed."""
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", TAKEN_OVER, RuntimeWarning)
+    warnings.filterwarnings("ignore", SLOW, UserWarning)
 
 
 def finish(run: Run, directory: Path, *plugins: Any, **options: Any) -> Any:

@@ -7,11 +7,15 @@ import copy
 import errno
 import io
 import os
+import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import threading
+import time
+import traceback
 import warnings
 from pathlib import Path
 
@@ -25,7 +29,7 @@ from faults.shims import Shim, failing
 from loopkit import Learner, every
 from loopkit.checkpoint import disk, storage
 from loopkit.data import TensorLoader
-from loopkit.errors import CheckpointError
+from loopkit.errors import CheckpointError, PluginError
 from loopkit.plugins import History, SaveOptions, WeightAverage
 from loopkit.plugins.checkpoint import Checkpoint
 
@@ -231,8 +235,9 @@ def test_disk_that_breaks_for_good_ends_the_run_with_its_cause(stopped, referenc
                 broken.append(True)
 
         disk.system = Shim(act)
+        warnings.filterwarnings("ignore", "a save failed and is tried again")
         error, learner = train(
-            directory, on("step_begin", break_it, "breaking"), options=SaveOptions(background=background)
+            directory, on("step_begin", break_it, "breaking"), options=SaveOptions(background=background, retries=1)
         )
         assert errno.errorcode[number] in str(error)
         assert str(directory) in str(error)
@@ -313,6 +318,162 @@ def test_disk_that_is_full_from_the_start_is_said_before_the_first_step(tmp_path
         assert os.listdir(tmp_path / "run") == []
 
     call_forked(child)
+
+
+def passing(number, call, times):
+    """This call fails so many times, in a save, and the disk is well again."""
+    failed = []
+
+    def act(n, name, arguments, proceed):
+        saving = any("storage.py" in frame.filename and frame.name == "drafted" for frame in traceback.extract_stack())
+        if name == call and saving and len(failed) < times:
+            failed.append(name)
+            raise OSError(number, os.strerror(number))
+        return proceed()
+
+    return Shim(act), failed
+
+
+def settle(**given):
+    """Wait for what is written in the background, so that it is known which save fails."""
+    for thread in threading.enumerate():
+        if thread.name == "loopkit-checkpoint":
+            thread.join()
+
+
+def saved_steps(directory):
+    return [manifest.about["progress"]["steps"] for manifest in storage.listing(directory)]
+
+
+def train_with(system, directory, **options):
+    """A run from its begin, of 12 steps; returns its error and what it warned of."""
+    learner, data = make(
+        Checkpoint(directory, save=every(updates=2), keep=9, options=SaveOptions(**options)),
+        on("step_end", settle, "z"),
+    )
+    disk.system = system
+    try:
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            learner.fit(data, epochs=EPOCHS)
+        error = None
+    except CheckpointError as caught:
+        error = caught
+    finally:
+        disk.system = disk.System()
+    return error, [str(each.message) for each in warned]
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["sync", "background"])
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT], ids=errno.errorcode.get)
+@pytest.mark.parametrize("call", ["open", "fsync", "rename", "write", "mkdir"])
+def test_save_that_fails_once_is_warned_of_and_tried_again_at_the_next(tmp_path, call, number, background):
+    system, failed = passing(number, call, 1)
+    error, warned = train_with(system, tmp_path, background=background)
+    assert failed == [call]
+    assert error is None
+    (text,) = warned
+    assert re.match(rf"a save failed and is tried again \(1 of 2 times\): .*{errno.errorcode[number]}", text)
+    assert saved_steps(tmp_path) == [12, 10, 8, 6, 4]
+    check_stands(tmp_path)
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["sync", "background"])
+@pytest.mark.parametrize(("retries", "times"), [(0, 1), (1, 2), (2, 3)])
+def test_save_that_fails_too_often_in_a_row_raises(tmp_path, retries, times, background):
+    system, failed = passing(errno.EIO, "fsync", 99)
+    error, warned = train_with(system, tmp_path, background=background, retries=retries, at_end=False)
+    assert "EIO" in str(error)
+    assert (len(warned), len(failed)) == (retries, times)
+
+
+def test_failures_that_are_not_in_a_row_do_not_end_a_run(tmp_path):
+    count = []
+
+    def act(n, name, arguments, proceed):
+        if name == "rename" and "step" in arguments[1].name:
+            count.append(n)
+            if len(count) % 2:
+                raise OSError(errno.EIO, "no")
+        return proceed()
+
+    error, warned = train_with(Shim(act), tmp_path, retries=1)
+    assert error is None
+    assert len(warned) == 4
+    assert saved_steps(tmp_path) == [12, 8, 4]
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["sync", "background"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM])
+def test_error_that_lasts_raises_at_the_first_save(tmp_path, number, background):
+    system, failed = passing(number, "fsync", 1)
+    error, warned = train_with(system, tmp_path, background=background)
+    assert errno.errorcode[number] in str(error)
+    assert (warned, failed) == ([], ["fsync"])
+
+
+@pytest.mark.parametrize("call", ["open", "fsync", "rename"])
+def test_save_of_a_signal_that_fails_once_is_made_again_at_once(tmp_path, call):
+    def send(learner, **given):
+        if learner.progress.steps == 3:
+            disk.system, _ = passing(errno.EIO, call, 1)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    learner, data = make(Checkpoint(tmp_path, save=every(updates=100)), on("step_begin", send, "sending"))
+    try:
+        with pytest.warns(UserWarning, match="tried again"), pytest.raises(SystemExit):
+            learner.fit(data, epochs=EPOCHS)
+    finally:
+        disk.system = disk.System()
+    assert saved_steps(tmp_path) == [4]
+
+
+def test_old_checkpoint_stays_until_a_new_one_is_whole(tmp_path):
+    seen = []
+
+    def act(n, name, arguments, proceed):
+        if name == "rename" and arguments[1].name.endswith("step-8"):
+            seen.append(saved_steps(tmp_path))
+            raise OSError(errno.EIO, "no")
+        return proceed()
+
+    learner, data = make(Checkpoint(tmp_path, save=every(updates=2), keep=2))
+    disk.system = Shim(act)
+    try:
+        with pytest.warns(UserWarning, match="tried again"):
+            learner.fit(data, epochs=EPOCHS)
+    finally:
+        disk.system = disk.System()
+    assert seen == [[6, 4]]
+    assert saved_steps(tmp_path) == [12, 10]
+
+
+@pytest.mark.parametrize("given", [-1, True, 1.5, "2", None])
+def test_retries_that_are_no_count_are_refused(given):
+    with pytest.raises(PluginError, match="retries is"):
+        SaveOptions(retries=given)
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+@pytest.mark.parametrize("save", [every(updates=1), every(updates=3), [every(updates=2), every(epochs=1)]], ids=repr)
+def test_background_that_is_slower_than_the_interval_warns_once(tmp_path, save):
+    def act(n, name, arguments, proceed):
+        if name == "fsync" and threading.current_thread().name == "loopkit-checkpoint":
+            time.sleep(0.1)
+        return proceed()
+
+    learner, data = make(
+        Checkpoint(tmp_path, save=save, options=SaveOptions(background=True)),
+        on("step_end", lambda **_: time.sleep(0.03), "slow_step"),
+    )
+    disk.system = Shim(act)
+    try:
+        with pytest.warns(UserWarning, match="checkpoints come less often than") as warned:
+            learner.fit(data, epochs=EPOCHS)
+    finally:
+        disk.system = disk.System()
+    assert len(warned) == 1
 
 
 SCRIPT = """

@@ -1,0 +1,36 @@
+"""Saves that fail: which are tried again at the next one, and when a run ends by them."""
+
+from __future__ import annotations
+
+import errno
+
+from loopkit.errors import CheckpointError, CorruptCheckpointError
+from loopkit.notes import warn
+
+LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}
+"""Errors of the operating system that do not go away by themselves: no space, read-only, no rights."""
+
+
+class Failures:
+    """The saves that have failed in a row.
+
+    Args:
+        retries: How many of them are only warned of.
+    """
+
+    def __init__(self, retries: int) -> None:
+        self._retries = retries
+        self._count = 0
+
+    def bear(self, error: BaseException) -> None:
+        """Warn of a save that has failed and that is tried again; else raise its error."""
+        passing = isinstance(error, CheckpointError) and not isinstance(error, CorruptCheckpointError)
+        number = error.errno if isinstance(error, CheckpointError) else None
+        if not passing or number is None or number in LASTING or self._count >= self._retries:
+            raise error
+        self._count += 1
+        warn(f"a save failed and is tried again ({self._count} of {self._retries} times): {error}")
+
+    def forget(self) -> None:
+        """A save has succeeded."""
+        self._count = 0
