@@ -348,6 +348,7 @@ class Epoch:
                 complete = self.loop.run(batches)
             if complete:
                 self.check_count(first)
+                self._core.resume.count(self)
             elif self.saved is not None and self.saved["steps"] == self.steps:  # without another batch
                 self._core.resume.restore_generators()
                 leave(self.data)

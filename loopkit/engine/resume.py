@@ -158,6 +158,8 @@ class Resume:
         self._named: set[str] = set()
         """The losses that were named."""
         self._earlier: dict[str, list[weakref.ref[Any]]] = {}
+        self._whole: dict[str, int] = {}
+        """Steps of the last whole epoch of each phase."""
         self._alternating: set[str] = set()
         """The phases that have several loaders in turn."""
         self._inner: dict[str, weakref.ref[Any]] = {}
@@ -209,7 +211,7 @@ class Resume:
         Its loaders are not known yet.
         """
         self._named.clear()
-        for memory in (self._earlier, self._alternating, self._loaders, self._inner, self._unclear):
+        for memory in (self._earlier, self._alternating, self._loaders, self._inner, self._unclear, self._whole):
             memory.clear()
         held, self._held = self._held, None
         if held is not None and self.position is None:
@@ -372,6 +374,24 @@ class Resume:
         others = [DataParts(data, states=False) for name, data in self._loaders.items() if name != phase]
         return {id(generator) for parts in others for generator in parts.generators.values()}
 
+    def whole(self, epoch: Epoch) -> int | None:
+        """Return the steps of the last whole epoch of the same phase, if its data give as many each time."""
+        if epoch.made or epoch.alone or epoch.length is not None:
+            return None
+        before = None if epoch.saved is None else epoch.saved.get("whole")
+        return self._whole.get(epoch.phase.name, before)
+
+    def count(self, epoch: Epoch) -> None:
+        """Note the steps of a whole epoch; warn if it was resumed and has other ones than the one before the save."""
+        before = self.whole(epoch)
+        if epoch.resumed and before is not None and before != epoch.steps:
+            warn(
+                f"the epoch of phase {epoch.phase.name!r} that was resumed ended after {epoch.steps} steps, and the "
+                f"one before it had {before}: {type(epoch.data).__name__} did not resume where it was, or gives "
+                f"another number of batches each time"
+            )
+        self._whole[epoch.phase.name] = epoch.steps
+
     def _remember(self, phase: str, data: Any) -> None:
         """Note what the epochs of a phase go over; with several loaders there is no saying which comes next."""
         before = self._loaders.get(phase)
@@ -491,6 +511,7 @@ def _record(core: Core, epoch: Epoch) -> dict[str, Any]:
         },
         "windows": {window.name: window.state_dict() for window in epoch.windows if window.count},
         "stores": epoch.saved_stores(),
+        **({} if not by_fit or (whole := core.resume.whole(epoch)) is None else {"whole": whole}),
         **({} if by_fit or (made := content(epoch.data, epoch.steps)) is None else {"content": made}),
     }
 
