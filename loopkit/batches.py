@@ -31,6 +31,21 @@ def count_samples(batch: Any) -> int:
     return 1 if found is None else found
 
 
+def odd_lengths(batch: Any) -> tuple[int, int] | None:
+    """Find two parts of a batch that begin with lengths of which neither is a multiple of the other.
+
+    Returns:
+        The lengths, the one that `count_samples` takes first if it is one of them; None if there are no such parts.
+    """
+    lengths = [count_samples(batch)]
+    lengths += [part.shape[0] for _, part in parts(batch) if isinstance(part, Tensor) and part.ndim]
+    for i, one in enumerate(lengths):
+        for other in lengths[i + 1 :]:
+            if one and other and one % other and other % one:
+                return one, other
+    return None
+
+
 def _leading(value: Any) -> int | None:
     if (shape := getattr(value, "shape", None)) is not None:
         return int(shape[0]) if len(shape) else None

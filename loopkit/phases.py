@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
 
-from loopkit.batches import describe
+from loopkit.batches import count_samples, describe
 from loopkit.errors import PhaseError, PhaseInputError
 from loopkit.events import (
     BackwardBegin,
@@ -78,6 +78,20 @@ class Phase:
     def step(self, learner: Learner, step: Step) -> None:
         """Process one batch. The engine fires ``StepBegin`` before and ``StepEnd`` after it."""
         raise NotImplementedError(f"{type(self).__name__} has no step(self, learner, step)")
+
+    def samples(self, batch: Any) -> int:
+        """Count the samples of a batch: the weight of its step in metrics and windows, and in ``progress.samples``.
+
+        By default it is the length of the first tensor, from 1 without a tensor. Override it where the samples are not
+        the first dimension.
+
+        Example::
+
+            class TimeFirst(TrainingPhase):
+                def samples(self, batch):
+                    return batch[0].shape[1]  # (time, samples, features)
+        """
+        return count_samples(batch)
 
     @property
     def has_state(self) -> bool:

@@ -8,13 +8,13 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
 
-from loopkit.batches import count_samples, describe
+from loopkit.batches import describe
 from loopkit.engine.awaited import Awaited
 from loopkit.engine.casts import autocast_off
 from loopkit.engine.phase_step import PhaseStep, bad_result, explained
 from loopkit.engine.plan import Plan
+from loopkit.engine.samples import Samples
 from loopkit.engine.step import Frame, Step
 from loopkit.engine.training import Proof, no_update
 from loopkit.engine.window import Window
@@ -91,6 +91,8 @@ class Loop(Frame):
         """Watches, in the phase's first epoch, whether the events come that it lists; None if nobody waits for any."""
         self._around: PhaseStep | None = None
         """The phase's step, where plugins have a part in how it is run."""
+        self._samples = Samples(phase, core.say_once)
+        """How many samples a batch has."""
         self._phase_step: Callable[[Learner, Step], Any] = phase.step
         """The phase's own step, or with a plugin in its place."""
         if phase.grad_mode not in GRAD_MODES:
@@ -217,6 +219,8 @@ class Loop(Frame):
         except Cancel:
             raise
         except Exception as error:  # what a step or a hook raised has its note by now
+            if error is self._samples.failure:
+                raise
             if self.at_edge:
                 with self.resting():
                     self._core.requests.answer(self._core)  # a signal that also ended the loader's workers
@@ -232,6 +236,7 @@ class Loop(Frame):
         core, phase = self._core, self.phase
         learner, logbook, requests, slot = core.learner, core.logbook, core.requests, core.world.slot
         progress, proof = core.progress if phase.training else None, self._proof
+        tensor, count = self._samples.ways()
         index = self.steps
         version: int | None = None
         for batch in batches:
@@ -239,10 +244,11 @@ class Loop(Frame):
                 version, plan = self.seen, self.plan
                 begin, end = plan.fire[StepBegin], plan.fire[StepEnd]
                 contexts, move, phase_step = plan.step_contexts, plan.move_batch, self._phase_step
+                self._samples.look(batch)
             if move is not None and batch is not None:
                 batch = move(batch, index)
             first = batch[0] if batch.__class__ in PAIRS and batch else batch
-            samples = first.shape[0] if first.__class__ is Tensor and first.ndim else count_samples(batch)
+            samples = first.shape[0] if first.__class__ is tensor and first.ndim else count(batch)
             step = self.current = Step(self, index, batch, samples)
             index += 1
             logbook.place, slot[0] = None, index

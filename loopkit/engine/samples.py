@@ -1,0 +1,66 @@
+"""Samples: how many samples a batch has, as its phase counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from loopkit.batches import count_samples, describe, odd_lengths
+from loopkit.errors import PhaseInputError
+from loopkit.notes import locate
+from loopkit.phases import Phase
+
+
+class Samples:
+    """Counts the samples of batches in one epoch.
+
+    Args:
+        phase: Counts by its own method, if it has one.
+        say: Prints the note about a batch whose lengths disagree.
+    """
+
+    def __init__(self, phase: Phase, say: Callable[[str], None]) -> None:
+        self._phase = phase
+        self._say = say
+        self._looked = False
+        own = type(phase).samples is not Phase.samples
+        self.count = self._by_phase if own else count_samples
+        """Counts the samples of any batch."""
+        self.tensor = None if own else Tensor
+        """The class of a first part whose length is the number of samples."""
+        self.failure: BaseException | None = None
+        """The error of the phase's own method."""
+
+    def ways(self) -> tuple[type[Tensor] | None, Callable[[Any], int]]:
+        """Return the class of a first part whose length counts, and the function that counts any other batch."""
+        return self.tensor, self.count
+
+    def look(self, batch: Any) -> None:
+        """Print one note if the first batch of the epoch begins with lengths that disagree."""
+        if self._looked:
+            return
+        self._looked = True
+        if self.tensor is None or (odd := odd_lengths(batch)) is None:
+            return
+        name = type(self._phase).__name__
+        self._say(
+            f"phase {self._phase.name!r}: a batch is {describe(batch)}, whose parts begin with {odd[0]} and {odd[1]}, "
+            f"and counts as {count_samples(batch)} samples in metrics and windows; if that is not so, give {name} a "
+            f"method samples(self, batch)"
+        )
+
+    def _by_phase(self, batch: Any) -> int:
+        try:
+            samples = self._phase.samples(batch)
+            if type(samples) is not int or samples < 0:
+                raise PhaseInputError(
+                    f"{type(self._phase).__name__}.samples returned {describe(samples)} {str(samples)[:40]} for "
+                    f"{describe(batch)}: it returns the number of samples, an int from 0"
+                )
+        except Exception as error:
+            self.failure = error
+            locate(error, f"in samples of phase {self._phase.name!r}, as a batch came")
+            raise
+        return samples

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers import make_learner, on
+from torch import nn
+
+from loopkit import TrainingPhase, ValidationPhase
+from loopkit.batches import odd_lengths
+from loopkit.errors import PhaseInputError
+from loopkit.plugins import Metrics
+
+LONG = torch.randn(9, 4, 3), torch.randn(4, 1)
+SHORT = torch.randn(2, 4, 3), torch.randn(4, 1)
+
+
+class TimeFirst:
+    """Counts the second dimension."""
+
+    def samples(self, batch: Any) -> int:
+        return batch[0].shape[1]
+
+    def forward(self, learner: Any, inputs: Any) -> Any:
+        return learner.model(inputs[-1])
+
+
+class Train(TimeFirst, TrainingPhase):
+    pass
+
+
+class Validate(TimeFirst, ValidationPhase):
+    pass
+
+
+class Graphs(TrainingPhase):
+    """Batches are objects."""
+
+    def samples(self, batch: Any) -> int:
+        return batch.graphs
+
+    def unpack(self, batch: Any) -> Any:
+        return batch.x, batch.y
+
+
+class Named(TrainingPhase):
+    """A mapping whose first tensor has no samples."""
+
+    def samples(self, batch: Any) -> int:
+        return len(batch["y"])
+
+    def unpack(self, batch: Any) -> Any:
+        return batch["x"], batch["y"]
+
+
+def graph(count: int) -> Any:
+    return SimpleNamespace(graphs=count, x=torch.randn(count, 3), y=torch.randn(count, 1))
+
+
+CASES = {
+    "time first": (Train, [LONG, SHORT], 8),
+    "objects": (Graphs, [graph(3), graph(5)], 8),
+    "mapping": (Named, [{"edges": torch.zeros(2, 7), "x": torch.randn(6, 3), "y": torch.randn(6, 1)}], 6),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_samples_of_a_phase_are_counted(case):
+    phase, batches, expected = CASES[case]
+    learner = make_learner(phases=[phase()])
+    assert learner.fit(batches, epochs=1).samples == expected
+
+
+def test_window_weighs_by_the_samples_of_the_phase():
+    learner = make_learner(phases=[Train()], accumulate=2)
+    by_hand = make_learner()
+    for inputs, targets in (LONG, SHORT):
+        (nn.functional.mse_loss(by_hand.model(inputs[-1]), targets) / 2).backward()
+    by_hand.optimizer.step()
+    learner.fit([LONG, SHORT], epochs=1)
+    assert torch.equal(learner.model.weight, by_hand.model.weight)
+
+
+def test_metrics_weigh_by_the_samples_of_the_phase():
+    learner = make_learner(Metrics(), phases=[Validate()])
+    losses = [nn.functional.mse_loss(learner.model(x[-1]), y).item() for x, y in (LONG, SHORT)]
+    assert learner.evaluate([LONG, SHORT])["val/loss"] == pytest.approx(sum(losses) / 2, rel=1e-6)  # summed in float64
+
+
+@pytest.mark.parametrize("returned", [None, 1.5, -1, torch.tensor(4), True])
+def test_samples_that_are_no_count_raise(returned):
+    class Wrong(TrainingPhase):
+        def samples(self, batch: Any) -> Any:
+            return returned
+
+    with pytest.raises(PhaseInputError, match=r"Wrong.samples returned .*an int from 0"):
+        make_learner(phases=[Wrong()]).fit([SHORT], epochs=1)
+
+
+def test_error_of_samples_is_located_there():
+    class Broken(TrainingPhase):
+        def samples(self, batch: Any) -> int:
+            raise KeyError("x")
+
+    with pytest.raises(KeyError) as error:
+        make_learner(phases=[Broken()]).fit([SHORT], epochs=1)
+    assert error.value.__notes__ == ["loopkit: in samples of phase 'train', as a batch came"]
+
+
+def test_one_note_where_lengths_disagree(capsys):
+    class Last(TrainingPhase):
+        def forward(self, learner: Any, inputs: Any) -> Any:
+            return learner.model(inputs[-1])
+
+    make_learner(phases=[Last()]).fit([LONG, LONG], epochs=2)
+    assert capsys.readouterr().err.count("parts begin with 9 and 4, and counts as 9 samples") == 1
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        ((torch.zeros(9, 4), torch.zeros(4)), (9, 4)),
+        ({"a": torch.zeros(6), "b": torch.zeros(4)}, (6, 4)),
+        (((torch.zeros(5, 2),), torch.zeros(3)), (5, 3)),
+        ((torch.zeros(8, 4), torch.zeros(4)), None),
+        ((torch.zeros(8, 4), torch.tensor(1.0)), None),
+        ((torch.zeros(8, 4), [torch.zeros(3), torch.zeros(5)]), None),
+        (torch.zeros(3), None),
+        (object(), None),
+    ],
+)
+def test_odd_lengths_are_those_of_which_neither_is_a_multiple(batch, expected):
+    assert odd_lengths(batch) == expected
+
+
+def test_step_has_the_samples_of_the_phase():
+    seen: list[Any] = []
+    learner = make_learner(on("step_end", lambda step: seen.append((step.samples, step.weight))), phases=[Train()])
+    learner.fit([LONG], epochs=1)
+    assert seen == [(4, 4)]
