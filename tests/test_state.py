@@ -36,6 +36,7 @@ class Saver:
     """Keeps a copy of the state at every edge, under what was the last step of each open pass."""
 
     name = "saver"
+    volatile = ("states",)
 
     def __init__(self):
         self.states = {}

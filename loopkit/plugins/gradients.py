@@ -93,7 +93,7 @@ class ClipGradNorm(Shown):
     """
 
     provides = "clip"
-    volatile = ("_alike", "_params", "norm")
+    volatile = ("_*", "norm")
 
     def __init__(self, max_norm: float, norm_type: float = 2.0, name: str = "clip_grad_norm") -> None:
         check_positive("ClipGradNorm", max_norm=max_norm, norm_type=norm_type)
@@ -166,7 +166,7 @@ class GradNorm(Shown):
     """
 
     provides = "norm"
-    volatile = ("_measured", "last")
+    volatile = ("_*", "last")
 
     def __init__(self, norm_type: float = 2.0, clipped: bool = False, name: str = "grad_norm") -> None:
         check_positive("GradNorm", norm_type=norm_type)

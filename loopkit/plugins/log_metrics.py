@@ -41,7 +41,7 @@ class LogMetrics(Shown):
     """
 
     optional = ("step_begin", "step_end")
-    volatile = ("_rates",)
+    volatile = ("_*",)
 
     def __init__(self, every: int | None = None, name: str = "log_metrics") -> None:
         if every is not None and not is_count(every):

@@ -122,7 +122,7 @@ class Metrics(Shown):
 
     name = "metrics"
     provides = "metrics"
-    volatile = ("_idle", "_tried", "tables")
+    volatile = ("_*", "tables")
 
     def __init__(self, *metrics: Any, phase: str | None = None, **named: Any) -> None:
         given = [self._checked(metric, None) for metric in metrics]

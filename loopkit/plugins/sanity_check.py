@@ -50,7 +50,7 @@ class SanityCheck(Shown):
     syncs = ("loss_begin",)
     optional = ("loss_begin",)  # the standard set brings it to phases that have no such place
     provides = "sanity_check"
-    volatile = ("_checked", "checks")
+    volatile = ("_*", "checks")
 
     @takes(val_batches="TryValidation(batches) of loopkit-insight looks at the validation before training")
     def __init__(self, checks: Iterable[Callable[[Learner], str | None]] = ()) -> None:

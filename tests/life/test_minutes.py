@@ -86,6 +86,8 @@ def test_minutes_are_counted_over_a_pause(clock):
 
 def test_state_saved_in_the_last_validation_trains_no_more(clock):
     class Saves:
+        volatile = ("state",)
+
         @hookimpl
         def step_end(self, learner, phase):
             if not phase.training:

@@ -40,7 +40,7 @@ class Deadline(Shown):
 
     provides = "deadline"
     per_process = ("minutes", "at")
-    volatile = ("_end", "_time")
+    volatile = ("_*",)
 
     def __init__(
         self,

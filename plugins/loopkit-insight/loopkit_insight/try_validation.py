@@ -45,7 +45,7 @@ class TryValidation(Shown):
     """
 
     name = "try_validation"
-    volatile = ("_tried",)
+    volatile = ("_*",)
 
     def __init__(self, batches: int = 2) -> None:
         if not is_count(batches):
