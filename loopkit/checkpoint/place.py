@@ -16,9 +16,11 @@ class Place:
 
     Args:
         directory: Links and a relative path are resolved now.
+        after: As that of `Lock`.
     """
 
-    def __init__(self, directory: Path | str) -> None:
+    def __init__(self, directory: Path | str, after: float) -> None:
+        self._after = after
         self.directory = disk.resolved(directory)
         self._lock: Lock | None = None
         self._own: set[int] = set()
@@ -31,7 +33,7 @@ class Place:
             CheckpointError: Another run has it, or it cannot be written.
         """
         storage.probe(self.directory)
-        self._lock = Lock(self.directory)
+        self._lock = Lock(self.directory, self._after)
         self._lock.acquire()
         if self._lock.took_over:
             say(self._lock.took_over)
@@ -44,6 +46,11 @@ class Place:
         self.directory = disk.resolved(was)  # a link may have been left in its place
         if lock is None or (self.directory == was and lock.in_place):
             return
+        if self.directory == was and (by := lock.taken_by):
+            raise CheckpointError(
+                f"{was} was taken over by {by}: this run stops, so that only one run writes there. It was silent for "
+                f"longer than that run's SaveOptions(lock_after=), such as while its machine slept"
+            )
         self.release()
         try:
             self.take()

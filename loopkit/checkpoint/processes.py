@@ -52,6 +52,14 @@ def status(pid: int) -> tuple[str, int]:
         return "", 0
 
 
+def boot() -> str:
+    """Eight digits that are one for all containers of a machine until it restarts; empty where that is not known."""
+    try:
+        return hashlib.sha256(Path("/proc/sys/kernel/random/boot_id").read_bytes()).hexdigest()[:8]
+    except OSError:
+        return ""
+
+
 def identity() -> Process:
     """This process."""
     parts = []

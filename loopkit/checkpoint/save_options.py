@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,8 @@ class SaveOptions:
         retries: How many saves in a row may fail, such as by one EIO of a file server: an interval's save is then
             tried again at the next, with a warning; the last one of a process at once. No space, a read-only file
             system and missing rights raise at the first.
+        lock_after: Seconds after which the lock of a silent run is taken over, on file systems where this machine's
+            kernel cannot tell whether that run lives (network, FUSE). Give the same to all runs of a directory.
 
     Raises:
         PluginError: ``retries`` is no count from 0, ``keep_best`` is no count from 1, or ``allow`` no list of names.
@@ -48,6 +51,7 @@ class SaveOptions:
     replay: bool = True
     allow: Sequence[str] = ()
     retries: int = 2
+    lock_after: float = 120.0
 
     def __post_init__(self) -> None:
         for option in ("on_error", "at_end", "background", "replay"):
@@ -56,5 +60,8 @@ class SaveOptions:
         check_count("SaveOptions: keep_best", self.keep_best)
         if self.retries != 0 and not is_count(self.retries):
             raise PluginError(f"SaveOptions: retries is {self.retries!r}: it counts saves that may fail, from 0")
+        number = isinstance(self.lock_after, (int, float)) and not isinstance(self.lock_after, bool)
+        if not number or not 0 < self.lock_after < math.inf:
+            raise PluginError(f"SaveOptions: lock_after is {self.lock_after!r}: it is a number of seconds above 0")
         if isinstance(self.allow, str) or not all(isinstance(name, str) for name in self.allow):
             raise PluginError(f"SaveOptions: allow is {self.allow!r}: it lists names of plugins, such as ('history',)")

@@ -143,7 +143,7 @@ class Checkpoint(Shown):
                 f"Checkpoints with a directory and a name each do both"
             )
         self.name = name
-        self.place = Place(directory)
+        self.place = Place(directory, options.lock_after)
         """The directory, with its lock."""
         self.resume = resume
         if isinstance(resume, (str, Path)) and resume != "auto":

@@ -7,6 +7,8 @@ import json
 import os
 import re
 import signal
+import threading
+import time
 
 import pytest
 from faults.forked import call_forked, dead_pid, forked, other
@@ -102,19 +104,75 @@ def test_lock_of_a_living_process_is_respected_even_without_the_kernels(tmp_path
         Lock(tmp_path).acquire()
 
 
-def test_lock_of_another_host_is_respected_and_says_how_to_remove_it(tmp_path):
-    write_lock(tmp_path, other(host="elsewhere", pid=dead_pid()))
-    with pytest.raises(CheckpointError, match=r"on elsewhere since 2026-01-01.* remove .*\.lock"):
-        Lock(tmp_path).acquire()
+HOLDERS = {
+    "another host name": {"host": "elsewhere"},
+    "a container": {"host": "elsewhere", "machine": "00000000"},
+    "before a restart": {"machine": "00000000"},
+}
 
 
-def test_lock_from_before_a_restart_is_taken_over_only_with_the_kernels_word(tmp_path):
-    write_lock(tmp_path, other(machine="00000000"), flock=False)
-    with pytest.raises(CheckpointError, match="locked by process"):
-        Lock(tmp_path).acquire()
-    write_lock(tmp_path, other(machine="00000000"), flock=True)
+@pytest.fixture
+def network(monkeypatch):
+    """Every file system is one that other machines may use."""
+    monkeypatch.setattr("loopkit.checkpoint.lock.is_local", lambda path: False)
+
+
+@pytest.mark.parametrize("holder", HOLDERS.values(), ids=HOLDERS)
+def test_lock_of_a_dead_process_is_taken_over_on_a_local_disk_whatever_its_host(tmp_path, holder):
+    write_lock(tmp_path, other(pid=dead_pid(), **holder))
     with Lock(tmp_path) as lock:
         assert "which is gone" in lock.took_over
+
+
+@pytest.mark.parametrize("flock", [True, False])
+def test_lock_that_the_kernel_cannot_judge_is_taken_over_once_it_is_silent(tmp_path, network, flock, capsys):
+    write_lock(tmp_path, other(host="elsewhere", machine="00000000"), flock)
+    begun = time.monotonic()
+    with Lock(tmp_path, after=1.0) as lock:
+        assert time.monotonic() - begun >= 0.9
+        assert "silent for too long" in lock.took_over
+        assert json.loads((tmp_path / ".lock").read_bytes())["pid"] == os.getpid()
+    assert names(tmp_path) == []
+    assert capsys.readouterr().err.count("is taken over if it is silent") == 1
+
+
+def test_lock_that_is_silent_for_long_already_is_taken_over_at_once(tmp_path, network):
+    write_lock(tmp_path, other(host="elsewhere", machine="00000000"))
+    os.utime(tmp_path / ".lock", (1, 1))
+    with Lock(tmp_path) as lock:
+        assert "silent for too long" in lock.took_over
+
+
+def test_lock_that_is_touched_meanwhile_is_respected(tmp_path, network, monkeypatch):
+    monkeypatch.setattr("loopkit.checkpoint.lock.POLL", 0.05)
+    write_lock(tmp_path, other(host="elsewhere", machine="00000000"))
+    touch = threading.Timer(0.2, lambda: os.utime(tmp_path / ".lock"))
+    touch.start()
+    with pytest.raises(CheckpointError, match="on elsewhere since 2026-01-01"):
+        Lock(tmp_path, after=30).acquire()
+    touch.join()
+    assert names(tmp_path) == [".lock"]
+
+
+def test_holder_touches_its_lock_until_the_release(tmp_path):
+    lock = Lock(tmp_path, after=0.2)
+    lock.acquire()
+    os.utime(tmp_path / ".lock", (1, 1))
+    time.sleep(0.3)
+    assert os.stat(tmp_path / ".lock").st_mtime > 1
+    lock.release()
+    assert [each.name for each in threading.enumerate() if each.name == "loopkit-lock"] == []
+
+
+def test_holder_that_lost_its_lock_knows_by_whom(tmp_path):
+    lock = Lock(tmp_path)
+    lock.acquire()
+    assert (lock.in_place, lock.taken_by) == (True, "")
+    write_lock(tmp_path, other(host="elsewhere", pid=7))
+    os.rename(tmp_path / ".lock", tmp_path / "new")
+    os.rename(tmp_path / "new", tmp_path / ".lock")
+    assert lock.taken_by == "process 7 on elsewhere (since 2026-01-01 00:00:00 +0000)"
+    lock.release()
 
 
 def test_lock_without_content_is_taken_over_and_junk_is_respected(tmp_path):
