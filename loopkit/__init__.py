@@ -13,6 +13,7 @@ from loopkit.generators import seed_everything
 from loopkit.hooks import hookimpl
 from loopkit.lazy import lazily
 from loopkit.learner import Learner, standard_by
+from loopkit.options import fresh
 from loopkit.phases import Phase, PredictionPhase, TrainingPhase, ValidationPhase
 from loopkit.progress import Progress
 from loopkit.result import FitResult, Planned
@@ -40,6 +41,7 @@ __all__ = [
     "TrainingPhase",
     "ValidationPhase",
     "every",
+    "fresh",
     "hookimpl",
     "launch",
     "load_plugin",

@@ -257,6 +257,7 @@ class Learner:
         try:
             core.models.set_up(core.registry, names)
             if core.fit is not None:
+                core.registry.owners.begin({name: self.plugins[name] for name in names})
                 core.fit.begin_plugins(names)
         except BaseException as error:
             if core.fit is not None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping
 from pathlib import PurePath
 from reprlib import Repr
-from typing import Any
+from typing import Any, TypeVar
+
+from loopkit.errors import PluginError
+
+T = TypeVar("T")
 
 
 def options_of(plugin: Any) -> dict[str, Any]:
@@ -44,6 +49,69 @@ def _holds(plugin: Any, word: str) -> bool:
     missing = object()
     held = inspect.getattr_static(plugin, word, missing)
     return held is not missing and (word in getattr(plugin, "__dict__", ()) or not inspect.isroutine(held))
+
+
+def fresh(plugin: T) -> T:
+    """Return a new plugin with the options of another one, in the state that it has when it is made.
+
+    For the learners of a sweep: a plugin with a state belongs to one learner. Options that have a state themselves,
+    such as criteria, metrics and backends, are new, too; functions, data and plain values are the same.
+
+    Args:
+        plugin: A plugin, or one of the things that plugins are made with.
+
+    Raises:
+        PluginError: Some options are not known, or cannot be made anew; names them.
+
+    Example::
+
+        stop = EarlyStopping("val/loss", patience=3)
+        plugins = [fresh(stop), fresh(average)]
+    """
+    cls = type(plugin)
+    known = options_of(plugin)
+    parameters = inspect.signature(cls).parameters.values()
+    several = [each.name for each in parameters if each.kind is each.VAR_POSITIONAL]
+    lacking = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD and each.name not in known]
+    if lacking:
+        raise PluginError(
+            f"fresh: {cls.__name__} does not keep its {', '.join(map(repr, lacking))}: make a new one by hand, or give "
+            f"the class options(self), which returns a dict of what it was made with"
+        )
+    options = {name: _anew(value, f"{cls.__name__}({name}=...)") for name, value in known.items()}
+    positional: list[Any] = []
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            positional += options.pop(parameter.name)
+        elif parameter.kind is parameter.POSITIONAL_ONLY or (several and parameter.kind is not parameter.KEYWORD_ONLY):
+            if parameter.name in options:
+                positional.append(options.pop(parameter.name))
+    return cls(*positional, **options)
+
+
+def _anew(value: Any, where: str) -> Any:
+    """An option for a new plugin: itself, or new if it has a state."""
+    if type(value) in (list, tuple, set):
+        return type(value)(_anew(each, where) for each in value)
+    if type(value) is dict:
+        return {key: _anew(each, where) for key, each in value.items()}
+    if inspect.isroutine(value) or isinstance(value, type):
+        return value
+    has = [callable(getattr(value, name, None)) for name in ("update", "compute", "reset", "state_dict", "parameters")]
+    if all(has[:3]):  # a metric, of any library
+        made = copy.deepcopy(value)
+        made.reset()
+        return made
+    attributes = [each for base in type(value).__mro__ for each in vars(base).values()]
+    if isinstance(value, Shown) or any(hasattr(each, "loopkit_options") for each in attributes):
+        return fresh(value)
+    is_data = hasattr(value, "__iter__") and not has[4]
+    if has[3] and not is_data:
+        raise PluginError(
+            f"fresh: {where} is a {type(value).__name__}, which has a state, and cannot be made anew from here: make "
+            f"the new plugin by hand, with a {type(value).__name__} of its own, or with a function that makes one"
+        )
+    return value
 
 
 class Shown:

@@ -55,6 +55,11 @@ class Plugin(Protocol):
     """What only one plugin may control in the whole fit, such as ``("optimizer.lr",)``. `Learner` refuses a second
     owner. Without it, nothing."""
 
+    shared: bool
+    """Whether several learners may use it, such as a logger or a budget. Without it, a plugin with a ``state_dict``
+    belongs to the first learner that uses it: a fit of another one raises, unless its state is as when it was made.
+    False makes a plugin without one belong to one learner, too."""
+
     # When an error asks for it
 
     name: str

@@ -244,6 +244,7 @@ class Fit:
                 )
         self._find_position()
         self.beginning = True
+        core.registry.owners.begin(core.registry.plugins)
         if core.registry.implemented and self._runs:
             core.registry.check_fit(self._runs)
         if core.registry.brackets:
@@ -417,6 +418,7 @@ class Fit:
         self.over = True
         self.failure = None
         self.cancelled = None
+        core.registry.owners.end()
         core.leave(self._around.hooks)
         core.requests.end()
         if signals is not None:

@@ -14,6 +14,7 @@ import pluggy
 from loopkit.engine import refusals
 from loopkit.engine.logbook import LOG_VALUE, Listeners
 from loopkit.engine.order import Entry, Placed, arrange
+from loopkit.engine.owners import Owners
 from loopkit.engine.plan import INSTRUMENT, Compiler, Implementation, Plan
 from loopkit.errors import PluginError
 from loopkit.events import FitBegin, FitEnd
@@ -56,6 +57,8 @@ class Registry:
 
     def __init__(self, learner: Learner, phases: Roles, order: Sequence[Any], logbook: Logbook, where: Where) -> None:
         self.chains = refusals.chains(order)
+        self.owners = Owners()
+        """Which of the plugins belong to this learner."""
         self.version = 0
         """Changes whenever a plugin comes or goes."""
         self._learner, self._phases, self._logbook, self._where = learner, phases, logbook, where
@@ -97,6 +100,8 @@ class Registry:
             for plugin in add:
                 added.append(self._register(plugin))  # noqa: PERF401 - a comprehension loses the first ones
             self._check()
+            for _, plugin in removed:
+                self.owners.free(plugin)
         except BaseException:
             for name in added:
                 self._manager.unregister(name=name)
@@ -132,6 +137,7 @@ class Registry:
         self._specify()
         refusals.check_plugin(plugin, name)
         self._manager.register(plugin, name)
+        self.owners.meet(plugin)
         return name
 
     def _specify(self) -> None:
@@ -198,6 +204,7 @@ class Registry:
         if self._checked.get(id(phase)) != (phase, self.version):
             known = {p.name: p for p in (*self._phases.values(), *(p for p, _ in self._checked.values()), phase)}
             refusals.check_run(self.plugins, self.implemented, list(known.values()))
+            self.owners.use(self.plugins)
             self._checked[id(phase)] = (phase, self.version)
 
     def idle(self, phases: Iterable[Phase]) -> list[str]:

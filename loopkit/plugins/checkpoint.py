@@ -97,6 +97,7 @@ class Checkpoint(Shown):
     """
 
     provides = "checkpoint"
+    shared = False  # its directory is that of one run
     per_process = ("directory",)
     optional = ("step_end",)
     syncs = ("step_end", "phase_end")

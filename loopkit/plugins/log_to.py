@@ -68,6 +68,7 @@ class LogTo(Shown):
     """
 
     provides = "log"
+    shared = True
     optional = ("step_end",)
     syncs = ("step_end", "phase_end", "fit_end")
     """Writing reads what was logged."""
