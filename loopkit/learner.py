@@ -205,7 +205,7 @@ class Learner:
     def set_optimizer(self, optimizer: Optimizers | Mapping[str, Optimizers]) -> None:
         """Go on with another optimizer: between fits, such as for a second stage of a training.
 
-        Its state begins anew. A ``Schedule`` keeps the rates from which it began: `replace` it too.
+        Its state begins anew. A ``Schedule`` multiplies the rates of the new one.
 
         Args:
             optimizer: As for `Learner`. A factory takes the parameters of the models as they are now.
@@ -231,7 +231,10 @@ class Learner:
         self._join(set(self.plugins) - before)
 
     def remove(self, *words: str) -> None:
-        """Remove plugins by name or by what they provide. During a fit their ``fit_end`` still comes at its end."""
+        """Remove plugins by name or by what they provide. During a fit their ``fit_end`` still comes at its end.
+
+        A schedule puts the rates back that the optimizer had without it.
+        """
         self._change(remove=words)
 
     def replace(self, word: str, plugin: Any) -> None:
@@ -247,8 +250,13 @@ class Learner:
         for name in map(core.registry.find, remove):
             if core.models.has_wrapper_of(name) or not getattr(self.plugins[name], "removable", True):
                 raise PluginError(f"plugin {name!r} has changed a model for good: build a new learner without it")
+        before = self.plugins
         core.registry.change(add, remove)
         core.requests.change()
+        now = self.plugins
+        for name, plugin in before.items():
+            if now.get(name) is not plugin and hasattr(plugin, "leave"):
+                plugin.leave(self)
 
     def _join(self, names: set[str], gone: Iterable[Any] = ()) -> None:
         """Set the new plugins up; if one fails, take them out again and put those back that had gone for them."""

@@ -55,11 +55,6 @@ class Plugin(Protocol):
     """What only one plugin may control in the whole fit, such as ``("optimizer.lr",)``. `Learner` refuses a second
     owner. Without it, nothing."""
 
-    shared: bool
-    """Whether several learners may use it, such as a logger or a budget. Without it, a plugin with a ``state_dict``
-    belongs to the first learner that uses it: a fit of another one raises, unless its state is as when it was made.
-    False makes a plugin without one belong to one learner, too."""
-
     # When an error asks for it
 
     name: str
@@ -94,6 +89,11 @@ class Plugin(Protocol):
     `fnmatch`: the first save names no change of them."""
 
     # To save its state
+
+    shared: bool
+    """Whether several learners may use it, such as a logger or a budget. Without it, a plugin with a ``state_dict``
+    belongs to the first learner that uses it: a fit of another one raises, unless its state is as when it was made.
+    False makes a plugin without one belong to one learner, too."""
 
     def state_dict(self) -> Mapping[str, Any]:
         """What a checkpoint holds of it. The engine calls it for ``learner.state_dict()``.
@@ -139,6 +139,11 @@ class Plugin(Protocol):
     agrees_in_steps: bool
     """Of a plugin that joins processes: whether all of them make the same steps from the same parameters. Plugins that
     cancel steps look for it: if so, they cancel in all processes or in none. Without it, True."""
+
+    def leave(self, learner: Learner) -> None:
+        """Put back what it has changed for the time that it is there, such as a learning rate. `Learner.remove` and
+        `Learner.replace` call it when it is out."""
+        ...
 
     def averaged(self, learner: Learner) -> AbstractContextManager[None]:
         """Inside, its weights stand in the place of the models' own. For ``learner.evaluate(data, weights=...)``."""

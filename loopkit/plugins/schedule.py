@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from fnmatch import fnmatchcase
 from functools import partial
@@ -22,6 +22,7 @@ from loopkit.groups import matches, named_modules, nothing_matches
 from loopkit.hooks import hookimpl
 from loopkit.notes import warn
 from loopkit.options import Shown
+from loopkit.plugins.kept_values import KeptValues, Place, group_places, setter
 from loopkit.schedules import OfLength, resolve
 from loopkit.words import nearest
 
@@ -38,9 +39,11 @@ KEY = re.compile(r"\w+(\[\d+\])?")
 class Schedule(Shown):
     """Multiply each parameter group's own rate, or another value, by a schedule.
 
-    Update k (from 0) runs with ``base * schedule(k)``, where ``base`` is what the group held when the plugin first saw
-    it: the ratios between groups survive. Skipped updates do not count. A group added during a fit joins at the next
-    update.
+    Update k (from 0) runs with ``base * schedule(k)``, where ``base`` is the group's own value: what it held when the
+    plugin first saw it, so that the ratios between groups survive. A new optimizer has its own; if you change the value
+    between two fits, the new one is the base, and in a fit that is resumed the base changes by the same ratio. If the
+    plugin is removed or replaced, the base is put back. Skipped updates do not count. A group added during a fit joins
+    at the next update.
 
     Args:
         schedule: A function ``k -> factor``, such as those of `loopkit.schedules`. One without a length, such as
@@ -106,7 +109,10 @@ class Schedule(Shown):
         self._every, self._absolute = every, absolute
         self._start = self.count = start
         """How far the schedule is: the k in force."""
-        self._bases: dict[str, float] = {}
+        self._kept = KeptValues()
+        """The bases, by place."""
+        self._places: list[Place] = []
+        """Where it writes."""
         self._whole_fit: tuple[int, int] | None = None
         """The k at which a schedule over the whole fit has its 0, and its length."""
         self._call: schedules.ScheduleFn | None = None if isinstance(schedule, OfLength) else schedule
@@ -127,11 +133,14 @@ class Schedule(Shown):
         state = f"optimizer.{key}.{self._optimizer}.{self._groups.replace('.', '_')}"
         return (f"{state}.{index.rstrip(']')}" if index else state,)
 
-    @hookimpl(after=("checkpoint",))  # which may load the state of a fit that goes on
+    @hookimpl(reads=lambda plugin: plugin.owns(), after=("checkpoint",))  # which may load the state of a fit
     def fit_begin(self, learner: Learner) -> None:
-        """Give a schedule over the whole fit its length."""
+        """Take over what the user changed since the last fit; give a schedule over the whole fit its length."""
+        fit = learner.current
+        self._kept.look(self._found(learner, self._chosen(learner)), new=fit is None or not fit.resumed)
+        self._writers = []
         if isinstance(self.schedule, OfLength):
-            planned, fit = self._planned(learner), learner.current
+            planned = self._planned(learner)
             if fit is not None and fit.resumed and self._whole_fit is not None:
                 origin = self._whole_fit[0]  # the fit goes on, be it with another length
                 self._whole_fit = (origin, planned + (0 if origin else self._start))
@@ -165,6 +174,7 @@ class Schedule(Shown):
                 self._planned(learner)  # says what is missing: there was no fit_begin
             self._find(learner)
             self._set(learner)
+            self._kept.left = {}
 
     @hookimpl(writes=lambda plugin: plugin.owns())
     def update_end(self, learner: Learner, step: Step) -> None:
@@ -200,6 +210,17 @@ class Schedule(Shown):
             if self._every == "epoch":
                 self.count += 1
                 self._set(learner)
+            self._kept.note(self._places)
+
+    @hookimpl
+    def fit_end(self, learner: Learner) -> None:
+        """Note the values that an epoch without an end has left."""
+        if not self._kept.left:
+            self._kept.note(self._places)
+
+    def leave(self, learner: Learner) -> None:
+        """Put the own values back."""
+        self._kept.put_back(self._found(learner, self._chosen(learner)))
 
     def _set(self, learner: Learner, first: bool = False) -> None:
         for optimizer, groups, length in self._seen:
@@ -214,28 +235,44 @@ class Schedule(Shown):
 
     def _find(self, learner: Learner) -> None:
         """Find the places that the value goes to, and what they hold of their own."""
-        chosen = {n: o for n, o in learner.optimizers.items() if self._of_modules or fnmatchcase(n, self._optimizer)}
+        chosen = self._chosen(learner)
+        self._places = self._found(learner, chosen)
         self._leader = next(iter(chosen), "")
         self._seen = [] if self._of_modules else [(o, o.param_groups, len(o.param_groups)) for o in chosen.values()]
-        self._writers = []
-        for place, now, write in self._places(learner, chosen):
-            if place not in self._bases:
-                if isinstance(now, bool) or not isinstance(now, (int, float, Tensor)):
-                    hint = f"; write '{self.key}[0]' for its first number" if isinstance(now, (tuple, list)) else ""
-                    raise PluginError(f"plugin {self.name!r}: {place} is {now!r}, which is no number{hint}")
-                self._bases[place] = float(now)  # host sync: once for each place, where it is a tensor
-            self._writers.append((self._bases[place], write))
+        self._writers = [(self._kept.find(place), place.write) for place in self._places]
         if not self._writers:
             raise self._nothing(learner)
-        self._leads = sum(1 for _ in self._places(learner, dict([*chosen.items()][:1])))
+        self._leads = sum(1 for _ in self._look(learner, dict([*chosen.items()][:1])))
 
-    def _places(self, learner: Learner, optimizers: Mapping[str, Optimizer]) -> Iterator[tuple[str, Any, Setter]]:
-        """Where the value goes: a name for each place, what is there now, and a function that replaces it."""
+    def _chosen(self, learner: Learner) -> dict[str, Optimizer]:
+        """The optimizers whose groups it looks at."""
+        return {n: o for n, o in learner.optimizers.items() if self._of_modules or fnmatchcase(n, self._optimizer)}
+
+    def _found(self, learner: Learner, chosen: Mapping[str, Optimizer]) -> list[Place]:
+        """Where the value goes; of an optimizer that was not there before, the own values are looked up anew.
+
+        Raises:
+            PluginError: There is no number.
+        """
+        known = [optimizer for optimizer, _, _ in self._seen]
+        for name, optimizer in chosen.items():
+            if known and all(optimizer is not each for each in known):
+                self._kept.forget(self._look(learner, {name: optimizer}))
+        places = list(self._look(learner, chosen))
+        for place in places:
+            now = place.read()
+            if isinstance(now, bool) or not isinstance(now, (int, float, Tensor)):
+                hint = f"; write '{self.key}[0]' for its first number" if isinstance(now, (tuple, list)) else ""
+                raise PluginError(f"plugin {self.name!r}: {place.name} is {now!r}, which is no number{hint}")
+        return places
+
+    def _look(self, learner: Learner, optimizers: Mapping[str, Optimizer]) -> Iterator[Place]:
         if self._of_modules:
             pattern, _, attribute = self.key.rpartition(".")
             for name, module in named_modules(learner.models):
                 if matches(pattern, name) and hasattr(module, attribute):
-                    yield f"{name}.{attribute}", getattr(module, attribute), partial(setattr, module, attribute)
+                    read, write = partial(getattr, module, attribute), partial(setattr, module, attribute)
+                    yield Place(f"{name}.{attribute}", read, write)
             return
         key, _, index = self.key.partition("[")
         at = int(index.rstrip("]")) if index else None
@@ -244,9 +281,9 @@ class Schedule(Shown):
                 if fnmatchcase(str(group.get("name", number)), self._groups) and key in group:
                     place = f"{name}.{number}.{self.key}"
                     if at is None:
-                        yield place, group[key], _setter(group, key)
+                        yield Place(place, partial(group.__getitem__, key), setter(group, key))
                     elif isinstance(group[key], (tuple, list)) and at < len(group[key]):
-                        yield place, group[key][at], _item_setter(group, key, at)
+                        yield Place(place, partial(_item, group, key, at), _item_setter(group, key, at))
                     else:
                         raise PluginError(f"plugin {self.name!r}: {key} is {group[key]!r}: it has no item {at}")
 
@@ -277,22 +314,23 @@ class Schedule(Shown):
         return {"schedule": self.schedule, "key": "lr", "attribute": None, **what, **where, **rest}
 
     def state_dict(self) -> dict[str, Any]:
-        """How far it is, and each place's own value."""
-        return {"count": self.count, "bases": dict(self._bases), "whole_fit": self._whole_fit}
+        """How far it is, each place's own value, and what is there."""
+        left = self._kept.left or self._kept.read(self._places)
+        kept = {"bases": dict(self._kept.own), "left": dict(left)}
+        return {"count": self.count, **kept, "whole_fit": self._whole_fit}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
-        self.count, self._bases = state["count"], dict(state["bases"])
+        self.count, self._kept.own = state["count"], dict(state["bases"])
+        self._kept.left = dict(state.get("left", {}))  # which older states lack
         self._whole_fit = None if state["whole_fit"] is None else tuple(state["whole_fit"])
         if isinstance(self.schedule, OfLength) and self._whole_fit is not None:
             self._resolve()
-        self._writers = []
+        self._writers, self._places, self._seen = [], [], []
 
 
-def _setter(group: dict[str, Any], key: str) -> Setter:
-    if isinstance(group[key], Tensor):  # as capturable optimizers hold
-        return group[key].fill_  # type: ignore[no-any-return]
-    return partial(group.__setitem__, key)
+def _item(group: dict[str, Any], key: str, index: int) -> Any:
+    return group[key][index]
 
 
 def _item_setter(group: dict[str, Any], key: str, index: int) -> Setter:
@@ -305,6 +343,27 @@ def _item_setter(group: dict[str, Any], key: str, index: int) -> Setter:
             group[key] = tuple(items)
 
     return write
+
+
+NOTES = ("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum")
+"""What schedulers of torch note in an optimizer's groups for themselves."""
+KEYS = ("lr", "momentum")
+"""The numbers that they set."""
+KEPT = "loopkit"
+"""What the state of a `TorchSchedule` holds beside the scheduler's."""
+
+
+def _scale_base(
+    scheduler: LRScheduler, number: int, group: dict[str, Any], changed: tuple[float, float], resumed: bool
+) -> None:
+    """Let a scheduler go by a rate that the user has changed: its base is that rate, or changes by the same ratio."""
+    left, now = changed
+    bases = getattr(scheduler, "base_lrs", [])
+    if number >= len(bases):
+        return
+    bases[number] = bases[number] * (now / left) if resumed and left != 0 else now
+    if "initial_lr" in group:
+        group["initial_lr"] = bases[number]
 
 
 class TorchSchedule(Shown):
@@ -354,6 +413,8 @@ class TorchSchedule(Shown):
         self._state: dict[str, Any] | None = None
         self._stepping = self._bound = False
         self._leader = ""
+        self._kept = KeptValues()
+        """The optimizer's own values of what the scheduler sets."""
 
     def _check(self, scheduler: Any) -> None:
         if isinstance(scheduler, ReduceLROnPlateau):
@@ -366,21 +427,42 @@ class TorchSchedule(Shown):
             keys += ["momentum", "betas"]
         return tuple(f"optimizer.{key}.{self._optimizer or '*'}" for key in keys)
 
+    def own_keys(self) -> tuple[str, ...]:
+        """What it looks at before a scheduler is made: all that one may set."""
+        return tuple(f"optimizer.{key}.{self._optimizer or '*'}" for key in KEYS)
+
     def makes(self) -> tuple[str, ...]:
         """What a scheduler sets when it is made: also what it notes in the groups for itself."""
-        notes = ("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum")
-        return (*self.owns(), *(f"optimizer.{key}.{self._optimizer or '*'}" for key in notes))
+        return (*self.owns(), *(f"optimizer.{key}.{self._optimizer or '*'}" for key in NOTES))
 
-    @hookimpl(writes=lambda plugin: plugin.makes())
+    @hookimpl(reads=lambda plugin: plugin.owns(), after=("checkpoint",))  # which may load the state of a fit
+    def fit_begin(self, learner: Learner) -> None:
+        """Take over rates that the user changed since the last fit."""
+        if self._bound and self.scheduler is not None and self._leader in learner.optimizers:
+            fit, groups = learner.current, self.scheduler.optimizer.param_groups
+            changed = self._kept.look(self._places(), new=fit is None or not fit.resumed)
+            for number, group in enumerate(groups):
+                if (place := f"{self._leader}.{number}.lr") in changed:
+                    _scale_base(self.scheduler, number, group, changed[place], fit is not None and fit.resumed)
+
+    @hookimpl(reads=lambda plugin: plugin.own_keys(), writes=lambda plugin: plugin.makes())
     def epoch_begin(self, learner: Learner, phase: Phase) -> None:
         """Make the scheduler, or check whose it is."""
-        if not phase.training or self._bound:
+        if not phase.training:
             return
+        self._kept.left = {}
+        if self._bound and self.scheduler is not None:
+            if learner.optimizers.get(self._leader) is self.scheduler.optimizer:
+                return
+            self._unbind()
         name = self._name(learner)
         if name not in learner.optimizers:
             raise PluginError(f"plugin {self.name!r}: optimizer {nothing_matches(name, learner.optimizers)}")
         optimizer = learner.optimizers[name]
+        self._leader = name
         if self.scheduler is None:
+            for place in self._of(optimizer, KEYS):
+                self._kept.find(place)
             self.scheduler = self._make(optimizer)
         if self.scheduler.optimizer is not optimizer:
             raise PluginError(
@@ -390,7 +472,35 @@ class TorchSchedule(Shown):
         if self._state is not None:
             self._load(self.scheduler, self._state)
         self._watch(self.scheduler)
-        self._bound, self._leader = True, name
+        self._bound = True
+
+    def _unbind(self) -> None:
+        """The learner has a new optimizer: make the scheduler anew for it, if that can be."""
+        if self.scheduler is not self._given:
+            self.scheduler, self._state = None, None
+        self._kept, self._bound = KeptValues(), False
+
+    def _of(self, optimizer: Optimizer, keys: Sequence[str]) -> list[Place]:
+        """Where it writes, or may write, numbers."""
+        return [place for key in keys for place in group_places(self._leader, optimizer, key)]
+
+    def _places(self) -> list[Place]:
+        """Where its scheduler writes."""
+        if not self._bound or self.scheduler is None:
+            return []
+        return self._of(self.scheduler.optimizer, KEYS if getattr(self.scheduler, "cycle_momentum", False) else ("lr",))
+
+    def leave(self, learner: Learner) -> None:
+        """Put the optimizer's own values back, and take out what the scheduler noted in its groups."""
+        if self.scheduler is None or learner.optimizers.get(self._leader) is not self.scheduler.optimizer:
+            return
+        for number, group in enumerate(self.scheduler.optimizer.param_groups):
+            if f"{self._leader}.{number}.lr" not in self._kept.own and "initial_lr" in group:
+                self._kept.own[f"{self._leader}.{number}.lr"] = float(group["initial_lr"])
+        self._kept.put_back(self._places())
+        for group in self.scheduler.optimizer.param_groups:
+            for key in NOTES:
+                group.pop(key, None)
 
     def _make(self, optimizer: Optimizer) -> LRScheduler:
         """Call the function; it must not reset what the optimizer holds where a state is restored."""
@@ -437,6 +547,14 @@ class TorchSchedule(Shown):
         """Step it."""
         if self._every == "epoch" and phase.training:
             self._step()
+        if phase.training:
+            self._kept.note(self._places())
+
+    @hookimpl
+    def fit_end(self) -> None:
+        """Note the values that an epoch without an end has left."""
+        if not self._kept.left:
+            self._kept.note(self._places())
 
     def _step(self) -> None:
         assert self.scheduler is not None
@@ -458,9 +576,12 @@ class TorchSchedule(Shown):
             PluginError: It holds something that no plugin's state can hold.
         """
         if not self._bound or self.scheduler is None:
-            return deepcopy(self._state) or {}
+            kept = {KEPT: {"own": dict(self._kept.own), "left": dict(self._kept.left)}}
+            return {} if self._state is None else {**deepcopy(self._state), **kept}
         state = {key: value for key, value in self.scheduler.state_dict().items() if key != "step"}
-        return self._plain(state, type(self.scheduler).__name__)  # type: ignore[no-any-return]
+        made: dict[str, Any] = self._plain(state, type(self.scheduler).__name__)
+        left = self._kept.left or self._kept.read(self._places())
+        return {**made, KEPT: {"own": dict(self._kept.own), "left": dict(left)}}
 
     def _plain(self, value: Any, path: str) -> Any:
         """A copy made of what a state can hold."""
@@ -479,7 +600,9 @@ class TorchSchedule(Shown):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
-        self._state = deepcopy(state) if state else None
+        self._state = {key: deepcopy(value) for key, value in state.items() if key != KEPT} or None
+        kept = state.get(KEPT, {"own": {}, "left": {}})  # which older states lack
+        self._kept.own, self._kept.left = dict(kept["own"]), dict(kept["left"])
         if self._bound and self.scheduler is not None and self._state is not None:
             self._load(self.scheduler, self._state)
 
@@ -536,15 +659,20 @@ class Plateau(Shown):
         self._states: dict[str, dict[str, Any]] = {}
         self._seen = 0
         """The updates that there had been when it last looked."""
+        self._kept = KeptValues()
+        """The optimizers' own rates."""
 
     def owns(self) -> tuple[str, ...]:
         """The learning rate of its optimizers."""
         return (f"optimizer.lr.{self._optimizer}",)
 
-    @hookimpl(after=("checkpoint",))  # which may load the state of a fit that goes on
+    @hookimpl(reads=lambda plugin: plugin.owns(), after=("checkpoint",))  # which may load the state of a fit
     def fit_begin(self, learner: Learner) -> None:
         """Make the schedulers, so that wrong options are refused before the first step."""
         self._make(learner)
+        fit = learner.current
+        self._kept.look(self._places(learner), new=fit is None or not fit.resumed)
+        self._kept.note(self._places(learner))
 
     @hookimpl(reads=lambda plugin: (f"metrics.{plugin.monitor}",), writes=lambda plugin: plugin.owns())
     def phase_end(self, learner: Learner, phase: Phase) -> None:
@@ -557,13 +685,36 @@ class Plateau(Shown):
             raise PluginError(f"plugin {self.name!r}: there is no metric {self.monitor!r}{hint}; there are: {known}")
         self._seen = learner.progress.updates
         self._make(learner)
+        value = learner.world.share(float(learner.metrics[self.monitor]))
         for scheduler in self._schedulers.values():
-            scheduler.step(learner.metrics[self.monitor])
+            scheduler.step(value)
+        self._kept.note(self._places(learner))
+
+    def leave(self, learner: Learner) -> None:
+        """Put the optimizers' own rates back."""
+        self._kept.put_back(self._places(learner))
+
+    def _places(self, learner: Learner) -> list[Place]:
+        return [
+            place
+            for name, scheduler in self._schedulers.items()
+            if learner.optimizers.get(name) is scheduler.optimizer
+            for place in group_places(name, scheduler.optimizer)
+        ]
 
     def _make(self, learner: Learner) -> None:
         mode = direction(self, learner.plugins.values())
         for name, optimizer in learner.optimizers.items():
-            if fnmatchcase(name, self._optimizer) and name not in self._schedulers:
+            if not fnmatchcase(name, self._optimizer):
+                continue
+            known = self._schedulers.get(name)
+            if known is not None and known.optimizer is not optimizer:  # the learner has a new one
+                self._kept.forget(group_places(name, optimizer))
+                self._states.pop(name, None)
+                known = None
+            if known is None:
+                for place in group_places(name, optimizer):
+                    self._kept.find(place)
                 self._schedulers[name] = ReduceLROnPlateau(optimizer, mode, **self._options)
                 if name in self._states:
                     self._schedulers[name].load_state_dict(deepcopy(self._states[name]))
@@ -574,11 +725,14 @@ class Plateau(Shown):
     def state_dict(self) -> dict[str, Any]:
         """The schedulers' own states."""
         states = {name: scheduler.state_dict() for name, scheduler in self._schedulers.items()} or self._states
-        return {"schedulers": deepcopy(states), "seen": self._seen}
+        kept = {"own": dict(self._kept.own), "left": dict(self._kept.left)}
+        return {"schedulers": deepcopy(states), "seen": self._seen, "kept": kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
         self._seen = state["seen"]
+        kept = state.get("kept", {"own": {}, "left": {}})  # which older states lack
+        self._kept.own, self._kept.left = dict(kept["own"]), dict(kept["left"])
         self._states = {name: dict(values) for name, values in state["schedulers"].items()}
         for name, scheduler in self._schedulers.items():
             if name in self._states:
