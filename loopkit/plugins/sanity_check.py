@@ -10,16 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from loopkit.errors import PhaseError, PhaseInputError, PluginError
-from loopkit.hooks import hookimpl
+from loopkit.hooks import hookimpl, implemented
 from loopkit.notes import warn
 from loopkit.options import Shown
 from loopkit.phases import PredictionPhase, TrainingPhase, ValidationPhase
+from loopkit.plugin import declared, hook_states, unwrapped
 from loopkit.words import takes
 
 if TYPE_CHECKING:
     from loopkit import Epoch, Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
+    from loopkit.result import FitResult
 
 STANDARD = (TrainingPhase, ValidationPhase, PredictionPhase)
 """Phases, but not their subclasses, that hand outputs and targets to the loss as they are."""
@@ -36,6 +38,9 @@ class SanityCheck(Shown):
     of your own, which may reshape them); under torch's cross-entropy and negative log-likelihood, targets that are none
     of the classes, and, as a warning, outputs of a softmax before the cross-entropy; under autocast, weights that
     change through ``.data`` between two forwards, which autocast does not see.
+
+    An optimizer whose rates are all 0 in the whole fit is named by a warning: in the first epoch if no plugin changes
+    rates, else at the end.
 
     The engine itself checks the loss (a scalar that requires grad), the loader (not empty), that a training phase calls
     ``step.backward`` and ``step.update``, and that each metric which a plugin reads is made by another one. There is
@@ -59,10 +64,50 @@ class SanityCheck(Shown):
             if not callable(check):
                 raise PluginError(f"SanityCheck: {check!r} is no function: give checks=[check], check(learner)")
         self._checked: set[str] = set()
+        self._still: dict[str, tuple[Tensor, Tensor]] | None = None
+        """By name, the optimizers whose rates were all 0 when the fit began: their smallest parameter, and a copy."""
+
+    @hookimpl
+    def fit_begin(self) -> None:
+        """Look at the rates anew."""
+        self._still = None
+
+    @hookimpl(reads=("params", "optimizer"))
+    def fit_end(self, learner: Learner, result: FitResult) -> None:
+        """Name optimizers whose rates were all 0."""
+        still, self._still = self._still or {}, None
+        if result.updates:
+            for name, (p, before) in still.items():
+                if _is_still(learner, name) and torch.equal(p.detach(), before):  # host sync: after a fit
+                    self._say_still(learner, name)
+
+    def _look_at_rates(self, learner: Learner) -> None:
+        """Name optimizers whose rates are all 0 and stay so; remember those whose rates a plugin may change."""
+        self._still = {}
+        for name in learner.optimizers:
+            if not _is_still(learner, name):
+                continue
+            if _may_change(learner, name):
+                params = [p for group in learner.optimizers[name].param_groups for p in group["params"]]
+                smallest = min(params, key=Tensor.numel)
+                self._still[name] = smallest, smallest.detach().clone()
+            else:
+                self._say_still(learner, name)
+
+    @staticmethod
+    def _say_still(learner: Learner, name: str) -> None:
+        if learner.world.rank == 0:
+            warn(
+                f"every rate of optimizer {name!r} ({type(learner.optimizers[name]).__name__}) is 0 in the whole fit, "
+                f"so it trains nothing: give it a rate, as in learner.optimizer.param_groups[0]['lr'] = 0.01, or a new "
+                f"optimizer, learner.set_optimizer(...). A schedule may have ended at 0"
+            )
 
     @hookimpl(reads=("optimizer", "params"))
     def epoch_begin(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Check what is trained."""
+        if phase.training and self._still is None and learner.current is not None:
+            self._look_at_rates(learner)
         if phase.training and phase.name not in self._checked:
             epoch.compare_casts()
             if learner.optimizers:
@@ -96,6 +141,26 @@ class SanityCheck(Shown):
     def epoch_end(self, phase: Phase) -> None:
         """The phase is checked."""
         self._checked.add(phase.name)
+
+
+def _is_still(learner: Learner, name: str) -> bool:
+    """Whether an optimizer has rates, and all are 0."""
+    rates = [group["lr"] for group in learner.optimizers[name].param_groups if "lr" in group]
+    return bool(rates) and all(float(rate) == 0 for rate in rates)  # host sync: before a fit, where these are tensors
+
+
+def _may_change(learner: Learner, name: str) -> bool:
+    """Whether an optimizer's rates may change in a fit: a plugin declares that, or the optimizer is of another kind."""
+    if not type(learner.optimizers[name]).__module__.startswith("torch.optim."):
+        return True
+    for plugin in learner.plugins.values():
+        own = unwrapped(plugin)
+        states = {*declared(own, "owns", getattr(own, "owns", ()))}
+        for hook in implemented(own):
+            states |= hook_states(own, hook, "updates", "writes")
+        if any(state.split(".")[:2] in (["optimizer"], ["optimizer", "lr"]) for state in states):
+            return True
+    return False
 
 
 def _refuse(learner: Learner, phase: Phase, message: str, certain: bool) -> None:

@@ -5,12 +5,14 @@ from functools import partial
 
 import pytest
 import torch
-from helpers import batches, make_learner
+from helpers import batches, make_learner, raising
 from torch import nn
+from torch.optim.lr_scheduler import StepLR
 
 from loopkit import Learner, TrainingPhase
 from loopkit.errors import PhaseError, PhaseInputError, PluginError
-from loopkit.plugins import SanityCheck
+from loopkit.plugins import Metrics, Plateau, SanityCheck, Schedule, TorchSchedule
+from loopkit.schedules import constant, linear, warmup
 
 
 class ItemsAlone:
@@ -306,3 +308,52 @@ def test_what_a_check_says_or_raises_is_refused():
 def test_look_at_the_validation_is_a_plugin_elsewhere():
     with pytest.raises(TypeError, match=r"no argument 'val_batches': TryValidation\(batches\) of loopkit-insight"):
         SanityCheck(val_batches=2)
+
+
+def rated(*plugins, lr=0.0, make=torch.optim.SGD):
+    return Learner(
+        nn.Linear(3, 1), nn.MSELoss(), lambda p: make(p, lr=lr), plugins=[SanityCheck(), *plugins], standard=False
+    )
+
+
+@pytest.mark.parametrize("lr", [0.0, torch.tensor(0.0)], ids=["float", "tensor"])
+def test_optimizer_whose_rates_are_0_is_named_when_the_fit_begins(lr):
+    learner = rated(raising("step_begin", KeyError("the first step")), lr=lr, make=torch.optim.Adam)
+    named = r"every rate of optimizer 'optimizer' \(Adam\) is 0 in the whole fit"
+    with pytest.warns(UserWarning, match=named), pytest.raises(KeyError):
+        learner.fit(batches(2), epochs=1)
+
+
+@pytest.mark.parametrize(
+    "plugin",
+    [
+        lambda: Schedule(constant(1.0)),
+        lambda: TorchSchedule(lambda optimizer: StepLR(optimizer, 1)),
+        lambda: Plateau("train/loss"),
+    ],
+)
+def test_optimizer_whose_rates_stay_0_under_a_schedule_is_named_at_the_end(plugin):
+    with pytest.warns(UserWarning, match="is 0 in the whole fit"):
+        rated(plugin(), Metrics()).fit(batches(2), epochs=1)
+
+
+@pytest.mark.parametrize(
+    "schedule", [warmup(2, then=linear(2)), linear(4, start=0.0, end=1.0)], ids=["there and back", "from 0"]
+)
+def test_schedule_that_begins_at_0_is_not_named(schedule):
+    rated(Schedule(schedule), lr=0.1).fit(batches(5), epochs=1)
+
+
+def test_optimizer_of_which_one_group_has_a_rate_is_not_named():
+    model = nn.Linear(3, 1)
+    groups = [{"params": [model.weight], "lr": 0.0}, {"params": [model.bias], "lr": 0.1}]
+    learner = Learner(model, nn.MSELoss(), torch.optim.SGD(groups), plugins=[SanityCheck()], standard=False)
+    learner.fit(batches(2), epochs=1)
+
+
+def test_each_fit_is_looked_at():
+    learner = rated(lr=0.1)
+    learner.fit(batches(2), epochs=1)
+    learner.optimizer.param_groups[0]["lr"] = 0.0
+    with pytest.warns(UserWarning, match="is 0 in the whole fit"):
+        learner.fit(batches(2), epochs=1)
