@@ -166,6 +166,8 @@ class Checkpoint(Shown):
         self._next_updates, self._next_time = math.inf, math.inf
         """When the next save is due."""
         self._saved_at: tuple[Any, ...] | None = None
+        self._versions = 0
+        """What the versions of the models' tensors came to at the last save."""
         self._measured = False
         """The monitored phase has run, and its value was not looked at yet."""
         self._source: Path | None = None
@@ -213,6 +215,7 @@ class Checkpoint(Shown):
             raise
         self._begun, self._tried, self._failure = True, 0, None
         self._saved_at = self._here(learner)
+        self._versions = _versions(learner)
         self._plan_next(learner)
 
     @hookimpl(reads=("*",))
@@ -298,7 +301,8 @@ class Checkpoint(Shown):
             self._writer.join()
             if self._options.at_end and result.reason not in ("error", "signal"):
                 logged = any(getattr(plugin, "unsaved", False) for plugin in learner.plugins.values())
-                if learner.world.share(logged or self._saved_at != self._here(learner)):
+                moved = self._versions != _versions(learner)  # such as by the best weights, which were put back
+                if learner.world.share(logged or moved or self._saved_at != self._here(learner)):
                     self._save(learner, "end", now=True)
             self._writer.wait()
         if result.reason in ("pause", "signal") and not any(map(_saves_run, learner.plugins.values())):
@@ -504,6 +508,7 @@ class Checkpoint(Shown):
             if (settle := getattr(plugin, "settle", None)) is not None:
                 settle(learner)
         _check_finite(learner)
+        self._versions = _versions(learner)
         state = {**learner.state_dict(at, whole=not self.everywhere), "made": self._made}
         contents = self._taken(learner, state)
         if learner.world.rank > 0 and not self.everywhere:
@@ -618,6 +623,12 @@ def _intervals(save: Any) -> tuple[Every, ...]:
             f"Checkpoint: save is {early[0]!r}: before the first update nothing is trained; leave out first"
         )
     return given
+
+
+def _versions(learner: Learner) -> int:
+    """A number that changes with any change in place of parameters and buffers."""
+    tensors = (t for model in learner.models.values() for t in (*model.parameters(), *model.buffers()))
+    return sum(tensor._version for tensor in tensors if not tensor.is_inference())
 
 
 def _check_finite(learner: Learner) -> None:

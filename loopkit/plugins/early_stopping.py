@@ -36,8 +36,9 @@ class EarlyStopping(Shown):
         mode: ``"min"`` if lower values are better, ``"max"`` if higher ones are; by default as the metric says, else
             the fit is refused, unless the criterion does not ask (`loopkit.criteria.InvalidValue`, limits).
         min_delta: Only what is better by more than this is an improvement for ``patience``, at least 0.
-        restore_best: At ``fit_end``, put back the parameters and buffers with which the best value was measured,
-            bitwise. The optimizer and ``learner.metrics`` stay as they are; after an error everything does.
+        restore_best: When the run is over, at ``fit_end``, put back the parameters and buffers with which the best
+            value was measured, bitwise. The optimizer and ``learner.metrics`` stay as they are. After an error, a
+            signal or a pause everything does: the next fit resumes from the interrupted weights.
         criterion: A criterion of `loopkit.criteria` instead of ``patience`` and ``min_delta``. The plugin has a copy
             of its own.
         training: The training series, for a criterion that needs it (``ProgressQuotient`` of loopkit-control).
@@ -178,7 +179,7 @@ class EarlyStopping(Shown):
         if result.by == self.name:  # also by a stop that was put off
             self.reason = result.message
         self._ended = self.reason != ""
-        if result.reason == "error":
+        if result.reason in ("error", "signal", "pause"):  # the run is not over
             return
         if self._best is not None:
             _restore(learner, self._best, self.name)

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import re
+import signal
 from contextlib import contextmanager
 
 import pytest
@@ -11,7 +13,8 @@ from helpers import Gap, on
 from loopkit_testing import check_plugin, tiny_problem
 
 from loopkit import CancelEpoch, every, hookimpl
-from loopkit.checkpoint import best
+from loopkit.checkpoint import best, listing
+from loopkit.checkpoint.bundle import read_state
 from loopkit.criteria import (
     InvalidValue,
     NumberLimit,
@@ -646,3 +649,62 @@ def test_bad_options_are_refused(options, message):
 )
 def test_plugin_keeps_the_contract(make):
     check_plugin(lambda: (make(), Metrics()))
+
+
+def interrupting(how, at):
+    """A plugin that interrupts the fit in a training step."""
+
+    def act(learner):
+        if learner.progress.steps == at:
+            learner.pause("enough") if how == "pause" else os.kill(os.getpid(), how)
+
+    return on("step_end", act)
+
+
+def trained(*plugins):
+    problem = tiny_problem()
+    torch.manual_seed(0)
+    stopping = EarlyStopping("val/score", patience=9, restore_best=True, mode="min")
+    learner = problem.learner(plugins=[stopping, Script(3.0, 1.0, 2.0, 4.0), *plugins], standard=False)
+    return problem, learner
+
+
+@pytest.mark.parametrize("how", ["pause", signal.SIGINT, signal.SIGTERM], ids=str)
+@pytest.mark.parametrize("at", [9, 11])
+def test_restore_best_waits_for_the_end_of_a_run_that_is_interrupted(how, at):
+    problem, whole = trained()
+    whole.fit(problem.train, problem.val, epochs=4)
+    problem, learner = trained(interrupting(how, at))
+    result = learner.fit(problem.train, problem.val, epochs=4, on_interrupt="return")
+    assert result.reason == ("pause" if how == "pause" else "signal")
+    learner.remove("acting")
+    learner.fit(problem.train, problem.val, epochs=4)
+    assert same(learner.model.state_dict(), whole.model.state_dict())
+    assert learner.progress == whole.progress
+
+
+@pytest.mark.parametrize("save", [every(epochs=1), every(updates=3), every(updates=100)], ids=str)
+def test_newest_checkpoint_has_the_weights_that_were_put_back(save, tmp_path):
+    problem, learner = trained(Checkpoint(tmp_path, save=save))
+    learner.fit(problem.train, problem.val, epochs=4)
+    saved = read_state(listing(tmp_path)[0])
+    assert same(saved["models"]["model"], learner.model.state_dict())
+
+
+def test_newest_checkpoint_has_weights_that_another_plugin_has_changed_at_the_end(tmp_path):
+    @torch.no_grad()
+    def change(learner):
+        for p in learner.model.parameters():
+            p.fill_(0.5)
+
+    problem, learner = trained(Checkpoint(tmp_path), on("fit_end", change, updates=("params",)))
+    learner.remove("early_stopping")
+    learner.fit(problem.train, problem.val, epochs=1)
+    assert same(read_state(listing(tmp_path)[0])["models"]["model"], learner.model.state_dict())
+
+
+def test_end_of_a_fit_without_a_change_saves_nothing_more(tmp_path):
+    problem, learner = trained(Checkpoint(tmp_path, keep=9))
+    learner.remove("early_stopping")
+    learner.fit(problem.train, problem.val, epochs=2)
+    assert [manifest.about["reason"] for manifest in listing(tmp_path)] == ["epoch", "epoch"]
