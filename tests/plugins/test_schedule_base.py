@@ -19,6 +19,7 @@ class Rates:
     """The rates of the updates."""
 
     after = ("schedule",)
+    volatile = ("rates",)
 
     def __init__(self):
         self.rates = []
