@@ -73,7 +73,8 @@ class Contents:
                 k: v for k, v in values.items() if isinstance(v, Tensor)
             }
             rest[name] = {key: value for key, value in values.items() if not isinstance(value, Tensor)}
-        value, tensors = encode({**state, "models": rest}, where="")
+        weights.update(measured_files(state))
+        value, tensors = encode({**_without_measured(state), "models": rest}, where="")
         values = _large_values(state, tensors)
         contents = Contents(value, {**weights, TENSORS: tensors, **values}, structures)
         for file, named in contents.tensors.items():
@@ -81,8 +82,15 @@ class Contents:
         return contents
 
     @classmethod
-    def weights(cls, learner: Learner, own: Mapping[str, Mapping[str, Tensor]]) -> Contents:
+    def weights(
+        cls, learner: Learner, own: Mapping[str, Mapping[str, Tensor]], measured: Mapping[str, Any] | None = None
+    ) -> Contents:
         """The models' ``own`` weights alone, and in files beside them those with each average; all processes call it.
+
+        Args:
+            learner: The learner.
+            own: Its models' weights, by model.
+            measured: What a state holds under ``"weights"``, of which no average has a file.
 
         Raises:
             StateError: Something in them is no tensor, or cannot be saved; names it.
@@ -95,6 +103,7 @@ class Contents:
                 with unwrapped(plugin).averaged(learner):
                     for name, model in learner.models.items():
                         made[weights_file(name, len(own), average)] = deepcopy(sharded.weights(model))
+        made.update(measured_files({"models": own, "weights": measured or {}}))
         return cls(None, made, {name: structure(model) for name, model in learner.models.items()})
 
     def files(self) -> dict[str, Iterable[Buffer]]:
@@ -118,6 +127,20 @@ def _large_values(state: Mapping[str, Any], tensors: dict[str, Tensor]) -> dict[
                 own = [key for key in tensors if key == prefix or key.startswith(f"{prefix}.")]
                 found[f"{ONCE}{named}.safetensors"] = {key: tensors.pop(key) for key in own}
     return {file: held for file, held in found.items() if held}
+
+
+def measured_files(state: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
+    """The files with what stood in the weights' place when a metric was measured: ``model.weights.val.safetensors``."""
+    count = len(state["models"])
+    return {
+        weights_file(name, count, f"weights.{phase}"): {k: v for k, v in values.items() if isinstance(v, Tensor)}
+        for phase, models in state.get("weights", {}).items()
+        for name, values in models.items()
+    }
+
+
+def _without_measured(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {part: value for part, value in state.items() if part != "weights"}
 
 
 def weights_file(model: str, models: int, average: str = "") -> str:
@@ -175,7 +198,9 @@ def read_state(manifest: Manifest, *, parts: bool = False) -> dict[str, Any]:
             f"{manifest.path} lists no {STATE}: it holds weights alone, by Checkpoint(weights_only=True), and no run "
             f"can go on from them: load_weights and load_best read them; a run that begins wants another directory"
         )
+    beside = _beside(manifest)
     names = [name for name in manifest.files if name.endswith(".safetensors") and not name.startswith(PART)]
+    names = [name for name in names if name not in beside]
     names.sort(key=lambda name: -manifest.files[name].size)
     try:
         with ExitStack() as stack:  # the hashing of the largest goes on while the next is read
@@ -196,6 +221,14 @@ def read_state(manifest: Manifest, *, parts: bool = False) -> dict[str, Any]:
     if STRUCTURE in manifest.files:
         read_structures(manifest)
     return state
+
+
+def _beside(manifest: Manifest) -> list[str]:
+    """The files of weights that stood in the place of the models' own, which no run needs to resume."""
+    said, models = manifest.about.get("measured"), manifest.about.get("structure")
+    if not isinstance(said, Mapping) or not isinstance(models, Mapping):
+        return []
+    return [weights_file(name, len(models), str(said.get("file", "weights."))) for name in models]
 
 
 def check_whole(manifest: Manifest) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from re import DOTALL, Pattern, escape
 from re import compile as compile_pattern
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +45,7 @@ from loopkit.checkpoint.structure import (
 )
 from loopkit.checkpoint.tensors import BytesSource, Source, check, pack, unpack
 from loopkit.errors import CheckpointError, CorruptCheckpointError, ReentrancyError, StateError
-from loopkit.plugin import provided, unwrapped
+from loopkit.plugin import declared, provided, unwrapped
 from loopkit.raw import raw
 from loopkit.words import nearest
 
@@ -193,6 +193,7 @@ def load_weights(
     strict: bool = True,
     positional: bool = False,
     freeze: bool = False,
+    weights: Literal["measured", "own"] = "measured",
 ) -> LoadReport:
     """Load parameters and persistent buffers by name, all that fit or, after any error, none.
 
@@ -218,6 +219,8 @@ def load_weights(
         positional: What is left after the names is assigned by shape and dtype, if each left over occurs just once on
             both sides.
         freeze: Exclude the loaded parameters from training: ``requires_grad`` is False, ``grad`` is None.
+        weights: Of a checkpoint whose metric was measured with other weights than the model's own, such as an average:
+            ``"measured"`` loads those, ``"own"`` the model's own, which were trained.
 
     Returns:
         What was done; print it.
@@ -235,7 +238,10 @@ def load_weights(
     2 loaded from a stream
       2 renamed: 0.bias -> encoder.bias, 0.weight -> encoder.weight
     """
-    plan = _planned(model, _read(source, which), into, prefix, rename or {}, strict=strict, positional=positional)
+    if weights not in ("measured", "own"):
+        raise StateError(f"load_weights: weights is {weights!r}: it is 'measured' or 'own'")
+    found = _read(source, which, weights == "own")
+    plan = _planned(model, found, into, prefix, rename or {}, strict=strict, positional=positional)
     plan.copy(freeze)
     return plan.report
 
@@ -243,9 +249,11 @@ def load_weights(
 def load_best(learner: Learner, directory: str | Path) -> Manifest:
     """Load the weights of the best checkpoint of a run into a learner's models, all or, after any error, none.
 
-    Plugins that average weights go back to the average of then, so that ``learner.evaluate`` measures what the metric
-    measured; where weights alone were saved, the models take what was measured, and the averages begin anew.
-    Optimizers, counters and other plugins stay as they are: to go on with training, `load` the checkpoint.
+    They are the weights with which the metric was measured. If a plugin put them in the place of the models' own, such
+    as an average, and the learner has that plugin, the models take their own weights and the plugin its state of then,
+    so that ``learner.evaluate`` measures what the metric measured. If the learner has no such plugin, or weights alone
+    were saved, the models take what was measured, and averages begin anew. Optimizers, counters and other plugins stay
+    as they are: to resume the training, `load` the checkpoint.
 
     Args:
         learner: Its models have the names and tensors of those that were saved. It may not be in a fit.
@@ -272,16 +280,16 @@ def load_best(learner: Learner, directory: str | Path) -> Manifest:
     manifest = best(directory)
     if missing := set(models_in(manifest)) ^ set(learner.models):
         raise StateError(f"load_best: {manifest.path} and the learner do not have the same models: {sorted(missing)}")
-    saved, alone, of_metric = manifest.about.get("plugins"), STATE not in manifest.files, monitored(manifest)
-    averages = {
-        name: unwrapped(plugin) if alone else plugin
-        for name, plugin in learner.plugins.items()
-        if provided(plugin) == "average" and isinstance(saved, Mapping) and name in saved
-    }
+    alone, of_metric = STATE not in manifest.files, monitored(manifest)
+    phase = "" if of_metric is None else of_metric[0].partition("/")[0]
+    word, by = measured_by(manifest)
+    averages = _restorable(learner, manifest, by, alone)
     states = {key: {} for key in averages} if alone else read_state(manifest)["plugins"] if averages else {}
-    places = {"weights", f"weights.{'' if of_metric is None else of_metric[0].partition('/')[0]}"}
-    by = next((name for name, plugin in averages.items() if alone and places.intersection(plugin.owns())), "")
-    plans = [_planned(model, _from_checkpoint(manifest, name, by)) for name, model in learner.models.items()]
+    if alone and not word:  # of before this was said in the manifest
+        word = next((name for name, plugin in averages.items() if _stands_in(plugin, phase)), "")
+    elif not alone and by in learner.plugins and _stands_in(unwrapped(learner.plugins[by]), phase):
+        word = ""  # the plugin puts it there again
+    plans = [_planned(model, _from_checkpoint(manifest, name, word)) for name, model in learner.models.items()]
     copies = [pair for plan in plans for pair in plan.copies()]
     before = {name: deepcopy(plugin.state_dict()) for name, plugin in averages.items()}
     begun: list[str] = []
@@ -295,6 +303,26 @@ def load_best(learner: Learner, directory: str | Path) -> Manifest:
             averages[name].load_state_dict(before[name])
         raise
     return manifest
+
+
+def _restorable(learner: Learner, manifest: Manifest, by: str, alone: bool) -> dict[str, Any]:
+    """The learner's plugins whose states go back to what a checkpoint holds: averages, and what stood in their way."""
+    saved = manifest.about.get("plugins")
+    known = saved if isinstance(saved, Mapping) else {}
+    return {
+        name: unwrapped(plugin) if alone else plugin
+        for name, plugin in learner.plugins.items()
+        if name in known
+        and (provided(plugin) == "average" or (name == by and not alone and hasattr(plugin, "load_state_dict")))
+    }
+
+
+def _stands_in(plugin: Any, phase: str) -> bool:
+    """Whether a plugin puts weights in the place of the models' own in a phase, by what it owns, if anything."""
+    owned = declared(plugin, "owns", getattr(plugin, "owns", ()))
+    if not owned:
+        return provided(plugin) != "average"
+    return not {"weights", f"weights.{phase}"}.isdisjoint(owned)
 
 
 def _planned(
@@ -649,15 +677,16 @@ def _is_finite(tensor: Tensor) -> bool:
 # -------------------------------------------------------------------------------------------------------------- sources
 
 
-def _read(source: Path_ | BinaryIO | Mapping[str, Tensor] | Manifest, which: str | None) -> _Found:
+def _read(source: Path_ | BinaryIO | Mapping[str, Tensor] | Manifest, which: str | None, own: bool) -> _Found:
     """Read and verify everything that a source holds."""
     if isinstance(source, Manifest):
         source = source.path
     if isinstance(source, (str, os.PathLike)) and os.path.isdir(source):
         path = Path(source)
         if os.path.lexists(path / MANIFEST):
-            return _from_checkpoint(storage.read_manifest(path), which)
-        return _from_run(path, which)
+            manifest = storage.read_manifest(path)
+            return _from_checkpoint(manifest, which, "" if own else measured_by(manifest)[0])
+        return _from_run(path, which, own)
     if which is not None:
         raise StateError(f"load_weights: which={which!r} is for checkpoints that hold several models. Leave it out")
     if isinstance(source, Mapping):
@@ -675,13 +704,13 @@ def _read(source: Path_ | BinaryIO | Mapping[str, Tensor] | Manifest, which: str
     return _Found("a stream", _unpacked(_stream(source), "a stream"))
 
 
-def _from_run(path: Path, which: str | None) -> _Found:
+def _from_run(path: Path, which: str | None, own: bool) -> _Found:
     """The newest checkpoint of a run whose weights verify."""
     manifests = storage.listing(path)
     problems: dict[Path, Exception] = dict(manifests.problems)
     for manifest in manifests:
         try:
-            found = _from_checkpoint(manifest, which)
+            found = _from_checkpoint(manifest, which, "" if own else measured_by(manifest)[0])
         except CorruptCheckpointError as error:
             problems[manifest.path] = error
         else:
@@ -729,6 +758,20 @@ def _from_checkpoint(manifest: Manifest, which: str | None, average: str = "") -
         reader.finish()
     structures = read_structures(manifest) if STRUCTURE in manifest.files else {}
     return _Found(where, tensors, saved=structures.get(name))
+
+
+def measured_by(manifest: Manifest) -> tuple[str, str]:
+    """Return where a checkpoint has the weights with which its metric was measured, and the plugin that put them there.
+
+    The first is the word in the names of their files. Both are empty if the metric was measured with the models' own.
+    """
+    said = manifest.about.get("measured")
+    if not isinstance(said, Mapping):
+        return "", ""
+    word, by = str(said.get("file", "")), str(said.get("by", ""))
+    models = models_in(manifest)
+    files = [weights_file(name, len(models), word) for name in models]
+    return (word, by) if word and all(file in manifest.files for file in files) else ("", "")
 
 
 def models_in(manifest: Manifest) -> list[str]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from loopkit.engine.kept.differences import first, names
+from loopkit.engine.kept.measured import Measured
 from loopkit.engine.kept.optimizers import OptimizerPart
 from loopkit.engine.kept.optimizers import malformed as malformed_optimizer
 from loopkit.engine.kept.rounds import Round
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from loopkit.engine.core import Core
 
 PARTS = "models", "optimizers", "progress", "metrics", "plugins", "phases", "epochs", "data", "fit", "generators"
-VERSIONS = {**dict.fromkeys(PARTS, 1), "fit": 2, "made": 1, "parts": 1, "round": 1}
+VERSIONS = {**dict.fromkeys(PARTS, 1), "fit": 2, "made": 1, "parts": 1, "round": 1, Measured.name: Measured.version}
 """The form of each part of a state. What reads a part knows all its forms up to this one."""
 
 
@@ -91,6 +92,7 @@ def _malformed(state: Mapping[str, Any]) -> list[str]:
         "generators": MAPPING,
         **({"made": FACTS} if "made" in state else {}),
         **({"ranks": LIST} if "ranks" in state else {}),
+        **({Measured.name: NAMED} if Measured.name in state else {}),
     }
     optional: dict[str, Any] = {"phases": {}, "nested": {}}  # parts that older states lack
     if problems := wrong("", {**optional, **state}, parts):

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from loopkit.batches import describe
 from loopkit.engine.casts import Casts
+from loopkit.engine.kept.measured import Measured
 from loopkit.engine.kept.optimizers import OptimizerPart, is_of_torch, is_optimizer
 from loopkit.engine.refusals import check_trainable
 from loopkit.engine.routing import Route
@@ -53,6 +54,8 @@ class Models(dict[str, nn.Module]):
         """The optimizer, or the mapping of them, as it was given."""
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.weights = Weights()
+        self.measured = Measured(self)
+        """With what the metrics of phases were measured, where a saver has taken that."""
         self.casts = Casts()
         self._known: dict[nn.Parameter, str] = {}
         """The parameters when the optimizers came, or an epoch last began, with their names."""

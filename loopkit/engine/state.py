@@ -85,7 +85,9 @@ def collect(core: Core, mark: Mark | None, positions: bool = True, whole: bool =
             state.update(core.resume.parts(core, mark))
         else:
             state.update({"epochs": [], "data": {}, "nested": {}, "fit": None, "generators": generators.save()})
-    for part in ("optimizers", "plugins", "epochs") if whole else ():
+    if measured := models.measured.saved():
+        state["weights"] = measured
+    for part in ("optimizers", "plugins", "epochs", *(["weights"] if measured else [])) if whole else ():
         state[part] = sharded.whole(state[part])
     return state
 

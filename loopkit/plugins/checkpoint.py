@@ -33,10 +33,11 @@ from loopkit.errors import (
 )
 from loopkit.events import SignalBegin
 from loopkit.every import Every, every
-from loopkit.hooks import hookimpl
+from loopkit.hooks import hookimpl, implemented
 from loopkit.logs.kinds import Text
 from loopkit.notes import say, warn
 from loopkit.options import Shown
+from loopkit.plugin import hook_states, provided, unwrapped
 from loopkit.words import nearest, takes
 
 if TYPE_CHECKING:
@@ -168,6 +169,8 @@ class Checkpoint(Shown):
         self._saved_at: tuple[Any, ...] | None = None
         self._versions = 0
         """What the versions of the models' tensors came to at the last save."""
+        self._stands_in = ""
+        """The plugin whose weights stood in the place of the models' own when the metric was measured last."""
         self._measured = False
         """The monitored phase has run, and its value was not looked at yet."""
         self._source: Path | None = None
@@ -266,13 +269,33 @@ class Checkpoint(Shown):
         elif due or late:
             self._look_at_pace(learner)
 
+    @hookimpl(reads=("*",))
+    def epoch_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
+        """Take what stands in the weights' place while the metric is measured."""
+        if self._is_monitored(phase) and learner.current is not None and not (self.everywhere and _is_sharded(learner)):
+            if _may_stand_in(learner):
+                learner.models.measured.take(phase.name)
+                self._stands_in = learner.models.weights.by
+
+    def _is_monitored(self, phase: Phase) -> bool:
+        return self.monitor is not None and phase.name == self.monitor.partition("/")[0]
+
+    def _settle_measured(self, learner: Learner, phase: Phase) -> None:
+        """Drop what was measured, if it is no other thing than the models' own weights."""
+        measured = learner.models.measured
+        if phase.name in measured.saved():
+            differs = learner.world.highest(float(measured.differs(phase.name)))[0]
+            if not differs:
+                measured.drop(phase.name)
+
     @hookimpl(reads=lambda plugin: ("*",) if plugin.monitor is None else ("*", f"metrics.{plugin.monitor}"))
     def phase_end(self, learner: Learner, phase: Phase) -> None:
         """Save if an epoch is complete, or the metric is among the best."""
         if (fit := learner.current) is None:
             return
-        if self.monitor is not None and phase.name == self.monitor.partition("/")[0]:
+        if self._is_monitored(phase):
             self._measured = True
+            self._settle_measured(learner, phase)
         if not fit.can_save:  # the epoch of a hook: what it measured counts when that hook is over
             return
         if not self.everywhere:
@@ -283,6 +306,8 @@ class Checkpoint(Shown):
         due, best = learner.world.share((due, not due and self._is_best(value)))
         if due or best:
             self._save(learner, "epoch" if due else "best", value)
+        if self._is_monitored(phase):
+            learner.models.measured.drop(phase.name)
 
     @hookimpl(reads=("*",))
     def signal_begin(self, learner: Learner) -> None:
@@ -496,7 +521,19 @@ class Checkpoint(Shown):
         self._tried += 1
 
     def _taken(self, learner: Learner, state: dict[str, Any]) -> Contents:
-        return Contents.weights(learner, state["models"]) if self.weights_only else self.contents(learner, state)
+        if not self.weights_only:
+            return self.contents(learner, state)
+        measured = None if self._stands_in in _averages(learner) else state.get("weights")
+        return Contents.weights(learner, state["models"], measured)
+
+    def _where_measured(self, learner: Learner, state: dict[str, Any]) -> dict[str, Any]:
+        """What a manifest says of the weights with which the metric was measured, if they are not the models' own."""
+        if not state.get("weights"):
+            return {}
+        word = f"weights.{next(iter(state['weights']))}"
+        if self.weights_only and self._stands_in in _averages(learner):
+            word = self._stands_in
+        return {"measured": {"file": word, "by": self._stands_in}}
 
     def _save(
         self, learner: Learner, reason: str, value: float | None = None, now: bool = False, at: Mark | None = None
@@ -511,11 +548,12 @@ class Checkpoint(Shown):
         self._versions = _versions(learner)
         state = {**learner.state_dict(at, whole=not self.everywhere), "made": self._made}
         contents = self._taken(learner, state)
+        measured = self._where_measured(learner, state)
         if learner.world.rank > 0 and not self.everywhere:
             self._saved_at = self._here(learner)
             self._plan_next(learner)
             return
-        about = describe(learner, contents, reason, state["metrics"], monitored=self._monitored(value))
+        about = describe(learner, contents, reason, state["metrics"], monitored=self._monitored(value), **measured)
         write = partial(self._write, contents, about, self._here(learner))
         if self._snapshot is None or now:
             self._write_here(write, now)
@@ -623,6 +661,33 @@ def _intervals(save: Any) -> tuple[Every, ...]:
             f"Checkpoint: save is {early[0]!r}: before the first update nothing is trained; leave out first"
         )
     return given
+
+
+def _averages(learner: Learner) -> list[str]:
+    """The plugins of which `Contents.weights` writes a file."""
+    return [name for name, plugin in learner.plugins.items() if provided(plugin) == "average"]
+
+
+def _is_sharded(learner: Learner) -> bool:
+    return any(sharded.is_sharded(p) for model in learner.models.values() for p in model.parameters())
+
+
+def _may_stand_in(learner: Learner) -> bool:
+    """Whether other values than the models' own may be in their parameters now, in an epoch that does not train."""
+    if learner.models.weights.by:
+        return True
+    if any(
+        callable(getattr(o, "eval", None)) and callable(getattr(o, "train", None)) for o in learner.optimizers.values()
+    ):
+        return True
+    return any(_puts_params(unwrapped(plugin)) for plugin in learner.plugins.values())
+
+
+def _puts_params(plugin: Any) -> bool:
+    """Whether a plugin changes parameters for the time of an epoch, by what it declares."""
+    if "epoch_context" not in implemented(plugin):
+        return False
+    return bool(hook_states(plugin, "epoch_context", "updates", "writes") & {"params", "weights"})
 
 
 def _versions(learner: Learner) -> int:
