@@ -6,6 +6,7 @@ import random
 import sys
 from collections.abc import Iterable, Iterator
 from multiprocessing import sharedctypes
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -46,7 +47,7 @@ def lost_when_it_begins(data: Any) -> str:
         why = "in a thread that works ahead of the batch in use"
         cure = "Give map(fn, seed=...) a function that takes a generator"
     elif has_workers(data) and (data.persistent_workers or hasattr(data, "load_state_dict")):
-        found = DataParts([], _Held(data.dataset, data.collate_fn), states=False)
+        found = DataParts([], SimpleNamespace(dataset=data.dataset, collate_fn=data.collate_fn), states=False)
         why = "in its workers"
         cure = "Draw by loopkit.data.seeded" + (", or leave persistent_workers out" if data.persistent_workers else "")
     else:
@@ -79,14 +80,6 @@ def lost(data: Any, running: bool) -> str:
         f"the workers of {name} draw random numbers and {why}, so no checkpoint holds where they are: a run that is "
         f"resumed draws others. Draw by loopkit.data.seeded, or {cure}"
     )
-
-
-class _Held:
-    """The objects of a loader of which each worker gets a copy."""
-
-    def __init__(self, dataset: Any, collate_fn: Any) -> None:
-        self.dataset = dataset
-        self.collate_fn = collate_fn
 
 
 class _Watched:
@@ -122,7 +115,7 @@ class _Init:
         if self._init is not None:
             self._init(worker)
         info = get_worker_info()
-        own = DataParts([], None if info is None else _Held(info.dataset, None), states=False)
+        own = DataParts([], None if info is None else SimpleNamespace(dataset=info.dataset), states=False)
         _before[:] = [own, _states(own)]
 
 
