@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import json
 import math
 import os
 import re
@@ -1544,3 +1545,19 @@ def test_manifest_with_versions_of_other_types_shows_them(tmp_path, monkeypatch)
     with pytest.warns(UserWarning, match=r"'checkpoint': None None then, .*; 'history': \\x1b\[2J.* then") as caught:
         make_learner(History(), Checkpoint(tmp_path, resume="auto")).fit(batches(2), epochs=2)
     assert "\x1b" not in str(caught[0].message)
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("at", [2, 4, 6])
+def test_run_whose_lock_another_host_has_taken_stops_at_its_next_save(at, background, tmp_path):
+    def take():
+        said = json.loads((tmp_path / ".lock").read_bytes())
+        (tmp_path / "new").write_text(json.dumps({**said, "host": "elsewhere", "pid": 7}))
+        (tmp_path / "new").rename(tmp_path / ".lock")
+
+    options = SaveOptions(background=background, on_error=False)
+    learner = make_learner(Checkpoint(tmp_path, save=every(updates=1), options=options), at_step(at, take))
+    with pytest.raises(CheckpointError, match=r"was taken over by process 7 on elsewhere .*this run stops"):
+        learner.fit(batches(8), epochs=1)
+    assert learner.progress.steps < 8
+    assert json.loads((tmp_path / ".lock").read_bytes())["host"] == "elsewhere"
