@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, NoReturn, TextIO
 
 from loopkit import interrupts
@@ -135,14 +136,15 @@ def _run(words: list[str]) -> int | None:
     """Run the subcommand that the words name: one of `COMMANDS`, or one that another distribution adds."""
     parser = _parser()
     own = {command.words[0] for command in COMMANDS}
+    if not words or words[0] in ("-h", "--help"):
+        say(_help())
+        return 0
     if words and not words[0].startswith("-") and words[0] not in own:
         from loopkit.discovery import load_command
 
         if (function := load_command(words[0])) is not None:
             return function(words[1:])
         raise _unknown(words[0], own)
-    if words and words[0] in ("-h", "--help"):
-        parser.epilog = _added(own)
     options = parser.parse_args(words)
     code: int = options.function(options)
     return code
@@ -158,13 +160,54 @@ def _unknown(word: str, own: Collection[str]) -> LoopkitError:
     return LoopkitError(f"there is no command {word!r:.80}{nearest(word, known)}: `loopkit --help` lists them")
 
 
-def _added(own: Collection[str]) -> str | None:
-    """The subcommands of other distributions, for the help."""
+def listed() -> dict[str, str]:
+    """All subcommands that are installed, by their first word, and what each does."""
+    return {**_own(), **{name: about for name, (about, _) in _added(_own()).items()}}
+
+
+def _own() -> dict[str, str]:
+    """The first words of the subcommands of loopkit itself, and what they are for."""
+    import_module("loopkit.commands")  # registers them
+    found: dict[str, str] = {}
+    for each in COMMANDS:
+        first = each.words[0]
+        about = GROUPS[first] if len(each.words) > 1 else inspect.getdoc(each.function) or ""
+        found.setdefault(first, _brief(about))
+    return found
+
+
+def _added(own: Collection[str]) -> dict[str, tuple[str, str]]:
+    """The subcommands of other distributions: what each does, as its source says, and whose it is."""
+    from loopkit.discovery import first_line
     from loopkit.installed import COMMANDS as GROUP
     from loopkit.installed import installed
 
-    found = [f"{each.name} ({each.distribution})" for each in installed().of(GROUP) if each.name not in own]
-    return f"from other distributions: {', '.join(found)}" if found else None
+    found = sorted((each for each in installed().of(GROUP) if each.name not in own), key=lambda each: each.name)
+    return {each.name: (_brief(first_line(each).replace("`", "")), each.distribution) for each in found}
+
+
+def _help() -> str:
+    """The help: a line for each subcommand."""
+    own = _own()
+    added = _added(own)
+    widest = max(map(len, [*own, *added]))
+    longest = columns(100) or 100
+
+    def line(name: str, about: str, end: str = "") -> str:
+        begin = f"  {plain(name):<{widest}}  "
+        return begin + shorten(plain(about), max(longest - len(begin) - len(end), 20), placeholder=" ...") + end
+
+    lines = ["usage: loopkit COMMAND ...", "", "Tools for runs of loopkit.", "", "commands:"]
+    lines += [line(name, about) for name, about in own.items()]
+    if added:
+        lines += [
+            "",
+            "from other distributions:",
+            *(line(name, about, f" ({plain(home)})") for name, (about, home) in added.items()),
+        ]
+    options = {"-h, --help": "show this help", "--version": "print the version"}
+    lines += ["", "options:", *(line(name, about) for name, about in options.items())]
+    return "\n".join([*lines, "", "`loopkit COMMAND --help` shows what a command takes."])
 
 
 def say(text: str = "", file: TextIO | None = None, end: str = "\n") -> None:

@@ -3,4 +3,4 @@
 They may import everything, and nothing imports them.
 """
 
-from loopkit.commands import checkpoints, plugins  # noqa: F401  (a module registers its commands)
+from loopkit.commands import checkpoints, completion, plugins  # noqa: F401  (a module registers its commands)

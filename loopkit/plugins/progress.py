@@ -7,14 +7,20 @@ import os
 import select
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
+from torch import Tensor
+
+from loopkit.criteria import declared, is_better
+from loopkit.errors import PluginError
+from loopkit.every import Every
 from loopkit.hooks import hookimpl
 from loopkit.options import Shown
-from loopkit.plugins.late import LateValues
+from loopkit.plugins.late import LateValues, read
+from loopkit.words import is_count
 
 if TYPE_CHECKING:
     from loopkit import Epoch, Step
@@ -22,10 +28,17 @@ if TYPE_CHECKING:
     from loopkit.phases import Phase
 
 REDRAW_SECONDS = 0.1
+NARROWEST = 10
+"""Characters of a bar beside its numbers."""
+DIM, BEST, PLAIN = "\x1b[2m", "\x1b[1;32m", "\x1b[0m"
+"""Styles of a line in a terminal: of titles, and of the best row."""
 
 
 class Progress(Shown):
-    """A tqdm bar for each epoch, and a row of metrics for each training epoch.
+    """A tqdm bar for each epoch, and a row of metrics for each training epoch and each validation inside of one.
+
+    In a terminal, the best epoch so far has a ``*``, if a plugin declares which way a metric is better: the one that a
+    plugin monitors, else the validation's first. Rows have colors there, unless ``NO_COLOR`` is set.
 
     The row ends with the time that the epoch took, and the time left. A terminal that is too narrow for all columns
     shows the losses first, and a line says which others are left out.
@@ -33,6 +46,8 @@ class Progress(Shown):
     Args:
         bar: Draw bars; by default if the output is a terminal or a notebook. Without bars there is one plain line
             per epoch.
+        every: Also write a line after so many updates, as in ``every(updates=100)`` or 100, with the metrics of the
+            epoch so far.
         file: Where to write; standard output by default.
 
     A bar is drawn ten times a second at most; of epochs that are shorter than that, ten a second have one.
@@ -48,8 +63,12 @@ class Progress(Shown):
     provides = "progress"
     volatile = ("_*",)
 
-    def __init__(self, bar: bool | None = None, file: TextIO | None = None) -> None:
+    def __init__(self, bar: bool | None = None, file: TextIO | None = None, every: int | Every | None = None) -> None:
         self.bar = bar
+        self.every = _updates(every)
+        self._due_updates = 0
+        """The updates after which the next line is written."""
+        self._best: float | None = None
         self._file = file
         self._output: _Output | None = None
         self._row: dict[str, float] = {}
@@ -79,6 +98,7 @@ class Progress(Shown):
     def fit_begin(self, learner: Learner) -> None:
         """Start the clock."""
         self._row, self._columns, self._epoch = {}, [], 0
+        self._best, self._due_updates = None, learner.progress.updates + (self.every or 0)
         self._started = self._lap = time.monotonic()
         self._done_before = learner.progress.epochs
         if learner.current is not None:
@@ -111,15 +131,19 @@ class Progress(Shown):
     @hookimpl(reads=("metrics",), after=("metrics",))
     def step_end(self, learner: Learner, step: Step) -> None:
         """Redraw the bar, ten times a second at most."""
+        if self.every is not None and learner.progress.updates >= self._due_updates and step.epoch.phase.training:
+            self._write_running(learner, step.epoch)
         if time.monotonic() >= self._due and (bar := step.epoch.keep(self).get("bar")) is not None:
             self._redraw(bar, learner, step.epoch)
 
     @hookimpl(reads=("metrics", "progress"))
-    def phase_end(self, learner: Learner, phase: Phase) -> None:
-        """Keep the metrics for the epoch's row."""
+    def phase_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
+        """Keep the metrics for the epoch's row; write those of a validation inside of a training epoch."""
         if learner.current is not None:
             prefix = f"{phase.name}/"
             own = {n: v for n, v in learner.metrics.items() if n.startswith(prefix)}
+            if epoch.number > learner.progress.epochs and own:
+                self._write_inside(learner, epoch, own)
             self._row = {**own, **self._row, **own} if phase.training else {**self._row, **own}
             if phase.training:
                 self._epoch = learner.progress.epochs - self._done_before
@@ -152,12 +176,55 @@ class Progress(Shown):
         bar.drawn.n = epoch.steps
         values = bar.late.arrived()
         if values:
-            text = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
-            bar.drawn.set_postfix_str(self._out.encodable(text), refresh=False)
+            bar.drawn.set_postfix_str(self._out.encodable(self._beside(bar, values)), refresh=False)
         bar.drawn.refresh()
         for plugin in learner.plugins.values():
             if getattr(plugin, "provides", "") == "metrics" and hasattr(plugin, "peek"):
                 bar.late.send(plugin.peek(epoch.name))
+
+    def _write_inside(self, learner: Learner, epoch: Epoch, values: Mapping[str, float]) -> None:
+        """Write a line of what there is in the midst of a training epoch."""
+        if learner.world.rank != 0:
+            return
+        planned = None if (fit := learner.current) is None else fit.result.planned.epochs
+        at = f"{epoch.number - self._done_before}/{planned}" if planned else str(epoch.number - self._done_before)
+        parts = [f"epoch {at}, update {learner.progress.updates:,}"]
+        parts += [f"{name} {number(value)}" for name, value in values.items()]
+        self._out.line("  ".join([*parts, f"time {duration(time.monotonic() - self._lap)}"]))
+
+    def _write_running(self, learner: Learner, epoch: Epoch) -> None:
+        """Write the metrics of the epoch so far; the line waits for the device."""
+        assert self.every is not None
+        self._due_updates = learner.progress.updates + self.every
+        values: dict[str, Tensor | float] = {}
+        for plugin in learner.plugins.values():
+            if getattr(plugin, "provides", "") == "metrics" and hasattr(plugin, "peek"):
+                values |= plugin.peek(epoch)
+        self._write_inside(learner, epoch, {f"{epoch.name}/{name}": value for name, value in read(values).items()})
+
+    def _is_best(self, learner: Learner) -> bool:
+        """Whether the row has the best value so far of the metric that counts; False where none is declared."""
+        plugins = list(learner.plugins.values())
+        monitors = [name for name in (getattr(plugin, "monitor", None) for plugin in plugins) if name in self._row]
+        names = [*monitors, *(name for name in self._row if not name.startswith("train/"))]
+        name = next((name for name in names if declared(name, plugins) is not None), None)
+        mode = None if name is None else declared(name, plugins)
+        if name is None or mode is None or not is_better(self._row[name], self._best, mode):
+            return False
+        self._best = self._row[name]
+        return True
+
+    def _beside(self, bar: _Bar, values: Mapping[str, float]) -> str:
+        """The numbers beside a bar: as many as leave room for it, and none is cut."""
+        cells = [f"{name} {value:.4g}" for name, value in values.items()]
+        columns = self._out.columns()
+        if columns is None:
+            return ", ".join(cells)
+        total = f"{bar.drawn.total or ''}"
+        room = columns - len(f"{bar.drawn.desc}: 100%||{total}/{total} [00:00<00:00, 1000.00step/s]") - NARROWEST
+        while cells and len(", ".join(cells)) + 2 > room:
+            cells.pop()
+        return ", ".join(cells)
 
     def _write_row(self, learner: Learner) -> None:
         if not self._epoch or learner.world.rank != 0:
@@ -177,8 +244,11 @@ class Progress(Shown):
                 self._columns = [*cells, *shown]
                 if left_out := [name for name in cells if name not in shown]:
                     self._out.line(f"too narrow for {', '.join(left_out)}")
-                self._out.line("  ".join(f"{name:>{wide(name)}}" for name in shown))
-            self._out.line("  ".join(f"{cells[name]:>{wide(name)}}" for name in shown))
+                self._out.line("  ".join(f"{name:>{wide(name)}}" for name in shown), DIM)
+            best = self._is_best(learner)
+            if best:
+                cells["epoch"] = f"*{epoch}"
+            self._out.line("  ".join(f"{cells[name]:>{wide(name)}}" for name in shown), BEST if best else "")
         else:
             parts = (f"{name} {value}" for name, value in {**values, **times}.items())
             self._out.line("  ".join([f"epoch {epoch}", *parts]))
@@ -235,6 +305,10 @@ class _Output:
         except (AttributeError, OSError, ValueError):  # no such method, or closed
             return False
 
+    def has_colors(self) -> bool:
+        """Whether it is a terminal that shows colors, and the user has not said NO_COLOR."""
+        return self.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
     def columns(self) -> int | None:
         """The characters in a line of the terminal; None if that is not known."""
         try:
@@ -263,8 +337,9 @@ class _Output:
         encoding = self.encoding or "utf-8"
         return text.encode(encoding, "replace").decode(encoding)
 
-    def line(self, text: str) -> None:
-        self.write(self.encodable(text) + "\n")
+    def line(self, text: str, style: str = "") -> None:
+        text = self.encodable(text)
+        self.write(f"{style}{text}{PLAIN}\n" if style and self.has_colors() else f"{text}\n")
         self.flush()
 
 
@@ -276,6 +351,18 @@ def _reader_is_gone(stream: Any) -> bool:
     except (AttributeError, TypeError, OSError, ValueError):  # no pipe, or no poll on this system
         return False
     return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _updates(every: int | Every | None) -> int | None:
+    """The updates from one line to the next.
+
+    Raises:
+        PluginError: It is no number of updates.
+    """
+    count = every.updates if isinstance(every, Every) else every
+    if every is not None and not is_count(count):
+        raise PluginError(f"Progress: every is {every!r}: give a number of updates, such as every(updates=100)")
+    return count
 
 
 def wide(name: str) -> int:

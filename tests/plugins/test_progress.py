@@ -16,6 +16,7 @@ import torch
 from helpers import batches, make_learner, on
 
 from loopkit import Phase, every
+from loopkit.errors import PluginError
 from loopkit.plugins import Metrics, Progress
 from loopkit.plugins.progress import duration, number
 
@@ -97,9 +98,57 @@ def test_lines_with_validations_inside_the_epoch(clock):
     learner = make_learner(Progress(file=file), Metrics(loss=ones), clock.plugin)
     learner.fit(batches(2), batches(1), epochs=2, validate=every(updates=1))
     assert file.getvalue() == (
+        "epoch 1/2, update 1  val/loss 1.0000  time 2.0 s\n"
+        "epoch 1/2, update 2  val/loss 1.0000  time 4.0 s\n"
         "epoch 1/2  train/loss 1.0000  val/loss 1.0000  time 4.0 s  left 4.0 s\n"
+        "epoch 2/2, update 3  val/loss 1.0000  time 2.0 s\n"
+        "epoch 2/2, update 4  val/loss 1.0000  time 4.0 s\n"
         "epoch 2/2  train/loss 1.0000  val/loss 1.0000  time 4.0 s  left 0.0 s\n"
     )
+
+
+@pytest.mark.parametrize("given", [2, every(updates=2)])
+def test_lines_come_after_so_many_updates(clock, given):
+    file = io.StringIO()
+    learner = make_learner(Progress(file=file, every=given), Metrics(loss=ones), clock.plugin)
+    learner.fit(batches(5), epochs=1)
+    assert file.getvalue() == (
+        "epoch 1/1, update 2  train/loss 1.0000  time 2.0 s\n"
+        "epoch 1/1, update 4  train/loss 1.0000  time 4.0 s\n"
+        "epoch 1/1  train/loss 1.0000  time 5.0 s  left 0.0 s\n"
+    )
+
+
+@pytest.mark.parametrize("given", [0, -1, 2.5, True, every(epochs=1)])
+def test_number_of_updates_between_lines_is_checked(given):
+    with pytest.raises(PluginError, match=r"every is .*give a number of updates"):
+        Progress(every=given)
+
+
+@pytest.mark.parametrize(
+    ("no_color", "term", "has"), [(None, "xterm", True), ("1", "xterm", False), (None, "dumb", False)]
+)
+def test_best_epoch_is_marked_on_a_terminal_and_has_a_color_there(monkeypatch, clock, no_color, term, has):
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", no_color)
+    values = iter((3.0, 1.0, 2.0))
+    watched = on(
+        "phase_end",
+        lambda learner, phase: learner.metrics.update({"val/x": next(values)}) if phase.name == "val" else None,
+        name="watched",
+    )
+    watched.monitor, watched.mode, watched.optional = "val/x", "min", ()
+    file = Terminal()
+    progress = Progress(bar=False, file=file)
+    progress.bar = True
+    learner = make_learner(progress, clock.plugin, watched, order=["watched", "progress"])
+    learner.fit(batches(1), batches(1), epochs=3)
+    rows = [line for line in re.split(r"[\r\n]", file.getvalue()) if re.search(r"\d/3 .*s", line)]
+    marked = ["*" in row for row in rows if "%" not in row and "it" not in row and "step" not in row]
+    assert marked == [True, True, False]
+    assert ("\x1b[1;32m" in file.getvalue()) == has
 
 
 def failing(hook="step_begin", epoch=0):
@@ -119,7 +168,8 @@ def test_lines_of_a_fit_that_fails_are_those_of_its_complete_epochs(clock):
     learner = make_learner(Progress(file=file), Metrics(loss=ones), clock.plugin, failing(epoch=1))
     with pytest.raises(RuntimeError, match="deliberate"):
         learner.fit(batches(2), batches(1), epochs=3, validate=every(updates=1))
-    assert file.getvalue() == "epoch 1/3  train/loss 1.0000  val/loss 1.0000  time 4.0 s  left 8.0 s\n"
+    lines = [line for line in file.getvalue().splitlines() if ", update" not in line]
+    assert lines == ["epoch 1/3  train/loss 1.0000  val/loss 1.0000  time 4.0 s  left 8.0 s"]
 
 
 def test_lines_are_not_written_for_passes_outside_a_fit():
