@@ -146,8 +146,18 @@ PAGES: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
         "/run/digits%2Fwide/metrics?with=digits%2Fnarrow&with=digits%2Fslow",
         {},
     ),
-    ("monitor-runs", "All runs", "/", {}),
-    ("monitor-table", "All runs as a table, with a scatter of a parameter against a metric", "/table", {}),
+    (
+        "monitor-runs",
+        "All runs, and the charts of those that are shown",
+        "/?q=digits",
+        {"viewport": {"width": 1440, "height": 900}},
+    ),
+    (
+        "monitor-table",
+        "A scatter of a setting against a metric",
+        "/?q=sweep&view=scatter&sx=p%3Aoptimizer.lr",
+        {"viewport": {"width": 1440, "height": 900}},
+    ),
     ("monitor-updates", "Learning rates and gradients", "/run/digits%2Fwide/updates", {}),
     ("monitor-system", "The machine", "/run/digits%2Fwide/system", {}),
     ("monitor-parameters", "What differs", "/run/digits%2Fwide/parameters?with=digits%2Fnarrow", {}),
@@ -238,13 +248,8 @@ def photograph(runs: Path) -> None:
                 context = browser.new_context(**{"viewport": {"width": 1240, "height": 700}, **options})
                 page = context.new_page()
                 page.goto(f"{address.rstrip('/')}/#{path}")
-                page.wait_for_selector("[role=option]", state="attached")
+                page.wait_for_selector("main > *", state="attached")
                 page.wait_for_timeout(1500)  # until all is drawn
-                if path == "/table":
-                    page.get_by_text("Scatter").click()
-                    page.get_by_label("Across").select_option(label="optimizer.lr")
-                    page.get_by_label("Filter the table").fill("sweep")
-                    page.wait_for_timeout(500)
                 picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB").quantize(128)
                 picture.save(IMAGES / f"{name}.png", optimize=True)
                 context.close()

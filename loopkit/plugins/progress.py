@@ -199,7 +199,7 @@ class Progress(Shown):
         values: dict[str, Tensor | float] = {}
         for plugin in learner.plugins.values():
             if getattr(plugin, "provides", "") == "metrics" and hasattr(plugin, "peek"):
-                values |= plugin.peek(epoch)
+                values |= plugin.peek(epoch.name)
         self._write_inside(learner, epoch, {f"{epoch.name}/{name}": value for name, value in read(values).items()})
 
     def _is_best(self, learner: Learner) -> bool:

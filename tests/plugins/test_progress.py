@@ -17,7 +17,7 @@ from helpers import batches, make_learner, on
 
 from loopkit import Phase, every
 from loopkit.errors import PluginError
-from loopkit.plugins import Metrics, Progress
+from loopkit.plugins import EarlyStopping, Metrics, Progress
 from loopkit.plugins.progress import duration, number
 
 
@@ -134,20 +134,12 @@ def test_best_epoch_is_marked_on_a_terminal_and_has_a_color_there(monkeypatch, c
     if no_color:
         monkeypatch.setenv("NO_COLOR", no_color)
     values = iter((3.0, 1.0, 2.0))
-    watched = on(
-        "phase_end",
-        lambda learner, phase: learner.metrics.update({"val/x": next(values)}) if phase.name == "val" else None,
-        name="watched",
-    )
-    watched.monitor, watched.mode, watched.optional = "val/x", "min", ()
+    metric = Metrics(x=lambda outputs, targets: torch.full((len(outputs),), next(values)), phase="val")
     file = Terminal()
-    progress = Progress(bar=False, file=file)
-    progress.bar = True
-    learner = make_learner(progress, clock.plugin, watched, order=["watched", "progress"])
-    learner.fit(batches(1), batches(1), epochs=3)
-    rows = [line for line in re.split(r"[\r\n]", file.getvalue()) if re.search(r"\d/3 .*s", line)]
-    marked = ["*" in row for row in rows if "%" not in row and "it" not in row and "step" not in row]
-    assert marked == [True, True, False]
+    stop = EarlyStopping("val/x", patience=9, mode="min")
+    make_learner(Progress(bar=True, file=file), metric, stop, clock.plugin).fit(batches(1), batches(1), epochs=3)
+    rows = re.findall(r"^(?:\x1b\[[0-9;]*[mK])? +(\*?)\d/3 ", file.getvalue().replace("\r", "\n"), re.MULTILINE)
+    assert rows == ["*", "*", ""]
     assert ("\x1b[1;32m" in file.getvalue()) == has
 
 

@@ -13,6 +13,8 @@ from loopkit_monitor.views import encode, seq
 __all__ = ["Live"]
 
 POLL_SECONDS = 0.25
+BUSY_SECONDS = 0.02
+"""Between two polls while runs are read ahead: others get their answers in between."""
 PING_SECONDS = 15.0
 LOOK_SECONDS = 60.0
 """Between two looks whether a run is live, while nobody asks."""
@@ -46,7 +48,7 @@ class Live:
         loop = asyncio.get_running_loop()
 
         def call() -> Result:
-            if loop.time() - self._polled >= POLL_SECONDS / 2:
+            if loop.time() - self._polled >= (BUSY_SECONDS if self._store.behind else POLL_SECONDS / 2):
                 self._store.poll()
                 self._polled = loop.time()
             return view(self._store, *arguments)
@@ -82,7 +84,7 @@ class Live:
             if last != known:
                 known, self._news, news = last, asyncio.Event(), self._news
                 news.set()
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(BUSY_SECONDS if self._store.behind else POLL_SECONDS)
 
     async def idle(self, seconds: float) -> None:
         """Wait until for so long nobody has listened or asked, and no run was live."""

@@ -35,6 +35,31 @@ class Folder:
         self.searched = True
         """The last search has looked at all entries."""
 
+    def replace(self, path: str, data: bytes) -> None:
+        """Put a file with this content where the path is, at once or not at all, by a way without links.
+
+        Raises:
+            OSError: It cannot be written there.
+        """
+        folder, _, name = path.rpartition("/")
+        here = self._enter(folder.split("/") if folder else [], name)
+        beside = f".{name}.{os.getpid()}.new"
+        try:
+            file = os.open(
+                beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644, dir_fd=here
+            )
+            try:
+                with os.fdopen(file, "wb") as made:
+                    made.write(data)
+                    made.flush()
+                    os.fsync(made.fileno())
+                os.rename(beside, name, src_dir_fd=here, dst_dir_fd=here)
+            except BaseException:
+                os.unlink(beside, dir_fd=here)
+                raise
+        finally:
+            os.close(here)
+
     def open(self, path: str) -> int:
         """Open a regular file for reading; returns its descriptor, which the caller closes.
 
@@ -45,6 +70,19 @@ class Folder:
             OSError: It is not there, no regular file, or not below the root by a way without links.
         """
         *folders, name = path.split("/")
+        here = self._enter(folders, name)
+        try:
+            file = os.open(name, FLAGS | os.O_NONBLOCK, dir_fd=here)
+        finally:
+            os.close(here)
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            os.close(file)
+            raise FileNotFoundError(f"{path!r:.200} is no regular file")
+        return file
+
+    def _enter(self, folders: list[str], name: str) -> int:
+        """The descriptor of the folder of a file, which the caller closes."""
+        path = "/".join((*folders, name))
         if any(part in ("", ".", "..") or "\0" in part or "\\" in part for part in (*folders, name)):
             raise FileNotFoundError(f"{path!r:.200} is no path in the folder")
         here = os.open(self.root, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
@@ -53,13 +91,10 @@ class Folder:
                 inner = os.open(folder, FLAGS | os.O_DIRECTORY, dir_fd=here)
                 os.close(here)
                 here = inner
-            file = os.open(name, FLAGS | os.O_NONBLOCK, dir_fd=here)
-        finally:
+        except BaseException:
             os.close(here)
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            os.close(file)
-            raise FileNotFoundError(f"{path!r:.200} is no regular file")
-        return file
+            raise
+        return here
 
     def logs(self) -> Iterator[str]:
         """The paths of all files that end in ``.jsonl``, in no order; folders that cannot be read are left out.

@@ -33,6 +33,10 @@ MOST_FIELDS = 200
 """Of a query."""
 HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?", re.ASCII | re.IGNORECASE)
 READING = ("GET", "HEAD")
+WRITING = ("/api/note",)
+"""Paths to which the page posts; nothing else can be changed."""
+LONGEST_CONTENT = 64 << 10
+"""Bytes of what is posted."""
 
 
 class Guard:
@@ -40,7 +44,7 @@ class Guard:
 
     - ``Host`` is a name of this server; so a foreign name that was made to lead here (DNS rebinding) is of no use.
     - ``Origin``, if it is sent, is the page's own.
-    - ``GET`` and ``HEAD`` only, without content.
+    - ``GET`` and ``HEAD`` only, without content; and ``POST`` of a little JSON to what people note, with an ``Origin``.
     - The token was given once, in the address of the page; afterwards a cookie says so.
 
     Args:
@@ -90,6 +94,8 @@ class Guard:
             return _refuse(403, "other pages may not ask")
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and scope["path"] != "/":
             return _refuse(403, "other pages may not ask")
+        if scope["method"] == "POST" and scope["path"] in WRITING:
+            return _refusal_to_write(headers, bool(origins))
         if scope["method"] not in READING:
             return _refuse(405, "there is nothing to change here", allow=", ".join(READING))
         if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
@@ -126,6 +132,18 @@ class Guard:
                 if name == self._cookie and hmac.compare_digest(value.encode("utf-8", "replace"), self._pass.encode()):
                     return None
         return _refuse(401, "open the address that loopkit monitor has printed, with its token")
+
+
+def _refusal_to_write(headers: Headers, has_origin: bool) -> Response | None:
+    """What is said to a request that writes and is none of the page's."""
+    length = headers.get("content-length", "")
+    if not has_origin:
+        return _refuse(403, "only the page itself writes notes")
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        return _refuse(415, "a note is JSON")
+    if "transfer-encoding" in headers or not (length.isascii() and length.isdecimal() and len(length) < 9):
+        return _refuse(411, "say how long the note is")
+    return _refuse(413, "the note is too long") if int(length) > LONGEST_CONTENT else None
 
 
 def _refuse(status: int, why: str, **headers: str) -> Response:

@@ -7,7 +7,7 @@ fraction of the time that `json` takes. What it refuses is left to `json`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -23,6 +23,11 @@ PHASES = {"train", "val", "test"}
 """A name that begins with one of these, or with the phase that logs it, says itself whose it is."""
 SHARED = {"lr", "resources", "run"}
 """What begins so is of the whole run, whichever phase logs it."""
+
+MOST_VALUES = 1 << 20
+"""More than a line can have."""
+OWN_LINES = ("run", "end", "directions")
+"""Kinds of lines that have no name."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
@@ -40,6 +45,8 @@ class Values(msgspec.Struct, gc=False):
     """Lines of another kind have one."""
 
 
+Columns = tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]
+"""Steps, values, times, and the places of the points in the whole."""
 DECODER = msgspec.json.Decoder(Values)
 
 
@@ -68,21 +75,31 @@ class Lines:
     epoch: int = 0
     time: float = 0.0
     epochs: list[tuple[int, int]] = field(default_factory=list)
-    """Each number of complete epochs, and the first step with which it was logged."""
+    """Each number of epochs, and the first step with which it was logged."""
+    ends: list[tuple[int, int]] = field(default_factory=list)
+    """The same numbers, and the last step with which each was logged."""
 
 
-class Column:
-    """Values of one curve, while lines are read."""
+class Layout:
+    """Lines of one phase with values of the same names: a table."""
 
-    def __init__(self) -> None:
+    def __init__(self, curves: list[str | None]) -> None:
+        self.curves = curves
+        """The curve of each column; None for what is left out."""
         self.lines: list[Values] = []
-        self.values: list[float | str] = []
+        self.rows: list[list[float | str]] = []
+        self.numbers: list[int] = []
+        """Of the lines, in the whole."""
 
-    def points(self, phase: str) -> Points:
-        """The points; if the last line has no phase, it is the given one."""
+    def columns(self) -> Iterator[tuple[str, Columns]]:
+        """Each curve with its points, and the place of each in the whole."""
         step = np.array([line.step for line in self.lines])
         time = np.array([line.time for line in self.lines])
-        return Points(self.lines[-1].phase or phase, step, np.array(self.values, np.float64), time)
+        values = np.ascontiguousarray(np.array(self.rows, np.float64).T)
+        order = np.array(self.numbers) * MOST_VALUES
+        for place, curve in enumerate(self.curves):
+            if curve is not None:
+                yield curve, (step, values[place], time, order + place)
 
 
 def parse(data: bytes, phases: Mapping[str, str] | None = None, *, most_names: int = 10_000) -> Lines:
@@ -99,37 +116,78 @@ def parse(data: bytes, phases: Mapping[str, str] | None = None, *, most_names: i
     """
     made = Lines()
     last: Values | None = None
-    first = None if phases is None else dict(phases)
-    curves: dict[str, Column] = {}
-    by_phase: dict[str, dict[str, Column]] = {}
-    left_out = Column()
+    names = _Names(None if phases is None else dict(phases), most_names)
+    layouts: dict[tuple[str, ...], Layout] = {}
     begin = 0
-    for line in data.split(b"\n")[:-1]:
+    for number, line in enumerate(data.split(b"\n")[:-1]):
         said = parse_values(line)
         if isinstance(said, Values):
             if last is None or said.epoch != last.epoch:
                 made.epochs.append((said.epoch, said.step))
+                if last is not None:
+                    made.ends.append((last.epoch, last.step))
             last = said
-            columns = by_phase.setdefault(said.phase, {})
-            for name, value in said.values.items():
-                column = columns.get(name)
-                if column is None:
-                    curve = name if first is None else _curve(name, said.phase, first)
-                    column = curves.get(curve, left_out)
-                    if column is left_out and len(curves) < most_names:
-                        column = curves[curve] = Column()
-                    columns[name] = column
-                column.lines.append(said)
-                column.values.append(value)
+            key = (said.phase, *said.values)
+            layout = layouts.get(key)
+            if layout is None:
+                layout = layouts[key] = Layout([names.curve(name, said.phase) for name in said.values])
+            layout.lines.append(said)
+            layout.rows.append([*said.values.values()])
+            layout.numbers.append(number)
         elif said is not None and _is_other(said):
             made.others.append((begin, len(line), said))
         elif line:
             made.foreign += 1
         begin += len(line) + 1
-    made.points = {curve: column.points((first or {}).get(curve, "")) for curve, column in curves.items()}
-    made.foreign += len(left_out.lines)
+    made.points = _points(layouts, names)
+    made.foreign += sum(len(layout.lines) * layout.curves.count(None) for layout in layouts.values())
     if last is not None:
+        made.ends.append((last.epoch, last.step))
         made.step, made.epoch, made.time = last.step, last.epoch, last.time
+    return made
+
+
+class _Names:
+    """Gives each name of a phase its curve."""
+
+    def __init__(self, first: dict[str, str] | None, most: int) -> None:
+        self.first = first
+        """The phase that logged a name first; None if that is not known."""
+        self._most = most
+        self.known: dict[str, None] = {}
+        """The curves, as they came."""
+
+    def curve(self, name: str, phase: str) -> str | None:
+        """The curve; None if there are too many."""
+        curve = name if self.first is None else _curve(name, phase, self.first)
+        if curve not in self.known and len(self.known) >= self._most:
+            return None
+        self.known[curve] = None
+        return curve
+
+    def phase(self, curve: str) -> str:
+        return (self.first or {}).get(curve, "")
+
+
+def _points(layouts: Mapping[tuple[str, ...], Layout], names: _Names) -> dict[str, Points]:
+    """The points of each curve, in the order of the lines."""
+    found: dict[str, list[Columns]] = {curve: [] for curve in names.known}
+    phases: dict[str, tuple[int, str]] = {}
+    for (phase, *_), layout in layouts.items():
+        for curve, columns in layout.columns():
+            found[curve].append(columns)
+            last = int(columns[3][-1])
+            if curve not in phases or phases[curve][0] < last:
+                phases[curve] = last, phase
+    made = {}
+    for curve, parts in found.items():
+        if not parts:
+            continue
+        step, value, time, _ = parts[0]
+        if len(parts) > 1:
+            order = np.argsort(np.concatenate([part[3] for part in parts]), kind="stable")
+            step, value, time = (np.concatenate([part[at] for part in parts])[order] for at in range(3))
+        made[curve] = Points(phases[curve][1] or names.phase(curve), step, value, time)
     return made
 
 
@@ -178,7 +236,7 @@ def _refuse(constant: str) -> None:
 
 def _is_other(said: dict[str, Any]) -> bool:
     kind = said.get("kind")
-    return isinstance(kind, str) and (kind in ("run", "end") or isinstance(said.get("name"), str))
+    return isinstance(kind, str) and (kind in OWN_LINES or isinstance(said.get("name"), str))
 
 
 def _curve(name: str, phase: str, phases: dict[str, str]) -> str:

@@ -14,7 +14,21 @@ from loopkit_monitor.views import encode
 __all__ = ["MODULES", "embed"]
 
 STATIC = Path(__file__).parent / "static"
-MODULES = ("dom.js", "source.js", "data.js", "export.js", "chart.js", "views.js", "scatter.js", "table.js", "app.js")
+MODULES = (
+    "dom.js",
+    "source.js",
+    "data.js",
+    "filter.js",
+    "state.js",
+    "markdown.js",
+    "export.js",
+    "plot.js",
+    "chart.js",
+    "views.js",
+    "compare.js",
+    "workspace.js",
+    "app.js",
+)
 """The page's scripts; each imports only from those before it, and no name is declared by two."""
 IMPORT = re.compile(r'^import \{[^}]*\} from "\./[a-z]+\.js";\n', re.MULTILINE)
 EXPORT = re.compile(r"^export (?=(?:async )?function|class|const)", re.MULTILINE)
@@ -53,18 +67,16 @@ def embed(data: Mapping[str, Any]) -> bytes:
         data = {"runs": views.runs(store), "details": {"a": views.run(store, "a")}, "series": {"a": {}}}
         Path("report.html").write_bytes(embed(data))
     """
-    library = _text("uplot/uPlot.iife.min.js")
     own = "".join(EXPORT.sub("", IMPORT.sub("", _text(name))) for name in MODULES)
-    styles = [_text("uplot/uPlot.min.css"), _text("app.css")]
-    notice = "<!-- uPlot, in this file:\n" + _text("uplot/LICENSE").replace("--", "- -") + "-->"
+    style = _text("app.css")
     policy = (
-        f"default-src 'none'; script-src {_hash(library)} {_hash(own)}; style-src {' '.join(map(_hash, styles))}; "
+        f"default-src 'none'; script-src {_hash(own)}; style-src {_hash(style)}; "
         f"img-src data:; media-src data:; base-uri 'none'; form-action 'none'"
     )
     page = TEMPLATE.format(
         policy=policy,
-        styles=notice + "".join(f"\n<style>{style}</style>" for style in styles),
-        scripts=f'<script>{library}</script>\n<script type="module">{own}</script>',
+        styles=f"<style>{style}</style>",
+        scripts=f'<script type="module">{own}</script>',
         data=encode(data).decode("ascii"),
     )
     return page.encode()

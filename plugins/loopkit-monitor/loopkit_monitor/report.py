@@ -23,6 +23,10 @@ __all__ = ["collect", "write_csv", "write_html", "write_png"]
 
 POINTS = 2_000
 """Of a curve."""
+WEIGHTS = (0.6, 0.9, 0.97, 0.99, 0.999)
+"""Of the means that a page has of a curve of which it does not have all points."""
+SMOOTH_POINTS = 400
+"""Of such a mean."""
 MOST_POINTS = 1_000_000
 """Of all curves together."""
 FEWEST_POINTS = 50
@@ -86,7 +90,19 @@ def collect(store: Store) -> dict[str, Any]:
             first = kept[0]["index"] if kept else found["total"]
             media[id][each["name"]] = {**found, "items": kept, "first": first}
     series = {id: views.series(store, id, names[id], points)["series"] for id in ids}
+    for id, found in series.items():
+        for name, curve in found.items():
+            if curve["total"] > len(curve["step"]):
+                curve["smooths"] = _smooths(store, id, name)
     return {"runs": listed, "details": details, "series": series, "media": media, "files": files}
+
+
+def _smooths(store: Store, id: str, name: str) -> dict[str, Any]:
+    """A few means of a long curve, of all of its points, by their weight."""
+    return {
+        str(weight): views.series(store, id, [name], SMOOTH_POINTS, smooth=weight)["series"][name]["smooth"]
+        for weight in WEIGHTS
+    }
 
 
 def write_html(store: Store, path: Path) -> None:

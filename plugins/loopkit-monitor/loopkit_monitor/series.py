@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+import weakref
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,66 +16,201 @@ from numpy.typing import NDArray
 from loopkit_monitor.downsample import extremes
 from loopkit_monitor.lines import Points
 
-__all__ = ["FEWEST", "References", "Series"]
+__all__ = ["FEWEST", "References", "Series", "Shelf"]
 
-GROWTH = 1.25
 FEWEST = 5
 """Points of a series that always stay."""
+SMALL = 2048
+"""Points of a part that grows when more come; a longer one stays as it is."""
 MOST = 10_000
 """Lines of one name that are remembered."""
+MOST_SHELVED = 4 << 30
+"""Bytes of a shelf."""
+
+
+class Shelf:
+    """Arrays in a file that has no name, so that they take no memory; it is gone with the process.
+
+    Raises:
+        OSError: On ``put``: there is no room.
+    """
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+        self.size = 0
+        """Bytes that are in it."""
+
+    def put(self, array: NDArray[Any]) -> Shelved:
+        """Keep an array."""
+        if self.size + array.nbytes > MOST_SHELVED:
+            raise OSError(f"{self.size:,} bytes are kept in a temporary file, and it may have {MOST_SHELVED:,}")
+        if self._file is None:
+            self._file, path = tempfile.mkstemp(prefix="loopkit-monitor-")
+            os.unlink(path)
+            weakref.finalize(self, os.close, self._file)
+        data = np.ascontiguousarray(array).tobytes()
+        kept = Shelved(self._file, self.size, len(array), array.dtype.str)
+        written = 0
+        while written < len(data):
+            written += os.pwrite(kept.file, data[written:], kept.begin + written)
+        self.size += written
+        return kept
+
+
+@dataclass(frozen=True)
+class Shelved:
+    """An array in a shelf."""
+
+    file: int
+    begin: int
+    count: int
+    kind: str
+
+    def read(self) -> NDArray[Any]:
+        """The array."""
+        kind = np.dtype(self.kind)
+        return np.frombuffer(os.pread(self.file, self.count * kind.itemsize, self.begin), kind)
+
+
+Column = NDArray[Any] | Shelved
+
+
+@dataclass
+class Part:
+    """Points that came together; curves of the same lines have the same steps and times, in one array."""
+
+    step: Column
+    value: Column
+    time: Column
+    count: int
+
+    @property
+    def shelved(self) -> bool:
+        """Whether its values are in a shelf."""
+        return isinstance(self.value, Shelved)
 
 
 class Series:
-    """The values of one name, in the order of the log: 24 bytes each."""
+    """The values of one name, in the order of the log: in memory, or in a `Shelf`."""
 
     def __init__(self) -> None:
         self.total = 0
         """How many the log has; more than are kept here after `thin`."""
         self.phase = ""
-        self._count = 0
-        self._step = np.empty(16, np.int64)
-        self._value = np.empty(16)
-        self._time = np.empty(16)
+        self.parts: list[Part] = []
+        self.held = 0
+        """Points in memory."""
+        self.version = 0
+        """Rises when points are let go."""
 
     def __len__(self) -> int:
-        return self._count
+        return sum(part.count for part in self.parts)
 
     @property
     def step(self) -> NDArray[np.int64]:
         """Training steps."""
-        return self._step[: self._count]
+        return _joined((part.step for part in self.parts), np.int64)
 
     @property
     def value(self) -> NDArray[np.float64]:
         """What was logged."""
-        return self._value[: self._count]
+        return _joined((part.value for part in self.parts), np.float64)
 
     @property
     def time(self) -> NDArray[np.float64]:
         """Seconds since 1970."""
-        return self._time[: self._count]
+        return _joined((part.time for part in self.parts), np.float64)
+
+    @property
+    def exact(self) -> bool:
+        """Whether all points are kept."""
+        return self.total == len(self)
+
+    def values_from(self, begin: int) -> NDArray[np.float64]:
+        """The values after the first ``begin``."""
+        kept: list[Column] = []
+        at = 0
+        for part in self.parts:
+            if at + part.count > begin:
+                values = _read(part.value)
+                kept.append(values[max(begin - at, 0) :])
+            at += part.count
+        return _joined(kept, np.float64)
+
+    def at(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The steps and times of some points, of rising indices."""
+        steps: list[Column] = []
+        times: list[Column] = []
+        begin = 0
+        for part in self.parts:
+            low, high = np.searchsorted(indices, [begin, begin + part.count])
+            if high > low:
+                inside = indices[low:high] - begin
+                steps.append(_read(part.step)[inside])
+                times.append(_read(part.time)[inside])
+            begin += part.count
+        return _joined(steps, np.int64), _joined(times, np.float64)
 
     def add(self, points: Points) -> None:
         """Append."""
-        count = self._count + len(points.step)
-        if count > len(self._step):
-            self._resize(max(count, int(count * GROWTH)))
-        for column, new in ((self._step, points.step), (self._value, points.value), (self._time, points.time)):
-            column[self._count : count] = new
-        self.total += len(points.step)
-        self._count, self.phase = count, points.phase
+        count = len(points.step)
+        self.total += count
+        self.held += count
+        self.phase = points.phase
+        last = self.parts[-1] if self.parts else None
+        if last is not None and not last.shelved and last.count + count <= SMALL:
+            step, value, time = (
+                np.concatenate([_read(old), new])
+                for old, new in ((last.step, points.step), (last.value, points.value), (last.time, points.time))
+            )
+            self.parts[-1] = Part(step, value, time, last.count + count)
+        else:
+            self.parts.append(Part(points.step, points.value, points.time, count))
+
+    def put_away(self, shelf: Shelf, known: dict[int, Shelved]) -> None:
+        """Move what is in memory to a shelf.
+
+        Args:
+            shelf: Where to.
+            known: By the id of an array, where it is already: steps and times are of several curves.
+
+        Raises:
+            OSError: There is no room.
+        """
+        for part in self.parts:
+            if not part.shelved:
+                step, time = (_put(shelf, column, known) for column in (part.step, part.time))
+                value = _put(shelf, part.value, {})
+                part.step, part.value, part.time = step, value, time
+                self.held -= part.count
 
     def thin(self) -> None:
         """Forget half of the points, and no extreme."""
-        kept = extremes(self.value, max(self._count // 2, FEWEST))
-        for column in (self._step, self._value, self._time):
-            column[: len(kept)] = column[kept]
-        self._count = len(kept)
-        self._resize(self._count)
+        value = self.value
+        kept = extremes(value, max(len(value) // 2, FEWEST))
+        step, time = self.at(kept)
+        self.parts = [Part(step, value[kept], time, len(kept))]
+        self.held = len(kept)
+        self.version += 1
 
-    def _resize(self, size: int) -> None:
-        for column in (self._step, self._value, self._time):
-            column.resize(size, refcheck=False)  # no view outlives a call
+
+def _read(column: Column) -> NDArray[Any]:
+    return column.read() if isinstance(column, Shelved) else column
+
+
+def _joined(columns: Iterable[Column], kind: type) -> NDArray[Any]:
+    found = [_read(column) for column in columns]
+    if len(found) == 1:
+        return found[0]
+    return np.concatenate(found) if found else np.empty(0, kind)
+
+
+def _put(shelf: Shelf, column: Column, known: dict[int, Shelved]) -> Shelved:
+    if isinstance(column, Shelved):
+        return column
+    if id(column) not in known:
+        known[id(column)] = shelf.put(column)
+    return known[id(column)]
 
 
 @dataclass

@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import ipaddress
+import json
+import math
 import os
 import secrets
 import socket
@@ -32,6 +34,7 @@ from starlette.types import Receive, Scope, Send
 from loopkit_monitor import arguments, views
 from loopkit_monitor.events import Live
 from loopkit_monitor.guard import Guard
+from loopkit_monitor.notes import NotesError
 from loopkit_monitor.protocol import protocol_class
 from loopkit_monitor.store import Store, UnknownRun
 
@@ -52,6 +55,10 @@ MOST_STREAMS = 64
 MOST_SERIES = 200
 MOST_POINTS = 20_000
 MOST_ITEMS = 500
+HEAVIEST = 0.99999
+"""The largest weight of the past in a smoothed curve."""
+AHEAD = 0.05
+"""Seconds of a poll in which runs are read that were not asked for yet."""
 SHORTEST_TOKEN = 16
 STEPS = 2**53
 BLOCK = 256 << 10
@@ -139,7 +146,32 @@ def make_app(store: Store, options: Options, port: int, end: Callable[[], None] 
             raise HTTPException(400, f"more than {MOST_SERIES} names")
         points = _integer(request, "points", views.DEFAULT_POINTS, 5, MOST_POINTS)
         low, high = (_integer(request, key, None, -STEPS, STEPS) for key in ("from", "to"))
-        return await _answer(views.series, _one(request, "id"), names, points, low, high)
+        return await _answer(views.series, _one(request, "id"), names, points, low, high, _weight(request))
+
+    async def rows(request: Request) -> Response:
+        return await _answer(views.rows, _integer(request, "since", -1, -1, STEPS))
+
+    async def curves(request: Request) -> Response:
+        ids, names = (request.query_params.getlist(key) for key in ("id", "name"))
+        if len(ids) > MOST_SERIES or len(names) > MOST_SERIES:
+            raise HTTPException(400, f"more than {MOST_SERIES} names")
+        points = _integer(request, "points", views.DEFAULT_POINTS, 5, MOST_POINTS)
+        return await _answer(views.curves, ids, names, points, _weight(request))
+
+    async def note(request: Request) -> Response:
+        try:
+            given = json.loads(await request.body())
+            id, changes = given["id"], given["changes"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise HTTPException(400, "a note is JSON with an id and changes") from None
+        if not isinstance(id, str) or not isinstance(changes, dict):
+            raise HTTPException(400, "a note is JSON with an id and changes")
+        try:
+            return await _answer(views.note, id, changes)
+        except NotesError as error:
+            raise HTTPException(400, str(error)) from None
+        except OSError as error:
+            raise HTTPException(409, f"the notes cannot be written beside the log: {error.strerror}") from None
 
     async def media(request: Request) -> Response:
         index = _integer(request, "index", None, 0, STEPS)
@@ -198,6 +230,9 @@ def make_app(store: Store, options: Options, port: int, end: Callable[[], None] 
             Route("/static/{path:path}", page),
             Route("/api/runs", runs),
             Route("/api/run", run),
+            Route("/api/rows", rows),
+            Route("/api/curves", curves),
+            Route("/api/note", note, methods=["POST"]),
             Route("/api/series", series),
             Route("/api/media", media),
             Route("/api/file", file),
@@ -237,6 +272,18 @@ def _integer(request: Request, key: str, default: Any, low: int, high: int) -> A
     if not low <= (value := int(found[0])) <= high:
         raise HTTPException(400, f"{key} is from {low} to {high}")
     return value
+
+
+def _weight(request: Request) -> float:
+    """The weight of the past in a smoothed curve, of the query."""
+    found = request.query_params.getlist("smooth")
+    try:
+        weight = float(found[0]) if found else 0.0
+    except ValueError:
+        weight = math.nan
+    if len(found) > 1 or not 0 <= weight <= HEAVIEST:
+        raise HTTPException(400, f"smooth is from 0 to {HEAVIEST}")
+    return weight
 
 
 def _static_files() -> dict[str, bytes]:
@@ -309,7 +356,7 @@ def serve(options: Options, say: Callable[[str], None] | None = None) -> None:
         ServerError: The folder is not there, or the port is taken.
     """
     try:
-        store = Store(options.root)
+        store = Store(options.root, ahead=AHEAD)
         listening = _listen(options)
     except OSError as error:
         raise ServerError(str(error)) from error

@@ -7,22 +7,24 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from loopkit_monitor import processes
+from loopkit_monitor import notes, processes
 from loopkit_monitor.folder import Folder
 from loopkit_monitor.lines import Lines, Points, parse, parse_line
-from loopkit_monitor.series import FEWEST, References, Series
+from loopkit_monitor.notes import Notes
+from loopkit_monitor.series import FEWEST, References, Series, Shelf, Shelved
 
 __all__ = ["Change", "Run", "Store", "UnknownRun", "pieces"]
 
@@ -53,7 +55,13 @@ SILENT_SECONDS = 60.0
 IDLE_SECONDS = 60.0
 """After which the points of a run that nobody asked for are let go, if others need the memory."""
 MOST_POINTS = 2_000_000
-"""Points kept of all runs together: 24 bytes each."""
+"""Points kept in memory of all runs together, 24 bytes each; more are in a temporary file."""
+LARGE = 8 << 20
+"""Bytes of a log that is read in parts where others wait for answers; a sample of its lines is shown until then."""
+SAMPLED = 1_500
+"""Lines of such a sample."""
+SAMPLE = 2048
+"""Bytes in which a line of a sample is looked for at first."""
 MOST_RUNS = 5_000
 """Those that were written to last."""
 MOST_NAMES = 10_000
@@ -75,6 +83,8 @@ MOST_EPOCHS = 2_000
 """Whose steps are remembered of a run."""
 MOST_FILES = 50_000
 """Files that are remembered of a run."""
+FAILED_IN = re.compile(r"\bepoch (\d{1,9})\b")
+"""The epoch in a note of an error."""
 RUN = b'{"kind":"run",'
 """With what a line begins with which a fit begins."""
 HOST = socket.gethostname()
@@ -134,7 +144,22 @@ class Run:
     files: set[str] = field(default_factory=set)
     """Files beside the log that it names."""
     epochs: list[tuple[int, int]] = field(default_factory=list)
-    """How many epochs were complete, from which step on; the latest, of very many every second one."""
+    """Each number of epochs with a step: the first that had so many complete epochs, or, where epochs count from 1, the
+    last of that epoch. Of very many epochs, every second one is left out."""
+    modes: dict[str, str] = field(default_factory=dict)
+    """Which way metrics are better, ``"min"`` or ``"max"``, as the log declares."""
+    extents: dict[str, list[float]] = field(default_factory=dict)
+    """The lowest finite value of each name and its step, the highest and its step; of a run that was read."""
+    whole: bool = False
+    """All of it was read."""
+    sampled: bool = False
+    """Its points are a sample of its lines, until all are read."""
+    notes: Notes = field(default_factory=Notes)
+    """What people wrote about it."""
+    changed: int = 0
+    """The number of its last change."""
+    read: float = 0.0
+    """The part of the log that is read, while that goes on."""
     status: str = "live"
     """``"live"``, ``"finished"``, ``"crashed"`` or ``"silent"``."""
     used: float = 0.0
@@ -169,6 +194,26 @@ class Run:
         return self.id.rsplit("/", 1)[-1]
 
     @property
+    def counts_from_one(self) -> bool:
+        """Whether epochs have numbers from 1; in older logs a line has the number of complete epochs."""
+        return self.header.get("epochs_from") == 1
+
+    @property
+    def complete_epochs(self) -> list[tuple[int, int]]:
+        """How many epochs were complete, and at which step."""
+        if not self.counts_from_one or not self.epochs:
+            return self.epochs
+        number, step = self.epochs[-1]
+        over = self.end is not None and self.end.get("error") is None and self.end.get("reason") != "error"
+        planned = self.header.get("planned")
+        steps, epochs = (planned.get("steps"), planned.get("epochs")) if isinstance(planned, dict) else (None, None)
+        if type(steps) is int and type(epochs) is int and epochs > 0:
+            begin = next((each for each in self.runs if each.get("fit") == self.header.get("fit")), self.header)
+            done = number - int(_number(begin.get("epoch")))
+            over = step - int(_number(begin.get("step"))) >= done * steps // epochs
+        return self.epochs if over else self.epochs[:-1]
+
+    @property
     def total_steps(self) -> int | None:
         """How many steps the last fit is meant to end with, if it says so."""
         planned = self.header.get("planned")
@@ -196,7 +241,10 @@ class Store:
 
     Args:
         root: The folder; or one log, or the folder of one.
-        most_points: Points kept of all runs together; of the longest series, half are forgotten until it is so.
+        most_points: Points kept in memory of all runs together. Others are in a temporary file; if that has no room, of
+            the longest series, half are forgotten until it is so.
+        ahead: Seconds of each poll in which runs are read that were not asked for yet; a large log is then read in
+            parts, and its points are a sample until all are. By default, a run is read when it is asked for.
 
     Example::
 
@@ -206,7 +254,7 @@ class Store:
             print(run.id, run.status, run.last)
     """
 
-    def __init__(self, root: str | os.PathLike[str], *, most_points: int = MOST_POINTS) -> None:
+    def __init__(self, root: str | os.PathLike[str], *, most_points: int = MOST_POINTS, ahead: float = 0.0) -> None:
         path = Path(root)
         if not path.exists():
             raise FileNotFoundError(f"there is no {path}: name a folder with runs")
@@ -223,6 +271,10 @@ class Store:
         self._said = False
         self._weight = 0
         self._most_points = most_points
+        self._ahead = ahead
+        self._shelf = Shelf()
+        self._openings: dict[str, Iterator[Run | None]] = {}
+        """Large logs that are being read, in parts."""
         self._scanned = -SCAN_SECONDS
 
     # ------------------------------------------------------------------------------------------------------- for views
@@ -243,10 +295,18 @@ class Store:
         run.used = time.monotonic()
         if not run.opened:
             try:
-                self.runs[id] = run = self._read_whole(run)
+                if self._ahead and run.seen[1] > LARGE:
+                    self._sample(run)
+                else:
+                    self.runs[id] = run = self._read_whole(run)
             except OSError as error:
                 raise UnknownRun(id) from error
         return run
+
+    @property
+    def behind(self) -> bool:
+        """Whether there are runs to read ahead."""
+        return bool(self._ahead) and any(not run.whole for run in self.runs.values())
 
     def record(self, run: Run, name: str, index: int = -1) -> dict[str, Any] | None:
         """What a line of another kind says, read from the log again; None if it is not there any more."""
@@ -265,6 +325,23 @@ class Store:
         finally:
             os.close(file)
         return said if said is not None and said.get("name") == name else None
+
+    def note(self, id: str, changes: Mapping[str, Any]) -> Notes:
+        """Change what is noted about a run, in the file beside its log.
+
+        Raises:
+            UnknownRun: There is none.
+            NotesError: That cannot be noted.
+            OSError: The file cannot be written.
+        """
+        run = self.runs.get(id)
+        if run is None:
+            raise UnknownRun(id)
+        made = run.notes.changed(changes)
+        notes.write(self.folder, run.path, made)
+        run.notes = made
+        self._add(run, {"new": True})
+        return made
 
     def since(self, id: int) -> list[Change] | None:
         """The changes after the one of an id, or None if some of them are not kept any more."""
@@ -290,8 +367,57 @@ class Store:
             except OSError:
                 continue  # for now: a network file system, a permission that is taken away
         self._search()
+        if self._ahead:
+            self._read_ahead()
         self._bound()
         return self.since(before) or []
+
+    def _read_ahead(self) -> None:
+        """Read runs that were not read yet, the ones that were asked for first, for as long as there is time."""
+        until = time.monotonic() + self._ahead
+        waiting = [run for run in self.runs.values() if not run.whole and not run.opened]
+        for run in sorted(waiting, key=lambda run: (-run.used, -run.updated)):
+            opening = self._openings.setdefault(run.id, self._reading(run))
+            try:
+                while (fresh := next(opening)) is None:
+                    if time.monotonic() >= until:
+                        return
+            except (OSError, StopIteration):
+                self._openings.pop(run.id, None)
+                run.whole = True  # as far as it can be read; when it is asked for, that says why
+                continue
+            del self._openings[run.id]
+            fresh.used = run.used
+            self.runs[run.id] = fresh
+            self._add(fresh, {"reload": True})
+            if time.monotonic() >= until:
+                return
+
+    def _sample(self, run: Run) -> None:
+        """Read some lines of a log, from all of its parts, and the whole of it in the polls to come."""
+        if run.sampled:
+            return
+        file = self.folder.open(run.path)
+        try:
+            size = os.fstat(file).st_size
+            lines = {}
+            for begin in np.linspace(0, size, SAMPLED, dtype=np.int64).tolist():
+                data = os.pread(file, SAMPLE, begin)
+                if data.count(b"\n") < 2:
+                    data = os.pread(file, 16 * SAMPLE, begin)
+                first = data.find(b"\n") + 1
+                if first and (end := data.find(b"\n", first) + 1):
+                    lines[begin + first] = data[first:end]
+        finally:
+            os.close(file)
+        made = parse(b"".join(line for _, line in sorted(lines.items())), {}, most_names=MOST_NAMES)
+        run.series = {}
+        for name, points in made.points.items():
+            run.series.setdefault(name, Series()).add(points)
+            run.last.setdefault(name, float(points.value[-1]))
+        run.epochs = []
+        _note_epochs(run.epochs, made.epochs)
+        run.sampled = True
 
     def _scan(self) -> None:
         """Find new logs."""
@@ -311,7 +437,7 @@ class Store:
                 id = (folder or ".") if file == "log.jsonl" else path.removesuffix(".jsonl")
                 if id in self.runs:
                     id = path
-                run = Run(id, path)
+                run = Run(id, path, notes=notes.read(self.folder, path))
                 self._glance(run)
             except OSError:
                 continue
@@ -399,7 +525,7 @@ class Store:
     def _read_again(self, run: Run) -> None:
         """Read a log that is not the one that it was."""
         if not run.opened:
-            fresh = Run(run.id, run.path, used=run.used)
+            fresh = Run(run.id, run.path, used=run.used, notes=run.notes)
             self._glance(fresh)
             self.runs[run.id] = fresh
             self._add(fresh, {})
@@ -421,10 +547,15 @@ class Store:
 
     def _read_whole(self, run: Run) -> Run:
         """The run, with its points, read from the beginning of its log."""
+        self._openings.pop(run.id, None)
+        return next(fresh for fresh in self._reading(run) if fresh is not None)
+
+    def _reading(self, run: Run) -> Iterator[Run | None]:
+        """Read a log from its beginning; None after each part, and at last the run, with its points."""
         file = self.folder.open(run.path)
         try:
             for _ in range(TRIES):
-                fresh = Run(run.id, run.path, opened=True, used=run.used)
+                fresh = Run(run.id, run.path, opened=True, used=run.used, whole=True, notes=run.notes)
                 about = os.fstat(file)
                 fresh.seen = about.st_ino, about.st_size, about.st_mtime_ns
                 fresh.grown = _grown(about.st_mtime)
@@ -432,8 +563,11 @@ class Store:
                 for begin, data in pieces(file, 0, about.st_size):
                     self._take(fresh, begin, data)
                     marks.append((fresh.offset, fresh.check))
-                    while _count(fresh) > self._most_points and _thin(fresh):
-                        pass
+                    while _count(fresh) > self._most_points:
+                        if not self._put_away(fresh) and not _thin(fresh):
+                            break
+                    run.read = fresh.offset / max(about.st_size, 1)
+                    yield None
                 if _is_still(file, marks):
                     break
             else:
@@ -441,7 +575,19 @@ class Store:
         finally:
             os.close(file)
         self._set_status(fresh)
-        return fresh
+        yield fresh
+
+    def _put_away(self, run: Run) -> bool:
+        """Move the points of a run to the temporary file; False if it has no room, or there is nothing to move."""
+        known: dict[int, Shelved] = {}
+        if not any(series.held for series in run.series.values()):
+            return False
+        try:
+            for series in run.series.values():
+                series.put_away(self._shelf, known)
+        except OSError:
+            return False
+        return True
 
     def _glance(self, run: Run) -> None:
         """Tell what can be told from both ends of a log."""
@@ -501,10 +647,9 @@ class Store:
             run.last[name] = float(points.value[-1])
             if run.opened:
                 run.series.setdefault(name, Series()).add(points)
+                _widen(run.extents, name, points)
         if lines.points:
             run.step, run.epoch, run.updated = lines.step, lines.epoch, lines.time
-        if run.opened:
-            _note_epochs(run.epochs, lines.epochs)
         for start, length, said in lines.others:
             time, step, epoch = _number(said.get("time")), said.get("step"), said.get("epoch")
             run.updated = max(run.updated, time)
@@ -522,8 +667,14 @@ class Store:
                 run.started = run.started or time
             elif said["kind"] == "end":
                 run.end = said
+                run.epoch = max(run.epoch, _epoch_of(said))
+            elif said["kind"] == "directions":
+                _declare(run, said.get("modes"))
             elif run.opened:
                 self._refer(run, said, begin + start, length)
+        if run.opened:
+            ends = run.counts_from_one
+            _note_epochs(run.epochs, lines.ends if ends else lines.epochs, ends)
         return lines
 
     def _refer(self, run: Run, said: dict[str, Any], begin: int, length: int) -> None:
@@ -578,6 +729,7 @@ class Store:
 
     def _add(self, run: Run, about: dict[str, Any]) -> None:
         self.last_id += 1
+        run.changed = self.last_id
         data = {**run.summary(), **about}
         names = [*data["metrics"], *data.get("series", ()), *data.get("kinds", ())]
         points = sum(map(len, data.get("series", {}).values()))
@@ -594,10 +746,15 @@ class Store:
         opened = [run for run in self.runs.values() if run.opened]
         if sum(map(_count, opened)) <= self._most_points:
             return
+        for run in sorted(opened, key=_count, reverse=True):
+            if not self._put_away(run):
+                break
+            if sum(map(_count, opened)) <= self._most_points:
+                return
         now = time.monotonic()
         for run in sorted(opened, key=lambda run: run.used):
             if now - run.used > IDLE_SECONDS and sum(map(_count, opened)) > self._most_points:
-                run.opened = False
+                run.opened = run.sampled = False
                 run.series, run.references, run.files, run.epochs = {}, {}, set(), []
                 run.last = {name: run.last[name] for name in list(run.last)[:GLANCED_NAMES]}
                 self._add(run, {"reload": True})
@@ -621,11 +778,16 @@ def _place(name: str) -> tuple[bool, bool, int, str]:
     return name not in HEAD, other, name.count("/"), name
 
 
-def _note_epochs(known: list[tuple[int, int]], more: list[tuple[int, int]]) -> None:
-    """Add where epochs were complete; what a fit does again takes the place of what it did before."""
+def _note_epochs(known: list[tuple[int, int]], more: list[tuple[int, int]], growing: bool = False) -> None:
+    """Add where epochs were complete, or end by now if they are ``growing``.
+
+    What a fit does again takes the place of what it did before.
+    """
     for epoch, step in more:
         while known and known[-1][0] > epoch:
             known.pop()
+        if known and known[-1][0] == epoch and known[-1][1] < step and growing:
+            known[-1] = epoch, step
         if not known or known[-1][0] < epoch:
             known.append((epoch, step))
     while len(known) > MOST_EPOCHS:
@@ -637,16 +799,48 @@ def _totals(run: Run) -> dict[str, int]:
 
 
 def _count(run: Run) -> int:
-    return sum(map(len, run.series.values()))
+    """Its points in memory."""
+    return sum(series.held for series in run.series.values())
+
+
+def _widen(extents: dict[str, list[float]], name: str, points: Points) -> None:
+    """Take the lowest and the highest of some points into those of a curve."""
+    finite = np.isfinite(points.value)
+    if not finite.any():
+        return
+    low = int(np.where(finite, points.value, np.inf).argmin())
+    high = int(np.where(finite, points.value, -np.inf).argmax())
+    known = extents.get(name)
+    if known is None:
+        known = extents[name] = [np.inf, 0.0, -np.inf, 0.0]
+    if points.value[low] < known[0]:
+        known[:2] = float(points.value[low]), int(points.step[low])
+    if points.value[high] > known[2]:
+        known[2:] = float(points.value[high]), int(points.step[high])
+
+
+def _epoch_of(end: Mapping[str, Any]) -> int:
+    """The epoch in which an error ended a run, as the notes of the error name it; 0 without one."""
+    notes = end.get("notes")
+    found = (FAILED_IN.search(note) for note in (notes if isinstance(notes, list) else ()) if isinstance(note, str))
+    return max((int(match[1]) for match in found if match), default=0)
+
+
+def _declare(run: Run, modes: Any) -> None:
+    """Keep the directions that a line declares."""
+    if isinstance(modes, dict):
+        for name, mode in modes.items():
+            if mode in ("min", "max") and len(run.modes) < MOST_NAMES:
+                run.modes[name] = mode
 
 
 def _thin(run: Run) -> bool:
     """Forget half of the points of the longest series, or of all, where none is long; False if all are too short."""
-    longest = max(map(len, run.series.values()), default=0)
+    longest = max((series.held for series in run.series.values()), default=0)
     if longest <= FEWEST:
         return False
     for series in run.series.values():
-        if len(series) * 2 > longest:
+        if series.held * 2 > longest:
             series.thin()
     return True
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,10 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loopkit_monitor.downsample import extremes
-from loopkit_monitor.series import References
-from loopkit_monitor.store import Run, Store
+from loopkit_monitor.notes import Notes
+from loopkit_monitor.series import References, Series
+from loopkit_monitor.smoothing import Mean
+from loopkit_monitor.store import Run, Store, UnknownRun
 
-__all__ = ["encode", "media", "run", "runs", "series"]
+__all__ = ["curves", "encode", "media", "note", "rows", "run", "runs", "series"]
 
 LATEST = {"plan": "run/plan", "model": "run/model", "cost": "run/cost", "profile": "run/module_profile"}
 """Parts of a run, and under which name they are logged; the last one counts."""
@@ -28,6 +30,10 @@ MOST_LISTED = 500
 MOST_BYTES = 8 << 20
 """Of the lines in one answer."""
 DEFAULT_POINTS = 2_000
+MOST_MEANS = 4_000_000
+"""Values of smoothed curves that are kept for the next question."""
+MOST_COLUMNS = 400
+"""Names of which the table has a value of a run."""
 MOST_POINTS = 100_000
 """Of all curves in one answer; if there are many, each has fewer."""
 HELPER = "~"
@@ -58,6 +64,63 @@ def runs(store: Store) -> dict[str, Any]:
     }
 
 
+def rows(store: Store, since: int = -1) -> dict[str, Any]:
+    """What the table shows of the runs that have changed after a change: parameters, the last and the best values.
+
+    Args:
+        since: The number of a change; by default, all runs are in it.
+    """
+    found = [_row(store, each) for each in store.runs.values() if each.changed > since]
+    return {
+        "rows": found,
+        "ids": list(store.runs),
+        "behind": store.behind,
+        "left_out": store.left_out,
+        "searched": store.folder.searched,
+        "last": store.last_id,
+        "seq": seq(store),
+    }
+
+
+def _row(store: Store, run: Run) -> dict[str, Any]:
+    planned = run.header.get("planned")
+    return {
+        **_brief(run),
+        "planned_epochs": planned.get("epochs") if isinstance(planned, dict) else None,
+        "whole": run.whole,
+        "modes": run.modes,
+        "extents": {name: run.extents[name] for name in itertools.islice(run.extents, MOST_COLUMNS)},
+        "last": {name: run.last[name] for name in itertools.islice(run.last, MOST_COLUMNS)},
+        "hyperparameters": hyperparameters(store, run),
+        "git": run.header.get("git"),
+    }
+
+
+def note(store: Store, id: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Change what is noted about a run.
+
+    Raises:
+        UnknownRun: There is none.
+        NotesError: That cannot be noted.
+        OSError: It cannot be written.
+    """
+    made = store.note(id, changes)
+    return {"id": id, "notes": _notes(made), "seq": seq(store)}
+
+
+def curves(
+    store: Store, ids: Sequence[str], names: Sequence[str], points: int = DEFAULT_POINTS, smooth: float = 0.0
+) -> dict[str, Any]:
+    """Curves of several runs, as `series` gives those of one; runs that are gone are left out."""
+    made = {}
+    for id in dict.fromkeys(ids):
+        try:
+            made[id] = series(store, id, names, points, smooth=smooth)["series"]
+        except UnknownRun:
+            continue
+    return {"curves": made, "seq": seq(store)}
+
+
 def run(store: Store, id: str) -> dict[str, Any]:
     """All of one run but its points and media.
 
@@ -79,12 +142,16 @@ def run(store: Store, id: str) -> dict[str, Any]:
         "config": found.header.get("config"),
         "hyperparameters": hyperparameters(store, found),
         "names": names,
-        "best": {name: extent for name, each in found.series.items() if (extent := _extent(each.value))},
+        "best": {name: [low, high, at, other] for name, (low, at, high, other) in found.extents.items()},
+        "modes": found.modes,
+        "sampled": found.sampled,
+        "read": found.read,
         **{part: _without_helpers(store.record(found, name)) for part, name in LATEST.items()},
         "checkpoints": _listed(store, found, "run/checkpoint"),
         "warnings": _listed(store, found, "run/warning"),
         "end": found.end,
-        "epochs": found.epochs,
+        "epochs": found.complete_epochs,
+        "counts_from_one": found.counts_from_one,
         "foreign": found.foreign,
         "seq": seq(store),
     }
@@ -97,44 +164,86 @@ def series(
     points: int = DEFAULT_POINTS,
     low: float | None = None,
     high: float | None = None,
+    smooth: float = 0.0,
 ) -> dict[str, Any]:
     """Curves of a run, of no more points than are asked for, with all that stands out.
+
+    With ``smooth``, each has the exponential mean of all of its points, too, thinned after it is made: ``"smooth"`` has
+    its steps, times and values, and ``"mean"`` what it takes to continue it.
 
     Args:
         names: Those that the run does not have are left out.
         points: Of each curve; at least 5.
         low: The first step; by default, the first one there is.
         high: The last step.
+        smooth: The weight of the past in the mean; 0 for none.
 
     Raises:
         UnknownRun: There is no run of that id.
     """
     found = store.get(id)
-    made = {}
+    made: dict[str, dict[str, Any]] = {}
     points = max(min(points, MOST_POINTS // max(len(names), 1)), 5)
     for name in dict.fromkeys(names):
         each = found.series.get(name)
         if each is None:
             continue
-        total = each.total
-        if low is None and high is None:
-            chosen = extremes(each.value, points)
-        else:
-            inside = np.ones(len(each), bool)
-            if low is not None:
-                inside &= each.step >= low
-            if high is not None:
-                inside &= each.step <= high
-            chosen = np.flatnonzero(inside)
-            total = total if len(chosen) == len(each) else len(chosen)
-            chosen = chosen[extremes(each.value[chosen], points)]
+        inside = _between(each, low, high)
+        values = each.value
+        whole = len(inside) == len(values)
         made[name] = {
-            "step": each.step[chosen].tolist(),
-            "value": _numbers(each.value[chosen]),
-            "time": each.time[chosen].tolist(),
-            "total": total,
+            **_thinned(each, values, inside, points),
+            "total": each.total if whole else len(inside),
+            "exact": each.exact and not found.sampled,
         }
+        if smooth:
+            means, mean = _MEANS.of(each, smooth)
+            made[name]["smooth"] = _thinned(each, means, inside, points)
+            made[name]["mean"] = [mean.sum, mean.count]
     return {"id": id, "series": made, "seq": seq(store)}
+
+
+def _between(series: Series, low: float | None, high: float | None) -> NDArray[np.int64]:
+    """The indices of the points between two steps."""
+    if low is None and high is None:
+        return np.arange(len(series))
+    step = series.step
+    inside = np.ones(len(step), bool)
+    if low is not None:
+        inside &= step >= low
+    if high is not None:
+        inside &= step <= high
+    return np.flatnonzero(inside)
+
+
+def _thinned(series: Series, values: NDArray[np.float64], inside: NDArray[np.int64], points: int) -> dict[str, Any]:
+    """Some of these points, with the lowest and highest of each part."""
+    chosen = inside[extremes(values[inside], points)]
+    step, time = series.at(chosen)
+    return {"step": step.tolist(), "value": _numbers(values[chosen]), "time": time.tolist()}
+
+
+class _Means:
+    """The means of curves that were asked for last: a zoom asks for the same ones."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[int, float], tuple[Series, int, NDArray[np.float64], Mean]] = OrderedDict()
+
+    def of(self, series: Series, weight: float) -> tuple[NDArray[np.float64], Mean]:
+        """The mean at each point of a curve, and what it takes to continue it."""
+        key = id(series), weight
+        known, version, means, mean = self._known.pop(key, (None, 0, np.empty(0), Mean(weight)))
+        if known is not series or version != series.version:
+            means, mean = np.empty(0), Mean(weight)
+        if len(means) < len(series):
+            means = np.concatenate([means, mean.of(series.values_from(len(means)))])
+        self._known[key] = series, series.version, means, mean
+        while len(self._known) > 1 and sum(len(each[2]) for each in self._known.values()) > MOST_MEANS:
+            self._known.popitem(last=False)
+        return means, mean
+
+
+_MEANS = _Means()
 
 
 def media(store: Store, id: str, name: str, index: int | None = None, limit: int = 50) -> dict[str, Any]:
@@ -180,10 +289,8 @@ def seq(store: Store) -> str:
     return f"{store.boot}.{store.last_id}"
 
 
-def _extent(values: NDArray[np.float64]) -> list[float]:
-    """The lowest and the highest of those that are finite; none if there is none."""
-    finite = values[np.isfinite(values)]
-    return [float(finite.min()), float(finite.max())] if len(finite) else []
+def _notes(notes: Notes) -> dict[str, Any]:
+    return {"name": notes.name, "note": notes.note, "tags": list(notes.tags), "archived": notes.archived}
 
 
 def _brief(run: Run) -> dict[str, Any]:
@@ -192,8 +299,9 @@ def _brief(run: Run) -> dict[str, Any]:
     end = run.end or {}
     return {
         "id": id,
-        "name": run.name,
+        "name": run.notes.name or run.name,
         **summary,
+        "notes": _notes(run.notes),
         "started": run.started,
         "fits": len(run.runs),
         "total_steps": run.total_steps,

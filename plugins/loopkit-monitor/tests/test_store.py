@@ -12,6 +12,7 @@ import pytest
 from support import Writer, eventually, points, read
 
 from loopkit_monitor import folder as folder_module
+from loopkit_monitor import series as series_module
 from loopkit_monitor import store as store_module
 from loopkit_monitor import views
 from loopkit_monitor.store import Store, UnknownRun
@@ -470,7 +471,58 @@ def test_clocks_that_jump_do_not_matter(store, writer):
 # --------------------------------------------------------------------------------------------------------------- bounds
 
 
-def test_points_are_bounded_and_extremes_stay(tmp_path, writer):
+@pytest.fixture
+def full_disk(monkeypatch):
+    """The temporary file has no room."""
+    monkeypatch.setattr(series_module, "MOST_SHELVED", 0)
+
+
+def test_points_beyond_the_memory_are_kept_in_a_file_and_none_is_lost(tmp_path, writer):
+    writer.values(5000)
+    store = Store(tmp_path / "runs", most_points=1000)
+    store.poll()
+    writer.values(3000)
+    store.poll()
+    run = store.get("a")
+    assert points(run) == read(writer.path)
+    writer.values(2000)
+    store.poll()
+    assert points(run) == read(writer.path)
+    assert sum(series.held for series in run.series.values()) <= 1000
+    assert all(series.exact for series in run.series.values())
+
+
+@pytest.mark.parametrize("layouts", [1, 2, 3])
+def test_curves_of_lines_with_other_names_between_them_stay_in_order(tmp_path, writer, layouts):
+    for step in range(300):
+        writer.step = step
+        writer.together({"a": float(step), **{f"b{step % layouts}": -1.0 * step}})
+    store = Store(tmp_path / "runs", most_points=10)
+    store.poll()
+    assert store.get("a").series["a"].step.tolist() == list(range(300))
+    assert points(store.get("a")) == read(writer.path)
+
+
+def test_large_log_is_sampled_until_it_is_read(tmp_path, writer, monkeypatch):
+    monkeypatch.setattr(store_module, "LARGE", 10_000)
+    monkeypatch.setattr(store_module, "PIECE", 20_000)
+    monkeypatch.setattr(store_module, "GLANCE", 4000)
+    writer.begin(epochs_from=1)
+    writer.values(6000)
+    store = Store(tmp_path / "runs", ahead=1e-9)
+    store.poll()
+    run = store.get("a")
+    assert run.sampled
+    assert 1000 < len(run.series["lr"]) <= 1500
+    assert not views.series(store, "a", ["lr"])["series"]["lr"]["exact"]
+    for _ in range(100):
+        store.poll()
+    assert not store.behind
+    assert points(store.get("a")) == read(writer.path)
+    assert store.changes[-1].data["reload"]
+
+
+def test_points_are_bounded_and_extremes_stay(tmp_path, writer, full_disk):
     writer.values(5000)
     writer.value("lr", 99.0)
     writer.values(5000)
@@ -486,7 +538,7 @@ def test_points_are_bounded_and_extremes_stay(tmp_path, writer):
     assert series["lr"].total == 13_001
 
 
-def test_series_that_are_too_short_to_be_thinned_are_kept(tmp_path, writer):
+def test_series_that_are_too_short_to_be_thinned_are_kept(tmp_path, writer, full_disk):
     many = [f"m{number}" for number in range(60)]
     writer.begin()
     writer.values(5, *many)
@@ -502,7 +554,7 @@ def test_series_that_are_too_short_to_be_thinned_are_kept(tmp_path, writer):
     assert sum(map(len, store.runs["b"].series.values())) <= 10  # they are not kept for those of the other
 
 
-def test_idle_runs_make_room(tmp_path, writer):
+def test_idle_runs_make_room(tmp_path, writer, full_disk):
     writer.values(100)
     shutil.copytree(tmp_path / "runs" / "a", tmp_path / "runs" / "b")
     store = Store(tmp_path / "runs", most_points=300)

@@ -1,66 +1,31 @@
-// Charts of curves: smoothing, scales, zoom and values under the pointer, shared by all charts of a board.
+// Charts of curves: smoothing, scales, zoom and the cursor, shared by all charts of a board.
 
-import { DASH, bytes, count, duration, h, num, percent, save, seldom } from "./dom.js";
+import { h, popover, save, seldom } from "./dom.js";
 import { csv, drawing, saveDrawing } from "./export.js";
+import { DASHES, Plot, indexAt, ink } from "./plot.js";
 
-const HEIGHT = 200, ENLARGED = 480;
-const DASHES = [[], [6, 4], [2, 3], [10, 3, 2, 3]];
-const UNITS = { value: num, bytes, percent, seconds: duration };
-const SECONDS = [1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800,
-  ...[1, 2, 3, 6, 12, 24, 48, 120, 240, 480, 1200, 2400, 7200].map((hours) => hours * 3600)]; // from one tick of a time to the next
-let styles = null;
+const HEIGHT = 220, ENLARGED = 480, PHONE = 200;
+const GRID = 200; // places at which runs of a group are averaged
+const AXES = { step: "step", time: "time since the beginning", epoch: "epoch" };
+const MANY = 30; // curves from which on lines are thinner
 
-/** A color of the style sheet, for a canvas. */
-export function ink(name) {
-  styles ??= getComputedStyle(document.documentElement);
-  return styles.getPropertyValue(name).trim() || "#888";
-}
-
-/** The last index whose x is not above `x`, or 0. */
-function indexAt(xs, x) {
-  let low = 0, high = xs.length - 1;
-  while (low < high) {
-    const middle = (low + high + 1) >> 1;
-    if (xs[middle] <= x) low = middle; else high = middle - 1;
-  }
-  return low;
-}
-
-function nearest(xs, x) {
-  const at = indexAt(xs, x);
-  return at + 1 < xs.length && xs[at + 1] - x < x - xs[at] ? at + 1 : at;
-}
-
-/** Exponential smoothing of the points that are drawn, without a bias at the beginning. */
-export function smoothed(values, weight) {
-  let mean = 0, mass = 0;
-  return values.map((value) => {
-    if (!Number.isFinite(value)) return value;
-    mean = mean * weight + value * (1 - weight);
-    mass = mass * weight + (1 - weight);
-    return mean / mass;
-  });
-}
-
-/** What several charts have in common. */
+/** What several charts have in common. `look()` gives `{smooth, x, logx, logy, range, band}`; `change(changes)` asks for others. */
 export class Board {
-  constructor(data, settings) {
-    this.data = data;
-    this.settings = settings; // smooth, log, x: kept while the page is open
-    this.charts = [];
-    this.range = null; // of x, when zoomed
-    this.key = `board-${Math.random()}`;
+  constructor(data, look, change) {
+    Object.assign(this, { data, look, change, charts: [], zoomed: new Map(), runs: 1 });
     this.failure = h("p", { class: "notice bad", role: "alert", hidden: true });
+    this.note = h("p", { class: "muted", role: "status", hidden: true });
     this.observer = new IntersectionObserver((entries) => {
       for (const entry of entries) this.charts.find((chart) => chart.element === entry.target)?.see(entry.isIntersecting);
-      this.load();
+      this.loadSoon();
     }, { rootMargin: "200px" });
     this.onPoints = ({ detail }) => this.mark(detail);
-    this.onTheme = () => { styles = null; for (const chart of this.charts) chart.plot?.redraw(false); };
+    this.onTheme = () => { for (const chart of this.charts) if (chart.seen) chart.draw(); };
     data.addEventListener("points", this.onPoints);
     window.addEventListener("theme", this.onTheme);
-    this.drawSoon = seldom(() => { for (const chart of this.charts) if (chart.stale && chart.seen) chart.draw(); }, 120);
-    this.zoomSoon = seldom(() => this.loadZoomed(), 60);
+    this.drawSoon = seldom(() => { for (const chart of this.charts) if (chart.stale && chart.seen) chart.draw(); }, 60);
+    this.loadSoon = seldom(() => this.load(), 20);
+    this.zoomSoon = seldom(() => this.loadZoomed(), 40);
   }
 
   end() {
@@ -71,110 +36,116 @@ export class Board {
     this.charts = [];
   }
 
-  add(options) {
-    const chart = new Chart(this, options);
-    this.charts.push(chart);
-    this.observer.observe(chart.element);
-    return chart.element;
+  /** Show these charts, `{key, title, unit, curves}`; those that are there already are kept. Returns their elements. */
+  show(wanted) {
+    const known = new Map(this.charts.map((chart) => [chart.key, chart]));
+    this.charts = wanted.map((each) => {
+      const chart = known.get(each.key) ?? new Chart(this, each);
+      if (known.delete(each.key)) chart.change(each); else this.observer.observe(chart.element);
+      return chart;
+    });
+    for (const chart of known.values()) { this.observer.unobserve(chart.element); chart.end(); }
+    this.runs = new Set(wanted.flatMap((each) => each.curves.map((curve) => curve.run))).size;
+    this.loadSoon();
+    return this.charts.map((chart) => chart.element);
   }
 
   mark({ id, names }) {
     for (const chart of this.charts) {
       if (chart.curves.some((curve) => curve.run === id && (names === null || names.includes(curve.name)))) chart.stale = true;
     }
-    if (names === null) this.zoomed = new Map();
+    if (names === null) this.zoomed.clear();
     this.drawSoon();
+    this.loadSoon();
   }
 
-  set(changes) {
-    Object.assign(this.settings, changes);
-    if ("x" in changes) { this.range = null; this.zoomed = new Map(); }
-    for (const chart of this.charts) chart.build();
+  /** The look has changed. */
+  refresh() {
+    this.zoomed.clear();
+    for (const chart of this.charts) { if (chart.seen) chart.draw(); else chart.stale = true; }
+    this.loadSoon();
   }
 
-  zoomed = new Map();
-
-  /** Show a part of x in all charts, or all of it. */
   zoom(range) {
     if (range && !(range[1] > range[0])) return;
-    this.range = range;
-    if (!range) this.zoomed = new Map();
-    for (const chart of this.charts) chart.draw();
-    this.onZoom?.(range);
+    this.change({ range });
+    for (const chart of this.charts) { if (chart.seen) chart.draw(); else chart.stale = true; }
     if (range) this.zoomSoon();
   }
 
-  /** The curves of the charts that can be seen, by run. */
+  cursor(x, from, top = null) {
+    for (const chart of this.charts) if (chart.seen) chart.plot.cursor(x, chart.plot === from, chart.plot === from ? top : null);
+  }
+
   #wanted(test) {
-    const wanted = new Map();
-    for (const chart of this.charts) {
-      if (!chart.seen) continue;
-      for (const curve of chart.curves) {
-        if (test(curve)) wanted.set(curve.run, [...(wanted.get(curve.run) ?? []), curve.name]);
-      }
-    }
-    return [...wanted].map(([run, names]) => [run, [...new Set(names)]]);
+    const made = [];
+    for (const chart of this.charts) if (chart.seen) for (const curve of chart.curves) if (test(curve)) made.push([curve.run, curve.name]);
+    return made;
   }
 
   async load() {
-    const wanted = this.#wanted((curve) => !this.data.curve(curve.run, curve.name));
+    const { smooth } = this.look(), points = this.data.pointsFor(this.runs);
+    const wanted = this.#wanted((curve) => !this.data.has(curve.run, curve.name, smooth, points));
     try {
-      await Promise.all(wanted.map(([run, names]) => this.data.need(run, names)));
+      if (wanted.length) await this.data.need(wanted, smooth, this.runs);
       this.failure.hidden = true;
     } catch (failure) {
       this.failure.hidden = false;
-      this.failure.textContent = `The curves could not be read: ${failure.message}.`;
+      this.failure.replaceChildren(`The curves could not be read: ${failure.message}. `, h("button", { type: "button", on: { click: () => this.load() } }, "Try again"));
     }
-    if (this.range) this.zoomSoon();
+    if (this.look().range) this.zoomSoon();
   }
 
   /** Ask again, for what is zoomed to, of the curves that are not whole. */
   async loadZoomed() {
-    const range = this.range;
+    const { range, x, smooth } = this.look();
     if (!range) return;
-    const wanted = this.#wanted((curve) => {
+    const key = `${range}`, byRun = new Map();
+    for (const [run, name] of this.#wanted((curve) => {
       const whole = this.data.curve(curve.run, curve.name);
-      const have = this.zoomed.get(`${curve.run}\n${curve.name}`);
-      return whole && !whole.waiting && whole.total > whole.step.length && have?.range !== range;
-    });
-    await Promise.all(wanted.map(async ([run, names]) => {
+      return whole && !whole.waiting && whole.total > whole.step.length && this.zoomed.get(`${curve.run}\n${curve.name}`)?.key !== `${key} ${smooth}`;
+    })) byRun.set(run, [...(byRun.get(run) ?? []), name]);
+    await Promise.all([...byRun].map(async ([run, names]) => {
       let [from, to] = range;
-      if (this.settings.x !== "step") {
+      if (x !== "step") {
         const curves = names.map((name) => this.data.curve(run, name)).filter((curve) => curve.step.length);
         if (!curves.length) return;
-        const at = (curve, x) => indexAt(this.#xs(run, curve), x);
+        const at = (curve, place) => indexAt(this.xs(run, curve), place);
         from = Math.min(...curves.map((curve) => curve.step[at(curve, range[0])]));
         to = Math.max(...curves.map((curve) => curve.step[Math.min(at(curve, range[1]) + 1, curve.step.length - 1)]));
       }
       const margin = Math.max((to - from) * 0.05, 1);
-      const found = await this.data.between(run, names, Math.max(from - margin, 0), to + margin).catch(() => new Map());
-      if (this.range !== range) return;
-      for (const [name, curve] of found) this.zoomed.set(`${run}\n${name}`, { ...curve, range });
+      const found = await this.data.between(run, [...new Set(names)], Math.max(from - margin, 0), to + margin, smooth, this.data.pointsFor(this.runs)).catch(() => new Map());
+      for (const [name, curve] of found) this.zoomed.set(`${run}\n${name}`, { ...curve, key: `${key} ${smooth}` });
     }));
-    if (this.range === range) for (const chart of this.charts) if (chart.seen) chart.draw();
+    if (`${this.look().range}` === key && byRun.size) for (const chart of this.charts) if (chart.seen) chart.draw();
   }
 
   /** The x of a curve's points: steps, seconds since the run began, or epochs and parts of them. */
-  #xs(run, curve) {
-    if (this.settings.x === "time") {
+  xs(run, curve) {
+    const { x } = this.look();
+    if (x === "time") {
       const begin = this.data.runs.get(run)?.started ?? 0;
       return curve.time.map((time) => time - begin);
     }
-    return this.settings.x === "epoch" ? epochs(curve.step, this.data.details.get(run)?.epochs ?? []) : curve.step;
+    return x === "epoch" ? epochsOf(curve.step, this.data.runs.get(run), this.data.details.get(run)?.epochs ?? []) : curve.step;
   }
 
-  /** The points to draw of a curve, with their x. */
+  /** The points to draw of a curve, with their x, and those of its mean. */
   points(curve) {
     const whole = this.data.curve(curve.run, curve.name);
     if (!whole) return null;
-    const zoomed = this.range && this.zoomed.get(`${curve.run}\n${curve.name}`);
-    const found = zoomed && zoomed.range === this.range ? zoomed : whole;
-    return { xs: this.#xs(curve.run, found), values: found.value, total: found.total, waiting: whole.waiting };
+    const { range, smooth } = this.look(), zoomed = range && this.zoomed.get(`${curve.run}\n${curve.name}`);
+    const found = zoomed?.key === `${range} ${smooth}` ? zoomed : whole;
+    const soft = smooth && found.smooth;
+    return { waiting: whole.waiting && !whole.step.length, exact: whole.exact !== false, raw: distinct(this.xs(curve.run, found), found.value), soft: soft ? distinct(this.xs(curve.run, soft), soft.value) : null };
   }
 }
 
-/** Steps as epochs: `marks` say how many were complete from which step on. An epoch that goes on is as long as the last. */
-function epochs(steps, marks) {
+/** Steps as epochs: as long as planned, or by `marks`, which say how many were complete at which step. */
+function epochsOf(steps, run, marks) {
+  const each = run?.planned_epochs && run.total_steps ? run.total_steps / run.planned_epochs : 0;
+  if (each >= 1) return steps.map((step) => step / each);
   const known = marks.length && marks[0][1] > 0 && marks[0][0] > 0 ? [[0, 0], ...marks] : marks;
   if (known.length < 2) return steps.map(() => known[0]?.[0] ?? 0);
   let at = 0;
@@ -187,313 +158,170 @@ function epochs(steps, marks) {
   });
 }
 
-const AXES = { step: "step", time: "time since the beginning", epoch: "epoch" };
-
-/** Strictly rising xs, as the plot needs them: of several values at one x the last one. */
+/** Strictly rising x: of several values at one x the last one. */
 function distinct(xs, values) {
-  const outX = [], outY = [];
+  let rises = true;
+  for (let at = 1; at < xs.length && rises; at += 1) rises = xs[at] > xs[at - 1];
+  if (rises) return { x: xs, y: values };
+  const made = { x: [], y: [] };
   for (let at = 0; at < xs.length; at += 1) {
-    const size = outX.length;
-    if (size && xs[at] <= outX[size - 1]) outY[size - 1] = values[at];
-    else { outX.push(xs[at]); outY.push(values[at]); }
+    const size = made.x.length;
+    if (size && xs[at] <= made.x[size - 1]) made.y[size - 1] = values[at];
+    else { made.x.push(xs[at]); made.y.push(values[at]); }
   }
-  return [outX, outY];
+  return made;
 }
+
+/** The mean of several curves, and a band: their standard deviation, or from the lowest to the highest. */
+export function average(curves, band) {
+  const filled = curves.filter((curve) => curve.x.length);
+  if (!filled.length) return { x: [], mean: [], low: [], high: [] };
+  const from = Math.min(...filled.map((curve) => curve.x[0])), to = Math.max(...filled.map((curve) => curve.x[curve.x.length - 1]));
+  const places = [...new Set(filled.flatMap((curve) => curve.x))];
+  const x = places.length <= GRID ? places.sort((a, b) => a - b) : Array.from({ length: GRID }, (_, at) => from + ((to - from) * at) / (GRID - 1));
+  const made = { x, mean: [], low: [], high: [] };
+  for (const at of x) {
+    const values = filled.map((curve) => between(curve, at)).filter(Number.isFinite);
+    const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
+    const spread = Math.sqrt(values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / values.length);
+    made.mean.push(mean);
+    made.low.push(band === "range" ? Math.min(...values) : mean - spread);
+    made.high.push(band === "range" ? Math.max(...values) : mean + spread);
+  }
+  return made;
+}
+
+/** A curve at an x between two of its points; nothing outside of them. */
+function between({ x, y }, at) {
+  if (at < x[0] || at > x[x.length - 1]) return NaN;
+  const left = indexAt(x, at), right = Math.min(left + 1, x.length - 1);
+  if (x[left] === at || left === right) return y[left];
+  return y[left] + ((y[right] - y[left]) * (at - x[left])) / (x[right] - x[left]);
+}
+
+const phone = matchMedia("(max-width: 800px)");
 
 class Chart {
   seen = false;
   stale = true;
-  plot = null;
+  at = null;
 
-  /** `curves`: `{run, name, label, color, dash}`; of several runs also `runName`, and `part`, what all of them have. */
-  constructor(board, { title, curves, unit = "value", log = null }) {
-    Object.assign(this, { board, title, curves, unit, log });
-    this.format = UNITS[unit];
-    this.hidden = new Set();
-    this.where = h("span", { class: "where" });
-    this.keys = curves.map((curve) => this.#key(curve));
-    this.height = HEIGHT;
-    this.area = h("div", { class: "plot", css: { height: `${HEIGHT}px` } });
-    this.element = h("section", { class: "chart", tabindex: 0, role: "group", on: { keydown: (event) => this.#press(event) } },
-      h("h3", {}, h("span", { class: "chart-title" }, title), this.where, this.#more()),
-      this.#legend(),
-      this.area);
-    this.#name();
-    this.sizer = new ResizeObserver(() => this.#resize());
-    this.sizer.observe(this.area);
+  /** `curves`: `{run, name, label, color, dash, group}`; those of one group are averaged. */
+  constructor(board, options) {
+    this.board = board;
+    this.key = options.key;
+    this.height = phone.matches ? PHONE : HEIGHT;
+    this.plot = new Plot(options.title, this.height, { zoom: (range) => board.zoom(range), cursor: (x, plot, top) => { this.at = x; board.cursor(x, plot, top); } });
+    this.legend = h("p", { class: "keys" });
+    this.state = h("span", { class: "where" });
+    this.more = popover("\u22ef", (close) => this.#menu(close), { class: "quiet small", "aria-label": `More of ${options.title}` });
+    this.head = h("h3", {}, h("span", { class: "chart-title", title: options.title }, options.title), this.state, this.more.element);
+    this.element = h("section", { class: "chart", "aria-label": options.title }, this.head, this.legend, this.plot.element);
+    this.plot.layer.tabIndex = 0;
+    this.plot.layer.removeAttribute("aria-hidden");
+    this.plot.layer.setAttribute("role", "application");
+    this.plot.layer.setAttribute("aria-label", `${options.title}: arrow keys move the cursor, plus and minus zoom, 0 shows all`);
+    this.plot.layer.addEventListener("keydown", (event) => this.#press(event));
+    this.change(options);
   }
 
-  end() {
-    this.sizer.disconnect();
-    this.plot?.destroy();
+  change({ title, unit = "value", curves, marks = [], fixed = null }) {
+    Object.assign(this, { title, unit, curves, marks, fixed, stale: true });
+    if (this.seen) this.board.drawSoon();
   }
+
+  end() { this.plot.end(); }
 
   see(seen) {
     this.seen = seen;
-    if (seen && (this.stale || !this.plot)) this.draw();
+    if (seen && this.stale) this.draw();
   }
 
-  #key(curve) {
-    const value = h("span", { class: "value" });
-    const button = h("button", { type: "button", "aria-pressed": "true", title: `${curve.title ?? curve.name}: show or hide`, on: { click: () => this.#toggle([curve]) } },
-      swatch(`var(--s${curve.color})`, curve.dash), h("span", { class: "label" }, curve.label), value);
-    return { button, value };
+  #menu(close) {
+    const button = (text, what) => h("button", { type: "button", on: { click: () => { close(); what(); } } }, text);
+    const large = this.element.classList.contains("large");
+    return [button(large ? "As small as the others" : "Enlarge", () => this.#enlarge()), ["PNG", "SVG", "CSV"].map((form) => button(`Save as ${form}`, () => this.save(form.toLowerCase())))].flat();
   }
 
-  #toggle(curves) {
-    const off = curves.some((curve) => !this.hidden.has(curve));
-    for (const curve of curves) if (off) this.hidden.add(curve); else this.hidden.delete(curve);
-    this.keys.forEach(({ button }, at) => button.setAttribute("aria-pressed", String(!this.hidden.has(this.curves[at]))));
-    this.build();
-  }
-
-  /** The keys in a row; of several runs with several curves each, a table: the color is the run's, the dash the curve's. */
-  #legend() {
-    const [runs, parts] = ["run", "part"].map((key) => [...new Set(this.curves.map((curve) => curve[key]))]);
-    if (runs.length < 2 || parts.length < 2) return h("ul", { class: "keys" }, this.keys.map(({ button }) => h("li", {}, button)));
-    const group = (key, value, text, mark) => h("button", { type: "button", title: `${text}: show or hide all`, on: { click: () => this.#toggle(this.curves.filter((curve) => curve[key] === value)) } }, mark, h("span", { class: "label" }, text));
-    const of = (key, value) => this.curves.find((curve) => curve[key] === value);
-    return h("table", { class: "keys legend" },
-      h("thead", {}, h("tr", {}, h("td", {}), parts.map((part) => h("th", { scope: "col" }, group("part", part, part, swatch("currentColor", of("part", part).dash)))))),
-      h("tbody", {}, runs.map((run) => h("tr", {}, h("th", { scope: "row" }, group("run", run, of("run", run).runName, swatch(`var(--s${of("run", run).color})`, 0))),
-        parts.map((part) => h("td", {}, this.keys[this.curves.findIndex((curve) => curve.run === run && curve.part === part)]?.button))))));
-  }
-
-  /** What else can be done with a chart. */
-  #more() {
-    const button = (text, what) => h("button", { type: "button", on: { click: () => { more.open = false; what(); } } }, text);
-    const larger = button("Enlarge", () => this.#enlarge(larger));
-    const more = h("details", { class: "more", on: { keydown: (event) => { if (event.key === "Escape") more.open = false; } } },
-      h("summary", { "aria-label": `More of ${this.title}` }, "\u22ef"),
-      h("div", {}, larger, ["PNG", "SVG", "CSV"].map((form) => button(`Save as ${form}`, () => this.save(form.toLowerCase())))));
-    return more;
-  }
-
-  #enlarge(button) {
-    const large = this.element.classList.toggle("large");
-    this.height = large ? ENLARGED : HEIGHT;
-    this.area.style.height = `${this.height}px`;
-    button.textContent = large ? "As small as the others" : "Enlarge";
-    this.build();
+  #enlarge() {
+    this.height = this.element.classList.toggle("large") ? ENLARGED : phone.matches ? PHONE : HEIGHT;
+    this.plot.resize(this.height);
     this.element.scrollIntoView({ block: "nearest" });
   }
 
-  /** Save what is shown: "png", "svg", or "csv" of its points. */
-  async save(form) {
-    const { plot, board } = this, x = board.settings.x;
-    if (!plot) return;
-    const shown = this.curves.map((curve, at) => ({ curve, ...this.shown[at] })).filter((each) => each.x?.length);
-    if (form === "csv") {
-      const rows = shown.flatMap(({ curve, x: xs, raw, soft }) => xs.map((each, i) => [curve.run, curve.name, each, raw[i], ...(board.settings.smooth ? [soft[i]] : [])]));
-      save(`${this.title}.csv`, "text/csv", csv([["run", "name", x, "value", ...(board.settings.smooth ? ["smoothed"] : [])], ...rows]));
-      return;
-    }
-    const box = { left: plot.over.offsetLeft, top: plot.over.offsetTop, width: plot.over.clientWidth, height: plot.over.clientHeight };
-    const pixel = (value, along) => plot.valToPos(value, along) + (along === "x" ? box.left : box.top);
-    const ticks = (axis, along) => (axis._splits ?? []).map((value, i) => ({ at: pixel(value, along), label: axis._values[i] ?? "" })).filter(({ at, label }) => label !== "" && Number.isFinite(at));
-    const lines = shown.flatMap(({ curve, x: xs, raw, soft }) => {
-      const line = (values, about) => ({ label: "", color: ink(`--s${curve.color}`), dash: DASHES[curve.dash ?? 0], width: 1.5, ...about,
-        points: values.map((value, i) => (Number.isFinite(value) && !(this.isLog && value <= 0) ? [pixel(xs[i], "x"), pixel(value, "y")] : null)) });
-      const label = { label: curve.label };
-      return board.settings.smooth ? [line(raw, { color: `${ink(`--s${curve.color}`)}45` }), line(soft, label)] : [line(raw, label)];
-    });
-    await saveDrawing(drawing({ title: this.title, width: plot.width, height: plot.height, box, lines, ink,
-      ticks: { x: ticks(plot.axes[0], "x"), y: ticks(plot.axes[1], "y"), name: AXES[x] } }), this.title, form);
-  }
-
-  #name() {
-    this.element.setAttribute("aria-label", `${this.title}. Arrow keys move the cursor, plus and minus zoom, 0 shows all.`);
-  }
-
   #press(event) {
-    const plot = this.plot;
-    if (!plot || event.target !== this.element || event.ctrlKey || event.metaKey || event.altKey) return;
-    const { min, max } = plot.scales.x;
-    const width = max - min, here = this.at ?? (min + max) / 2;
+    const { plot, board } = this;
+    if (!plot.x || event.ctrlKey || event.metaKey || event.altKey) return;
+    const { low, high } = plot.x, width = high - low, here = this.at ?? (low + high) / 2;
     if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
-      const xs = plot.data[0], by = width / (event.shiftKey ? 10 : 100);
-      this.#point((event.key === "ArrowLeft" ? xs.findLast((x) => x <= here - by) : xs.find((x) => x >= here + by)) ?? (event.key === "ArrowLeft" ? min : max));
-    } else if (event.key === "+" || event.key === "=") this.board.zoom([here - width / 4, here + width / 4]);
-    else if (event.key === "-") this.board.zoom([min - width / 2, max + width / 2]);
-    else if (event.key === "0") this.board.zoom(null);
-    else if (event.key === "Escape") plot.setCursor({ left: -10, top: -10 });
+      const xs = [...new Set(plot.what.series.flatMap((each) => (each.faint ? [] : each.x)))].sort((a, b) => a - b), by = width / (event.shiftKey ? 10 : 100);
+      const to = event.key === "ArrowLeft" ? xs.findLast((x) => x <= here - by) ?? low : xs.find((x) => x >= here + by) ?? high;
+      this.at = Math.min(Math.max(to, low), high);
+      board.cursor(this.at, plot);
+    } else if (event.key === "+" || event.key === "=") board.zoom([here - width / 4, here + width / 4]);
+    else if (event.key === "-") board.zoom([low - width / 2, high + width / 2]);
+    else if (event.key === "0") board.zoom(null);
+    else if (event.key === "Escape" && this.at !== null) { this.at = null; board.cursor(null, null); }
     else return;
     event.preventDefault();
     event.stopPropagation();
   }
 
-  #point(x) {
-    const { min, max } = this.plot.scales.x;
-    this.plot.setCursor({ left: this.plot.valToPos(Math.min(Math.max(x, min), max), "x"), top: this.height / 3 });
-  }
-
-  #resize() {
-    const width = Math.floor(this.area.clientWidth);
-    if (!width) return;
-    if (this.plot) { if (this.plot.width !== width) this.plot.setSize({ width, height: this.height }); }
-    else if (this.seen) this.draw();
-  }
-
-  build() {
-    this.plot?.destroy();
-    this.plot = null;
-    this.stale = true;
-    if (this.seen) this.draw();
-  }
-
-  get isLog() { return this.log ?? this.board.settings.log; }
-
   draw() {
     if (!this.seen) { this.stale = true; return; }
     this.stale = false;
-    const { smooth } = this.board.settings;
-    this.shown = this.curves.map((curve) => (this.hidden.has(curve) ? null : this.board.points(curve)));
-    const waiting = this.shown.every((points) => !points || points.waiting);
-    const loading = waiting && this.hidden.size < this.curves.length;
-    this.area.classList.toggle("waiting", loading);
-    if (loading && !this.plot) return;
-    this.odd = [];
-    const tables = [];
-    this.shown.forEach((points, at) => {
-      const xs = points?.xs ?? [], values = points?.values ?? [];
-      const [x, raw] = distinct(xs, values);
-      const soft = smooth ? smoothed(raw, smooth) : raw;
-      const fit = (value) => (!Number.isFinite(value) ? null : this.isLog && value <= 0 ? undefined : value); // null is a gap
-      raw.forEach((value, i) => { if (!Number.isFinite(value)) this.odd.push([x[i], value, at]); });
-      tables.push([x, raw.map(fit), soft.map(fit)]);
-      if (points) Object.assign(points, { x, raw, soft });
-    });
-    const joined = tables.some(([x]) => x.length) ? uPlot.join(tables) : [[], ...tables.flatMap(() => [[], []])];
-    if (this.plot) this.plot.setData(joined);
-    else this.#make(joined);
-    this.#values();
-  }
-
-  #make(joined) {
-    const width = Math.floor(this.area.clientWidth);
-    if (!width) return;
-    const { board } = this;
-    const { smooth, x } = board.settings;
-    const stroke = (curve, faint) => () => ink(`--s${curve.color}`) + (faint ? "45" : "");
-    const series = [{}];
-    this.curves.forEach((curve, at) => {
-      const about = { dash: DASHES[curve.dash ?? 0], spanGaps: false };
-      const few = () => this.#few(at);
-      series.push({ ...about, stroke: stroke(curve, smooth > 0), width: smooth ? 1 : 1.5, points: { size: 5, show: few, fill: stroke(curve, smooth > 0) } });
-      series.push({ ...about, stroke: stroke(curve, false), width: 1.75, show: smooth > 0, points: { show: false } });
-    });
-    const axis = { stroke: () => ink("--muted"), font: "11px system-ui, sans-serif", ticks: { show: false } };
-    const grid = { stroke: () => ink("--grid"), width: 1 };
-    const ticks = x === "time" ? (_, values) => values.map(clock) : (_, values) => values.map((value) => (value % 1 ? (x === "epoch" ? String(Number(value.toPrecision(6))) : "") : stepTick(value)));
-    this.plot = new uPlot({
-      width, height: this.height, padding: [8, 18, 0, 0], pxAlign: 1,
-      legend: { show: false },
-      scales: {
-        x: { time: false, range: (_, low, high) => board.range ?? (low === null ? [0, 1] : low === high ? [low - 1, high + 1] : [low, high]) },
-        y: {
-          distr: this.isLog ? 3 : 1,
-          range: (_, low, high) => {
-            if (low === null || low === undefined) return this.isLog ? [0.1, 1] : [0, 1];
-            if (this.isLog) return low === high ? [low / 2, high * 2] : [low / 1.1, high * 1.1];
-            if (this.unit === "percent" && low >= 0 && high <= 100) return [0, Math.max(high * 1.1, 10)];
-            const pad = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
-            return [low >= 0 && low - pad < 0 ? 0 : low - pad, high + pad];
-          },
-        },
-      },
-      axes: [
-        { ...axis, grid: { show: false }, size: 22, gap: 4, space: 64, values: ticks, ...(x === "time" ? { incrs: SECONDS } : {}), label: AXES[x], labelFont: axis.font, labelSize: 15, labelGap: 0 },
-        { ...axis, grid, size: 52, gap: 5, space: 32, ...(this.unit === "seconds" && !this.isLog ? { incrs: SECONDS } : {}), values: (_, values) => values.map((value) => (value === null ? "" : tick(value, this.unit, this.format))) },
-      ],
-      cursor: {
-        y: false,
-        points: { size: 7, fill: (plot, at) => ink(`--s${this.curves[(at - 1) >> 1]?.color ?? 0}`), width: 0 },
-        drag: { x: true, y: false, setScale: false, dist: 4 },
-        sync: { key: board.key, setSeries: false, scales: ["x", null], filters: { pub: (type) => type === "mousemove" || type === "mouseleave" } },
-        bind: { dblclick: () => () => { board.zoom(null); return null; } },
-      },
-      series,
-      hooks: {
-        setSelect: [(plot) => {
-          const { left, width: size } = plot.select;
-          if (size < 4) return;
-          const range = [plot.posToVal(left, "x"), plot.posToVal(left + size, "x")];
-          plot.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
-          board.zoom(range);
-        }],
-        setCursor: [(plot) => {
-          const { left } = plot.cursor;
-          this.at = left === null || left === undefined || left < 0 ? null : plot.posToVal(left, "x");
-          this.#values();
-        }],
-        draw: [(plot) => this.#drawOdd(plot)],
-      },
-    }, joined, this.area);
-  }
-
-  /** Whether a curve has so few points in sight that each is marked. */
-  #few(at) {
-    const xs = this.shown?.[at]?.x ?? [], { min, max } = this.plot?.scales.x ?? {};
-    if (!xs.length || !(max > min)) return true;
-    return indexAt(xs, max) - indexAt(xs, min) < this.area.clientWidth / 14;
-  }
-
-  /** Marks at the upper edge where a curve is infinite or undefined. */
-  #drawOdd(plot) {
-    if (!this.odd.length) return;
-    const { ctx, bbox } = plot, size = 4 * devicePixelRatio;
-    ctx.save();
-    for (const [x, , at] of this.odd.slice(-500)) {
-      const left = plot.valToPos(x, "x", true);
-      if (left < bbox.left || left > bbox.left + bbox.width) continue;
-      ctx.fillStyle = ink(`--s${this.curves[at].color}`);
-      ctx.beginPath();
-      ctx.moveTo(left - size, bbox.top);
-      ctx.lineTo(left + size, bbox.top);
-      ctx.lineTo(left, bbox.top + 1.6 * size);
-      ctx.fill();
+    const { board } = this, { smooth, x, logx, logy, range, band } = board.look();
+    const found = this.curves.map((curve) => [curve, board.points(curve)]);
+    const ready = found.filter(([, points]) => points && !points.waiting);
+    this.element.classList.toggle("waiting", !ready.length && this.curves.length > 0);
+    this.state.textContent = ready.some(([, points]) => !points.exact) ? "a sample; all points are being read" : "";
+    const series = [], bands = [], groups = new Map(), many = ready.length > MANY;
+    for (const [curve, points] of ready) {
+      if (curve.group !== undefined) { groups.set(curve.group, [...(groups.get(curve.group) ?? []), [curve, points]]); continue; }
+      const about = { color: curve.color, dash: curve.dash, label: curve.label };
+      if (points.soft) {
+        series.push({ ...about, ...points.raw, faint: true, alpha: 0.25, width: 1 });
+        series.push({ ...about, ...points.soft, width: 1.75, raw: (place) => between(points.raw, place), curve, from: points });
+      } else series.push({ ...about, ...points.raw, width: many ? 1 : 1.5, alpha: many ? 0.6 : 1, curve, from: points });
     }
-    ctx.restore();
-  }
-
-  /** The values at the cursor, or the last ones. */
-  #values() {
-    const { smooth, x } = this.board.settings;
-    const { min, max } = this.plot?.scales.x ?? {};
-    const here = this.at ?? null;
-    let where = null;
-    this.curves.forEach((curve, at) => {
-      const { x: xs = [], raw, soft } = this.shown?.[at] ?? {};
-      let text = "";
-      if (xs.length) {
-        const index = here === null ? xs.length - 1 : nearest(xs, here);
-        const apart = Math.max((xs[xs.length - 1] - xs[0]) / Math.max(xs.length - 1, 1), (max - min) / 50);
-        const inside = here === null || Math.abs(xs[index] - here) <= apart; // a curve that ends before has no value here
-        text = inside ? this.format((smooth ? soft : raw)[index]) : DASH;
-        if (here !== null && inside && (where === null || Math.abs(xs[index] - here) < Math.abs(where - here))) where = xs[index];
-      }
-      this.keys[at].value.textContent = text;
+    for (const members of groups.values()) {
+      const [{ color, dash, groupLabel: label }] = members[0], made = average(members.map(([, points]) => points.soft ?? points.raw), band);
+      bands.push({ x: made.x, low: made.low, high: made.high, color });
+      series.push({ x: made.x, y: made.mean, color, dash, label, width: 2 });
+    }
+    this.#keys(series);
+    const marks = this.marks.flatMap((mark) => {
+      const at = board.xs(mark.run, { step: [mark.step], time: [mark.time ?? 0] })[0];
+      return x === "time" && !mark.time ? [] : [{ ...mark, x: at, y: mark.value }];
     });
-    this.where.textContent = where === null ? "" : x === "time" ? duration(where) : x === "epoch" ? `epoch ${num(where)}` : `step ${count(where)}`;
+    this.plot.set({ series: series.sort((a, b) => Boolean(b.faint) - Boolean(a.faint)), bands, marks, range, logx, logy: this.fixed ?? logy, unit: this.unit, along: x, title: AXES[x] });
+  }
+
+  /** Which dash, or which color, is what: one short line. */
+  #keys(series) {
+    const parts = new Map(series.filter((each) => !each.faint).map((each) => [each.curve?.part ?? each.label, each]));
+    const several = new Set(this.curves.map((curve) => curve.run)).size > 1;
+    const shown = parts.size > 1 && parts.size <= 8 ? [...parts] : [];
+    const text = shown.map(([name, each]) => `${name}${each.dash}${each.color}`).join();
+    if (text === this.keyed) return;
+    this.keyed = text;
+    this.legend.replaceChildren(...shown.map(([name, each]) => h("span", {}, h("span", { class: "swatch", css: { "border-top": `2px ${each.dash ? "dashed" : "solid"} ${several && each.curve?.part ? "currentColor" : `var(${each.color})`}` } }), name)));
+    this.legend.hidden = !shown.length;
+  }
+
+  /** Save what is shown: "png", "svg", or "csv" of its points. */
+  async save(form) {
+    const { plot, board } = this, { x, smooth } = board.look();
+    if (!plot.what?.series.length) return;
+    if (form === "csv") {
+      const rows = plot.what.series.flatMap((each) => (each.faint ? [] : each.x.map((at, i) => [each.curve?.run ?? each.label, each.curve?.name ?? this.title, at, each.raw ? each.raw(at) : each.y[i], ...(smooth ? [each.y[i]] : [])])));
+      save(`${this.title}.csv`, "text/csv", csv([["run", "name", x, "value", ...(smooth ? ["smoothed"] : [])], ...rows]));
+      return;
+    }
+    const { x: across, y: up } = plot.ticks();
+    const box = { left: plot.x.to(plot.x.low), top: plot.y.to(plot.y.high), width: plot.x.to(plot.x.high) - plot.x.to(plot.x.low), height: plot.y.to(plot.y.low) - plot.y.to(plot.y.high) };
+    const lines = plot.what.series.map((each) => ({ label: each.faint ? "" : each.label, color: ink(each.color), opacity: each.alpha ?? 1, dash: DASHES[each.dash ?? 0], width: each.width ?? 1.5, points: plot.path(each) }));
+    await saveDrawing(drawing({ title: this.title, width: plot.width, height: plot.height, box, lines, ink,
+      ticks: { x: across.map(([at, label]) => ({ at: plot.x.to(at), label })), y: up.map(([at, label]) => ({ at: plot.y.to(at), label })), name: AXES[x] } }), this.title, form);
   }
 }
-
-const swatch = (color, dash) => h("span", { class: "swatch", css: { "border-top": `2px ${dash ? "dashed" : "solid"} ${color}` } });
-
-const stepTick = (value) => (value >= 1e4 ? `${Number((value / (value >= 1e6 ? 1e6 : 1e3)).toPrecision(4))}${value >= 1e6 ? " M" : " k"}` : count(value));
-
-/** A time on an axis: `20 s`, `8:20`, `2:30:00`. */
-function clock(value) {
-  if (!(value >= 60)) return duration(value).replace(".0 ", " ");
-  const whole = Math.round(value), two = (part) => String(part).padStart(2, "0");
-  return whole < 3600 ? `${Math.floor(whole / 60)}:${two(whole % 60)}` : `${Math.floor(whole / 3600)}:${two(Math.floor(whole / 60) % 60)}:${two(whole % 60)}`;
-}
-
-function tick(value, unit, format) {
-  if (unit === "seconds") return value < 0 ? "" : clock(value);
-  if (unit !== "value") return unit === "percent" ? `${Number(value.toPrecision(3))} %` : value < 0 ? "" : format(value);
-  const size = Math.abs(value);
-  if (size >= 1e5 || (size > 0 && size < 1e-3)) return value.toExponential(1).replace("e+", "e").replace(".0e", "e");
-  return size >= 1e3 ? num(value) : String(Number(value.toPrecision(4)));
-}
-

@@ -3,6 +3,7 @@
 import { number, seldom } from "./dom.js";
 
 export const POINTS = 1600;
+const FEWER = [[8, POINTS], [40, 500], [Infinity, 150]]; // points of a curve, if so many runs are shown
 const RECENT = 400;
 const COLUMNS = ["step", "value", "time"];
 const NOTHING = () => ({ step: [], value: [], time: [], total: 0 });
@@ -25,13 +26,36 @@ function thin(curve, points) {
   for (const column of COLUMNS) curve[column] = order.map((at) => curve[column][at]);
 }
 
-const numbered = (given) => ({ ...given, value: given.value.map(number) });
 const seqOf = (id) => Number(String(id ?? "").split(".").pop()) || 0;
+
+/** The mean of all points so far, as the source makes it: `mean` is its sum and count, which go on. */
+function smoothed(values, weight, mean = [0, 0]) {
+  return values.map((value) => {
+    if (!Number.isFinite(value)) return value;
+    mean[0] = mean[0] * weight + value * (1 - weight);
+    mean[1] += 1;
+    return mean[0] / (1 - weight ** mean[1]);
+  });
+}
+
+/** A curve as it came, with its mean at every point if it has all of them. */
+function prepared(given, weight) {
+  const made = { ...given, value: given.value.map(number), weight };
+  if (!weight) return made;
+  if (given.smooth) made.smooth = { ...given.smooth, value: given.smooth.value.map(number) };
+  else if (given.total === given.step.length) {
+    const mean = [0, 0];
+    made.smooth = { step: [...given.step], time: [...given.time], value: smoothed(made.value, weight, mean) };
+    made.mean = mean;
+  }
+  return made;
+}
 
 export class Data extends EventTarget {
   runs = new Map();
   details = new Map();
-  rows = new Map(); // by run: its parameters and the extremes of its metrics, for the table
+  behind = false; // the source has not read all runs yet
+  #last = undefined; // the last change that the runs have
   state = "loading"; // of the connection: loading, open, lost, refused
   failure = null; // why there is no list of runs
   leftOut = 0; // runs that the source has found and does not tell of
@@ -58,11 +82,16 @@ export class Data extends EventTarget {
 
   refresh = async () => {
     try {
-      const { runs, seq, left_out, searched } = await this.source.runs();
-      Object.assign(this, { leftOut: left_out ?? 0, searched: searched ?? true });
-      this.runs = new Map(runs.map((run) => [run.id, run]));
-      this.seq = seq;
+      const known = this.#last;
+      const { rows, seq, last, left_out: left, searched, ids, behind } = await this.source.rows(known);
+      Object.assign(this, { leftOut: left ?? 0, searched: searched ?? true, behind: Boolean(behind) });
+      if (known === undefined) this.runs = new Map();
+      for (const row of rows) this.runs.set(row.id, row);
+      if (ids) { const there = new Set(ids); for (const id of this.runs.keys()) if (!there.has(id)) this.runs.delete(id); }
+      this.#last = last;
+      this.seq ??= seq;
       this.failure = null;
+      if (this.behind) this.#refreshSoon();
     } catch (failure) {
       this.failure = failure;
     }
@@ -70,18 +99,21 @@ export class Data extends EventTarget {
     return this.failure === null;
   };
 
-  /** What the table shows of a run: less than all of it is kept. */
-  async row(id) { this.#keep(id, await this.source.run(id)); }
-
-  #keep(id, { best, hyperparameters, updated }) { this.rows.set(id, { best, hyperparameters, updated }); }
+  /** Change what is noted about a run. */
+  async note(id, changes) {
+    const { notes } = await this.source.note(id, changes);
+    const run = this.runs.get(id);
+    if (run) Object.assign(run, { notes, name: notes.name || id.split("/").pop() });
+    this.#tell("list");
+  }
 
   #refreshSoon = seldom(this.refresh, 250);
+  #rowsSoon = seldom(this.refresh, 2000); // the best values of runs that go on
 
   /** All of one run but its points. */
   async open(id) {
     const detail = await this.source.run(id);
     this.details.set(id, detail);
-    this.#keep(id, detail);
     this.#tell("detail", { id });
     return detail;
   }
@@ -95,28 +127,59 @@ export class Data extends EventTarget {
 
   curve(id, name) { return this.#curves.get(id)?.get(name); }
 
-  /** Get curves that are not here yet. */
-  async need(id, names) {
-    if (!this.#curves.has(id)) this.#curves.set(id, new Map());
-    const mine = this.#curves.get(id);
-    const missing = names.filter((name) => !mine.has(name));
-    for (const name of missing) mine.set(name, { ...NOTHING(), waiting: true });
-    if (!missing.length) return;
-    try {
-      const { series, seqs } = await this.source.series(id, missing, { points: POINTS });
-      for (const name of missing) mine.set(name, { ...numbered(series[name] ?? NOTHING()), seq: seqOf(seqs[name]) });
-      for (const [data, at] of this.#recent) if (data.run === id) this.#extend(mine, data, at, missing);
-    } catch (failure) {
-      for (const name of missing) mine.delete(name);
-      throw failure;
+  /** Whether a curve is here, with the mean that is asked for, and not fewer points than many runs have. */
+  has(id, name, weight = 0, points = 0) {
+    const curve = this.curve(id, name);
+    if (!curve) return false;
+    if (curve.waiting) return true;
+    if (curve.step.length < curve.total && (curve.asked ?? POINTS) < points) return false;
+    return !weight || curve.weight === weight || this.#soften(curve, weight);
+  }
+
+  /** Make another mean of a curve of which all points are here. */
+  #soften(curve, weight) {
+    if (curve.step.length !== curve.total) return false;
+    const mean = [0, 0];
+    Object.assign(curve, { weight, mean, smooth: { step: [...curve.step], time: [...curve.time], value: smoothed(curve.value, weight, mean) } });
+    return true;
+  }
+
+  /** The points that a curve has where so many runs are shown. */
+  pointsFor(runs) { return FEWER.find(([most]) => runs <= most)[1]; }
+
+  /** Get curves, `[run, name]`, that are not here yet. */
+  async need(pairs, weight = 0, runs = 1) {
+    const points = this.pointsFor(runs), byName = new Map(), failures = [];
+    for (const [id, name] of pairs) {
+      if (this.has(id, name, weight, points)) continue;
+      if (!this.#curves.has(id)) this.#curves.set(id, new Map());
+      const mine = this.#curves.get(id), known = mine.get(name);
+      mine.set(name, { ...(known ?? NOTHING()), waiting: true, weight });
+      if (!byName.has(name)) byName.set(name, []);
+      byName.get(name).push([id, known]);
     }
-    this.#tell("points", { id, names: missing });
+    await Promise.all([...byName].map(async ([name, asked]) => {
+      try {
+        const { curves, seqs } = await this.source.curves(asked.map(([id]) => id), name, { points, smooth: weight });
+        for (const [id] of asked) {
+          const mine = this.#curves.get(id);
+          if (!mine) continue;
+          mine.set(name, { ...prepared(curves[id] ?? NOTHING(), weight), asked: points, seq: seqOf(seqs[id]) });
+          for (const [data, at] of this.#recent) if (data.run === id) this.#extend(mine, data, at, [name]);
+          this.#tell("points", { id, names: [name] });
+        }
+      } catch (failure) {
+        for (const [id, known] of asked) { if (known) this.#curves.get(id)?.set(name, known); else this.#curves.get(id)?.delete(name); }
+        failures.push(failure);
+      }
+    }));
+    if (failures.length) throw failures[0];
   }
 
   /** Curves between two steps, as dense as the source has them. */
-  async between(id, names, from, to) {
-    const { series } = await this.source.series(id, names, { points: POINTS, from: Math.floor(from), to: Math.ceil(to) });
-    return new Map(Object.entries(series).map(([name, curve]) => [name, numbered(curve)]));
+  async between(id, names, from, to, weight = 0, points = POINTS) {
+    const { series } = await this.source.series(id, names, { points, from: Math.floor(from), to: Math.ceil(to), smooth: weight });
+    return new Map(Object.entries(series).map(([name, curve]) => [name, { ...curve, value: curve.value.map(number), smooth: curve.smooth && { ...curve.smooth, value: curve.smooth.value.map(number) } }]));
   }
 
   /** Add a change to the curves whose answer did not have it yet. */
@@ -130,12 +193,18 @@ export class Data extends EventTarget {
         while (count && curve.step[count - 1] > data.cut) count -= 1;
         curve.total -= curve.step.length - count;
         for (const column of COLUMNS) curve[column].length = count;
+        curve.weight = -1; // the mean is asked for again
       }
       const points = data.series?.[name] ?? [];
       for (const [step, value, time] of points) {
         curve.step.push(step);
         curve.value.push(number(value));
         curve.time.push(time);
+      }
+      if (curve.smooth && curve.mean && points.length) {
+        const fresh = smoothed(points.map(([, value]) => number(value)), curve.weight, curve.mean);
+        points.forEach(([step, , time], at) => { curve.smooth.step.push(step); curve.smooth.time.push(time); curve.smooth.value.push(fresh[at]); });
+        if (curve.smooth.step.length > 3 * POINTS) thin(curve.smooth, POINTS);
       }
       curve.total += points.length;
       if (curve.step.length > 3 * POINTS) thin(curve, POINTS);
@@ -154,6 +223,7 @@ export class Data extends EventTarget {
     if (data.new || !known) { this.#refreshSoon(); return; }
     const before = known.status;
     for (const key of ["status", "step", "epoch", "updated", "metrics"]) if (data[key] !== undefined) known[key] = data[key];
+    this.#rowsSoon();
     if (known.status !== before) this.#refreshSoon();
     const detail = this.details.get(data.run);
     if (detail) {
@@ -167,7 +237,7 @@ export class Data extends EventTarget {
       if (data.reload) {
         const names = [...curves.keys()];
         this.#curves.delete(data.run);
-        this.need(data.run, names).catch(() => {});
+        this.#tell("points", { id: data.run, names });
       } else {
         this.#extend(curves, data, seq);
         this.#tell("points", { id: data.run, names: data.cut === undefined ? Object.keys(data.series ?? {}) : null });
@@ -181,8 +251,9 @@ export class Data extends EventTarget {
     this.#recent = [];
     const asked = [...this.#curves].map(([id, curves]) => [id, [...curves.keys()]]);
     this.#curves.clear();
+    this.#last = undefined;
     await this.refresh();
     for (const id of this.details.keys()) if (this.runs.has(id)) this.#openSoon(id);
-    for (const [id, names] of asked) if (this.runs.has(id)) this.need(id, names).catch(() => {});
+    for (const [id, names] of asked) if (this.runs.has(id)) this.#tell("points", { id, names });
   }
 }

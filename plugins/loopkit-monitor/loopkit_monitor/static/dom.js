@@ -23,15 +23,15 @@ export function number(value) {
   return value ?? NaN;
 }
 
-/** Four significant digits. */
+/** Four significant digits, as a person writes them: 0.2, 1,234, 3.1e-5. */
 export function num(value) {
   if (value === null || value === undefined) return DASH;
   if (typeof value === "string") return value;
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "nan" : value > 0 ? "inf" : "-inf";
   const size = Math.abs(value);
-  if (size >= 1e7 || (size > 0 && size < 1e-3)) return value.toExponential(2).replace("e+", "e");
+  if (size >= 1e7 || (size > 0 && size < 1e-3)) return String(Number(value.toExponential(2)).toExponential()).replace("e+", "e");
   if (Number.isInteger(value) || size >= 1e3) return grouped.format(value);
-  return value.toPrecision(4);
+  return String(Number(value.toPrecision(4)));
 }
 
 export const count = (value) => (Number.isFinite(value) ? grouped.format(value) : DASH);
@@ -119,4 +119,64 @@ export function save(name, type, content) {
   const url = URL.createObjectURL(new Blob([content], { type }));
   h("a", { href: url, download: name.replace(/[^\w.-]+/g, "_") }).click();
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}
+
+/** Things that are open over the page, the latest last; Esc closes the last one, a click elsewhere all. */
+const opened = [];
+
+export function closePopovers(inside = null) {
+  for (const each of [...opened].reverse()) if (!inside || !each.element.contains(inside)) each.close();
+}
+document.addEventListener("pointerdown", (event) => closePopovers(event.target));
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || !opened.length) return;
+  const last = opened[opened.length - 1];
+  last.close();
+  last.button.focus();
+  event.stopImmediatePropagation();
+  event.preventDefault();
+}, true);
+
+/** A button that opens a box below it. `fill()` returns what is in the box, each time that it is opened. */
+export function popover(label, fill, props = {}) {
+  const button = h("button", { type: "button", "aria-haspopup": "true", "aria-expanded": "false", ...props }, label);
+  const box = h("div", { class: "popover", hidden: true });
+  const element = h("span", { class: "pops" }, button, box);
+  const entry = { element, button, close: () => {
+    box.hidden = true;
+    button.setAttribute("aria-expanded", "false");
+    opened.splice(opened.indexOf(entry), 1);
+  } };
+  button.addEventListener("click", () => {
+    if (!box.hidden) { entry.close(); return; }
+    closePopovers(element);
+    box.replaceChildren(...[fill(entry.close)].flat());
+    box.hidden = false;
+    button.setAttribute("aria-expanded", "true");
+    opened.push(entry);
+    const over = box.getBoundingClientRect();
+    box.style.marginLeft = "0px";
+    if (over.right > innerWidth - 8) box.style.marginLeft = `${innerWidth - 8 - over.right}px`;
+    box.querySelector("input, button, select")?.focus({ preventScroll: true });
+  });
+  return { element, button, close: () => { if (!box.hidden) entry.close(); } };
+}
+
+/** A control with its name before it. */
+export const labelled = (name, control) => h("label", {}, name, control);
+
+/** A flag with its name after it. */
+export function flag(name, checked, change, props = {}) {
+  const box = h("input", { type: "checkbox", ...props });
+  box.checked = checked;
+  box.addEventListener("change", () => change(box.checked));
+  return h("label", {}, box, name);
+}
+
+/** A choice; `options` are `[value, text]`. */
+export function choice(name, options, value, change, props = {}) {
+  const select = h("select", { "aria-label": name, ...props }, options.map(([each, text]) => h("option", { value: each }, text)));
+  select.value = value;
+  select.addEventListener("change", () => change(select.value));
+  return select;
 }

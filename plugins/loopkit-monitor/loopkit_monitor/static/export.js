@@ -30,7 +30,7 @@ export function drawing({ title, width, height, box, lines, ticks, ink }) {
       ticks.y.map(({ at, label }) => [svg("line", { x1: box.left, x2: box.left + box.width, y1: at, y2: at, stroke: ink("--grid") }), text(box.left - 6, at + 4, "end", label, ink("--muted"))]),
       ticks.x.map(({ at, label }) => text(at, box.top + box.height + 15, "middle", label, ink("--muted"))),
       text(box.left + box.width / 2, box.top + box.height + 30, "middle", ticks.name, ink("--muted")),
-      svg("g", { "clip-path": `url(#${clip})` }, lines.map(({ color, dash, width: size, points }) => svg("path", { d: path(points), fill: "none", stroke: color, "stroke-width": size, "stroke-dasharray": dash.join(" ") || null, "stroke-linejoin": "round", "stroke-linecap": "round" })))),
+      svg("g", { "clip-path": `url(#${clip})` }, lines.map(({ color, opacity = 1, dash, width: size, points }) => svg("path", { d: pathOf(points), fill: "none", stroke: color, "stroke-opacity": opacity, "stroke-width": size, "stroke-dasharray": dash.join(" ") || null, "stroke-linejoin": "round", "stroke-linecap": "round" })))),
     named.map(({ label, color, dash }, at) => {
       const y = top + height + at * LEGEND_LINE + 8;
       return [svg("line", { x1: 12, x2: 34, y1: y, y2: y, stroke: color, "stroke-width": 2, "stroke-dasharray": dash.join(" ") || null }), text(42, y + 4, "start", label, ink("--text"))];
@@ -38,7 +38,7 @@ export function drawing({ title, width, height, box, lines, ticks, ink }) {
 }
 
 /** A path through points; null is a gap. A point alone is a dot. */
-function path(points) {
+function pathOf(points) {
   let pen = "M";
   return points.map((point, at) => {
     if (point === null) { pen = "M"; return ""; }

@@ -1,7 +1,9 @@
 // What is shown of a run: one function for each tab, which returns its element and how to end it.
 
 import { Board } from "./chart.js";
-import { DASH, ago, bytes, count, duration, figure, h, moment, num, number, percent, rowsOf, short, shown, svg, unitOf } from "./dom.js";
+import { DASH, ago, bytes, choice, count, duration, figure, flag, h, labelled, moment, num, number, percent, rowsOf, seldom, short, shown, svg, unitOf } from "./dom.js";
+import { markdown } from "./markdown.js";
+import { rangeText } from "./state.js";
 
 const empty = (title, text) => h("div", { class: "empty" }, h("h3", {}, title), h("p", {}, text));
 const code = (text) => h("code", {}, text);
@@ -60,20 +62,18 @@ function place(name, phases, kind) {
 
 export const kindOf = (name) => (SYSTEM.test(name) ? "system" : UPDATES.test(name) ? "updates" : /^(run|final)\//.test(name) ? "own" : "metrics");
 
-/** The charts of one kind, over all runs that are shown. */
-export function chartsOf(details, kind, colors) {
+/** The charts of one kind. `runs`: `{id, name, names, phases}`; `style(id)` gives a run's color, dash and group. */
+export function chartsOf(runs, kind, style) {
   const charts = new Map();
-  for (const detail of details) {
-    const scalars = detail.names.filter((each) => each.kind === "value");
-    const all = new Set(scalars.map((each) => each.name));
-    const phases = new Set(["train", "val", "test", ...scalars.map((each) => each.phase).filter(Boolean)]);
-    for (const { name } of scalars) {
+  for (const run of runs) {
+    const all = new Set(run.names), phases = new Set(["train", "val", "test", ...(run.phases ?? [])]);
+    for (const name of run.names) {
       if (kindOf(name) !== kind || (/^run\/(lr|grad_norm|loss_scale)/.test(name) && (all.has(name.slice(4)) || all.has(`train/${name.slice(4)}`)))) continue;
       const { chart, label, unit } = place(name, phases, kind);
       if (!charts.has(chart)) charts.set(chart, { chart, unit, labels: new Map() });
       const { labels } = charts.get(chart);
       if (!labels.has(label)) labels.set(label, []);
-      labels.get(label).push({ run: detail.id, runName: detail.name, name, color: colors.get(detail.id) });
+      labels.get(label).push({ run: run.id, runName: run.name, name });
     }
   }
   const made = [];
@@ -82,14 +82,42 @@ export function chartsOf(details, kind, colors) {
     const ordered = [...labels].sort(([a], [b]) => rank(a, chart) - rank(b, chart) || a.localeCompare(b, "en", { numeric: true }));
     const pages = Math.ceil(ordered.length / MOST_CURVES);
     for (let page = 0; page < pages; page += 1) {
-      const curves = ordered.slice(page * MOST_CURVES, (page + 1) * MOST_CURVES).flatMap(([label, found], at) => found.map((curve) => (
-        details.length > 1
-          ? { ...curve, label: labels.size > 1 ? `${curve.runName}: ${label}` : curve.runName, part: label, dash: at % 4 }
-          : { ...curve, label, color: at % 8, dash: 0 })));
-      const title = (TITLES[chart] ?? chart) + (pages > 1 ? ` ${page + 1}/${pages}` : "");
-      made.push({ title, unit, curves });
+      const some = ordered.slice(page * MOST_CURVES, (page + 1) * MOST_CURVES);
+      const curves = some.flatMap(([label, found], at) => found.map((curve) => {
+        if (runs.length < 2) return { ...curve, label, part: label, color: `--s${at % 8}`, dash: at ? 1 + ((at - 1) % 3) : 0 };
+        const { color, dash, group, groupLabel } = style(curve.run);
+        const several = some.length > 1, own = { color, dash: several ? at % 4 : dash, part: several ? label : undefined };
+        return { ...curve, ...own, label: several ? `${curve.runName}: ${label}` : curve.runName,
+          ...(group === undefined ? {} : { group: `${group}\n${label}`, groupLabel: several ? `${groupLabel}: ${label}` : groupLabel }) };
+      }));
+      made.push({ key: `${kind} ${chart} ${page}`, title: (TITLES[chart] ?? chart) + (pages > 1 ? ` ${page + 1}/${pages}` : ""), unit, curves });
     }
   }
+  return made;
+}
+
+/** What all charts have in common, to choose. `state` is read each time; `change` asks for another. */
+export function chartTools(board, state, change, more = []) {
+  const output = h("output", { for: "smooth" }, num(state().smooth));
+  const smooth = h("input", { type: "range", min: 0, max: 0.999, step: 0.001, value: state().smooth, id: "smooth", "aria-label": "Smoothing" });
+  const soon = seldom(() => { change({ smooth: Number(smooth.value) }); board.refresh(); }, 30);
+  smooth.addEventListener("input", () => { output.textContent = num(Number(smooth.value)); soon(); });
+  const set = (changes) => { change(changes); board.refresh(); };
+  const all = h("button", { type: "button", id: "all", on: { click: () => board.zoom(null) } }, "Show all");
+  const element = h("div", { class: "tools" }, labelled("smoothing", h("span", { class: "slide" }, smooth, output)),
+    labelled("over", choice("Horizontal axis", [["step", "step"], ["time", "time"], ["epoch", "epoch"]], state().x, (x) => set({ x, zoom: "" }))),
+    flag("log x", state().logx, (logx) => set({ logx })), flag("log y", state().logy, (logy) => set({ logy }), { id: "log" }), more, all);
+  return { element, update: () => {
+    all.hidden = !state().zoom;
+    if (document.activeElement !== smooth) { smooth.value = state().smooth; output.textContent = num(state().smooth); }
+  } };
+}
+
+/** Marks of checkpoints and of the best value, for the charts of one run. */
+function marksOf(detail, curve, run) {
+  const at = curve.name.replace(/\/(step|running)$/, ""), mode = detail.modes?.[at], [low, high, lowAt, highAt] = detail.best?.[curve.name] ?? [];
+  const made = [];
+  if (mode && at === curve.name && Number.isFinite(low)) made.push({ run, step: mode === "max" ? highAt : lowAt, value: mode === "max" ? high : low, color: curve.color, title: `the best ${curve.name}: ${num(mode === "max" ? high : low)}` });
   return made;
 }
 
@@ -102,65 +130,62 @@ function rank(label, chart) {
 }
 
 function charts(kind, nothing) {
-  return ({ data, details, colors, settings }) => {
-    const found = chartsOf(details, kind, colors);
-    if (!found.length) return { element: empty(...nothing) };
-    const board = new Board(data, settings);
-    const smooth = h("input", { type: "range", min: 0, max: 0.99, step: 0.01, value: settings.smooth, id: "smooth", "aria-label": "Smoothing" });
-    const output = h("output", { for: "smooth" }, settings.smooth.toFixed(2));
-    smooth.addEventListener("input", () => { output.textContent = Number(smooth.value).toFixed(2); board.set({ smooth: Number(smooth.value) }); });
-    const log = h("input", { type: "checkbox", id: "log" });
-    log.checked = settings.log;
-    log.addEventListener("change", () => board.set({ log: log.checked }));
-    const axis = h("select", { "aria-label": "Horizontal axis" }, h("option", { value: "step" }, "step"), h("option", { value: "time" }, "time"), h("option", { value: "epoch" }, "epoch"));
-    axis.value = settings.x;
-    const all = h("button", { type: "button", id: "all", hidden: true, on: { click: () => board.zoom(null) } }, "Show all");
-    axis.addEventListener("change", () => { board.set({ x: axis.value }); all.hidden = true; });
-    board.onZoom = (range) => { all.hidden = !range; };
-    const filter = h("input", { type: "search", placeholder: "Filter charts", "aria-label": "Filter charts" });
-    const elements = found.map((chart) => [chart, board.add(chart)]);
-    const none = h("p", { class: "muted", hidden: true }, "No chart has such a name.");
-    filter.addEventListener("input", () => {
-      const wanted = filter.value.toLowerCase();
-      let left = 0;
-      for (const [chart, element] of elements) {
-        element.hidden = !`${chart.title} ${chart.curves.map((curve) => curve.name).join(" ")}`.toLowerCase().includes(wanted);
-        left += !element.hidden;
-      }
-      none.hidden = left > 0;
+  return ({ data, details, state, change, style }) => {
+    const runsOf = (some) => some.map((detail) => ({ id: detail.id, name: detail.name, names: detail.names.filter((each) => each.kind === "value").map((each) => each.name), phases: detail.names.map((each) => each.phase).filter(Boolean) }));
+    const make = (some) => chartsOf(runsOf(some), kind, style).map((chart) => {
+      const only = some.length === 1 ? some[0] : null;
+      const kept = only ? saved(only).filter((row) => !row.gone).map((row) => ({ run: only.id, step: row.step, time: row.time, value: NaN, shape: "checkpoint", color: "--muted", title: `checkpoint at step ${count(row.step)}` })) : [];
+      return { ...chart, marks: only && kind === "metrics" ? [...kept, ...chart.curves.flatMap((curve) => marksOf(only, curve, only.id))] : [] };
     });
-    const tools = h("div", { class: "tools" },
-      h("label", {}, "Smoothing", smooth, output), h("label", {}, log, "Log scale"), h("label", {}, "Over", axis),
-      found.length > 4 ? filter : null, all);
-    return { element: h("div", {}, tools, board.failure, none, h("div", { class: "charts" }, elements.map(([, element]) => element))), end: () => board.end() };
+    const found = make(details);
+    if (!found.length) return { element: empty(...nothing) };
+    const board = new Board(data, () => boardLook(state()), (changes) => change({ zoom: rangeText(changes.range) }));
+    const filter = h("input", { type: "search", placeholder: "Filter charts", "aria-label": "Filter charts", value: state().chart });
+    const holder = h("div", { class: "charts" }), none = h("p", { class: "muted", hidden: true }, "No chart has such a name.");
+    const tools = chartTools(board, state, (changes) => { change(changes); tools.update(); }, found.length > 4 ? [filter] : []);
+    const draw = () => {
+      const wanted = state().chart.toLowerCase(), some = found.filter((chart) => `${chart.title} ${chart.curves.map((curve) => curve.name).join(" ")}`.toLowerCase().includes(wanted));
+      holder.replaceChildren(...board.show(some));
+      none.hidden = some.length > 0;
+      tools.update();
+    };
+    filter.addEventListener("input", () => { change({ chart: filter.value }); draw(); });
+    draw();
+    return { element: h("div", {}, tools.element, board.failure, none, holder), end: () => board.end(), zoomed: () => tools.update() };
   };
+}
+
+/** How charts are drawn, of the state of the address. */
+export function boardLook(state) {
+  const [low, high] = state.zoom.split("..").map(Number);
+  return { smooth: state.smooth, x: state.x, logx: state.logx, logy: state.logy, band: state.band, range: state.zoom && high > low ? [low, high] : null };
 }
 
 // ----------------------------------------------------------------------------------------------------- hyperparameters
 
-function parameters({ details, colors, settings }) {
+function parameters({ details, style, state, change }) {
   const several = details.length > 1;
   const rowsOver = (pick, show) => [...new Set(details.flatMap((detail) => Object.keys(pick(detail))))].sort()
     .map((name) => ({ name, values: details.map((detail) => (name in pick(detail) ? show(pick(detail)[name], name) : DASH)) }));
   const differs = (row) => row.values.some((each) => each !== row.values[0]);
   const given = rowsOver((detail) => detail.hyperparameters ?? {}, shown);
   const reached = rowsOver((detail) => Object.fromEntries(Object.entries(detail.metrics ?? {}).filter(([name]) => kindOf(name) === "metrics" && !/\/(step|running)$/.test(name))), (value, name) => figure(name, number(value)));
-  const grid = (rows, label) => table(["name", ...details.map((detail) => runLabel(detail, colors, several))], rows.map((row) => [parted(row.name), ...row.values]),
+  const grid = (rows, label) => table(["name", ...details.map((detail) => runLabel(detail, style, several))], rows.map((row) => [parted(row.name), ...row.values]),
     { label, long: [0, ...details.map((_, at) => at + 1)], classes: rows.map((row) => (several && differs(row) ? "differs" : null)) });
   const holder = h("div", {});
   const only = h("input", { type: "checkbox" });
-  only.checked = several && (settings.differs ?? given.some(differs));
+  only.checked = several && given.some(differs) && !state().same;
   const draw = () => {
     const wanted = given.filter((row) => !only.checked || differs(row));
     const [own, options] = [false, true].map((plugins) => wanted.filter((row) => row.name.startsWith("plugins.") === plugins));
     holder.replaceChildren(...(own.length ? [grid(own, "hyperparameters")] : options.length ? [] : [h("p", { class: "muted" }, given.length ? "They do not differ." : "None were logged.")]),
       ...(options.length ? [heading("Options of the plugins"), grid(options, "options of the plugins")] : []));
   };
-  only.addEventListener("change", () => { settings.differs = only.checked; draw(); });
+  only.addEventListener("change", () => { change({ same: !only.checked }); draw(); });
   draw();
   const header = details[0].header ?? {};
-  const about = Object.entries(header).filter(([key]) => !["resumed", "fit", "epoch", "step"].includes(key))
-    .map(([key, each]) => [key, key === "time" ? moment(each) : key === "argv" && Array.isArray(each) ? each.join(" ") : key === "planned" && each ? planned(each) : shown(each)]);
+  const about = Object.entries(header).filter(([key, each]) => !["resumed", "fit", "epoch", "step", "epochs_from"].includes(key) && each !== null)
+    .map(([key, each]) => [key, key === "git" ? `${each.commit}${each.dirty ? ", with changed files" : ""}` : key === "time" ? moment(each) : key === "argv" && Array.isArray(each) ? each.join(" ") : key === "planned" && each ? planned(each) : shown(each)]);
   return { element: h("div", {},
     heading("Hyperparameters", several ? `${given.filter(differs).length} of ${given.length} differ` : `${given.length}`),
     several ? h("div", { class: "tools" }, h("label", {}, only, "Only what differs")) : null,
@@ -172,7 +197,7 @@ function parameters({ details, colors, settings }) {
 }
 
 const planned = (each) => Object.entries(each).filter(([, value]) => value !== null).map(([key, value]) => `${value} ${key}`).join(", ") || DASH;
-const runLabel = (detail, colors, several) => (several ? h("span", {}, h("span", { class: "dot", css: { background: `var(--s${colors.get(detail.id)})` } }), detail.name) : "value");
+const runLabel = (detail, style, several) => (several ? h("span", {}, h("span", { class: "dot", css: { background: `var(${style(detail.id).color})` } }), detail.name) : "value");
 
 // ----------------------------------------------------------------------------------------------------------------- plan
 
@@ -298,7 +323,7 @@ function model({ details: [detail] }) {
 // ---------------------------------------------------------------------------------------------------------- checkpoints
 
 /** Those that were saved, the latest first; `gone` are removed since. */
-function saved(detail) {
+export function saved(detail) {
   const rows = (detail.checkpoints ?? []).flatMap((each) => {
     let found = rowsOf(each);
     if (typeof each.text === "string") {
@@ -318,7 +343,9 @@ function bestOf(rows) {
     .reduce((best, row) => (best && sign * number(best.value) < sign * number(row.value) ? best : row), null);
 }
 
-function checkpoints({ settings, details: [detail] }) {
+let showsRemoved = false;
+
+function checkpoints({ details: [detail] }) {
   const rows = saved(detail), best = bestOf(rows), [there, gone] = [false, true].map((gone) => rows.filter((row) => row.gone === gone));
   if (!rows.length) return { element: empty("No checkpoints", "They are listed here once the Checkpoint plugin has saved one, if Monitor() is in the list, too.") };
   const value = (row) => (Number.isNaN(number(row.value)) ? DASH : num(row.value));
@@ -329,8 +356,8 @@ function checkpoints({ settings, details: [detail] }) {
     h("span", { class: "nowrap" }, row.reason || DASH, row === best ? [" ", h("span", { class: "badge" }, "best")] : null),
     row.gone ? "removed" : code(row.path?.slice(folder.length) ?? DASH), nowrap(moment(row.time))]),
     { numeric: [0, 1, 3], label, classes: some.map((row) => [row === best ? "differs" : "", row.gone ? "gone" : ""].join(" ").trim() || null) });
-  const removed = gone.length ? h("details", { class: "removed", on: { toggle: () => { settings.removed = removed.open; } } }, h("summary", {}, `show removed (${count(gone.length)})`), grid(gone, "removed checkpoints")) : null;
-  if (removed) removed.open = Boolean(settings.removed);
+  const removed = gone.length ? h("details", { class: "removed", on: { toggle: () => { showsRemoved = removed.open; } } }, h("summary", {}, `show removed (${count(gone.length)})`), grid(gone, "removed checkpoints")) : null;
+  if (removed) removed.open = showsRemoved;
   return { element: h("div", {}, heading("Checkpoints", `${count(there.length)} kept of ${count(rows.length)} saved, the latest first`),
     folder ? h("p", { class: "muted folder" }, "in ", code(folder)) : null,
     there.length ? grid(there, "checkpoints") : null, removed) };
@@ -338,7 +365,7 @@ function checkpoints({ settings, details: [detail] }) {
 
 // ---------------------------------------------------------------------------------------------------------------- media
 
-const MEDIA = ["image", "figure", "histogram", "text", "table", "audio", "file"];
+export const MEDIA = ["image", "figure", "histogram", "text", "table", "audio", "file"];
 const MOST_CARDS = 40;
 
 function media({ data, details: [detail] }) {
@@ -391,8 +418,8 @@ function card(data, id, { name, kind, count: total }) {
       const item = await get(index);
       if (mine !== asked) return;
       body.classList.remove("waiting");
-      body.replaceChildren(item ? content(data, id, item, kind) : h("p", { class: "muted" }, "It is not in the log any more."));
-      where.textContent = item ? `step ${count(item.step)} \u00b7 epoch ${count(item.epoch)}` : "";
+      body.replaceChildren(item ? mediaItem(data, id, item, kind) : h("p", { class: "muted" }, "It is not in the log any more."));
+      where.textContent = item ? `step ${count(item.step)}, epoch ${count(item.epoch)}` : "";
     } catch (failure) {
       if (mine === asked) body.replaceChildren(h("p", { class: "notice bad" }, `It could not be read: ${failure.message}.`));
     }
@@ -418,7 +445,8 @@ function card(data, id, { name, kind, count: total }) {
   return { name, element, load, grow };
 }
 
-function content(data, id, item, kind) {
+/** What one item is shown as; `shares`: of each row of a matrix, in the place of counts. */
+export function mediaItem(data, id, item, kind, shares = false) {
   if (kind === "image" || kind === "figure") {
     return h("figure", {}, h("img", { src: data.source.file(id, item.file), alt: item.caption || item.name, loading: "lazy" }),
       item.caption ? h("figcaption", {}, item.caption) : null);
@@ -429,13 +457,13 @@ function content(data, id, item, kind) {
     const columns = Array.isArray(item.columns) ? item.columns : [], rows = Array.isArray(item.rows) ? item.rows : [];
     const numeric = columns.flatMap((_, at) => (rows.some((row) => typeof row[at] === "number") ? [at] : []));
     const made = table(columns, rows.slice(0, 200).map((row) => row.map(shown)), { numeric, label: item.name });
-    if (columns[0] === "" && rows.length === columns.length - 1) heat(made, rows);
+    if (columns[0] === "" && rows.length === columns.length - 1) return matrix(item.name, columns.slice(1), rows, shares);
     const drawn = curves(item.name, columns, rows);
     return h("div", {}, drawn, drawn ? h("details", {}, h("summary", {}, "Numbers"), made) : made,
       rows.length > 200 ? h("p", { class: "muted" }, `and ${count(rows.length - 200)} more rows`) : null);
   }
   if (kind === "file") return h("a", { href: data.source.file(id, item.file), download: item.path ?? "" }, item.path ?? item.file);
-  return h("pre", {}, item.text ?? JSON.stringify(item, null, 1));
+  return item.text === undefined ? h("pre", {}, JSON.stringify(item, null, 1)) : markdown(item.text);
 }
 
 const FEWEST_ROWS = 8, MOST_COLUMNS = 12;
@@ -462,13 +490,19 @@ function curves(name, columns, rows) {
     h("p", { class: "keys" }, rest.map((each, at) => h("span", {}, h("i", { css: { background: `var(--s${at % 8})` }, "aria-hidden": "true" }), each))));
 }
 
-/** Shade a matrix, such as one of confusions: a square with names at its left and above. */
-function heat(made, rows) {
-  const values = rows.map((row) => row.slice(1).map(number)), most = Math.max(...values.flat().filter(Number.isFinite), 0);
-  made.querySelectorAll("tbody tr").forEach((line, at) => [...line.cells].slice(1).forEach((cell, place) => {
-    cell.classList.add("heat");
-    cell.style.setProperty("--heat", Math.max(values[at][place] / most, 0) || 0);
-  }));
+/** A matrix of confusions: the true class at the left, the predicted one above, counts or shares of each row. */
+function matrix(name, classes, rows, shares) {
+  const values = rows.map((row) => row.slice(1).map(number)), sums = values.map((row) => row.reduce((sum, each) => sum + (each || 0), 0));
+  let as = shares;
+  const holder = h("div", {});
+  const draw = () => {
+    const cells = values.map((row, line) => row.map((each) => (as ? each / (sums[line] || 1) : each))), most = Math.max(...cells.flat().filter(Number.isFinite), 1e-12);
+    holder.replaceChildren(h("div", { class: "table matrix", tabindex: 0, role: "region", "aria-label": name }, h("table", {},
+      h("thead", {}, h("tr", {}, h("td", {}), h("th", { scope: "colgroup", colspan: classes.length }, "predicted")), h("tr", {}, h("th", { scope: "col" }, "true"), classes.map((each) => h("th", { scope: "col", class: "number" }, each)))),
+      h("tbody", {}, rows.map((row, line) => h("tr", {}, h("th", { scope: "row" }, String(row[0])), cells[line].map((each, at) => h("td", { class: "number heat", css: { "--heat": String(Math.max(each / most, 0) || 0) }, title: `true ${row[0]}, predicted ${classes[at]}: ${num(values[line][at])}, ${percent((100 * values[line][at]) / (sums[line] || 1))}` }, as ? percent(100 * each) : num(each)))))))));
+  };
+  draw();
+  return h("div", {}, holder, flag("shares of each row", as, (checked) => { as = checked; draw(); }));
 }
 
 function histogram({ counts = [], edges = [], name }) {
@@ -493,6 +527,7 @@ export function problem(detail) {
     const notes = [end.notes ?? []].flat().filter((each) => typeof each === "string");
     const said = [end.by, end.message].filter(Boolean).join(": ");
     return h("div", { class: "notice bad", role: "alert" }, h("strong", {}, "The run ended with an error"),
+      h("p", {}, `In epoch ${count(detail.epoch)}, after ${count(detail.step)} training steps. Messages of the engine number the steps of an epoch from 0.`),
       h("pre", {}, end.error ?? end.reason ?? ""), notes.map((note) => h("pre", { class: "note" }, note)), said ? h("p", {}, said) : null,
       end.traceback ? h("details", {}, h("summary", {}, "Traceback"), h("pre", {}, end.traceback)) : null);
   }
@@ -509,7 +544,7 @@ function messages({ details: [detail] }) {
     warnings.length ? h("ul", { class: "messages" }, warnings.map((each) => h("li", {}, h("span", { class: "muted" }, `step ${count(each.step)} \u00b7 ${moment(each.time)}`), h("pre", {}, each.text ?? JSON.stringify(each)))))
       : h("p", { class: "muted" }, "None."),
     heading("Begins and ends"),
-    table(["what", "when", "step", "epoch", ""], [
+    table(["what", "when", "step", "epochs", ""], [
       ...(end ? [["ended", nowrap(moment(end.time)), count(detail.step), count(detail.epoch), [end.reason, end.by, end.message].filter(Boolean).join(" \u00b7 ")]] : []),
       ...starts.map((each) => [each.resumed ? "went on" : "began", nowrap(moment(each.time)), count(each.step), count(each.epoch), ago(each.time)])],
     { numeric: [2, 3], label: "begins and ends" }),

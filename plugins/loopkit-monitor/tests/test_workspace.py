@@ -1,0 +1,323 @@
+"""The best of sixty runs, and why: the workspace as a person uses it, in a real browser."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from support import Server, eventually
+from test_browser import CHROMIUM, FLAGS, TIMEOUT, expect, playwright
+from walk import write_runs
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium")
+PICTURES = os.environ.get("LOOPKIT_PICTURES")
+"""A folder for pictures of the walk; none are taken without."""
+
+
+@pytest.fixture(scope="module")
+def sixty(tmp_path_factory):
+    root = tmp_path_factory.mktemp("sixty") / "runs"
+    best = write_runs(root)
+    server = Server(root)
+    server.root, server.best = root, best
+    yield server
+    server.end()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def page(browser, sixty):
+    """A page of the workspace; an error in it, or a breach of its policy, fails the test."""
+    wrong = []
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    opened = context.new_page()
+    opened.set_default_timeout(TIMEOUT)
+    opened.on("pageerror", lambda error: wrong.append(str(error)))
+    opened.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+    opened.goto(sixty.address)
+    expect(opened.locator("tbody tr[data-run]").first).to_be_visible(timeout=TIMEOUT)
+    eventually(lambda: not sixty.get("/api/rows", since=10**9)["behind"])
+    yield opened
+    context.close()
+    assert wrong == []
+
+
+@pytest.fixture(scope="session")
+def axe():
+    """The script of axe-core, from a package that npm installs."""
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("there is no npm, which gets axe-core")
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run([npm, "pack", "--silent", "axe-core@4"], cwd=folder, capture_output=True, timeout=240)
+        packed = list(Path(folder).glob("axe-core-*.tgz"))
+        if done.returncode or not packed:
+            pytest.skip("npm does not get axe-core")
+        shutil.unpack_archive(packed[0], folder)
+        yield (Path(folder) / "package" / "axe.min.js").read_text()
+
+
+def go(page, hash):
+    page.evaluate("hash => { location.hash = hash; }", hash)
+    page.wait_for_timeout(250)
+
+
+def picture(page, name):
+    if PICTURES:
+        page.wait_for_timeout(600)
+        page.screenshot(path=Path(PICTURES) / f"{name}.png")
+
+
+def names(page):
+    return page.locator("tbody tr[data-run] th a").all_text_contents()
+
+
+def test_best_of_sixty_runs_is_found_with_the_page(page, sixty):
+    assert page.locator(".bar-of-tools .muted").text_content() == "51 runs"
+    assert names(page)[0] == "live"
+    page.locator("[data-key='m:val/dice']").click()  # declared: the highest first
+    assert names(page)[0] == sixty.best
+    assert page.locator("tbody tr[data-run]").first.locator("td.best").count() >= 1
+    page.get_by_label("Filter the runs").fill("dice>=0.9 state=finished !seed")
+    shown = names(page)
+    assert shown[0] == sixty.best
+    assert 2 < len(shown) < 15
+    page.get_by_role("tab", name="Settings").click()
+    expect(page.locator(".sides").nth(1)).to_contain_text("width", timeout=TIMEOUT)
+    address = page.url
+    page.reload()
+    expect(page.get_by_role("tab", name="Settings")).to_have_attribute("aria-selected", "true", timeout=TIMEOUT)
+    assert page.url == address
+    eventually(lambda: page.wait_for_timeout(50) or names(page) == shown)
+    page.locator("tbody tr[data-run] th a").first.click()
+    expect(page.locator("h1")).to_have_text(sixty.best, timeout=TIMEOUT)
+    page.get_by_role("link", name="All runs").click()
+    eventually(lambda: page.wait_for_timeout(50) or names(page) == shown)
+
+
+def test_one_click_on_the_eye_shows_and_hides_a_run(page):
+    page.get_by_role("button", name="None", exact=True).click()
+    expect(page.locator(".eye[aria-pressed=true]")).to_have_count(0)
+    page.get_by_label("Show seed-03 in the charts").click()
+    page.get_by_label("Show seed-04 in the charts").click()
+    expect(page.locator(".eye[aria-pressed=true]")).to_have_count(2)
+    expect(page.locator(".chart canvas").first).to_be_visible(timeout=TIMEOUT)
+    assert "on=seed-03" in page.url
+    page.get_by_label("Show seed-03 in the charts").click()
+    expect(page.locator(".eye[aria-pressed=true]")).to_have_count(1)
+    page.get_by_role("button", name="All", exact=True).click()
+    expect(page.locator(".eyes span")).to_have_text("51 shown")
+
+
+def test_seeds_are_grouped_with_a_band_and_the_address_keeps_it(page):
+    page.get_by_label("Filter the runs").fill("seed-")
+    page.get_by_label("Group by").select_option(label="lr")
+    expect(page.locator("tr.group")).to_have_count(2)
+    expect(page.locator("tr.group").first).to_contain_text("5 runs")
+    expect(page.locator("tr.group").first).to_contain_text("\u00b1")
+    picture(page, "monitor-seeds")
+    page.reload()
+    expect(page.locator("tr.group")).to_have_count(2, timeout=TIMEOUT)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("lr<=", "has no value"),
+        ("(a", "not closed"),
+        ("a)", "comes too early"),
+        ('"a', "has no end"),
+        ("lr<abc", "is no number"),
+        ("| a", "where a word"),
+        ("nothing=1", "No run has nothing"),
+    ],
+)
+def test_filter_says_what_it_does_not_understand(page, text, said):
+    page.get_by_label("Filter the runs").fill(text)
+    expect(page.locator("#filter-said")).to_contain_text(said)
+    page.keyboard.press("Escape")
+    expect(page.locator("#filter-said")).to_be_hidden()
+
+
+FILTERS = {
+    "lr<=0.01": "lr <= 0.01",
+    "lr <= 0.01": "lr <= 0.01",
+    "width!=16": "width != 16",
+    "width = 16 | width = 64": "width in (16, 64)",
+    "width=16 or width=64": "width in (16, 64)",
+    "not width=16 and seed=3": "width != 16 and seed == 3",
+    "!(width=16 | seed>2) lr>0.001": "not (width == 16 or seed > 2) and lr > 0.001",
+    "-seed width=256": "'seed' not in name and width == 256",
+    "state=crashed": "'crash' in name",
+    '"seed-0" width=16': "'seed-0' in name and width == 16",
+    "name~resume": "'resume' in name",
+}
+
+
+@pytest.mark.parametrize("text", FILTERS)
+def test_filter_chooses_runs(page, text):
+    page.get_by_label("Filter the runs").fill(text)
+    known = page.evaluate(
+        "async () => [...(await import('/static/app.js')).data.runs.values()].filter(r => !r.notes.archived)"
+        ".map(r => ({name: r.name, ...r.hyperparameters}))"
+    )
+    wanted = {
+        run["name"]
+        for run in known
+        if eval(FILTERS[text], {}, {key: run[key] for key in ("name", "lr", "width", "seed")})
+    }
+    assert set(names(page)) == wanted
+    assert wanted
+
+
+def test_views_compare_the_shown_runs(page):
+    go(page, "#/?view=scatter")
+    expect(page.locator(".drawn circle")).to_have_count(51, timeout=TIMEOUT)
+    expect(page.locator(".drawn")).to_contain_text("log scale")
+    labels = page.locator(".drawn text").all_text_contents()
+    assert {"0.001", "0.01", "0.1"} <= set(labels)
+    picture(page, "monitor-scatter")
+    go(page, "#/?view=parallel&brush=m:val/dice:0.9:1")
+    expect(page.locator("polyline.in").first).to_be_visible(timeout=TIMEOUT)
+    assert len(names(page)) == page.locator("polyline.in").count() < 51
+    picture(page, "monitor-parallel")
+    go(page, "#/?view=media&q=media&show=none&on=media-01&on=media-02&media=val%2Fconfusion")
+    expect(page.locator(".matrix").first).to_contain_text("predicted", timeout=TIMEOUT)
+    expect(page.locator(".matrix")).to_have_count(6)
+    page.get_by_label("Shares of each row").check()
+    expect(page.locator(".matrix").last).to_contain_text("%", timeout=TIMEOUT)
+    picture(page, "monitor-compared-media")
+    go(page, "#/?view=media&q=media&show=none&on=media-01&media=remarks")
+    expect(page.locator(".markdown strong").first).to_have_text("good", timeout=TIMEOUT)
+    go(page, "#/?view=media&q=media&show=none&on=media-01&media=weights")
+    expect(page.locator("rect.cell").first).to_be_attached(timeout=TIMEOUT)
+
+
+def test_notes_tags_and_archive_are_kept_beside_the_run(page, sixty):
+    log = (sixty.root / "seed-05" / "log.jsonl").read_bytes()
+    go(page, "#/run/seed-05/metrics")
+    page.get_by_role("button", name="Edit").click()
+    page.get_by_label("Name", exact=True).fill("my seed")
+    page.get_by_label("Tags, with commas between them").fill("paper, good")
+    page.get_by_label("Note").fill("**why**: luck")
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator("h1")).to_have_text("my seed", timeout=TIMEOUT)
+    expect(page.locator(".note strong")).to_have_text("why")
+    go(page, "#/?q=tag%3Dpaper")
+    assert names(page) == ["my seed"]
+    go(page, "#/run/seed-05/metrics")
+    page.get_by_role("button", name="Edit").click()
+    page.get_by_role("button", name="Archive").click()
+    go(page, "#/?q=tag%3Dpaper")
+    expect(page.locator(".empty").first).to_contain_text("No run matches")
+    page.get_by_label("archived").check()
+    assert names(page) == ["my seed"]
+    assert (sixty.root / "seed-05" / "log.jsonl").read_bytes() == log
+    (sixty.root / "seed-05" / "monitor.json").unlink()
+
+
+def test_escape_and_a_click_elsewhere_close_what_is_open(page):
+    for close in (lambda: page.keyboard.press("Escape"), lambda: page.mouse.click(900, 880)):
+        for button in ("Columns", "More of loss"):
+            page.get_by_role("button", name=button, exact=True).click()
+            expect(page.locator(".popover:visible")).to_have_count(1)
+            close()
+            expect(page.locator(".popover:visible")).to_have_count(0)
+
+
+def test_columns_have_own_settings_first_and_options_of_plugins_folded(page):
+    page.get_by_role("button", name="Columns").click()
+    expect(page.locator(".popover h4").first).to_have_text("Settings")
+    expect(page.locator(".popover summary")).to_have_text("Options of plugins (15)")
+    page.locator(".popover").get_by_label("commit").check()
+    expect(page.locator("thead")).to_contain_text("commit")
+    page.locator(".popover").get_by_label("seed", exact=True).uncheck()
+    assert "seed" not in page.locator("thead").text_content().split()
+    assert "col=" in page.url
+
+
+def test_values_are_in_a_box_at_the_cursor_and_zoom_is_shared(page):
+    go(page, "#/?show=none&on=seed-01&on=seed-02")
+    layer = page.locator(".layer").first
+    expect(layer).to_be_visible(timeout=TIMEOUT)
+    page.wait_for_timeout(400)
+    box = layer.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60)
+    expect(page.locator(".values:visible")).to_contain_text("seed-01")
+    picture(page, "monitor-workspace")
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.8, box["y"] + 60, steps=4)
+    page.mouse.up()
+    expect(page.get_by_role("button", name="Show all")).to_be_visible()
+    assert "zoom=" in page.url
+    page.mouse.dblclick(box["x"] + box["width"] / 2, box["y"] + 60)
+    expect(page.get_by_role("button", name="Show all")).to_be_hidden()
+
+
+def test_crash_is_told_with_epochs_from_one(page):
+    go(page, "#/run/crash-01/metrics")
+    expect(page.locator(".trouble")).to_contain_text("In epoch 4, after 77 training steps", timeout=TIMEOUT)
+    expect(page.locator(".facts")).to_contain_text("4 / 8")
+    picture(page, "monitor-error")
+
+
+PAGES = [
+    "#/",
+    "#/?view=scatter",
+    "#/?view=parallel",
+    "#/?view=settings",
+    "#/?view=media&q=media",
+    "#/?q=nothing-at-all",
+]
+PAGES += [f"#/run/media-01/{tab}" for tab in ("metrics", "parameters", "plan", "checkpoints", "media", "messages")]
+PAGES += ["#/run/crash-01/metrics", "#/run/none/metrics"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_have_no_violation_of_accessibility(browser, sixty, axe, scheme):
+    context = browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme=scheme, bypass_csp=True)
+    page = context.new_page()
+    page.goto(sixty.address)
+    page.wait_for_timeout(1500)
+    page.evaluate(axe)
+    found = {}
+    options = "{runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'wcag22aa', 'best-practice']}"
+    for hash in PAGES:
+        go(page, hash)
+        page.wait_for_timeout(500)
+        said = page.evaluate(
+            f"axe.run(document, {options}).then(r => r.violations"
+            ".map(v => [v.id, v.nodes.slice(0, 3).map(n => n.html)]))"
+        )
+        found.update({f"{hash} {rule}": nodes for rule, nodes in said})
+    context.close()
+    assert found == {}
+
+
+def test_two_runs_are_compared_on_a_phone(browser, sixty):
+    context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True)
+    page = context.new_page()
+    page.goto(sixty.address)
+    expect(page.locator("tbody tr[data-run]").first).to_be_visible(timeout=TIMEOUT)
+    page.get_by_role("button", name="None", exact=True).click()
+    for name in ("seed-08", "seed-09"):
+        page.get_by_label("Filter the runs").fill(name)
+        page.get_by_label(f"Show {name} in the charts").click()
+    page.get_by_label("Filter the runs").fill("seed-0")
+    picture(page, "monitor-phone")
+    page.get_by_role("button", name="Charts").click()
+    expect(page.locator(".chart canvas").first).to_be_visible(timeout=TIMEOUT)
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    picture(page, "monitor-phone-charts")
+    page.get_by_role("tab", name="Settings").click()
+    expect(page.locator(".sides").first).to_contain_text("seed-09", timeout=TIMEOUT)
+    context.close()
