@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 REDRAW_SECONDS = 0.1
 NARROWEST = 10
 """Characters of a bar beside its numbers."""
-DIM, BEST, PLAIN = "\x1b[2m", "\x1b[1;32m", "\x1b[0m"
-"""Styles of a line in a terminal: of titles, and of the best row."""
+BEST, PLAIN = "\x1b[1;32m", "\x1b[0m"
+"""Styles of a line in a terminal: of the best row, and of all others."""
 
 
 class Progress(Shown):
@@ -203,7 +203,7 @@ class Progress(Shown):
         self._write_inside(learner, epoch, {f"{epoch.name}/{name}": value for name, value in read(values).items()})
 
     def _is_best(self, learner: Learner) -> bool:
-        """Whether the row has the best value so far of the metric that counts; False where none is declared."""
+        """Whether the row is better than all before it, by the metric that counts; False where none is declared."""
         plugins = list(learner.plugins.values())
         monitors = [name for name in (getattr(plugin, "monitor", None) for plugin in plugins) if name in self._row]
         names = [*monitors, *(name for name in self._row if not name.startswith("train/"))]
@@ -211,8 +211,9 @@ class Progress(Shown):
         mode = None if name is None else declared(name, plugins)
         if name is None or mode is None or not is_better(self._row[name], self._best, mode):
             return False
+        first = self._best is None
         self._best = self._row[name]
-        return True
+        return not first
 
     def _beside(self, bar: _Bar, values: Mapping[str, float]) -> str:
         """The numbers beside a bar: as many as leave room for it, and none is cut."""
@@ -244,7 +245,7 @@ class Progress(Shown):
                 self._columns = [*cells, *shown]
                 if left_out := [name for name in cells if name not in shown]:
                     self._out.line(f"too narrow for {', '.join(left_out)}")
-                self._out.line("  ".join(f"{name:>{wide(name)}}" for name in shown), DIM)
+                self._out.line("  ".join(f"{name:>{wide(name)}}" for name in shown))
             best = self._is_best(learner)
             if best:
                 cells["epoch"] = f"*{epoch}"
@@ -307,7 +308,7 @@ class _Output:
 
     def has_colors(self) -> bool:
         """Whether it is a terminal that shows colors, and the user has not said NO_COLOR."""
-        return self.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        return self.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
     def columns(self) -> int | None:
         """The characters in a line of the terminal; None if that is not known."""

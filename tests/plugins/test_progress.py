@@ -139,7 +139,7 @@ def test_best_epoch_is_marked_on_a_terminal_and_has_a_color_there(monkeypatch, c
     stop = EarlyStopping("val/x", patience=9, mode="min")
     make_learner(Progress(bar=True, file=file), metric, stop, clock.plugin).fit(batches(1), batches(1), epochs=3)
     rows = re.findall(r"^(?:\x1b\[[0-9;]*[mK])? +(\*?)\d/3 ", file.getvalue().replace("\r", "\n"), re.MULTILINE)
-    assert rows == ["*", "*", ""]
+    assert rows == ["", "*", ""]
     assert ("\x1b[1;32m" in file.getvalue()) == has
 
 
