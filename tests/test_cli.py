@@ -151,7 +151,8 @@ def test_help_has_a_line_for_each_command(capsys, words):
     assert {command.words[0] for command in cli.COMMANDS} <= set(named)
     assert len(named) == len(set(named))
     assert all(len(line) <= 100 for line in out)
-    assert all(len(line.split()) > 2 for line in out if re.match(r"  [a-z]", line))
+    own = {command.words[0] for command in cli.COMMANDS}
+    assert all(len(line.split()) > 2 for line in out if line.split()[:1] and line.split()[0] in own)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
