@@ -39,9 +39,11 @@ SHUT = (
     "PIL",
     "rich",
     "tqdm",
+    "transformers",
     "wandb",
 )
-"""Packages of displays and trackers: they count for people, and no run goes by it."""
+"""Packages whose objects are not looked into: displays and trackers, which count for people, and configurations of models,
+which are written anew as a model is saved. Modules of theirs are looked at."""
 SHUT_PARTS = (
     "torch._",
     "torch.autograd",
