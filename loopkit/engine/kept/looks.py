@@ -42,8 +42,8 @@ SHUT = (
     "transformers",
     "wandb",
 )
-"""Packages whose objects are not looked into: displays and trackers, which count for people, and configurations of models,
-which are written anew as a model is saved. Modules of theirs are looked at."""
+"""Packages whose objects are not looked into: displays and trackers, which count for people, and configurations of
+models, which change as a model is saved. Modules of theirs are looked at."""
 SHUT_PARTS = (
     "torch._",
     "torch.autograd",
