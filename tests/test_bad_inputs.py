@@ -677,7 +677,7 @@ def test_plugin_raises_in_fit_begin_and_those_before_it_are_torn_down_in_reverse
     log = []
     learner = make(Sets("a", log), Sets("b", log), Sets("c", log, fails=["begin"]), Sets("d", log))
     fails(learner, Broken, lambda: learner.fit(batches(), epochs=1), "in fit_begin of plugin 'c'")
-    assert log == ["begin a", "begin b", "begin c", "end b", "end a"]
+    assert log == ["begin a", "begin b", "begin c", "end c", "end b", "end a"]
 
 
 def test_plugin_raises_in_fit_end_after_a_good_fit():

@@ -622,7 +622,7 @@ def test_replace_in_a_fit_ends_each_plugin_that_began_once_even_if_the_new_one_f
         with pytest.raises(RuntimeError, match="broken"):
             learner.replace("fit_log", FitLog(log, "failing", fails=True))
         learner.replace("fit_log", FitLog(log, "new"))
-    assert log == ["begin old", "begin failing", "begin new", "end new", "end old"]
+    assert log == ["begin old", "begin failing", "end failing", "begin new", "end new", "end old"]
 
 
 # What a hook implementation can be

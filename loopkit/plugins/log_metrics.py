@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LogMetrics(Shown):
-    """Log ``learner.metrics`` under their names at the end of each epoch, and learning rates.
+    """Log ``learner.metrics`` and learning rates at the end of each epoch.
 
     The rates are called ``"lr"``; of several parameter groups ``"lr/0"``, ``"lr/1"``; of several optimizers
     ``"lr/<name>"``. They are logged with each training epoch, as they are after its last step, before a schedule by

@@ -35,7 +35,7 @@ BEST, PLAIN = "\x1b[1;32m", "\x1b[0m"
 
 
 class Progress(Shown):
-    """A tqdm bar for each epoch, and a row of metrics for each training epoch and each validation inside of one.
+    """A tqdm bar for each epoch, and a row of metrics after each training epoch.
 
     In a terminal, the best epoch so far has a ``*``, if a plugin declares which way a metric is better: the one that a
     plugin monitors, else the validation's first. Rows have colors there, unless ``NO_COLOR`` is set.

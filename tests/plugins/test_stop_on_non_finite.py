@@ -10,7 +10,7 @@ import torch
 from helpers import batches, make_learner, on
 from torch import nn
 
-from loopkit import CancelStep, Learner, Phase, TrainingPhase, hookimpl
+from loopkit import CancelStep, Learner, Phase, TrainingPhase, fresh, hookimpl
 from loopkit.errors import NonFiniteError, PluginError
 from loopkit.events import BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd
 from loopkit.plugins import MixedPrecision, Schedule, StopOnNonFinite, call_on
@@ -483,7 +483,8 @@ def test_late_fused_optimizer_skips_from_the_bad_update_on(scaling, monkeypatch)
     learner = Learner(normed(), torch.nn.MSELoss(), fused, plugins=plugins, phases=phases, standard=False)
     with pytest.raises(NonFiniteError, match=r"in one of the steps 0 to 5 .* the parameters are those before it"):
         learner.fit(poisoned(6, 3) if scaling else batches(6), epochs=1)
-    good = Learner(normed(), torch.nn.MSELoss(), fused, plugins=more, standard=False)
+    again = [fresh(each) for each in more]
+    good = Learner(normed(), torch.nn.MSELoss(), fused, plugins=again, standard=False)
     good.fit(batches(3), epochs=1)
     for p, q in zip(learner.model.parameters(), good.model.parameters(), strict=True):
         assert torch.equal(p, q)
