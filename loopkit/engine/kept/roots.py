@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from loopkit.engine.kept.looks import Leave
 from loopkit.engine.kept.walk import Found
 from loopkit.engine.kept.witness import Root
+from loopkit.plugin import declared
 
 OF_TORCH = ("defaults", "state", "param_groups", "found_inf", "grad_scale")
 """Attributes that torch gives an optimizer, beside those that begin with an underscore."""
@@ -57,7 +58,7 @@ class RootsOfLearner:
 
     def __iter__(self) -> Iterator[Root]:
         for name, model in self._models.items():
-            yield Root(f"model {name!r}", model, OF_A_MODULE, self._leave())
+            yield Root(f"model {name!r}", model, OF_A_MODULE, self._leave(), self._written())
         cure = OF_A_MODULE if isinstance(self._loss_fn, nn.Module) else OF_A_LOSS
         yield Root("the loss function", self._loss_fn, cure, self._leave())
         for name, optimizer in self._optimizers.items():
@@ -69,6 +70,12 @@ class RootsOfLearner:
         for name, plugin in self._plugins.items():
             if not has_state(plugin):
                 yield Root(f"plugin {name!r}", plugin, OF_A_PLUGIN, self._leave())
+
+    def _written(self) -> frozenset[str]:
+        """The attributes of modules that a plugin with a state owns, such as ``p`` of ``model.p.dropout``."""
+        stateful = [plugin for plugin in self._plugins.values() if has_state(plugin)]
+        owned = [name for plugin in stateful for name in declared(plugin, "owns", getattr(plugin, "owns", ()))]
+        return frozenset(name.split(".")[1] for name in owned if name.startswith("model."))
 
     def saved(self) -> Iterator[Tensor]:
         """The parameters and buffers of its modules."""

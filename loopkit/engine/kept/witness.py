@@ -28,6 +28,8 @@ class Root(NamedTuple):
     """How to save its attributes; ``{0}`` stands for their names, as a class writes them."""
     leave: Leave
     """Whether a value that it holds is saved, or is a root itself: then it is not looked at here."""
+    written: frozenset[str] = frozenset()
+    """Attributes of modules that a plugin owns, which writes them anew after a resume."""
 
 
 class Roots(Protocol):
@@ -106,7 +108,8 @@ class _Record:
 
     def moved(self, is_saved: Callable[[Tensor], bool]) -> list[str]:
         if self._module is not None:
-            return self._module.moved(self._since, is_saved)
+            paths = self._module.moved(self._since, is_saved)
+            return [path for path in paths if path.rpartition(".")[2] not in self.root.written]
         return moved(self._looks, look(self.root.object, self.root.leave), self._since, is_saved)
 
 
