@@ -179,6 +179,11 @@ class Plugin(Protocol):
     directory: Any
     """Where it saves. Commands look for it where ``"checkpoint"`` is provided."""
 
+    def names(self) -> Sequence[str]:
+        """The names of the metrics that it makes, as patterns of ``metrics.<name>``. Those that ask which way a metric
+        is better look for it where ``"metrics"`` is provided."""
+        ...
+
     # To tell people
 
     def explain(self, phase: Phase, hook: str) -> str:

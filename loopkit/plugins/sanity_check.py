@@ -106,7 +106,8 @@ class SanityCheck(Shown):
     @hookimpl(reads=("optimizer", "params"))
     def epoch_begin(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Check what is trained."""
-        if phase.training and self._still is None and learner.current is not None:
+        fit = learner.current
+        if phase.training and self._still is None and fit is not None and not fit.resumed:  # else it saw a part only
             self._look_at_rates(learner)
         if phase.training and phase.name not in self._checked:
             epoch.compare_casts()

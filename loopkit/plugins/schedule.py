@@ -111,6 +111,8 @@ class Schedule(Shown):
         """How far the schedule is: the k in force."""
         self._kept = KeptValues()
         """The bases, by place."""
+        self._loaded = False
+        """Whether a state was loaded since the last fit began."""
         self._places: list[Place] = []
         """Where it writes."""
         self._whole_fit: tuple[int, int] | None = None
@@ -137,7 +139,10 @@ class Schedule(Shown):
     def fit_begin(self, learner: Learner) -> None:
         """Take over what the user changed since the last fit; give a schedule over the whole fit its length."""
         fit = learner.current
-        self._kept.look(self._found(learner, self._chosen(learner)), new=fit is None or not fit.resumed)
+        found = self._found(learner, self._chosen(learner))
+        if not (self._of_modules and self._loaded):  # no state holds an attribute: it is the script's, not the user's
+            self._kept.look(found, new=fit is None or not fit.resumed)
+        self._loaded = False
         self._writers = []
         if isinstance(self.schedule, OfLength):
             planned = self._planned(learner)
@@ -321,6 +326,7 @@ class Schedule(Shown):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
+        self._loaded = True
         self.count, self._kept.own = state["count"], dict(state["bases"])
         self._kept.left = dict(state.get("left", {}))  # which older states lack
         self._whole_fit = None if state["whole_fit"] is None else tuple(state["whole_fit"])

@@ -11,6 +11,7 @@ from torch import nn
 from devices import simulated as sim
 from devices.simulated import simulated
 from loopkit import Learner, TrainingPhase, checkpoint, devices, every, generators
+from loopkit.checkpoint.background import Snapshot
 from loopkit.engine.window import Window
 from loopkit.errors import NonFiniteError
 from loopkit.logs import read_log
@@ -29,7 +30,6 @@ from loopkit.plugins import (
     ToDevice,
     WeightAverage,
 )
-from loopkit.plugins.checkpoint import _Snapshot
 from loopkit.plugins.late import LateValues, read
 
 SECOND = "sim:1"
@@ -67,7 +67,7 @@ def test_background_checkpoint_of_a_model_on_another_device_is_whole(tmp_path):
 
 @simulated()
 def test_copies_for_a_background_save_are_waited_for_on_each_device():
-    snapshot, before = _Snapshot(), sim.waits()
+    snapshot, before = Snapshot(), sim.waits()
     for value in (1.0, 2.0):  # the second time in the same memory
         tensors = {str(n): torch.full((2,), value, device=f"sim:{n}") for n in (0, 1)}
         snapshot.take(SimpleNamespace(tensors={"model": tensors}))
@@ -168,7 +168,7 @@ def test_late_values_logs_and_copies_for_a_save_are_whole_where_no_event_tells()
     assert late.wait() == {"a": 0.5, "b": 2.0, "c": 3.0}
     transfer = Transfer(Records([(None, {"first": value, "second": torch.tensor(0.1)}, ("", 0, 0, 0), 0.0)]))
     assert transfer.records().groups[0].values == {"first": 0.5, "second": torch.tensor(0.1).item()}
-    snapshot, tensors = _Snapshot(), {str(n): torch.ones(2, device=f"sim:{n}") for n in (0, 1)}
+    snapshot, tensors = Snapshot(), {str(n): torch.ones(2, device=f"sim:{n}") for n in (0, 1)}
     snapshot.take(SimpleNamespace(tensors={"model": tensors}))
     snapshot.wait()
     assert [copy.tolist() for copy in tensors.values()] == [[1, 1]] * 2

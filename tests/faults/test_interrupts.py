@@ -333,10 +333,9 @@ def fails(*given, **options):
         "loopkit.engine.signals.Signals.install",
         "loopkit.engine.registry.Registry.check_fit",
         "loopkit.engine.resume.Resume.begin",
-        "loopkit.engine.phase_states.PhaseStates.begin",
+        "loopkit.engine.kept.witness.Witness.begin",
         "loopkit.checkpoint.lock.Lock.acquire",
         "loopkit.engine.registry.Registry.never_made",
-        "loopkit.engine.brackets.Brackets.end",
     ],
 )
 def test_whatever_raises_in_a_begin_or_end_leaves_no_fit_running(tmp_path, monkeypatch, where):

@@ -323,6 +323,7 @@ class Edges:
     """Keeps the state at every edge of the first fit, or of the second one."""
 
     name = "edges"
+    volatile = ("states",)
 
     def __init__(self, again: bool) -> None:
         self.again = again

@@ -127,15 +127,17 @@ const opened = [];
 export function closePopovers(inside = null) {
   for (const each of [...opened].reverse()) if (!inside || !each.element.contains(inside)) each.close();
 }
-document.addEventListener("pointerdown", (event) => closePopovers(event.target));
-document.addEventListener("keydown", (event) => {
-  if (event.key !== "Escape" || !opened.length) return;
-  const last = opened[opened.length - 1];
-  last.close();
-  last.button.focus();
-  event.stopImmediatePropagation();
-  event.preventDefault();
-}, true);
+if (globalThis.document) {
+  document.addEventListener("pointerdown", (event) => closePopovers(event.target));
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || !opened.length) return;
+    const last = opened[opened.length - 1];
+    last.close();
+    last.button.focus();
+    event.stopImmediatePropagation();
+    event.preventDefault();
+  }, true);
+}
 
 /** A button that opens a box below it. `fill()` returns what is in the box, each time that it is opened. */
 export function popover(label, fill, props = {}) {
