@@ -90,7 +90,7 @@ def same_metrics(result: Any, history: list[dict[str, float]], printed: str, wit
     """Assert that each epoch has loopkit's metrics, and that its line shows them."""
     epochs: list[dict[str, float]] = [{} for row in result.history if row["phase"] == "train"]
     for row in result.history:
-        of = row["epoch"] if within and row["phase"] == "val" else row["epoch"] - 1
+        of = row["epoch"] - 1
         epochs[of].update({name: value for name, value in row.items() if "/" in name})
     assert len(history) == len(epochs)
     lines = printed.splitlines()

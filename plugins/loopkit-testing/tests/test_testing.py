@@ -97,6 +97,7 @@ class MeanLoss:
     """Accumulates on the device, is read once an epoch, and is saved."""
 
     name = "mean_loss"
+    shared = True  # a companion of many trials
 
     def __init__(self):
         self.total = torch.zeros(())

@@ -199,7 +199,7 @@ function between({ x, y }, at) {
   return y[left] + ((y[right] - y[left]) * (at - x[left])) / (x[right] - x[left]);
 }
 
-const phone = matchMedia("(max-width: 800px)");
+const phone = globalThis.matchMedia?.("(max-width: 800px)") ?? { matches: false };
 
 class Chart {
   seen = false;

@@ -10,7 +10,7 @@ const MOST_IN_BOX = 12; // curves whose values the box at the cursor shows
 const SECONDS_STEPS = [1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800,
   ...[1, 2, 3, 6, 12, 24, 48, 120, 240, 480, 1200, 2400, 7200].map((hours) => hours * 3600)];
 let styles = null;
-window.addEventListener("theme", () => { styles = null; });
+if (globalThis.window) window.addEventListener("theme", () => { styles = null; });
 
 /** A color of the style sheet, for a canvas. */
 export function ink(name) {
