@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from loopkit import devices
 from loopkit.data import Loader, ResumableSampler
+from loopkit.engine.owners import Owners
 from loopkit.learner import Learner
 
 if TYPE_CHECKING:
@@ -73,7 +74,9 @@ def copied(
 
 def _copy_plugin(name: str, plugin: Any, memo: dict[int, Any]) -> Any:
     try:
-        return copy.deepcopy(plugin, memo)
+        copied = copy.deepcopy(plugin, memo)
+        Owners.free(copied)  # it belongs to the copy of the learner
+        return copied
     except (TypeError, RuntimeError) as error:
         raise TypeError(f"plugin {name!r}: {error}") from error
 

@@ -486,7 +486,7 @@ def test_a_phase_that_makes_no_update_is_refused():
         def step(self, learner, step):
             step.loss = torch.zeros(())
 
-    with pytest.raises(PhaseError, match="called no step.backward"):
+    with pytest.raises(PhaseError, match="called no step"):
         LRFinder().run(make_learner(), tiny_problem().train, Idle())
 
 
