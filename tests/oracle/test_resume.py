@@ -443,6 +443,7 @@ WALKED = Stack(
 # What makes no difference here, and why that is right
 INFORMATIONAL = {
     r"fit\.(epochs|validate|stop)": "as at the begin of a fit; runs with a validation of its own, or a stop, need them",
+    r"fit\.counted": "whether rounds of a loop of the user's were counted: this is a fit",
     r"plugins\.early_stopping\.passes": "for a warning at the end of a fit without any validation",
     r"plugins\.freeze\.thawed\.\d": "what an epoch thaws is thawed again; what a person thawed is needed",
     r".*\.seconds": "a duration",

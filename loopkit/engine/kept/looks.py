@@ -23,6 +23,7 @@ from loopkit.generators import is_generator, state_of
 
 NUMBERS = (bool, int, float, complex)
 VALUES = (*PLAIN, Enum, Decimal, Fraction)
+CLOCKS = (time.time, time.monotonic, time.perf_counter)
 SMALL = 64 * 2**10
 """Bytes of an array up to which all of it is compared; of a larger one it is this many elements."""
 SAMPLE = 1024
@@ -163,7 +164,7 @@ class Clocks(NamedTuple):
     @classmethod
     def read(cls) -> Clocks:
         """Read them now."""
-        return cls((time.time(), time.monotonic(), time.perf_counter()))
+        return cls(tuple(clock() for clock in CLOCKS))
 
     def has_shown(self, value: Any) -> bool:
         """Whether a value is a reading of one of them since then."""
