@@ -21,7 +21,8 @@ LOOK = """
 import { chartsOf } from "%(views)s";
 import { bytes, figure, unitOf } from "%(dom)s";
 const detail = JSON.parse(process.argv[1]);
-const charts = chartsOf([detail], "metrics", new Map());
+const run = { id: "a", name: "a", names: detail.names.map((each) => each.name ?? each) };
+const charts = chartsOf([run], "metrics", () => ({}));
 const chart = charts.find((each) => each.title === "peak_memory");
 const said = [figure("val/peak_memory", %(peak)s), figure("val/loss", 0.25)];
 console.log(JSON.stringify([chart.unit, bytes(%(peak)s), ...said, unitOf("val/loss")]));
@@ -88,4 +89,4 @@ def test_peak_is_shown_in_mebibytes_on_the_page(store):
         [node, "--input-type=module", "-e", script, detail], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == ["bytes", "413 MiB", "413 MiB", "0.2500", "value"]
+    assert json.loads(done.stdout) == ["bytes", "413 MiB", "413 MiB", "0.25", "value"]
