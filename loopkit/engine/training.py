@@ -130,10 +130,8 @@ class Proof:
         """Note a backward that the phase runs by itself; on a device, hooks run in another thread."""
         if self._kept:
             return
-        frame: FrameType | None = sys._getframe(1)
-        if threading.get_ident() != self._thread:
-            frame = sys._current_frames().get(self._thread)
-        first = frame
+        # Of the thread that runs the phase: on a device, this one has no caller.
+        frame = first = sys._current_frames().get(self._thread)
         while frame is not None:
             module = frame.f_globals.get("__name__")
             if module in (STEP, PLAN):

@@ -2,6 +2,7 @@
 
 import tomllib
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
 import torch
@@ -210,13 +211,15 @@ def test_passes_outside_a_fit_are_not_reported(batches, reports):
 
 
 def test_several_checkpoint_plugins_need_a_name(batches, reports, tmp_path):
-    several = Checkpoint(tmp_path / "a"), Checkpoint(tmp_path / "b", save=every(epochs=2), name="other")
+    def several(report):
+        path = Path(mkdtemp(dir=tmp_path))
+        return make_learner(report, Checkpoint(path / "a"), Checkpoint(path / "b", save=every(epochs=2), name="other"))
+
     with pytest.raises(PluginError, match=r"several Checkpoint plugins \(checkpoint, other\)"):
-        in_ray_fit(make_learner(RayReport(), *several), batches, epochs=1)
+        in_ray_fit(several(RayReport()), batches, epochs=1)
     with pytest.raises(PluginError, match=r"no Checkpoint is called 'othr' \(did you mean 'other'\?\)"):
-        in_ray_fit(make_learner(RayReport(checkpoint="othr"), *several), batches, epochs=1)
-    several = Checkpoint(tmp_path / "c"), Checkpoint(tmp_path / "d", save=every(epochs=2), name="other")
-    in_ray_fit(make_learner(RayReport(checkpoint="other"), *several), batches, epochs=2)
+        in_ray_fit(several(RayReport(checkpoint="othr")), batches, epochs=1)
+    in_ray_fit(several(RayReport(checkpoint="other")), batches, epochs=2)
     assert [name for _, name in reports] == [None, "000001-step-8"]
 
 
