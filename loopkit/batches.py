@@ -1,4 +1,4 @@
-"""What can be told of a batch, and done with it, without knowing what it means."""
+"""Nested batches: their parts, tensors and sizes, whatever they mean."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _leading(value: Any) -> int | None:
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """What a nested batch holds that has no parts of its own, in order and depth first."""
+    """Yield the leaves of a nested batch, in order and depth first."""
     inner = list(parts(value))
     if not inner:
         yield value

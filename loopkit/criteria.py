@@ -148,11 +148,11 @@ class Criterion(Shown):
         """A fit ends: clocks stand still."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What it has seen."""
+        """The values that it keeps."""
         return {name: _copy(getattr(self, name)) for name in self.fields}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned.
+        """Restore the return value of `state_dict`.
 
         Raises:
             PluginError: The state is that of another kind of criterion.
@@ -279,7 +279,7 @@ class TimeLimit(Criterion):
         self._started: float | None = None
 
     def options(self) -> dict[str, Any]:
-        """What it was made with; ``seconds`` is what has gone by."""
+        """The options it was made with. Its attribute ``seconds`` is the time that has passed."""
         return {"seconds": self.limit}
 
     @property

@@ -217,7 +217,7 @@ class _Chosen:
             place.indices = self.indices
 
     def save(self, place: _Place) -> dict[str, Any]:
-        """What a state says of it."""
+        """The saved form: the chosen indices of this epoch, and of the next one where they differ."""
         now, later = place.indices if place.position else self.indices, self.indices
         saved: dict[str, Any] = {} if now is None else {"indices": now.tolist()}
         return saved if later is now else {**saved, "next_indices": None if later is None else later.tolist()}
@@ -287,7 +287,7 @@ class Loader(ABC):
         """
 
     def identity(self) -> dict[str, Any]:
-        """What decides which batches come, compared where a state is loaded, as JSON; by default the source's."""
+        """The options that decide the batches, as JSON, compared when a state is loaded; by default the source's."""
         return {} if self.source is None else dict(self.source.identity())
 
     @property
@@ -342,7 +342,7 @@ class Loader(ABC):
 
     @property
     def chosen(self) -> Tensor | None:
-        """What `set_indices` was given for the next epoch; None if each sample comes once."""
+        """The indices that `set_indices` chose for the next epoch; None if each sample comes once."""
         return self._chosen.indices
 
     def set_indices(self, indices: Tensor | Sequence[int] | None) -> None:
@@ -431,7 +431,7 @@ class Loader(ABC):
         self._place = place.choose()
 
     def _moved(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What a state of another number of processes is here."""
+        """Convert a state that was saved with another number of processes."""
         if not self._counted:
             return state if self.source is None else self.source._moved(state)
         if state.get("position") or (self.continues and state.get("epoch")):
@@ -610,7 +610,7 @@ class TensorLoader(Loader):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What it takes batches of."""
+        """The tensors that it takes batches from."""
         return tuple(self._tensors)
 
     def identity(self) -> dict[str, Any]:  # noqa: D102
@@ -1163,7 +1163,7 @@ class ResumableSampler(Sampler[SampleIndex]):
             self._start = 0
 
     def state_dict(self, position: int | None = None, *, next_epoch: bool = False) -> dict[str, Any]:
-        """What `load_state_dict` needs. It can be written as JSON.
+        """The state for `load_state_dict`. It can be written as JSON.
 
         Args:
             position: Samples of this epoch that were used. The default is how many were read, which is more where
@@ -1267,13 +1267,13 @@ class _SeededDataset(Dataset[Any]):
 
 
 PLACE = ("epoch", "position", "consumed", "indices", "next_indices")
-"""What a state says of the place, and so differs from state to state."""
+"""The keys of a state that hold the place, and so differ from state to state."""
 PER_PROCESS = ("processes", "batch_size", "drop_last", "tail")
-"""What a state of another number of processes need not have in common with a loader."""
+"""The keys in which a state of another number of processes may differ from a loader."""
 
 
 def _processes(shares: Shares) -> dict[str, Any]:
-    """What the identity of a loader that is a part says of the others."""
+    """The other processes, in the identity of a sharded loader; empty for one process."""
     return {"processes": shares.size, "tail": shares.tail} if shares.size > 1 else {}
 
 

@@ -75,7 +75,7 @@ def own_backend() -> str:
 
 
 def backends() -> str:
-    """What ``torch.distributed`` uses by default here: the device's own if each process of a machine can have one."""
+    """The default backends of ``torch.distributed``: the device's own if each local process can have a device."""
     own, here = own_backend(), os.environ.get("LOCAL_WORLD_SIZE", "")
     if not own or (here.isdecimal() and count() < int(here)):
         return "gloo"

@@ -141,7 +141,7 @@ class CancelFit(Cancel):
 
 
 def rank(error: BaseException) -> int:
-    """What goes on where two meet: an interrupt or exit, else an error, else the stronger cancel."""
+    """The rank of an error where two meet; the higher is raised: interrupts and exits, errors, then cancels."""
     kinds = (CancelStep, CancelEpoch, CancelFit, Exception, BaseException)
     return next(rank for rank, kind in enumerate(kinds) if isinstance(error, kind))
 

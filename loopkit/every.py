@@ -54,11 +54,11 @@ class Every:
         return math.inf if self.minutes is None else 60.0 * self.minutes
 
     def options(self) -> dict[str, Any]:
-        """What it was made of, as a file or a state holds it: ``Every(**options)`` is equal to it."""
+        """The options it was made with, as a file or a state holds them: ``Every(**options)`` is equal to it."""
         return {**self._intervals(), **({"first": True} if self.first else {})}
 
     def _intervals(self) -> dict[str, Any]:
-        """Those of the three that were given."""
+        """The intervals that were given, out of epochs, updates and minutes."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "first"}
         return {name: value for name, value in values.items() if value is not None}
 

@@ -23,10 +23,10 @@ PLAIN = (bool, int, float, str, bytes, type(None), range, enum.Enum, Path, torch
 
 
 def fact(value: Any, depth: int = 0) -> str:
-    """What a value is: equal for equal ones, in every process and every run.
+    """Describe a value in a string that is the same for equal values, in every process and every run.
 
-    Functions are told by name and by their compiled code, which is that of one version of Python; modules and other
-    objects by class and options; tensors by a hash of their values.
+    Functions are described by name and compiled code, which differs between versions of Python, modules and other
+    objects by class and options, tensors by a hash of their values.
 
     Example::
 
@@ -73,7 +73,7 @@ def parts(value: Any, without: Iterable[str] = ()) -> dict[str, str]:
 
 
 def _options(value: Any) -> dict[str, Any]:
-    """What an object was made with; of a module what it holds, too."""
+    """The options of an object; for a module also its plain attributes, buffers and children."""
     options = options_of(value)
     if isinstance(value, nn.Module):
         options |= {name: part for name, part in vars(value).items() if isinstance(part, PLAIN) and name[0] != "_"}
@@ -97,7 +97,7 @@ def _function(value: Any, depth: int) -> str:
 
 
 def _said(code: CodeType, doc: str | None) -> tuple[Any, ...]:
-    """What a function's code says, but for where it is and its docstring."""
+    """The code of a function without its place and docstring."""
     constants = [part for part in code.co_consts if part is not None and part != doc]
     parts = [_said(part, None) if isinstance(part, CodeType) else fact(part) for part in constants]
     return code.co_code, code.co_names, parts

@@ -225,7 +225,7 @@ def methods(plugin: Any) -> dict[str, Any]:
 
 
 def _is_routine(kind: type) -> bool:
-    """What ``inspect.isroutine`` says of an object of this type, in a tenth of the time."""
+    """Whether objects of this type are routines, as ``inspect.isroutine``, in a tenth of the time."""
     return kind in (BuiltinFunctionType, MethodType) or (hasattr(kind, "__get__") and not hasattr(kind, "__set__"))
 
 
@@ -274,7 +274,7 @@ def _is_of(kind: type[Phase] | str, phase: Phase) -> bool:
 
 @dataclass(frozen=True)
 class HookOptions:
-    """What `hookimpl` was given."""
+    """The arguments of `hookimpl`."""
 
     phase: PhaseChoice
     reads: Declaration

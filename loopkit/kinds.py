@@ -1,4 +1,4 @@
-"""What the parts of a saved state are, checked before anything of it is used."""
+"""The kinds of the values in a saved state, checked before any of it is used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 Kind = tuple[str, Callable[[Any], bool]]
-"""What it is called, and whether a value is one."""
+"""Its name, and a function that returns whether a value is one."""
 
 
 def is_number(value: Any) -> bool:
@@ -51,7 +51,7 @@ TEXT: Kind = ("a string", lambda v: type(v) is str)
 
 
 def wrong(where: str, value: Any, kinds: Mapping[str, Kind], *, more: bool = True) -> list[str]:
-    """What is not of its kind, or missing, in the mapping ``value`` at ``where``; or is there without a kind.
+    """List the values that are missing, not of their kind, or without a kind, in the mapping ``value`` at ``where``.
 
     >>> wrong("progress", {"steps": -1}, {"steps": COUNT, "epochs": COUNT})
     ['progress.steps is -1, not a count', 'progress.epochs is missing']

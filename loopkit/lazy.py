@@ -1,4 +1,4 @@
-"""Lazy: names of a package that are imported when somebody first asks for one, by its ``__getattr__`` (PEP 562)."""
+"""Lazy: names of a package that are imported on first use, by its ``__getattr__`` (PEP 562)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @cache
 def homes(package: str) -> dict[str, str]:
-    """The modules of what the source of a package imports under ``if TYPE_CHECKING:``, by the names."""
+    """The names that a package's source imports under ``if TYPE_CHECKING:``, with their modules."""
     source: str | None = sys.modules[package].__loader__.get_source(package)  # type: ignore[union-attr]
     if source is None:
         raise ImportError(f"{package} reads its own source, which is not there: install loopkit with its .py files")
@@ -22,11 +22,11 @@ def homes(package: str) -> dict[str, str]:
 
 
 def lazily(package: str, *modules: str) -> Callable[[str], Any]:
-    """What a package takes as its ``__getattr__``: it imports what is under ``if TYPE_CHECKING:`` when asked for it.
+    """Make a package's ``__getattr__``, which imports the names under ``if TYPE_CHECKING:`` on first use.
 
     Args:
         package: Its name.
-        modules: Modules of the package that it imports when asked, too.
+        modules: Modules of the package that are also imported on first use.
     """
     found = homes(package)
 

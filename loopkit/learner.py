@@ -45,7 +45,7 @@ now = time.time
 
 @dataclass
 class Options:
-    """What a learner was made with, beside what it holds."""
+    """The options of a learner that it does not hold elsewhere."""
 
     standard: list[Any]
     """The standard plugins that it added to the list itself; also those that were taken out since."""

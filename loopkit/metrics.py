@@ -40,7 +40,7 @@ __dir__ = __all__.copy
 
 @runtime_checkable
 class MetricLike(Protocol):
-    """What ``loopkit.plugins.Metrics`` accepts."""
+    """A metric that ``loopkit.plugins.Metrics`` accepts."""
 
     def update(self, outputs: Any, targets: Any, /) -> Any:
         """Take in one batch."""

@@ -27,7 +27,7 @@ def namesake() -> str | None:
 
 
 def cure() -> str | None:
-    """What is wrong and what to type, if there is a `namesake`; else None."""
+    """The problem and the commands that fix it, if there is a `namesake`; else None."""
     found = namesake()
     if found is None:
         return None

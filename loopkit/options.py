@@ -1,4 +1,4 @@
-"""What an object was made with, and how it is shown."""
+"""The options that an object was made with, and its repr."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 
 def options_of(plugin: Any) -> dict[str, Any]:
-    """What a plugin was made with, by the names of its ``__init__``.
+    """The options that a plugin was made with, by the names of its ``__init__``.
 
-    Its ``options()`` says so, if it has that method. Else an option is the attribute of the same name, or of that name
-    after an underscore. Options that were given as ``**options`` are there by their own names. What the plugin does not
-    tell is left out.
+    They are the return value of its ``options()``, if it has that method. Otherwise an option is the attribute with
+    the same name, or with that name after an underscore. Options that were passed as ``**options`` have their own
+    names. Options without an attribute are left out.
 
     Example::
 

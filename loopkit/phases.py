@@ -104,7 +104,7 @@ class Phase:
         return type(self).state_dict is Phase.state_dict
 
     def state_dict(self) -> dict[str, Any]:
-        """What is saved of it: the attributes in ``saved``. Override it, and `load_state_dict`, for anything else."""
+        """The saved attributes, those in ``saved``. Override it, and `load_state_dict`, for anything else."""
         if lacking := [name for name in self.saved if not hasattr(self, name)]:
             raise PhaseError(f"{self!r}: saved names {lacking[0]!r}, which the phase does not have: set it in __init__")
         return {name: _state_of(getattr(self, name)) for name in self.saved}
@@ -137,7 +137,7 @@ def _state_of(value: Any) -> Any:
 
 
 class SupervisedPhase(Phase):
-    """What the three standard phases share: how a batch becomes inputs, targets, outputs and a loss."""
+    """The base of the three standard phases: how a batch becomes inputs, targets, outputs and a loss."""
 
     def unpack(self, batch: Any) -> tuple[Any, Any]:
         """Split a batch into ``(inputs, targets)``.

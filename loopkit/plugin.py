@@ -96,15 +96,15 @@ class Plugin(Protocol):
     False makes a plugin without one belong to one learner, too."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """What a checkpoint holds of it. The engine calls it for ``learner.state_dict()``.
+        """The state that a checkpoint saves. The engine calls it for ``learner.state_dict()``.
 
-        It holds None, booleans, numbers, strings, lists, tuples, dicts and tensors. What belongs to one epoch alone is
+        It can hold None, booleans, numbers, strings, lists, tuples, dicts and tensors. Values of a single epoch are
         better kept in ``epoch.store(self)``, which is saved with the epoch.
         """
         ...
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on from what `state_dict` returned. The engine calls it for ``learner.load_state_dict``."""
+        """Restore the return value of `state_dict`. The engine calls it for ``learner.load_state_dict``."""
         ...
 
     def reshard(self, states: Sequence[Any], rank: int, size: int) -> Any:
@@ -187,17 +187,17 @@ class Plugin(Protocol):
     # To tell people
 
     def explain(self, phase: Phase, hook: str) -> str:
-        """What ``learner.explain()`` says beside one of its hooks; empty for nothing."""
+        """The note that ``learner.explain()`` shows beside one of its hooks; an empty string for none."""
         ...
 
     def remark(self, phase: Phase, hook: str, plugin: str) -> str:
-        """What ``learner.explain()`` says beside a hook of any plugin; empty for nothing."""
+        """The note that ``learner.explain()`` shows beside a hook of any plugin; an empty string for none."""
         ...
 
     def options(self) -> dict[str, Any]:
-        """What it was made with, by the names of its ``__init__``; see `loopkit.options.options_of`.
+        """The options it was made with, by the names of its ``__init__``; see `loopkit.options.options_of`.
 
-        For a plugin that does not keep each option as an attribute of the same name.
+        Define it if the plugin does not keep every option in an attribute with the same name.
         """
         ...
 
@@ -208,7 +208,7 @@ def unwrapped(plugin: Any) -> Any:
 
 
 def provided(plugin: Any) -> str:
-    """What a plugin says that it is, or an empty string."""
+    """The role that a plugin declares in ``provides``, or an empty string."""
     return getattr(plugin, "provides", "")
 
 
@@ -235,7 +235,7 @@ def changed_options(plugins: Iterable[Any]) -> set[str]:
 
 
 def hook_states(own: Any, hook: str, *labels: str) -> set[str]:
-    """What a hook declares under these words, such as ``"reads"`` and ``"updates"``."""
+    """The states that a hook declares under these words, such as ``"reads"`` and ``"updates"``."""
     options = getattr(own, hook).loopkit_options
     return {n for label in labels for n in declared(own, label, getattr(options, label) or getattr(own, label, ()))}
 

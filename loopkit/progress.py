@@ -1,4 +1,4 @@
-"""What a learner has done so far."""
+"""The counters of a learner."""
 
 from __future__ import annotations
 

@@ -33,13 +33,13 @@ class StopRequest:
 
 @dataclass(repr=False)
 class FitResult:
-    """What ``fit`` returns. An early stop is a result like any other, not an error."""
+    """The result of ``fit``. An early stop returns one as well; it is not an error."""
 
     reason: Literal[
         "running", "end", "epochs", "max_steps", "max_updates", "minutes", "stop", "pause", "cancel", "signal", "error"
     ] = "running"
-    """What ended the fit: a limit, ``learner.stop``, `CancelFit`, the end of the user's own loop, a signal, or (seen
-    in ``fit_end`` only) an error."""
+    """Why the fit ended: a limit, ``learner.stop``, `CancelFit`, the end of the user's own loop, a signal, or (seen in
+    ``fit_end`` only) an error."""
     message: str = ""
     """The text given to ``learner.stop`` or `CancelFit`; a signal's name."""
     by: str = ""
@@ -75,7 +75,7 @@ class FitResult:
         return self._ended() + (f"; {values}" if values else "")
 
     def _ended(self) -> str:
-        """What ended it, and how much was done."""
+        """Describe why it ended and how much it did."""
         ends = {
             "stop": "stopped",
             "pause": "paused",

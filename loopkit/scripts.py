@@ -1,4 +1,4 @@
-"""What commands take as ``SCRIPT.py:FUNCTION``: a function of a script that makes a learner, and may give its fit."""
+"""The argument ``SCRIPT.py:FUNCTION`` of commands: a function that makes a learner, and may give its fit."""
 
 from __future__ import annotations
 

@@ -84,12 +84,12 @@ def like_parameter(value: Any, param: Tensor) -> Any:
 
 
 def part(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor, without its graph: the same memory. It may have no elements."""
+    """The part of a tensor that this process holds, in the same memory and without its graph. It may be empty."""
     return tensor.detach().to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def parts(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """What this process holds of some tensors, without those of which it holds nothing."""
+    """The parts of tensors that this process holds, without empty ones."""
     return [mine for tensor in tensors if (mine := part(tensor)).numel()]
 
 

@@ -113,7 +113,7 @@ def set_epoch(data: Any, epoch: int) -> bool:
 
 
 def facts_of(data: Any) -> dict[str, str]:
-    """What must be the same in all processes of data that is to be shared out; empty for a part, or other data."""
+    """The facts of data to be sharded that all processes must share; empty for a shard or other data."""
     if isinstance(data, Loader) and data.shares.size == 1:
         place = {"epoch", "position", "consumed"}
         return {key: fact(value) for key, value in data.state_dict().items() if key not in place}

@@ -14,7 +14,7 @@ PATIENCE = 3
 
 
 class _Interrupts:
-    """What is shielded in this process, and which interrupts came."""
+    """The open shields of this process, and the interrupts that came."""
 
     def __init__(self) -> None:
         self.firm: list[bool] = []

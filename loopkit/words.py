@@ -48,7 +48,7 @@ STATE = "state_dict", "load_state_dict"
 
 
 def half_a_state(has: Collection[str]) -> str:
-    """What to say of something that has one of `STATE` without the other; else an empty string."""
+    """The message for an object that has one of `STATE` without the other; else an empty string."""
     if len(has) != 1:
         return ""
     (there,), (lacks,) = has, {*STATE} - {*has}

@@ -244,7 +244,7 @@ def _join(backend: str | None, timeout: float) -> World:
 
 @dataclass(frozen=True)
 class _Place:
-    """What the environment says."""
+    """The place of this process, as the environment variables give it."""
 
     rank: int
     size: int
@@ -260,7 +260,7 @@ class _Place:
 
 
 def _place() -> _Place | None:
-    """What the environment says; None for a process alone."""
+    """Read the place from the environment; None for a single process."""
     given = [name for name in VARIABLES if name in os.environ]
     if not given or os.environ.get("WORLD_SIZE") == "1":
         return None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Contexts:
-    """What an epoch of a phase runs in, entered in order, and left in reverse."""
+    """The contexts of an epoch: the models' modes and the plugins' contexts, entered in order and left in reverse."""
 
     def __init__(self, core: Core, phase: Phase) -> None:
         self._core, self._phase = core, phase

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 
 class Core:
-    """What a learner consists of, and what of it is running. Only the learner has it, and the engine's parts.
+    """The parts of a learner, shared by the learner and the engine, with the fit and the epochs that are running.
 
-    Args:
-        learner: What hooks are given as ``learner``; the engine itself only looks at its loss function.
-        models: Modules and optimizers.
-        phases: Its phases.
-        order: What the user gave as ``order``.
+        Args:
+    learner: The argument ``learner`` of hooks. The engine itself reads only its loss function.
+            models: Modules and optimizers.
+            phases: Its phases.
+    order: The argument ``order`` of `Learner`.
     """
 
     def __init__(self, learner: Learner, models: Models, phases: Roles, order: Sequence[Any]) -> None:

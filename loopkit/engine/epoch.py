@@ -93,7 +93,7 @@ class Epoch:
 
     @property
     def plan(self) -> Plan:
-        """What the engine calls."""
+        """The calls of each event, decided once."""
         return self.loop.plan
 
     @property
@@ -157,9 +157,9 @@ class Epoch:
     # What plugins keep
 
     def store(self, owner: Any) -> dict[str, Any]:
-        """What a plugin keeps for this epoch, saved with it: after a resume, what was saved; else empty at first.
+        """The saved store of a plugin for this epoch: empty at first, or restored after a resume.
 
-        It holds what a state can hold, or objects with a ``state_dict``, of which that is saved.
+        It can hold every type that a state can hold, and objects with a ``state_dict``, which is saved for them.
 
         Args:
             owner: The plugin; a phase finds its own at ``step.store``.
@@ -168,7 +168,7 @@ class Epoch:
         return self._stores.setdefault(name, {})
 
     def keep(self, owner: Any) -> dict[str, Any]:
-        """What a plugin keeps for this epoch, not saved with it; empty at first. Quick enough for each step."""
+        """The unsaved store of a plugin for this epoch, empty at first. Quick enough for each step."""
         try:
             return self._kept[id(owner)][1]
         except KeyError:
@@ -177,7 +177,7 @@ class Epoch:
             return kept
 
     def saved_stores(self) -> dict[str, Any]:
-        """What a state holds of the stores."""
+        """The saved form of the stores that are not empty, by plugin."""
         return {name: _plain(store) for name, store in self._stores.items() if store}
 
     # Its begin
@@ -288,10 +288,10 @@ class Epoch:
         return f"{self._outer.name}/{self.name}/{turn}"
 
     def mark(self) -> Mark | None:
-        """What a state as of its begin needs, for a saver when a step of it fails: for ``learner.state_dict(at=...)``.
+        """Record the state as of the epoch's begin, for ``learner.state_dict(at=...)`` when a step fails later.
 
-        Call it when the epoch begins, in ``epoch_context``. None if no such state can be made: the epoch trains, or a
-        hook runs it, or it goes on from a saved state, which stands.
+        Call it in ``epoch_context``, when the epoch begins. Returns None if there is no such state to make: the epoch
+        trains, a hook runs it, or it was resumed from a saved state, which still holds.
         """
         if self.alone or self.trains or self.resumed or self.data is None:
             return None
@@ -484,7 +484,7 @@ def _caught(act: Callable[[], None]) -> Cancel | None:
 
 
 def _plain(value: Any) -> Any:
-    """What a state holds of what is in a store."""
+    """The saved form of a value in a store."""
     if callable(getattr(value, "state_dict", None)):
         return value.state_dict()
     if type(value) is dict:

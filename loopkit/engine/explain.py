@@ -37,7 +37,7 @@ class Row:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """What the hook may take."""
+        """The arguments that the hook may take."""
         return hooks()[self.hook].arguments
 
     @property
@@ -110,7 +110,7 @@ class Explanation:
         return "".join([*parts, *map(paragraph, self.never_called)]) if self.rows else paragraph("no plugins")
 
     def _changes(self) -> list[tuple[str, dict[str, list[str]]]]:
-        """What changes gradients and weights, hook by hook: steps first, and phases that are alike once."""
+        """List the changes of gradients and weights by hook: steps first, phases with equal lists together."""
         alike: list[tuple[list[str], dict[str, list[str]]]] = []
         for phase in dict.fromkeys(row.phase for row in self.rows):
             told = [row for row in self.rows if row.phase == phase and row.tells]

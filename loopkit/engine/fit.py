@@ -39,7 +39,7 @@ PAUSED = 75
 
 @dataclass(frozen=True)
 class Limits:
-    """What ends a fit.
+    """The limits of a fit, in epochs, steps, updates and minutes.
 
     Raises:
         ValueError: One is not a count from 1, or ``minutes`` is not a number above 0.
@@ -69,7 +69,7 @@ class Limits:
         return not (self.max_steps is None and self.max_updates is None and self.minutes is None)
 
     def saved(self) -> dict[str, float | None]:
-        """What a state holds of them; an endless number of epochs is no limit."""
+        """The saved form; an infinite number of epochs is saved as no limit."""
         return {name: None if value == math.inf else value for name, value in vars(self).items()}
 
     def raised_from(self, before: dict[str, float | None]) -> bool:
@@ -205,7 +205,7 @@ class Fit:
         return self._core.requests.stopped is not None
 
     def saved(self) -> dict[str, Any]:
-        """What a state holds of it."""
+        """The saved form of the fit."""
         stop, reason = self._core.requests.stopped, self.result.reason
         over = reason in ("epochs", "max_steps", "max_updates", "minutes", "stop")
         keeps = stop if over or reason == "running" else None
@@ -306,7 +306,7 @@ class Fit:
         self.cancelled = self.cancelled or cancel
 
     def _agree_to_begin(self) -> None:
-        """What one process asked for in ``fit_begin`` holds for all."""
+        """Apply a cancel that one process raised in ``fit_begin`` to all processes."""
         core = self._core
         agreed, _ = core.requests.agree(core.world.rank, core.progress.updates, self.cancelled, ())
         if isinstance(agreed, CancelFit):
@@ -453,7 +453,7 @@ def check_count(name: str, value: Any, endless: bool = False) -> None:
 
 
 def _interruption(ending: Ending) -> BaseException:
-    """What a process that was interrupted ends by."""
+    """Return the exception that an interrupted process ends with."""
     if ending.signal == signal.SIGINT:
         return KeyboardInterrupt()
     return SystemExit(128 + ending.signal if ending.signal else PAUSED)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def hint(error: BaseException, step: Step, models: Models) -> str:
-    """What to do about an error, beginning with ``"; "``; empty if nothing is known of it."""
+    """Suggest a fix for an error, beginning with ``"; "``; an empty string if the error is not known."""
     text = shown(error)
     inside = list(leaves(step.batch))
     outputs = vars(step).get("outputs")
@@ -57,7 +57,7 @@ def hint(error: BaseException, step: Step, models: Models) -> str:
 
 
 def _of_targets(text: str, outputs: Tensor, targets: Tensor) -> str:
-    """What to do about targets that a loss of torch does not take, of a shape or dtype that is not the outputs'."""
+    """Suggest a fix for targets whose shape or dtype one of torch's losses does not take."""
     if "must be the same as input size" in text:
         said = f"; the loss takes a number for each output, {tuple(outputs.shape)}: "
         alike = outputs.numel() == targets.numel()

@@ -331,7 +331,7 @@ class Loop(Frame):
         return highest
 
     def settle_cancel(self, cancel: Cancel | None) -> Cancel | None:
-        """What all processes end the epoch, or the fit, by, if this one wants to do so by ``cancel``."""
+        """Agree with all processes on how the epoch, or the fit, ends, if this one wants to end it with ``cancel``."""
         self._wanted = stronger(cancel, self._wanted)
         self.agree()
         agreed, self._agreed = self._agreed, None

@@ -28,7 +28,7 @@ WILDCARD = re.compile(r"[*?[\]]")
 
 @dataclass(frozen=True)
 class Entry:
-    """What one plugin declares for one event."""
+    """The declarations of one plugin for one event."""
 
     plugin: str
     provides: str = ""

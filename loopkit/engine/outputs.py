@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def predict(core: Core, phase: Phase, data: Any, place: torch.device | None, everywhere: bool) -> Any:
-    """What `Learner.predict` returns."""
+    """Run the phase over the data and return its outputs; see `Learner.predict`."""
     source = Source(core.registry, phase, [data] if isinstance(data, Tensor) else data)
     if source.made:
         source = Source(core.registry, phase, source.given())
@@ -39,7 +39,7 @@ def predict(core: Core, phase: Phase, data: Any, place: torch.device | None, eve
 
 
 def predict_batches(core: Core, source: Source) -> Iterator[Any]:
-    """What `Learner.predict_batches` returns."""
+    """Run the phase over the data and yield its outputs by batch; see `Learner.predict_batches`."""
     with _aside(core), next_epoch(core, source.phase, source) as epoch:
         for batch in epoch.batches():
             step = epoch.step(batch)

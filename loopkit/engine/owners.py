@@ -23,7 +23,7 @@ class Owner:
 
 @dataclass
 class Belongs:
-    """What a plugin remembers of its learner."""
+    """The note in a plugin about the learners that use it."""
 
     plugin: int
     """The id of the plugin: a copy of it brings the note along."""
@@ -36,7 +36,7 @@ class Belongs:
 
 
 class Owners:
-    """What one learner asks of its plugins."""
+    """The ownership of one learner's plugins: a plugin with state belongs to one learner."""
 
     def __init__(self) -> None:
         self._own = Owner()

@@ -32,7 +32,7 @@ class PhaseStep:
         """Whether a step of this epoch has run under autocast."""
 
     def call(self, plan: Plan) -> Callable[[Learner, Step], Any]:
-        """What runs a step: the phase, or a plugin in its place."""
+        """The function that runs a step: the phase's own, or a plugin's in its place."""
         return self._phase.step if plan.take_step is None else partial(self._taken, plan.take_step)
 
     def _taken(self, take: Callable[[Step, Callable[[], None]], Any], learner: Learner, step: Step) -> None:
@@ -90,7 +90,7 @@ class PhaseStep:
 
 
 def bad_result(phase: Phase, result: Any) -> StepResultError:
-    """What to say of a step that returned something."""
+    """The error for a step that returned a value."""
     name = type(phase).__name__
     return StepResultError(
         f"{name}.step returned {describe(result)}: a step returns nothing. Put results on the step "

@@ -46,7 +46,7 @@ class Implementation:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the engine calls during one phase; every event that may fire is a key of ``fire``."""
+    """The calls of one phase, by event; every event that may fire is a key of ``fire``."""
 
     fire: dict[type[Event], Fire | None]
     heard: frozenset[type[Event]]
@@ -62,7 +62,7 @@ class Plan:
     order: dict[str, list[Placed]]
 
     def of_context(self, hook: str, where: str) -> str:
-        """Where an error was raised that came from entering or leaving a context of plugins."""
+        """Describe the place of an error that was raised on entering or leaving a context of plugins."""
         plugins = " or ".join(repr(placed.entry.plugin) for placed in self.order[hook])
         who = f"in {hook} of plugin {plugins}" if plugins else "at the begin or end of the epoch"
         return f"{who}, {where}"

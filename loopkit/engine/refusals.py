@@ -217,7 +217,7 @@ def _in_words(impl: Implementation) -> str:
 
 
 def idle(name: str, hooks: Sequence[str], phases: Sequence[Phase]) -> str:
-    """What to say of a plugin that is never called."""
+    """The message for a plugin that is never called."""
     return (
         f"plugin {name!r} is never called: none of its hooks ({', '.join(hooks)}) can fire in the phases that run "
         f"({', '.join(sorted({phase.name for phase in phases}))}). Take it out, or give the data or the phase that it "
@@ -255,7 +255,7 @@ def check_modes(plugins: Mapping[str, Any]) -> None:
 
 
 def wrong_modes(plugins: Mapping[str, Any]) -> list[str]:
-    """What to say of plugins that were told to take the lowest value of a metric that is better where it is higher."""
+    """The messages for plugins with ``mode="min"`` on a metric that is better where it is higher."""
     lowest = [
         (type(plugin).__name__, metric)
         for plugin in plugins.values()
@@ -273,7 +273,7 @@ def wrong_modes(plugins: Mapping[str, Any]) -> list[str]:
 
 
 def never_made(implementations: Sequence[Implementation], made: Iterable[str]) -> list[str]:
-    """What to say of metrics that were read in a loop of the user's own, whose phases did not run there."""
+    """The messages for metrics that were read in a user's own loop, but whose phases did not run there."""
     ran = {metric.partition("/")[0] for metric in made}
     return [
         f"{reader}, but phase {phase!r} did not run in this fit: run it in the loop, or let it read another metric"

@@ -36,11 +36,11 @@ class _Manager(pluggy.PluginManager):
     """One that looks at the names of hooks alone: pluggy looks up whatever an object has, at some expense."""
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
-        """What a plugin's method is marked with."""
+        """Return the options of a plugin's method, if its name is a hook's."""
         return super().parse_hookimpl_opts(plugin, name) if name in vars(self.hook) else None
 
     def parse_hookspec_opts(self, module_or_class: Any, name: str) -> Any:
-        """What a hook's specification is marked with."""
+        """Return the options of a hook's specification."""
         return None if name.startswith("__") else getattr(getattr(module_or_class, name), f"{PROJECT}_spec")
 
 
@@ -200,7 +200,7 @@ class Registry:
         return self._compiler().call(impl, **given)
 
     def check_phase(self, phase: Phase) -> None:
-        """What only shows when a phase is run: events that never come, state that nobody makes."""
+        """Check what shows only when a phase runs: events that never fire, states without a writer."""
         if self._checked.get(id(phase)) != (phase, self.version):
             known = {p.name: p for p in (*self._phases.values(), *(p for p, _ in self._checked.values()), phase)}
             refusals.check_run(self.plugins, self.implemented, list(known.values()))
@@ -208,17 +208,17 @@ class Registry:
             self._checked[id(phase)] = (phase, self.version)
 
     def idle(self, phases: Iterable[Phase]) -> list[str]:
-        """What there is to say of the plugins that are never called in these phases."""
+        """The messages for the plugins that are never called in these phases."""
         known = list(phases)
         found = refusals.never_called(self.implemented, known)
         return [refusals.idle(name, hooks, known) for name, hooks in found.items()]
 
     def check_fit(self, runs: Sequence[Phase]) -> None:
-        """What only shows when a fit begins, which runs these phases, and whose hooks may run those of the user's own.
+        """Check what shows only when a fit begins. It runs these phases, and its hooks may run the user's own.
 
         Raises:
-            PluginError: A plugin is never called, or goes by a metric that is never made, or of which nobody says when
-                it is better.
+            PluginError: A plugin is never called, or it reads a metric that no phase makes, or one whose mode is not
+                known.
         """
         for phase in runs:
             self.check_phase(phase)
@@ -230,7 +230,7 @@ class Registry:
             warn(wrong)
 
     def never_made(self, metrics: Iterable[str]) -> list[str]:
-        """What to say of metrics that were read, if these are all that there are."""
+        """The messages for metrics that were read and are not among these."""
         return refusals.never_made(self.implemented, metrics)
 
     def plan(self, phase: Phase) -> Plan:
@@ -256,7 +256,7 @@ class Registry:
         return self._compiler().plan(phase, impls, order)
 
     def pack(self, plugin: Any, packed: list[Packed] | None) -> None:
-        """What `Learner.pack_log` does."""
+        """Replace the packs of a plugin; see `Learner.pack_log`."""
         self._packs = [each for each in self._packs if each[0] is not plugin]
         if packed is not None:
             self._packs.append((plugin, packed))

@@ -31,7 +31,7 @@ class Stop(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """What ends this process although its run is not over: a signal, or `Learner.pause`."""
+    """A request to end this process before its run is over: a signal, or `Learner.pause`."""
 
     signal: int = 0
     """Its number; 0 for a pause."""
@@ -49,7 +49,7 @@ class Interrupted(BaseException):
 
 @dataclass(frozen=True)
 class Wishes:
-    """What one process asks for, or all have agreed on."""
+    """The requests of one process, or those that all have agreed on."""
 
     stop: Stop | None = None
     save: bool = False
@@ -73,7 +73,7 @@ class Wishes:
 
 
 class Requests:
-    """What was asked for and has not taken effect yet. Any thread, and any handler of a signal, may ask.
+    """The requests that have not taken effect yet. Any thread and any signal handler may add one.
 
     Args:
         holds: Whether a plugin puts off a stop of this reason, by this plugin; asked where stops are answered.

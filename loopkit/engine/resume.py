@@ -106,13 +106,13 @@ class Position:
         return cls(**{**given, "start": Progress(**saved["start"])})
 
     def saved(self, seconds: float, stop: Stop | None) -> dict[str, Any]:
-        """What a state holds of it."""
+        """The saved form of the position."""
         return {**asdict(self), "seconds": seconds, "stop": None if stop is None else tuple(stop)}
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What an epoch that does not train began with, so that a state as of its begin can be made later."""
+    """A record of the begin of an epoch that does not train, to make a state as of then later."""
 
     epoch: Epoch
     data: dict[str, Any]
@@ -254,7 +254,7 @@ class Resume:
             )
 
     def take(self, phase: Phase) -> dict[str, Any] | None:
-        """What a loaded state holds of the epoch that begins now, if that was open."""
+        """Return the loaded record of the epoch that begins now, or None if it was not open at the save."""
         if not self.waiting:
             self.restore_generators()
         elif self.waiting[0] == phase.name:
@@ -417,7 +417,7 @@ class Resume:
     # What is saved
 
     def parts(self, core: Core, mark: Mark | None = None) -> dict[str, Any]:
-        """What there is to save of open epochs, loaders, generators and the fit."""
+        """Collect the saved form of open epochs, loaders, generators and the fit."""
         if self._held is not None and core.fit is None:
             return copy.deepcopy(self._held)
         if self._alternating:
@@ -486,7 +486,7 @@ class Resume:
 
 
 def _record(core: Core, epoch: Epoch) -> dict[str, Any]:
-    """What a state holds of an open epoch."""
+    """The saved form of an open epoch."""
     if epoch.data is None:
         raise StateError(
             f"the epoch of phase {epoch.phase.name!r} has data that the learner does not know, so it could not go on "

@@ -35,17 +35,17 @@ SET_BEFORE = {"inputs": "ForwardBegin", "targets": "ForwardBegin", "outputs": "L
 
 
 class Frame:
-    """What the steps of an epoch need of it."""
+    """The parts of an epoch that its steps use."""
 
     epoch: Epoch
     phase: Phase
     fire: dict[type[Event], Fire | None]
-    """What calls the plugins, for every event that may come."""
+    """The call of the plugins, for every event that may fire; None without listeners."""
     optimizer_step: Callable[..., Any] | None
-    """What a plugin puts in the place of the optimizer's step."""
+    """A plugin's replacement of the optimizer's step."""
     windows: tuple[Window, ...]
     optimizers: dict[str, torch.optim.Optimizer]
-    """The learner's, also of a phase that updates in its own way, which has no windows."""
+    """The learner's optimizers, also in a phase with ``own_updates``, which has no windows."""
     current: Step | None
     plain_backward: Window | None
     """The only window, if nobody listens to a backward's end, and it is no more than clearing gradients and calling
@@ -55,7 +55,7 @@ class Frame:
     quiet: bool
     """Whether nobody listens to an update, and it is no more than calling the optimizer."""
     last_index: int
-    """Of the last step, where the length of the data is known; else -1."""
+    """The index of the last step, where the length of the data is known; else -1."""
     progress: Progress
     logbook: Logbook
     casts: Casts
@@ -178,7 +178,7 @@ class Step:
 
     @property
     def store(self) -> dict[str, Any]:
-        """What the phase keeps for this epoch: saved with it, and handed back when it goes on."""
+        """The phase's store for this epoch: saved with it, and restored when the epoch is resumed."""
         return self.frame.epoch.store(self.frame.phase)
 
     @property
@@ -272,7 +272,7 @@ class Step:
         self.had_backward = True
 
     def _backward(self, loss: Tensor, name: str | None, retain: bool, create: bool) -> None:
-        """What `backward` does when there is more to it than clearing gradients and calling torch."""
+        """Run a `backward` that takes more than clearing gradients and calling torch."""
         _check_loss(self, loss)
         frame = self.frame
         windows = frame.windows if name is None else (frame.window(name),)
@@ -501,12 +501,12 @@ class Step:
 
 
 class Closure:
-    """What an optimizer calls that evaluates the loss itself: a forward and a backward on the weights as they are then.
+    """A closure for an optimizer that evaluates the loss itself: a forward and a backward with the current weights.
 
     Args:
-        step: The step whose update it is.
+        step: The step that makes the update.
         window: The only window.
-        given: What the phase gave to `Step.update`.
+        given: The phase's closure, as given to `Step.update`.
         ambient: The device types and dtypes that autocast is on for in the phase's step.
     """
 
@@ -588,7 +588,7 @@ def _chunked(phase: Phase, step: Step, window: Window) -> PhaseError:
 
 
 def _nothing_to_update(phase: Phase, step: Step) -> PhaseError:
-    """What to say where no backward came before an update."""
+    """The error for an update without a backward before it."""
     _check_not_own(step, "update")
     if not phase.training:
         return PhaseError(f"step.update in phase {phase.name!r}: only a phase with training = True has it")
@@ -599,7 +599,7 @@ def _nothing_to_update(phase: Phase, step: Step) -> PhaseError:
 
 
 def _lost_gradients(phase: Phase, step: Step, window: Window) -> PhaseError:
-    """What to say where the gradients of a window's earlier steps are gone."""
+    """The error for a window whose earlier steps lost their gradients."""
     steps = "step" if window.count == 1 else "steps"
     return PhaseError(
         f"phase {phase.name!r}, step {step.index}: the gradients of the {window.count} {steps} before it are gone, of "

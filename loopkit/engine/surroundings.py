@@ -8,7 +8,7 @@ DEVICES = ("cpu", "cuda")
 
 
 class Surroundings:
-    """What a fit begins in, such as whether gradients and autocast are on; `restore` puts that back.
+    """The settings of torch at the begin of a fit, such as autocast and gradients; `restore` puts them back.
 
     Args:
         hooks: How many hooks are running around the fit.
@@ -23,7 +23,7 @@ class Surroundings:
         self._nesting = _nesting()
 
     def restore(self) -> None:
-        """Put back what a context has changed that was never left."""
+        """Undo the changes of contexts that were never left."""
         torch.set_grad_enabled(self._grad)
         for device, enabled, dtype in self._casts:
             torch.set_autocast_enabled(device, enabled)

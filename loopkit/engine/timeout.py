@@ -52,7 +52,7 @@ def bounded_wait(data: Any, seconds: float | None, batch: Callable[[], int] | No
 
 
 def _why_no_batch(error: Exception, limit: float) -> str:
-    """What happened to the workers, if the error tells."""
+    """Describe why the workers gave no batch; an empty string if that is not known."""
     if isinstance(error, RuntimeError) and "DataLoader timed out after" in str(error):
         return (
             f"no batch came within {limit:g} s; a worker hangs, or the dataset is slower than that: give "

@@ -269,7 +269,7 @@ class Rounds:
 
     @property
     def result(self) -> FitResult:
-        """What the fit comes to; complete when it is over."""
+        """The result of the fit; complete when the fit has ended."""
         return self._fit.result
 
     def once(self, name: str, make: Callable[..., Any]) -> Any:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Validation:
-    """What a fit validates on, and when."""
+    """The data of a validation, and how often it runs."""
 
     source: Source
     every: Every

@@ -80,7 +80,7 @@ class Window:
         self.params: Sequence[Tensor] = [p for group in groups for p in group["params"]]
 
     def seed(self, step: object, weight: float | Tensor) -> float | Tensor:
-        """What backward of a step of this weight starts from."""
+        """The factor that backward of a step with this weight starts from."""
         if not self.weighted:
             return 1.0
         if not isinstance(weight, Tensor) and not 0 < weight < math.inf:
@@ -92,7 +92,7 @@ class Window:
         return weight / _divisor(self.first) / self.size
 
     def state(self, weight: float | Tensor, last: bool) -> WindowState:
-        """What a step of this weight finds, which may be the epoch's last one."""
+        """The window's state for a step with this weight; ``last`` if it is the epoch's last step."""
         due = last or self.count + 1 >= self.size
         seed: float | None = 1.0
         if self.weighted:
@@ -167,7 +167,7 @@ class Window:
         return factor
 
     def factor(self) -> float | Tensor:
-        """What makes the gradients those of the window as it is, once they are multiplied by it."""
+        """The factor that scales the gradients to the window's current content."""
         if not self.weighted or self._settled or (self._even and self.count == self.size):
             return 1.0
         return self.size * _divisor(self.first) / _divisor(self.total)
