@@ -15,10 +15,10 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("plugins/*/README.md"))]
 SOURCES = [*sorted((ROOT / "loopkit").rglob("*.py")), *sorted(ROOT.glob("plugins/*/loopkit_*/**/*.py"))]
 LONGEST = 31
-PLAIN = r"(?! (?:it |them )?(?:on|over|through)\b| monitored)"
-"""After this, to pass is plain English."""
-NOT_OURS = re.compile(rf"(?i)(?<!forward )(?<!backward )\b(?:pass(?:es)?{PLAIN}|edges?|verbs?)\b(?!:)")
-"""An epoch is no *pass*, the place between two steps no *edge*, and ``step.backward`` no *verb*."""
+NOT_OURS = re.compile(
+    r"(?i)\b(?:an?|the|one|each|every|another|first|second|two|several|per) pass(?:es)?\b|\b(?:edges?|verbs?)\b(?!:)"
+)
+"""An epoch is no *pass*, the place between two steps no *edge*, and ``step.backward`` no *verb*; to pass is fine."""
 WITH_EDGES = ("kinds.py", "graph.py")
 """Histograms and graphs have edges."""
 

@@ -12,7 +12,7 @@ __all__ = ["Perplexity"]
 
 
 class Perplexity(Mean):
-    """``exp`` of the mean loss per token over a pass: 1 is certain and right, the size of the vocabulary is a guess.
+    """``exp`` of the mean loss per token over an epoch: 1 is certain and right, the size of the vocabulary is a guess.
 
     The mean is weighted by ``step.weight``, which the phases of this package set to the number of label tokens that
     count, so it does not depend on how the tokens are cut into batches.
