@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,9 +15,9 @@ from loopkit.engine.core import Core
 from loopkit.engine.epoch import Epoch
 from loopkit.engine.fit import Fit, Limits, next_epoch
 from loopkit.engine.fit_loop import FitLoop
+from loopkit.engine.forwards import aside, inference, predict, predict_batches
 from loopkit.engine.kept.optimizers import is_optimizer
 from loopkit.engine.models import Models
-from loopkit.engine.outputs import predict, predict_batches
 from loopkit.engine.resume import Mark
 from loopkit.engine.roles import Roles
 from loopkit.engine.sources import Source, check_given
@@ -440,6 +440,39 @@ class Learner:
         if not hasattr(plugin, "averaged"):
             raise PluginError(f"plugin {name!r} has no weights to evaluate with; WeightAverage has")
         return plugin.averaged(self)
+
+    def inference(self, phase: str | Phase | None = None) -> AbstractContextManager[None]:
+        """Inside, forwards are as in a validation: in eval mode, without gradients, with its autocast and its weights.
+
+        For samples of text or images in a hook, such as ``phase_end``. Afterwards modes, weights, autocast and
+        gradients are as they were. Random numbers that you draw inside come from the run's generators; within
+        ``with learner.aside():`` these do not move.
+
+        Args:
+            phase: The phase, or its name; the validation phase by default.
+
+        Example::
+
+            with learner.aside(), learner.inference():
+                outputs = learner.model(prompts)
+        """
+        return inference(self._core, self.phases.of("val", phase))
+
+    def aside(self) -> AbstractContextManager[None]:
+        """Inside, forwards are a plugin's own, and the run does not see them, such as a probe's or a teacher's.
+
+        Mode, weights, autocast and gradients are those of the place where it stands; `inference` changes them.
+        Afterwards random generators, buffers, modes and the casts of autocast are as they were. DDP takes no part in
+        the forward. Gradients are not put back: use ``torch.autograd.grad``, which leaves those of the parameters
+        alone. It copies the buffers and the states of the generators.
+
+        Example::
+
+            with learner.aside():
+                loss = learner.loss_fn(learner.model(inputs), targets)
+                grads = torch.autograd.grad(loss, list(learner.model.parameters()))
+        """
+        return aside(self._core)
 
     def predict(
         self,

@@ -64,7 +64,7 @@ ROOMS: list[tuple[float, list[str]]] = [
     (2.2, ["engine/step.py"]),
     (2.3, ["engine/loop.py"]),
     (2.4, ["engine/epoch.py"]),
-    (2.5, ["engine/fit.py", "engine/fit_loop.py", "engine/user_loop.py", "engine/outputs.py"]),
+    (2.5, ["engine/fit.py", "engine/fit_loop.py", "engine/user_loop.py", "engine/forwards.py"]),
     (3, ["learner.py"]),
     (4, ["checkpoint/**/*.py", "distributed/**/*.py"]),
     (5, ["plugins/**/*.py"]),

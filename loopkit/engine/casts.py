@@ -69,6 +69,16 @@ class Casts:
         torch.clear_autocast_cache()
         self._values = ()
 
+    @contextmanager
+    def unobserved(self) -> Iterator[None]:
+        """Inside, forwards are none of the step's: no change of weights between them is refused."""
+        before = self._versions, self._compares, self._values
+        self._compares = False
+        try:
+            yield
+        finally:
+            self._versions, self._compares, self._values = before
+
     # What versions do not tell
 
     def compare_values(self, compares: bool) -> None:

@@ -57,6 +57,8 @@ class Models(dict[str, nn.Module]):
         self.measured = Measured(self)
         """With what the metrics of phases were measured, where a saver has taken that."""
         self.casts = Casts()
+        self.aside = False
+        """Whether a forward now is a plugin's own, in `Learner.aside`: hooks of modules leave it out."""
         self._known: dict[nn.Parameter, str] = {}
         """The parameters when the optimizers came, or an epoch last began, with their names."""
         self._routes: dict[str, Route] = {}

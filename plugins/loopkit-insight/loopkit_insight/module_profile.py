@@ -143,7 +143,7 @@ class ModuleProfile(Shown):
 
     @contextmanager
     def _measure(self, learner: Learner, step: int) -> Iterator[None]:
-        watch = _Watch(learner.models, step)
+        watch = _Watch(learner, step)
         with watch:
             yield
         self._watch = watch
@@ -211,8 +211,9 @@ class _Span:
 class _Watch:
     """The hooks on the modules, and on the graph that they make, while it is entered."""
 
-    def __init__(self, models: dict[str, nn.Module], step: int) -> None:
+    def __init__(self, learner: Learner, step: int) -> None:
         self.step = step
+        self._models = models = learner.models
         self._modules: dict[str, nn.Module] = {}
         self._opaque: dict[str, str] = {}
         for key, model in models.items():
@@ -314,9 +315,13 @@ class _Watch:
         self._stack.callback(handle.remove)
 
     def _begin(self, name: str) -> None:
+        if self._models.aside:
+            return
         self._open = _Span(name, FORWARD, self._now(), self._open)
 
     def _end(self, name: str, inputs: Any, output: Any) -> None:
+        if self._models.aside:
+            return
         span = self._open
         while span is not None and span.name != name:  # what an error has left open
             span = span.outer

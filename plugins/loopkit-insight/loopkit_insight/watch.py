@@ -136,7 +136,7 @@ class Watch(Shown):
         self._epochs.append(epoch)
         try:
             for path, module in self._modules(learner).items():
-                hook = partial(self._reduce, epoch, path)
+                hook = partial(self._reduce, learner, epoch, path)
                 handles.append(module.register_forward_hook(hook))
             yield
         finally:
@@ -144,9 +144,9 @@ class Watch(Shown):
             for handle in handles:
                 handle.remove()
 
-    def _reduce(self, epoch: Epoch, path: str, module: nn.Module, inputs: Any, outputs: Any) -> None:
-        if self._epochs[-1] is not epoch:
-            return  # a phase that runs inside this one listens itself, if at all
+    def _reduce(self, learner: Learner, epoch: Epoch, path: str, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        if learner.models.aside or self._epochs[-1] is not epoch:
+            return  # a plugin's own forward; a phase that runs inside this one listens itself, if at all
         output = first_tensor(outputs)
         if output is None:
             raise PluginError(

@@ -342,3 +342,13 @@ def test_profile_measures_the_device():
     learner = Learner(model, nn.CrossEntropyLoss(), optimizer, plugins=[profile], standard=False)
     learner.fit([(x.cuda(), y.cuda()) for x, y in data()], epochs=1)
     assert all(row["forward seconds"] > 0 and row["backward seconds"] > 0 for row in rows(profile).values())
+
+
+def test_a_forward_aside_is_not_profiled():
+    def probe(learner):
+        with learner.aside(), torch.no_grad():
+            learner.model(torch.ones(3, 16))
+
+    profile = ModuleProfile(at=(1,), show=False)
+    fit(nn.Sequential(nn.Linear(16, 4)), profile, on("loss_begin", probe))
+    assert rows(profile)["0"]["calls"] == 1

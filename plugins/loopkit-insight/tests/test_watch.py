@@ -461,3 +461,18 @@ def test_plugin_works_under_unknown_phases():
 
     learner = make_learner(Watch({"head": "norm"}), phases=[Bare()])
     assert set(learner.run("bare", batches())) == {"bare/head"}
+
+
+def test_a_forward_aside_is_not_watched():
+    class Probe:
+        @hookimpl
+        def loss_begin(self, learner):
+            with learner.aside(), torch.no_grad():
+                learner.model(torch.full((2, 3), 100.0))
+
+    seen = []
+    for plugins in ([], [Probe()]):
+        learner = make_learner(Watch({"encoder.hidden": "max"}), *plugins)
+        learner.fit(batches(), epochs=1)
+        seen.append(learner.metrics["train/encoder.hidden"])
+    assert seen[0] == seen[1]
