@@ -23,6 +23,7 @@ from loopkit.notes import add_note, locate
 if TYPE_CHECKING:
     from loopkit.engine.core import Core
     from loopkit.engine.epoch import Epoch
+    from loopkit.engine.models import Models
 
 PHASE = ".phase"
 """The owner of what a phase keeps for an epoch; no plugin can be called so."""
@@ -60,9 +61,8 @@ def saved(core: Core, at: Mark | None = None, positions: bool = True, whole: boo
 def collect(core: Core, mark: Mark | None, positions: bool = True, whole: bool = True) -> dict[str, Any]:
     """The state; without positions there is nothing in it of open epochs and their data."""
     core.requests.settle()  # a plugin that puts a stop off keeps it in its state
-    # What stands in the weights' place is exchanged with them in the memory of sharded ones.
-    gather = sharded.whole if whole else copy.deepcopy if core.models.weights.by else lambda value: value
     plugins, models = core.registry.plugins, core.models
+    replaced = bool(models.weights.stack)
     core.witness.warn()
     kept = {} if mark is None else mark.plugins
     state: dict[str, Any] = {
@@ -78,9 +78,7 @@ def collect(core: Core, mark: Mark | None, positions: bool = True, whole: bool =
     if mark is not None:
         state["phases"].update(mark.phases)
     with models.weights.own():
-        for name, model in models.items():
-            state["models"][name] = sharded.weights(model, gather)
-            state["buffers"][name] = {key: tensor.detach() for key, tensor in unsaved_buffers(model).items()}
+        state.update(_weights(models, whole, replaced))
         if positions:
             state.update(core.resume.parts(core, mark))
         else:
@@ -90,6 +88,15 @@ def collect(core: Core, mark: Mark | None, positions: bool = True, whole: bool =
     for part in ("optimizers", "plugins", "epochs", *(["weights"] if measured else [])) if whole else ():
         state[part] = sharded.whole(state[part])
     return state
+
+
+def _weights(models: Models, whole: bool, replaced: bool) -> dict[str, Any]:
+    """Collect the models' own weights, copied if what is in their place comes back before a file is made."""
+    made: dict[str, Any] = {"models": {}, "buffers": {}}
+    for name, model in models.items():
+        made["models"][name] = sharded.weights(model, sharded.whole if whole else dict)
+        made["buffers"][name] = {key: tensor.detach() for key, tensor in unsaved_buffers(model).items()}
+    return copy.deepcopy(made) if replaced else made
 
 
 def mark(core: Core, epoch: Epoch) -> Mark | None:
