@@ -145,20 +145,29 @@ class Parts(NamedTuple):
 
 
 def parts_of(data: Any) -> Parts | None:
-    """How many samples a process takes in each step of an epoch that begins with the first; None if nobody knows."""
-    sampler, shares, rank = None, None, 0
+    """The samples that a process takes in the steps of an epoch from its first step; None if that is not known."""
     if isinstance(data, Loader) and "samples" in data.state_dict():
-        shares, rank = data.shares, data.rank
-    elif isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset):
-        sampler, each, drop = _order_of(data)
-        if isinstance(sampler, ResumableSampler):
-            shares, rank = sampler.shares, sampler.rank
-        elif _is_distributed(sampler) and data.batch_sampler is not None:
-            left = len(sampler) % each
-            return Parts(each, each if drop or not left else left, True)
-    if shares is None or shares.size == 1 or not (steps := shares.steps()):
+        return _own_parts(data.shares, data.rank)
+    if not isinstance(data, DataLoader) or isinstance(data.dataset, IterableDataset):
         return None
-    lasts = [high - low for low, high in (shares.part(r, 0, steps - 1) for r in range(shares.size))]
+    sampler, batch_size, drop_last = _order_of(data)
+    if isinstance(sampler, ResumableSampler):
+        return _own_parts(sampler.shares, sampler.rank)
+    if _is_distributed(sampler) and data.batch_sampler is not None:
+        left = 0 if drop_last else len(sampler) % batch_size
+        return Parts(batch_size, left or batch_size, True)
+    return None
+
+
+def _own_parts(shares: Shares | None, rank: int) -> Parts | None:
+    """The parts of one process; None if the samples are not shared out, or there are none."""
+    if shares is None or shares.size == 1:
+        return None
+    steps = shares.steps()
+    if not steps:
+        return None
+    ends = [shares.part(each, 0, steps - 1) for each in range(shares.size)]
+    lasts = [high - low for low, high in ends]
     return Parts(shares.batch_size, lasts[rank], len(set(lasts)) == 1)
 
 

@@ -1,4 +1,4 @@
-"""Manifest: what a checkpoint says of itself: its files with sizes and SHA-256, with a digest of its own."""
+"""Manifest: the list of a checkpoint's files with sizes and SHA-256, and the writer's notes, under a digest."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 OPENING = b'{"sha256":"'  # of a manifest; then its digest, then CLOSING, then what the digest is of
 CLOSING = b'",'
 HEADINGS = ("number", "name", "epoch", "step", "reason", "time", "size", "metrics")
-"""Of `Manifest.row`."""
+"""The headings of `Manifest.row`."""
 METRICS = 3
 """How many metrics a row shows."""
 
 
 @dataclass(frozen=True)
 class FileInfo:
-    """What a manifest says of one file: its size in bytes and the SHA-256 of its content, in hexadecimal."""
+    """A file in a manifest: its size in bytes and the SHA-256 of its content, in hexadecimal."""
 
     size: int
     sha256: str
@@ -40,14 +40,14 @@ class FileInfo:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint says of itself, verified."""
+    """The verified manifest of a checkpoint: its files and the writer's notes."""
 
     path: Path
     """Its directory."""
     number: int
     """Its place among the checkpoints of its directory; later ones have higher numbers."""
     about: dict[str, Any]
-    """What the writer said of it."""
+    """The writer's notes: progress, metrics, versions, plugins."""
     files: dict[str, FileInfo]
     """Its files by name, without the manifest."""
     format: int
@@ -61,23 +61,40 @@ class Manifest:
     @property
     def metrics(self) -> dict[str, Any]:
         """The metrics of the run when it was saved: numbers, or texts for what JSON has no number for."""
-        said = self.about.get("metrics")
-        return dict(said) if isinstance(said, Mapping) else {}
+        return dict(self._mapping("metrics"))
 
     def row(self) -> tuple[str, ...]:
-        """What a line of a list says of it; see `HEADINGS`."""
-        counts = said if isinstance(said := self.about.get("progress"), Mapping) else {}
-        by = said.get("metric") if isinstance(said := self.about.get("monitored"), Mapping) else None
-        values = sorted(self.metrics.items(), key=lambda item: (item[0] != by, not item[0].startswith("val/")))
-        few = [f"{name} {_short(value, 4)}" for name, value in values[:METRICS]] + ["..."] * (len(values) > METRICS)
-        told = [counts.get(key, "-") for key in ("epochs", "steps")]
-        told += [self.about.get(key, "-") for key in ("reason", "time")]
-        cells = (self.number, self.path.name, *told, in_bytes(self.size), " ".join(few) or "-")
+        """The cells of its line in a list; see `HEADINGS`."""
+        counts = self._mapping("progress")
+        cells = [
+            self.number,
+            self.path.name,
+            counts.get("epochs", "-"),
+            counts.get("steps", "-"),
+            self.about.get("reason", "-"),
+            self.about.get("time", "-"),
+            in_bytes(self.size),
+            self._few_metrics(),
+        ]
         return tuple(plain(str(cell), 80) for cell in cells)
 
+    def _mapping(self, key: str) -> Mapping[str, Any]:
+        """A mapping that the writer noted; empty if there is none."""
+        noted = self.about.get(key)
+        return noted if isinstance(noted, Mapping) else {}
+
+    def _few_metrics(self) -> str:
+        """The first metrics: the monitored one, then the validation's."""
+        monitored = self._mapping("monitored").get("metric")
+        names = sorted(self.metrics, key=lambda name: (name != monitored, not name.startswith("val/")))
+        shown = [f"{name} {_short(self.metrics[name], 4)}" for name in names[:METRICS]]
+        if len(names) > METRICS:
+            shown.append("...")
+        return " ".join(shown) or "-"
+
     def __repr__(self) -> str:
-        """What a person looks for; ``about`` and ``files`` have the rest."""
-        progress = said if isinstance(said := self.about.get("progress"), Mapping) else {}
+        """A summary for people; ``about`` and ``files`` have the rest."""
+        progress = self._mapping("progress")
         counters = [f"{progress[word]} {word}" for word in ("epochs", "steps") if word in progress]
         when = [str(self.about[key]) for key in ("reason", "time") if key in self.about]
         values = [f"{name} {_short(value)}" for name, value in self.metrics.items()]

@@ -156,29 +156,61 @@ def differences(one: Structure, other: Structure) -> list[str]:
     """
     saved = {entry.name: entry for entry in one.entries}
     here = {entry.name: entry for entry in other.entries}
-    gone = [name for name in saved if name not in here]
-    new = [name for name in here if name not in saved]
-    both = [(saved[name], here[name]) for name in saved if name in here]
     lines = [
-        *_listed(gone, saved, "missing here", lambda name: _respelt(saved[name], [here[n] for n in new])),
-        *_listed(new, here, "not in the checkpoint", lambda name: _respelt(here[name], [saved[n] for n in gone])),
-        *_changed((a.name, "shape", _size(a), _size(b)) for a, b in both if a.shape != b.shape),
-        *_changed((a.name, "dtype", a.dtype, b.dtype) for a, b in both if a.dtype != b.dtype),
-        *_changed((a.name, "kind", a.kind, b.kind) for a, b in both if a.kind != b.kind),
-        *_changed((a.name, "persistent", a.persistent, b.persistent) for a, b in both if a.persistent != b.persistent),
+        *_one_sided(saved, here),
+        *_changed(saved, here),
+        *_tied_otherwise(one, other),
+        *class_differences(one.modules, other.modules),
+        *_ordered_otherwise(one, other),
     ]
-    known = {*saved} & {*here}
-    ties, ties_here = ({tie for tie in each.ties if known.issuperset(tie)} for each in (one, other))
-    lines += _capped([f"{', '.join(tie)}: tied in the checkpoint, not here" for tie in sorted(ties - ties_here)])
-    lines += _capped([f"{', '.join(tie)}: tied here, not in the checkpoint" for tie in sorted(ties_here - ties)])
-    lines += class_differences(one.modules, other.modules)
-    order, order_here = ([e.name for e in each.entries if e.kind == "parameter"] for each in (one, other))
-    if order != order_here and sorted(order) == sorted(order_here):
-        a, b = next((a, b) for a, b in zip(order, order_here, strict=True) if a != b)
-        lines.append(f"the parameters come in another order: where the checkpoint has {a}, here is {b}")
     if not lines and one.hash != other.hash:
         lines.append("the buffers come in another order, or the modules are nested otherwise")
     return lines
+
+
+def _one_sided(saved: Mapping[str, Entry], here: Mapping[str, Entry]) -> Iterator[str]:
+    """The entries that one side has, each with the nearest name that the other side has for itself."""
+    gone = [name for name in saved if name not in here]
+    new = [name for name in here if name not in saved]
+    yield from _listed(gone, saved, "missing here", lambda name: _respelt(saved[name], [here[n] for n in new]))
+    yield from _listed(new, here, "not in the checkpoint", lambda name: _respelt(here[name], [saved[n] for n in gone]))
+
+
+def _changed(saved: Mapping[str, Entry], here: Mapping[str, Entry]) -> Iterator[str]:
+    """The entries of both sides that differ, by what differs."""
+    both = [(saved[name], here[name]) for name in saved if name in here]
+    for what in ("shape", "dtype", "kind", "persistent"):
+        lines = []
+        for a, b in both:
+            old = getattr(a, what)
+            new = getattr(b, what)
+            if old != new:
+                lines.append(f"{a.name}: {what} {_made(old)} in the checkpoint, {_made(new)} here")
+        yield from _capped(lines)
+
+
+def _made(value: object) -> str:
+    """A value of an entry; the shape of a lazy one is None."""
+    return "not made yet" if value is None else str(value)
+
+
+def _tied_otherwise(one: Structure, other: Structure) -> Iterator[str]:
+    """The ties of one side between names that both sides have."""
+    known = {entry.name for entry in one.entries} & {entry.name for entry in other.entries}
+    saved = {tie for tie in one.ties if known.issuperset(tie)}
+    here = {tie for tie in other.ties if known.issuperset(tie)}
+    yield from _capped([f"{', '.join(tie)}: tied in the checkpoint, not here" for tie in sorted(saved - here)])
+    yield from _capped([f"{', '.join(tie)}: tied here, not in the checkpoint" for tie in sorted(here - saved)])
+
+
+def _ordered_otherwise(one: Structure, other: Structure) -> Iterator[str]:
+    """The first place where equal parameters come in another order."""
+    saved = [entry.name for entry in one.entries if entry.kind == "parameter"]
+    here = [entry.name for entry in other.entries if entry.kind == "parameter"]
+    if saved == here or sorted(saved) != sorted(here):
+        return
+    a, b = next((a, b) for a, b in zip(saved, here, strict=True) if a != b)
+    yield f"the parameters come in another order: where the checkpoint has {a}, here is {b}"
 
 
 def plain(name: str, longest: int = 100) -> str:
@@ -219,14 +251,6 @@ def _respelt(entry: Entry, others: Iterable[Entry]) -> str:
     """A name, with the nearest one of the same shape and dtype on the other side."""
     alike = [each.name for each in others if (each.shape, each.dtype) == (entry.shape, entry.dtype)]
     return plain(entry.name) + near(entry.name, alike)
-
-
-def _size(entry: Entry) -> str:
-    return "not made yet" if entry.shape is None else str(entry.shape)
-
-
-def _changed(changes: Iterable[tuple[str, str, object, object]]) -> list[str]:
-    return _capped([f"{name}: {what} {old} in the checkpoint, {new} here" for name, what, old, new in changes])
 
 
 def class_differences(saved: Mapping[str, str], here: Mapping[str, str]) -> list[str]:

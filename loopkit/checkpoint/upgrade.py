@@ -10,7 +10,8 @@ from typing import Any
 def upgrade(state: dict[str, Any]) -> dict[str, Any]:
     """A state that was read from a checkpoint, in today's form; one that has it already is returned as it is."""
     if "versions" in state or "passes" not in state:
-        return state if state.get("versions", {}).get("fit") != 1 else {**state, "fit": _fit(state, "epochs")}
+        first_form = state.get("versions", {}).get("fit") == 1
+        return {**state, "fit": _fit(state, "epochs")} if first_form else state
     phases = [each["phase"] for each in state["passes"]]
     start = math.inf if state["fit"] is None else state["fit"]["start"]["steps"]
     plugins, stores = _parted(state["plugins"], phases, start)
@@ -39,7 +40,11 @@ def _fit(state: Mapping[str, Any], opened: str) -> Any:
         return fit
     at = {key: value for key, value in fit.items() if key not in ("validate", "validating", "validated")}
     phases = [each["phase"] for each in state[opened]]
-    inner = phases[1:] if fit["validating"] else phases if fit["validate"] else []
+    inner: list[str] = []
+    if fit["validating"]:
+        inner = phases[1:]
+    elif fit["validate"]:
+        inner = phases
     phase = next(iter([*inner, *(name for name in state["data"] if name not in (*phases, "train"))]), "val")
     due = [phase] if fit["validate"] or fit["validating"] else []
     counted = bool(fit.get("by_fit", True)) or "done" in fit
@@ -78,35 +83,54 @@ def _parted(
 
 
 def _split(name: str, state: Any, phases: Sequence[str], start: float) -> tuple[Any, list[dict[str, Any]]]:
-    """What a plugin's state is now (None: it has none any more), and what it keeps for each open epoch."""
-    kept: list[dict[str, Any]] = [{} for _ in phases]
+    """Split a plugin's state into its own (None: it has none any more) and the part of each open epoch."""
+    unsplit: list[dict[str, Any]] = [{} for _ in phases]
     if not isinstance(state, dict):
-        return state, kept
+        return state, unsplit
     if name == "metrics" and all(isinstance(each, dict) and each.keys() == METRICS for each in state.values()):
-        return None, [{"so_far": state[phase]} if phase in state else {} for phase in phases]
+        return None, _by_phase("so_far", state, phases)
     if state.keys() == HISTORY:
-        running = {each["phase"]: {k: v for k, v in each.items() if k != "phase"} for each in state["running"]}
-        first = sum(row["steps"] <= start for row in state["rows"])
-        own = {"rows": state["rows"], "step_rows": state["step_rows"], "first": first}
-        return own, [{"running": running[phase]} if phase in running else {} for phase in phases]
+        return _history(state, start), _by_phase("running", _running_rows(state), phases)
+    if state.keys() == PREDICTIONS:
+        return {"done": state["done"]}, _by_phase("kept", state["kept"], phases)
     if state.keys() == GRAD_NORM:
         sums = {key: (total, state["counts"][key]) for key, total in state["sums"].items()}
-        return None, [sums, *kept[1:]] if kept else []
-    for keys, key in TRAINING:
-        if state.keys() == keys:
-            part = {} if state[key] is None else {key: state[key]}
-            return {k: v for k, v in state.items() if k != key}, [part, *kept[1:]] if kept else []
-    if state.keys() == PREDICTIONS:
-        return {"done": state["done"]}, [{"kept": state["kept"][p]} if p in state["kept"] else {} for p in phases]
-    return state, kept
+        return None, _in_outermost(sums, phases)
+    moved = TRAINING.get(frozenset(state))
+    if moved is None:
+        return state, unsplit
+    own = {key: value for key, value in state.items() if key != moved}
+    part = {} if state[moved] is None else {moved: state[moved]}
+    return own, _in_outermost(part, phases)
 
 
-# Which state is whose is told by its keys, since plugins can have other names than their own.
+def _by_phase(key: str, values: Mapping[str, Any], phases: Sequence[str]) -> list[dict[str, Any]]:
+    """The part of each open epoch, from values by phase."""
+    return [{key: values[phase]} if phase in values else {} for phase in phases]
+
+
+def _in_outermost(part: dict[str, Any], phases: Sequence[str]) -> list[dict[str, Any]]:
+    """The part of each open epoch, where only the outermost has one: the training epoch."""
+    return [part if depth == 0 else {} for depth, _ in enumerate(phases)]
+
+
+def _history(state: Mapping[str, Any], start: float) -> dict[str, Any]:
+    first = sum(row["steps"] <= start for row in state["rows"])
+    return {"rows": state["rows"], "step_rows": state["step_rows"], "first": first}
+
+
+def _running_rows(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The open rows of a history by phase, without the phase."""
+    return {row["phase"]: {key: value for key, value in row.items() if key != "phase"} for row in state["running"]}
+
+
+# A state is recognized by its keys, since plugins can have other names than their own.
 METRICS = {"fed", "metrics"}
 HISTORY = {"rows", "step_rows", "running"}
 GRAD_NORM = {"sums", "counts"}
 PREDICTIONS = {"done", "kept"}
-TRAINING = [  # and the part that belongs to the training epoch, which is around the others
-    ({"skips", "rollbacks", "buffers", "snapshot"}, "buffers"),  # StopOnNonFinite
-    ({"scaler", "skipped", "found"}, "found"),  # MixedPrecision
-]
+TRAINING = {
+    frozenset({"skips", "rollbacks", "buffers", "snapshot"}): "buffers",  # StopOnNonFinite
+    frozenset({"scaler", "skipped", "found"}): "found",  # MixedPrecision
+}
+"""The key that belongs to the training epoch, by the keys of the state."""

@@ -280,29 +280,49 @@ def load_best(learner: Learner, directory: str | Path) -> Manifest:
     manifest = best(directory)
     if missing := set(models_in(manifest)) ^ set(learner.models):
         raise StateError(f"load_best: {manifest.path} and the learner do not have the same models: {sorted(missing)}")
-    alone, of_metric = STATE not in manifest.files, monitored(manifest)
-    phase = "" if of_metric is None else of_metric[0].partition("/")[0]
-    word, by = measured_by(manifest)
-    averages = _restorable(learner, manifest, by, alone)
-    states = {key: {} for key in averages} if alone else read_state(manifest)["plugins"] if averages else {}
-    if alone and not word:  # of before this was said in the manifest
-        word = next((name for name, plugin in averages.items() if _stands_in(plugin, phase)), "")
-    elif not alone and by in learner.plugins and _stands_in(unwrapped(learner.plugins[by]), phase):
-        word = ""  # the plugin puts it there again
+    _, by = measured_by(manifest)
+    averages = _restorable(learner, manifest, by, STATE not in manifest.files)
+    states = _saved_states(manifest, averages)
+    word = _word_to_load(learner, manifest, averages)
     plans = [_planned(model, _from_checkpoint(manifest, name, word)) for name, model in learner.models.items()]
-    copies = [pair for plan in plans for pair in plan.copies()]
-    before = {name: deepcopy(plugin.state_dict()) for name, plugin in averages.items()}
+    _load_all(averages, states, [pair for plan in plans for pair in plan.copies()])
+    return manifest
+
+
+def _saved_states(manifest: Manifest, averages: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The states of averages by name; empty ones if only weights were saved, so that the averages start again."""
+    if STATE not in manifest.files:
+        return {name: {} for name in averages}
+    states: Mapping[str, Any] = read_state(manifest)["plugins"] if averages else {}
+    return states
+
+
+def _word_to_load(learner: Learner, manifest: Manifest, averages: Mapping[str, Any]) -> str:
+    """The word in the files of the weights that the models take; empty for their own."""
+    word, by = measured_by(manifest)
+    metric = monitored(manifest)
+    phase = "" if metric is None else metric[0].partition("/")[0]
+    if STATE in manifest.files:
+        puts_it_there = by in learner.plugins and _stands_in(unwrapped(learner.plugins[by]), phase)
+        return "" if puts_it_there else word
+    if word:
+        return word
+    return next((name for name, plugin in averages.items() if _stands_in(plugin, phase)), "")  # an older manifest
+
+
+def _load_all(plugins: Mapping[str, Any], states: Mapping[str, Any], copies: list[tuple[Tensor, Tensor]]) -> None:
+    """Load the states of plugins, and copy tensors; after an error the plugins have the states of before."""
+    before = {name: deepcopy(plugin.state_dict()) for name, plugin in plugins.items()}
     begun: list[str] = []
     try:
-        for name, plugin in averages.items():
+        for name, plugin in plugins.items():
             begun.append(name)
             plugin.load_state_dict(states[name])
         _copy_all(copies)
     except BaseException:
         for name in begun:
-            averages[name].load_state_dict(before[name])
+            plugins[name].load_state_dict(before[name])
         raise
-    return manifest
 
 
 def _restorable(learner: Learner, manifest: Manifest, by: str, alone: bool) -> dict[str, Any]:

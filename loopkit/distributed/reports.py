@@ -126,7 +126,7 @@ class Reports:
         """When it came, or was written."""
         self._rings: list[float] = []
         """What the bell told since the last exchange."""
-        self._rung: list[int] = []
+        self._rung: int | None = None
         """The process for whose failure this one rang last, as long as that comes first."""
         self._reads_all = not self.many or rank in (REPORTER, 1, size // 3, 2 * size // 3, size - 1)
 
@@ -198,16 +198,24 @@ class Reports:
         A process that fails of itself rings for rank 0. Rank 0 rings for all when one fails. If rank 0 does, or is
         silent, one of the four that read each summary rings for all.
         """
-        failing = [rank for rank, _ in self._failing(GONE * self._interval)]
-        if own.state == "failed" and not (own.peer and self.rank != REPORTER):
-            failing = [self.rank]
-        elif self.rank != REPORTER:
-            failing = [REPORTER] if self._reads_all and REPORTER in failing else []
-        news, self._rung = self.many and failing[:1] not in ([], self._rung), failing[:1]
-        if news and self.rank != REPORTER and failing == [self.rank]:
+        failing = self._failure_to_tell(own)
+        is_news = failing is not None and failing != self._rung
+        self._rung = failing
+        if not self.many or not is_news:
+            return
+        if failing == self.rank != REPORTER:
             self.ring(store, REPORTER)
-        elif news and (self.rank == REPORTER or self._is_first(store)):
+        elif self.rank == REPORTER or self._is_first(store):
             self.ring(store, *(rank for rank in range(self.size) if rank != self.rank))
+
+    def _failure_to_tell(self, own: Report) -> int | None:
+        """The failed process that this one rings for; None without one."""
+        if own.state == "failed" and (self.rank == REPORTER or not own.peer):
+            return self.rank
+        failing = [rank for rank, _ in self._failing(GONE * self._interval)]
+        if self.rank == REPORTER:
+            return failing[0] if failing else None
+        return REPORTER if self._reads_all and REPORTER in failing else None
 
     def _is_first(self, store: Store) -> bool:
         """Whether this process is the first that rings because of rank 0."""

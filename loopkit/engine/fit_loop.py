@@ -93,18 +93,21 @@ class FitLoop(Fit):
 
     def _is_due(self, validation: Validation, when: str) -> bool:
         """Whether it is time for a validation: the one rule about it."""
-        at, every, updates = self.position, validation.every, self._core.progress.updates
-        begun = at.validated.get(validation.phase)
-        since = updates - (at.start.updates if begun is None else begun)
+        at = self.position
+        every = validation.every
         if when == "epoch" and every.epochs is not None and at.epochs % every.epochs == 0:
             return True
+        begun = at.validated.get(validation.phase)
+        since = self._core.progress.updates - (at.start.updates if begun is None else begun)
         if when != "step" and self.reason_to_end():
             return since > 0 and not at.ended  # the last weights, once
-        if every.first and begun is None and updates == at.start.updates:
+        if every.first and begun is None and since == 0:
             return True
         if every.updates is not None:
             return when == "step" and since >= every.updates
-        return every.minutes is not None and self.is_time(validation.phase, self._time_of(validation))
+        if every.minutes is not None:
+            return self.is_time(validation.phase, self._time_of(validation))
+        return False
 
     def _time_of(self, validation: Validation) -> float:
         """For how many seconds the fit has run when its minutes are over."""

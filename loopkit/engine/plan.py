@@ -112,19 +112,14 @@ class Compiler:
     def bound(self, impl: Implementation, dynamic: tuple[str, ...], phase: Phase | None) -> Callable[..., Any]:
         """A callable that takes the ``dynamic`` arguments by position and gives on those that are wanted."""
         fixed = {"learner": self._learner, "phase": phase}
-        function, wanted = self._instrumented(impl, phase), impl.arguments
+        function = self._instrumented(impl, phase)
+        wanted = impl.arguments
         leading = tuple(name for name in wanted if name in fixed)
-        later = wanted[len(leading) :]
         if wanted[: len(leading)] == leading:  # in the order in which hooks list them
             first = partial(function, *(fixed[name] for name in leading)) if leading else function
-            if later == dynamic:
-                return first
-            if not later:
-                return lambda *values: first()
-            if dynamic == ("step",) and later == ("epoch", "step"):
-                return lambda step: first(step.frame.epoch, step)
-            if dynamic == ("step",) and later == ("epoch",):
-                return lambda step: first(step.frame.epoch)
+            direct = _direct(first, dynamic, wanted[len(leading) :])
+            if direct is not None:
+                return direct
 
         def adapted(*values: Any) -> Any:
             given = {**fixed, **dict(zip(dynamic, values, strict=False))}
@@ -285,6 +280,21 @@ class _Context:
         else:
             locate(error, f"in {self._hook} of plugin {self._plugin!r}, {self._where()}")
         return error
+
+
+def _direct(
+    function: Callable[..., Any], dynamic: tuple[str, ...], wanted: tuple[str, ...]
+) -> Callable[..., Any] | None:
+    """A callable that takes the ``dynamic`` arguments and hands on the wanted ones; None if it takes more than that."""
+    if wanted == dynamic:
+        return function
+    if not wanted:
+        return lambda *values: function()
+    if dynamic == ("step",) and wanted == ("epoch", "step"):
+        return lambda step: function(step.frame.epoch, step)
+    if dynamic == ("step",) and wanted == ("epoch",):
+        return lambda step: function(step.frame.epoch)
+    return None
 
 
 def _waits(event: type[Event], impls: Sequence[Implementation]) -> bool:

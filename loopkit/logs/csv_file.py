@@ -60,17 +60,29 @@ class Csv(Backend):
     def open(self, run: Run) -> None:
         """Open the file and find the last row."""
         if self._rows is not None:
-            content = self.path.read_bytes() if self.path.is_file() else b""
-            ends, (columns, *rows) = list(_ends(content)), [*_parsed(content)] or [[]]
-            known = len(ends) > self._rows and columns[: len(self._columns)] == self._columns
-            if known and self._rows:
-                known = _stripped(rows[self._rows - 1]) == self._tail
-            if content:
-                self._file.load_state_dict({"position": ends[self._rows] if known else len(content) + 1})
+            self._seek(self._rows)
         self._file.open()
-        content = self._file.read()
-        (self._columns, *rows), self._last = [*_parsed(content)] or [[]], None
-        self._rows, self._tail = len(rows), _stripped(rows[-1]) if rows else []
+        self._columns, rows = _table(self._file.read())
+        self._rows = len(rows)
+        self._tail = _stripped(rows[-1]) if rows else []
+        self._last = None
+
+    def _seek(self, rows: int) -> None:
+        """Go to the end of this run's rows; past the end of the file if it is another run's."""
+        content = self.path.read_bytes() if self.path.is_file() else b""
+        if content:
+            end = self._end_of(rows, content)
+            self._file.load_state_dict({"position": len(content) + 1 if end is None else end})
+
+    def _end_of(self, own: int, content: bytes) -> int | None:
+        """Where this run's rows end in the file, in bytes; None if it does not hold them."""
+        ends = list(_ends(content))
+        columns, rows = _table(content)
+        if len(ends) <= own or columns[: len(self._columns)] != self._columns:
+            return None
+        if own and _stripped(rows[own - 1]) != self._tail:
+            return None
+        return ends[own]
 
     def write(self, records: Sequence[Record]) -> None:
         """Put values into rows, and append those that are complete."""
@@ -109,7 +121,7 @@ class Csv(Backend):
                 )
             del columns[MOST_COLUMNS:]
         if columns != self._columns:
-            _, *before = [*_parsed(self._file.read())] or [[]]
+            _, before = _table(self._file.read())
             added = [""] * (len(columns) - len(self._columns))
             self._file.replace(_rendered([columns, *([*row, *added] for row in before)]))
             self._columns = columns
@@ -152,8 +164,10 @@ def _stripped(row: list[str]) -> list[str]:
     return row[: filled[-1]] if filled else []
 
 
-def _parsed(content: bytes) -> Iterator[list[str]]:
-    return csv.reader(io.StringIO(content.decode("utf-8", "backslashreplace"), newline=""))
+def _table(content: bytes) -> tuple[list[str], list[list[str]]]:
+    """The header and the rows of a file; an empty file has neither."""
+    lines = [*csv.reader(io.StringIO(content.decode("utf-8", "backslashreplace"), newline=""))]
+    return (lines[0], lines[1:]) if lines else ([], [])
 
 
 def _ends(content: bytes) -> Iterator[int]:

@@ -230,18 +230,24 @@ class DDP(Member):
         self.overlap_now, self._backwards = None, 0
         for synced in self._synced.values():
             synced.calls = 0
-        windows = step.epoch.windows
-        if not windows or not (step.last or any(window.count + 1 >= window.size for window in windows)):
+        if not _updates(step):
             return
         self.reducing = self._phases[id(phase)][1] is True
-        overlap = None if len(self._epochs) > 1 else self._overlaps.get(id(phase))
-        if overlap is not None and overlap.serves and not self._is_weighted(learner, phase, step):
-            self.overlap_now = overlap
-            overlap.begin(all(window.seed is not None for window in step.window_state))
+        self._begin_overlap(learner, phase, step)
         if self.reducing and sum(p.requires_grad for p in self._params) != self._reducible:
             self.reducing = False  # parameters were frozen or thawed since the reducer was made
         if not self.reducing and self._broadcast_buffers:
             copy_buffers(learner.models.values())
+
+    def _begin_overlap(self, learner: Learner, phase: Phase, step: Step) -> None:
+        """Send gradients in this step's backward, if the phase has come to that."""
+        if len(self._epochs) > 1:
+            return
+        overlap = self._overlaps.get(id(phase))
+        if overlap is None or not overlap.serves or self._is_weighted(learner, phase, step):
+            return
+        self.overlap_now = overlap
+        overlap.begin(all(window.seed is not None for window in step.window_state))
 
     @hookimpl
     def step_cancelled(self, learner: Learner, phase: Phase, epoch: Epoch, step: Step) -> None:
@@ -343,39 +349,54 @@ class DDP(Member):
             )
         if self.reducing and self._reduced:
             return
-        missing = {index for index, p in enumerate(step.params) if p.requires_grad and p.grad is None}
-        key = phase.name, step.optimizer_name
-        if self._find_unused_parameters:
-            without = set.intersection(*self.world.gather(missing))
-        else:
-            if key not in self._without:
-                said = self.world.gather(missing)
-                self._without[key] = said[0]
-                missing = next((each for each in said if each != said[0]), missing)
-            without = self._without[key]
-            if changed := sorted(missing ^ without):
-                shape = tuple(step.params[changed[0]].shape)
-                raise WorldError(
-                    f"parameter {changed[0]} (shape {shape}) of optimizer {step.optimizer_name!r} gets a gradient in "
-                    f"some updates or processes, and in others it gets none (phase {phase.name!r}, step {step.index}): "
-                    f"give DDP(find_unused_parameters=True) if that is meant"
-                )
+        without = self._without_gradient(phase, step)
         params = [p for index, p in enumerate(step.params) if p.requires_grad and index not in without][::-1]
         for p in params:
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
         grads = [p.grad for p in params if p.grad is not None]
         window = step.epoch.window(step.optimizer_name)
-        weight, count = (window.total, window.count) if window.weighted else (window.last.weight, 1)
-        weighs = self._weighs(learner, phase, step, weight, count)
+        weight = window.total if window.weighted else window.last.weight
+        weighs = self._weighs(learner, phase, step, weight, window.count if window.weighted else 1)
         if self._sent(phase, step, grads):
             return
         if grads and weighs:
             devices.scale(grads, self._share(weight, grads[0].device).to(grads[0].dtype))
-        sent = self.world.size, self._bucket_bytes, COMPRESSION[self._compression]
-        average(grads, sent[0], bucket_bytes=sent[1], dtype=sent[2])
-        if grads and not weighs and self._phases[id(phase)][1] is None and id(phase) not in self._overlaps:
-            said = self.world.gather("" if self._backwards == 1 else f"made {self._backwards} backwards")
-            self._serve(phase, step, None if any(said) else Overlap(params, *sent), said)
+        average(grads, self.world.size, bucket_bytes=self._bucket_bytes, dtype=COMPRESSION[self._compression])
+        if grads and not weighs:
+            self._try_overlap(phase, step, params)
+
+    def _without_gradient(self, phase: Phase, step: Step) -> set[int]:
+        """The parameters, by index, that get no gradient in any process."""
+        missing = {index for index, p in enumerate(step.params) if p.requires_grad and p.grad is None}
+        if self._find_unused_parameters:
+            return set.intersection(*self.world.gather(missing))
+        key = phase.name, step.optimizer_name
+        if key not in self._without:
+            gathered = self.world.gather(missing)
+            self._without[key] = gathered[0]
+            missing = next((each for each in gathered if each != gathered[0]), missing)
+        without = self._without[key]
+        changed = sorted(missing ^ without)
+        if changed:
+            shape = tuple(step.params[changed[0]].shape)
+            raise WorldError(
+                f"parameter {changed[0]} (shape {shape}) of optimizer {step.optimizer_name!r} gets a gradient in "
+                f"some updates or processes, and in others it gets none (phase {phase.name!r}, step {step.index}): "
+                f"give DDP(find_unused_parameters=True) if that is meant"
+            )
+        return without
+
+    def _try_overlap(self, phase: Phase, step: Step, params: list[Tensor]) -> None:
+        """Send gradients in the backward from the next update on, if each process made one backward in this one."""
+        if self._phases[id(phase)][1] is not None or id(phase) in self._overlaps:
+            return
+        odd = self.world.gather("" if self._backwards == 1 else f"made {self._backwards} backwards")
+        if any(odd):
+            self._serve(phase, step, None, odd)
+        else:
+            dtype = COMPRESSION[self._compression]
+            self._serve(phase, step, Overlap(params, self.world.size, self._bucket_bytes, dtype), odd)
 
     def _sent(self, phase: Phase, step: Step, grads: list[Tensor]) -> bool:
         """Whether the backward of this step has sent the gradients; then they are averages from here on."""
@@ -458,6 +479,12 @@ class _Synced(nn.Module):
             return self._inner[0](*args, **kwargs)
         self.calls += 1
         return reducer(*args, **kwargs)
+
+
+def _updates(step: Step) -> bool:
+    """Whether an update comes with this step."""
+    windows = step.epoch.windows
+    return bool(windows) and (step.last or any(window.count + 1 >= window.size for window in windows))
 
 
 def _disarm(params: list[nn.Parameter]) -> None:

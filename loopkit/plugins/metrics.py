@@ -374,19 +374,40 @@ def _parted(name: str, value: Any, labels: Sequence[str] | None = None) -> dict[
     if _is_number(value) or isinstance(value, Table):
         return {name: value}
     if isinstance(value, Mapping):
-        return {key: part for each, inner in value.items() for key, part in _parted(each, inner, labels).items()}
-    if not isinstance(value, Tensor) or value.ndim not in (1, 2) or not value.numel() or value.is_complex():
+        parted: dict[str, Any] = {}
+        for each, inner in value.items():
+            parted.update(_parted(each, inner, labels))
+        return parted
+    if not _is_array(value):
         raise PluginError(
             f"metric {name!r} is {describe(value)}: a metric is a number, a vector or mapping of numbers, or a matrix"
         )
-    names = [str(i) for i in range(value.shape[-1])] if labels is None else [*labels]
-    if len(names) != value.shape[-1]:
-        raise PluginError(f"metric {name!r} has {value.shape[-1]} values, and {len(names)} labels: give one for each")
+    names = _labels(name, value.shape[-1], labels)
     if value.ndim == 1:
         return {f"{name}/{label}": part for label, part in zip(names, value.unbind(), strict=True)}
-    rows = value.tolist()  # host sync: a table is read at the epoch's end
-    sides = names if len(rows) == len(names) else map(str, range(len(rows)))
-    return {name: Table(["", *names], [[side, *row] for side, row in zip(sides, rows, strict=True)])}
+    return {name: _table(value, names)}
+
+
+def _is_array(value: Any) -> bool:
+    """Whether it is a vector or matrix of real numbers that is not empty."""
+    return isinstance(value, Tensor) and value.ndim in (1, 2) and value.numel() > 0 and not value.is_complex()
+
+
+def _labels(metric: str, count: int, given: Sequence[str] | None) -> list[str]:
+    """The labels of a vector, or of a matrix's columns; by default their numbers."""
+    if given is None:
+        return [str(i) for i in range(count)]
+    labels = [*given]
+    if len(labels) != count:
+        raise PluginError(f"metric {metric!r} has {count} values, and {len(labels)} labels: give one for each")
+    return labels
+
+
+def _table(matrix: Tensor, names: list[str]) -> Table:
+    """A matrix with its columns' names, which are also the rows' if there are as many."""
+    rows = matrix.tolist()  # host sync: a table is read at the epoch's end
+    sides = names if len(rows) == len(names) else [str(i) for i in range(len(rows))]
+    return Table(["", *names], [[side, *row] for side, row in zip(sides, rows, strict=True)])
 
 
 def _try(name: str, metric: Any, fed: bool = False) -> None:
