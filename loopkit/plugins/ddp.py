@@ -349,11 +349,7 @@ class DDP(Member):
             )
         if self.reducing and self._reduced:
             return
-        without = self._without_gradient(phase, step)
-        params = [p for index, p in enumerate(step.params) if p.requires_grad and index not in without][::-1]
-        for p in params:
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
+        params = self._with_gradient(phase, step)
         grads = [p.grad for p in params if p.grad is not None]
         window = step.epoch.window(step.optimizer_name)
         weight = window.total if window.weighted else window.last.weight
@@ -365,6 +361,15 @@ class DDP(Member):
         average(grads, self.world.size, bucket_bytes=self._bucket_bytes, dtype=COMPRESSION[self._compression])
         if grads and not weighs:
             self._try_overlap(phase, step, params)
+
+    def _with_gradient(self, phase: Phase, step: Step) -> list[Tensor]:
+        """The parameters that get a gradient in any process, the last first; zeros where it is another process."""
+        without = self._without_gradient(phase, step)
+        params = [p for index, p in enumerate(step.params) if p.requires_grad and index not in without][::-1]
+        for p in params:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+        return params
 
     def _without_gradient(self, phase: Phase, step: Step) -> set[int]:
         """The parameters, by index, that get no gradient in any process."""
