@@ -15,7 +15,7 @@ from distributed.processes import run
 from helpers import batches, make_learner, on
 from torch import nn
 
-from loopkit import Learner, Phase, TrainingPhase, hookimpl
+from loopkit import Learner, Phase, TrainingPhase, fresh, hookimpl
 from loopkit.data import TensorLoader
 from loopkit.errors import CancelStep, LossError, PhaseError
 from loopkit.plugins import DDP, ClipGradNorm, Metrics, MixedPrecision
@@ -85,7 +85,8 @@ def same(one, other):
     ids=["plain", "accumulate", "bfloat16", "float16", "all"],
 )
 def test_backward_starts_from_the_loss_that_a_plugin_puts_there(phase, plugins, options):
-    learner = make_learner(Penalty(), *plugins, model=net(), phases=[phase()], accumulate=options.get("accumulate", 1))
+    own = [fresh(plugin) for plugin in plugins]
+    learner = make_learner(Penalty(), *own, model=net(), phases=[phase()], accumulate=options.get("accumulate", 1))
     data = batches(4)
     learner.fit(data, epochs=1)
     assert same(learner.model, by_hand(data, **options))

@@ -131,7 +131,10 @@ class Proof:
         if self._kept:
             return
         # Of the thread that runs the phase: on a device, this one has no caller.
-        frame = first = sys._current_frames().get(self._thread)
+        frame = sys._current_frames().get(self._thread)
+        if frame is sys._getframe():  # a frame that holds itself would keep the step and its graph
+            frame = frame.f_back
+        first = frame
         while frame is not None:
             module = frame.f_globals.get("__name__")
             if module in (STEP, PLAN):
