@@ -120,7 +120,7 @@ class Writer:
         self.check()
 
     def forgive(self) -> BaseException | None:
-        """What went wrong, which then counts no more."""
+        """Return the error of the last write and clear it."""
         error, self._error = self._error, None
         return error
 

@@ -45,10 +45,10 @@ PART = "part-"
 
 @dataclass
 class Contents:
-    """What the files of a checkpoint hold."""
+    """The contents of a checkpoint's files."""
 
     value: Any
-    """All but tensors, as plain JSON; None where weights alone are kept."""
+    """The state without tensors, as plain JSON; None if only weights are kept."""
     tensors: dict[str, dict[str, Tensor]]
     """Tensors by file and name."""
     structures: dict[str, Structure]
@@ -155,7 +155,7 @@ def weights_file(model: str, models: int, average: str = "") -> str:
 def describe(
     learner: Learner, contents: Contents, reason: str, metrics: Mapping[str, float] | None = None, **more: Any
 ) -> dict[str, Any]:
-    """What a checkpoint's manifest says of the run, whose state holds these metrics, by default the latest."""
+    """The notes about the run in a checkpoint's manifest; ``metrics`` are by default the latest."""
     metrics = learner.metrics if metrics is None else metrics
     return {
         "reason": reason,

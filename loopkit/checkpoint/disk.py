@@ -104,7 +104,7 @@ system = System()
 
 
 def refused(action: str, path: Path, error: BaseException) -> CheckpointError:
-    """What the operating system refused, as an error of ours that keeps its number."""
+    """A `CheckpointError` for an error of the operating system, with its number."""
     number = error.errno if isinstance(error, OSError) else None
     name = errno.errorcode.get(number or 0, type(error).__name__)
     fix = FIXES.get(number or 0, "Look at the path and the file system")
@@ -119,7 +119,7 @@ def is_ours(error: BaseException) -> bool:
 
 
 def names(directory: Path) -> list[str]:
-    """What is in a directory."""
+    """The names in a directory."""
     try:
         return system.listdir(directory)
     except OSError as error:
@@ -178,7 +178,7 @@ def delete(path: Path) -> None:
 
 
 def kind_of(info: os.stat_result) -> str:
-    """What lies at a path, in words."""
+    """The kind of a file, in words."""
     kinds = {stat.S_IFLNK: "a link", stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFREG: "a file"}
     return kinds.get(stat.S_IFMT(info.st_mode), "a device or a socket")
 

@@ -98,14 +98,14 @@ def encode(state: Any, where: str = "state") -> tuple[Any, dict[str, Tensor]]:
 
 
 def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What :func:`encode` was given, from what it gave.
+    """Undo :func:`encode`.
 
     Args:
         value: The plain value.
-        tensors: By name; those that ``value`` does not name are left alone.
+        tensors: By name; those that ``value`` does not name are ignored.
 
     Raises:
-        StateError: ``value`` is not what :func:`encode` gives, or names a tensor that is missing.
+        StateError: ``value`` is no result of :func:`encode`, or names a tensor that is missing.
     """
     return _Decoder(tensors).value(value, ())
 
@@ -468,7 +468,7 @@ def _describe(value: object) -> str:
 
 
 def _fix(value: object) -> str:
-    """What to save in place of ``value``."""
+    """Suggest a value to save in place of ``value``."""
     if isinstance(value, numpy.ndarray):
         return "save a list, array.tolist()"
     if isinstance(value, (bytearray, memoryview)):

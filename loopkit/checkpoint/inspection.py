@@ -1,4 +1,4 @@
-"""What is in a checkpoint or a weights file, without loading it."""
+"""Inspect a checkpoint or a weights file without loading it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class FileContent:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `inspect` found; print it."""
+    """The result of `inspect`, to be printed."""
 
     path: Path
     """The file, or the directory of the checkpoint."""

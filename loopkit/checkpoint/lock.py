@@ -35,15 +35,15 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EINVAL)
 
 
 class _Holder(NamedTuple):
-    """What a lock file says."""
+    """The content of a lock file: the process that holds it."""
 
     process: Process
     since: str
     locked: bool
-    """The kernel's lock was held, too."""
+    """Whether the kernel's lock was held as well."""
     boot: str
     device: int
-    """Of the file system, as the holder's kernel counts them."""
+    """The number of the file system, in the holder's kernel."""
 
 
 class Lock:

@@ -1,4 +1,4 @@
-"""What a run is made of, in words, so that one that goes on can say what its script has changed since the save."""
+"""The make-up of a run, in words, so that a resumed run can list the changes of its script since the save."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ OPTIMIZER = "optimizer"
 
 
 def made(learner: Learner) -> Record:
-    """What a learner is made of: all that decides how it trains, but values.
+    """Describe all that decides how a learner trains, without values.
 
-    Look before anything is trained or loaded, since that may change attributes of modules and options of plugins.
+    Call it before you train or load, which may change attributes of modules and options of plugins.
     """
     fit, plugins = learner.current, {name: unwrapped(each) for name, each in learner.plugins.items()}
     frozen = [path for m in learner.models.values() for path, p in m.named_parameters() if not p.requires_grad]
@@ -49,12 +49,12 @@ def made(learner: Learner) -> Record:
 
 
 def changes(saved: Record, here: Record, left: Iterable[str] = ()) -> str:
-    """What differs, in words, the first few; what only one of two versions of a class knows as an option does not.
+    """List the first few differences, in words, without options that only one version of a class has.
 
     Args:
-        saved: What the run was made of.
-        here: What it is made of now.
-        left: Plugins whose saved state has no taker.
+        saved: The record of the saved run.
+        here: The record of this run.
+        left: Plugins whose saved state no plugin here takes.
     """
     gone = [name for name in left if f"plugin {name!r}" not in saved]
     found = [*_changes(saved, here), *(f"plugin {name!r} is none, what was saved of it is left out" for name in gone)]

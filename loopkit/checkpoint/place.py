@@ -102,5 +102,5 @@ class Place:
 
 
 def _identity(manifest: Manifest) -> int:
-    """What tells a checkpoint from all others: its name, and the digests of its files."""
+    """The identity of a checkpoint: a hash of its name and its files' digests."""
     return hash((manifest.path.name, frozenset(manifest.files.items())))

@@ -28,7 +28,7 @@ class Process:
 
     @property
     def token(self) -> str:
-        """It as a part of a file name."""
+        """The process as a part of a file name."""
         return f"{re.sub(r'[^A-Za-z0-9.-]', '_', self.host)[:64]}-{self.machine}-{self.pid}-{self.started}"
 
     def alive(self) -> bool:

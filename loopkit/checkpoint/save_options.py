@@ -19,7 +19,7 @@ def check_count(what: str, count: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SaveOptions:
-    """What `Checkpoint` can be told that is rarely needed.
+    """The options of `Checkpoint` that are rarely needed.
 
     Args:
         on_error: Save when an error, such as one of the loader, comes between two steps or in a validation.

@@ -1,4 +1,4 @@
-"""What a module is made of, without its values: for a hash, and to say what differs from a saved one."""
+"""The structure of a module, without its values: for a hash, and to list differences from a saved one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Structure:
-    """What a module is made of, as `structure` finds it.
+    """The structure of a module: its entries, ties and classes.
 
     Attributes:
         entries: Parameters and then buffers, each in the order of the module, a tied one under each of its names.

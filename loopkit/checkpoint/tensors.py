@@ -77,7 +77,7 @@ PACKED = torch.float4_e2m1fn_x2
 
 
 class Source(Protocol):
-    """What tensors are read from, once and in order."""
+    """A source of bytes, from which tensors are read once and in order."""
 
     size: int
     """Bytes in all, counted from the beginning."""
@@ -112,12 +112,12 @@ class BytesSource:
 
 
 class TensorInfo(msgspec.Struct, frozen=True, gc=False):  # there can be hundreds of thousands
-    """What a header says of one tensor: as torch will give it, not as the format writes it."""
+    """The entry of one tensor in a header, in torch's terms instead of the format's."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     nbytes: int
-    """In the file; an alias takes none of its own, and tells the size of what it is an alias of."""
+    """Its bytes in the file; for an alias the size of the tensor that it is an alias of."""
     strides: tuple[int, ...] | None = None
     """If they are not those of a contiguous tensor."""
     alias_of: str | None = None
@@ -136,7 +136,7 @@ Size = Annotated[int, msgspec.Meta(ge=0, le=MOST_ELEMENTS)]
 
 
 class Entry(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """What the header of a file says of one tensor."""
+    """The entry of one tensor in a file's header."""
 
     dtype: str
     shape: Annotated[tuple[Size, ...], msgspec.Meta(max_length=MOST_DIMS + 1)]
@@ -144,7 +144,7 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class Ours(msgspec.Struct, forbid_unknown_fields=True):
-    """What our entry of the metadata says, by the names of tensors."""
+    """Loopkit's own entry in the metadata, by the names of tensors."""
 
     aliases: dict[str, str] = {}
     complex: dict[str, str] = {}
@@ -240,7 +240,7 @@ def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = Non
 
 
 def peek(source: Source) -> dict[str, TensorInfo]:
-    """What is in a file, by name; its header alone is read.
+    """The tensors in a file, by name; only its header is read.
 
     Raises:
         CorruptCheckpointError: The header is malformed, or does not fit the size of the file.
@@ -379,7 +379,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def _aliases(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Of names in order: those of memory that an earlier name has, in the same shape, and that name."""
+    """The names that share an earlier name's memory and shape, in order, each with that name."""
     first: dict[tuple[Any, ...], str] = {}
     aliases = {}
     for name, tensor in tensors.items():
@@ -518,7 +518,7 @@ def _info(name: str, dtype: str, shape: tuple[int, ...]) -> TensorInfo:
 
 
 def _extras(infos: dict[str, TensorInfo], metadata: dict[str, str]) -> Header:
-    """What the format itself has, with what our entry adds."""
+    """The format's own entries, completed by loopkit's."""
     ours = _ours(metadata.pop(OURS, "{}"))
     infos = dict(infos)
     for name, dtype in ours.complex.items():

@@ -129,16 +129,16 @@ def _has_extra_state(module: nn.Module) -> bool:
 
 @dataclass
 class LoadReport:
-    """What `load_weights` did, or with problems would have done. Names of the model are the whole ones."""
+    """The result of `load_weights`, or with problems the intended one. Names of the model are full names."""
 
     source: str
     """Where the weights came from."""
     loaded: list[str] = field(default_factory=list)
     """Names of the model whose values came from the file, tied ones included."""
     renamed: dict[str, str] = field(default_factory=dict)
-    """Of those, the ones that have another name in the file: the name here -> there."""
+    """Those of them with another name in the file: the name here -> there."""
     positional: dict[str, str] = field(default_factory=dict)
-    """Of those, the ones that were found by shape and dtype alone."""
+    """Those of them that were found by shape and dtype only."""
     casts: dict[str, str] = field(default_factory=dict)
     """Of those, the ones that have another dtype in the file, such as ``"float32 -> float16"``."""
     frozen: list[str] = field(default_factory=list)
@@ -355,7 +355,7 @@ def _planned(
     strict: bool = True,
     positional: bool = False,
 ) -> _Plan:
-    """What is to be copied where, if it fits."""
+    """Plan the copies from a source to a model, and check that they fit."""
     targets = _targets(model, into)
     plan = _Plan(targets, found, into, prefix)
     plan.match(rename)
@@ -383,7 +383,7 @@ def _called(model: nn.Module, into: str) -> str:
 
 
 def _targets(model: nn.Module, into: str) -> dict[str, Tensor]:
-    """What can be loaded, by its name in the submodule ``into``."""
+    """The tensors that can be loaded, by their names in the submodule ``into``."""
     if not isinstance(model, nn.Module):
         raise StateError(f"load_weights: {type(model).__name__} is no module. Give learner.model, or one of its models")
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -402,13 +402,13 @@ def _targets(model: nn.Module, into: str) -> dict[str, Tensor]:
 
 @dataclass
 class _Found:
-    """What a source holds."""
+    """The contents of a source."""
 
     source: str
     tensors: Mapping[str, Tensor]
     warnings: list[str] = field(default_factory=list)
     saved: Structure | None = None
-    """That of the model in a checkpoint."""
+    """The structure of the model in a checkpoint."""
 
     def class_differences(self, model: nn.Module) -> list[str]:
         return [] if self.saved is None else class_differences(self.saved.modules, structure(model).modules)
@@ -469,7 +469,7 @@ class _Plan:
         self._settle_ties()
 
     def _settle_ties(self) -> None:
-        """Of tied names any one is enough, but they must agree."""
+        """Require one of several tied names, and that all that are there agree."""
         mismatched = self.report.mismatched
         for names in self.ties.values():
             paired = [name for name in names if name in self.pairs]
@@ -527,7 +527,7 @@ class _Plan:
         self.report.unexpected = [old for old in self.report.unexpected if id(self.tensors[old]) not in taken]
 
     def problems(self) -> list[str]:
-        """What is missing, does not fit or is left over, a part each."""
+        """Describe the names that are missing, do not fit or are left over, a string for each of the three."""
         report, targets = self.report, list(map(self.full, self.targets))
         unexpected = [self.full(self.own[old]) for old in report.unexpected]
         missing = {*report.missing}

@@ -169,7 +169,7 @@ class Member(Shown):
             self.world.vouch(combined(list(sums.values())), lambda: self._parted(epoch, sums))
 
     def equal(self, learner: Learner) -> dict[str, Tensor]:
-        """What is the same in all processes at the end of a training epoch, by name."""
+        """The tensors that are equal in all processes at the end of a training epoch, by name."""
         return {}
 
     def _parted(self, epoch: Epoch, sums: dict[str, int]) -> str:
@@ -314,7 +314,7 @@ class Member(Shown):
 
 
 def _setup(learner: Learner) -> dict[str, str]:
-    """What must be the same in all processes before the first step, part by part."""
+    """The setup that must be the same in all processes before the first step, part by part."""
     optimizers = {
         name: (
             type(optimizer).__qualname__,

@@ -1,4 +1,4 @@
-"""What torch's flight recorder has kept of a process's collectives, as a file."""
+"""The collectives of a process, from torch's flight recorder, as a file."""
 
 from __future__ import annotations
 

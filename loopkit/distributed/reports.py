@@ -36,7 +36,7 @@ UNRUNG = timedelta(days=20)
 
 @dataclass(frozen=True)
 class Report:
-    """What a process tells of itself."""
+    """The report of a process on itself."""
 
     state: str = "running"
     """Or "failed", or "ended"."""
@@ -71,7 +71,7 @@ class Report:
 
 
 class Heard(NamedTuple):
-    """What is known of another process."""
+    """The last report of another process, and when it came."""
 
     report: Report
     at: float

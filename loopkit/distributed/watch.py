@@ -166,7 +166,7 @@ class Watch:
     # Who is the cause
 
     def _certain(self, silence: float) -> str | None:
-        """What happened to another process, by its own words, or because nothing comes from it for so many seconds."""
+        """Describe the failure of another process: its own report of it, or no report for so many seconds."""
         if (found := self.reports.certain(silence)) is None:
             return None
         rank, heard = found
@@ -179,7 +179,7 @@ class Watch:
         return next((_failed(rank, report) for rank, report in self.reports.in_state("failed")), None)
 
     def _likely(self, error: BaseException) -> str:
-        """What probably happened, if nothing is certain."""
+        """Describe what probably happened, where no failure is certain."""
         own, rank = self._own, self.world.rank
         if cause := self._gave_up():
             return cause
@@ -375,7 +375,7 @@ def _failed(rank: int, report: Report) -> str:
 
 
 def _early(reports: Mapping[int, Report]) -> str:
-    """Whose data ended before those of another process did, in words; "" if nobody's."""
+    """Name the process whose data ended before another one's; an empty string if all agree."""
     for rank, report in sorted(reports.items()):
         for other, on in sorted(reports.items()):
             if report.over and report.epoch and on.epoch == report.epoch and on.steps > report.steps:

@@ -158,7 +158,7 @@ class JsonLines(Backend):
         return b"".join(lines)
 
     def _content(self, record: Record) -> dict[str, Any]:
-        """What the line of a record of another kind says, without its place."""
+        """The content of a line for a record that is no scalar, without its place."""
         value: Kind = record.value
         made: dict[str, Any] = {"name": record.name, "kind": value.kind}
         if isinstance(value, Text):

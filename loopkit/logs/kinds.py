@@ -1,4 +1,4 @@
-"""What can be logged: scalars, and kinds with more to say. Each is checked when it is made, in the code that logs it.
+"""The kinds of values that can be logged. Each is checked when it is made, in the code that logs it.
 
 Tensors are copied on their device and read when a backend asks, so that making a kind in a step waits for nothing.
 """
@@ -379,9 +379,9 @@ class File(Kind):
 
 @dataclass(frozen=True)
 class Hyperparameters(Kind):
-    """What a run was made with, by name: None, booleans, numbers and strings.
+    """The hyperparameters of a run, by name: None, booleans, numbers and strings.
 
-    What is called like a password, a token or a key, and a password in a URL, becomes ``***``.
+    Values whose names look like a password, a token or a key, and passwords in URLs, become ``***``.
     """
 
     kind = "hyperparameters"

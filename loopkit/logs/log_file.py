@@ -174,7 +174,7 @@ class LogFile:
             os.lseek(self._file, self.position, os.SEEK_SET)
 
     def read(self) -> bytes:
-        """What is there, up to the position."""
+        """Return the content up to the position."""
         assert self._file is not None
         return os.pread(self._file, self.position or 0, 0) if self._regular else b""
 
@@ -240,7 +240,7 @@ def lock(file: int, path: Path) -> None:
 
 
 def _checksum(file: int, position: int) -> int:
-    """Of the last bytes before a position."""
+    """The CRC-32 of the last bytes before a position."""
     size = min(position, CHECKED)
     return zlib.crc32(os.pread(file, size, position - size))
 

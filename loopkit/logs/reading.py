@@ -21,16 +21,16 @@ PLACE = ("phase", "epoch", "step", "update", "time")
 
 @dataclass(repr=False)
 class Log:
-    """What a log holds."""
+    """The content of a log."""
 
     path: Path
     records: list[Record] = field(default_factory=list)
-    """Everything that was logged, in order. Scalars are floats; of other kinds ``value`` is what the line says, a dict
-    with ``"kind"``, in which ``"file"`` is a path relative to the log's directory."""
+    """All records, in order. The ``value`` of a scalar is a float, of another kind the line's dict with ``"kind"``, in
+    which ``"file"`` is a path relative to the log's directory."""
     runs: list[dict[str, Any]] = field(default_factory=list)
-    """The lines of each fit that began or went on: versions, host, seed."""
+    """A line for each fit that started or resumed: versions, host, seed."""
     ends: list[dict[str, Any]] = field(default_factory=list)
-    """The lines of each that ended."""
+    """A line for each fit that ended."""
     directions: dict[str, str] = field(default_factory=dict)
     """Which way metrics are better, ``"min"`` or ``"max"``, of those whose direction a plugin declares."""
 
@@ -174,7 +174,7 @@ def read_log(path: str | Path) -> Log:
 
 
 def _records(said: dict[str, Any]) -> list[Record]:
-    """What a line says: several numbers, or something else."""
+    """The records of a line: several numbers, or one value of another kind."""
     at = [said.pop(key) for key in ("phase", "epoch", "step", "update", "time")]
     if "kind" in said:
         return [Record(said.pop("name"), said, *at)]

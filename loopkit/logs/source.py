@@ -34,7 +34,7 @@ def _folder() -> Path:
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """What git prints; None if it fails, or there is no git."""
+    """The output of a git command; None if it fails, or git is not installed."""
     try:
         done = subprocess.run(
             ["git", *words],

@@ -453,7 +453,7 @@ class DDP(Member):
         return parts is None or self._sets_weight.get(phase.name, False) or (step.last and not parts.even)
 
     def _share(self, weight: float | Tensor, device: torch.device) -> Tensor:
-        """What makes a mean over processes one by weights: ``size * w / sum(w)``; one reduction of one number."""
+        """The factor for a mean over processes by weights, ``size * w / sum(w)``: one reduction of one number."""
         mine = devices.scalar(weight, device, torch.float32).reshape(1)
         total = mine.clone()
         dist.all_reduce(total)

@@ -204,7 +204,7 @@ class EarlyStopping(Shown):
         return float(value)
 
     def options(self) -> dict[str, Any]:
-        """What it was made with."""
+        """The options it was made with."""
         kept = {name: getattr(self, name) for name in ("monitor", "mode", "restore_best", "training", "name")}
         return {**kept, **self._own}
 

@@ -203,7 +203,7 @@ class Freeze(Shown):
         return not any(parameter.requires_grad for name, parameter in found if covers(path, name))
 
     def state_dict(self) -> dict[str, Any]:
-        """What is frozen now, by name, and the patterns that were thawed."""
+        """The names of the frozen parameters, and the patterns that were thawed."""
         frozen = [paths[0] for parameter, paths in self._own.items() if not parameter.requires_grad]
         return {"frozen": frozen, "thawed": list(self._thawed)}
 

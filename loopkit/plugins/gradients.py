@@ -1,4 +1,4 @@
-"""What is done to gradients between backward and the optimizer: clip, measure, disturb."""
+"""Plugins for gradients, between backward and the optimizer: clip, measure, disturb."""
 
 from __future__ import annotations
 

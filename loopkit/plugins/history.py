@@ -206,7 +206,7 @@ class History(Shown):
         return {**own, "packed": {**own["packed"], "step_rows": []}} if "packed" in own else own
 
     def _reshard_store(self, stores: Sequence[dict[str, Any]], rank: int, size: int) -> dict[str, Any]:
-        """What one of ``size`` processes kept for an epoch, as `_reshard`."""
+        """The store of one of ``size`` processes for an epoch, as `_reshard`."""
         own = [store["running"] for store in stores[rank::size] if store]
         if not stores[0]:
             return {}
@@ -255,7 +255,7 @@ class _Pack:
 
 
 def _packed(rows: list[dict[str, Any]], packs: list[_Pack]) -> list[dict[str, Tensor]]:
-    """What a state holds of the first rows, by the thousand; those that are as they were are not packed again."""
+    """The saved form of the first rows, by the thousand; unchanged ones are not packed again."""
     whole = len(rows) // PACK
     for number in range(whole):
         part = rows[number * PACK : (number + 1) * PACK]

@@ -97,11 +97,11 @@ class LogMetrics(Shown):
 
 
 def learning_rates(learner: Learner, name: str, root: str = "lr") -> dict[str, Any]:
-    """Those of an optimizer's parameter groups now, by the names under which they are logged.
+    """The current learning rates of an optimizer's parameter groups, by the names under which they are logged.
 
     Args:
-        name: The optimizer's.
-        root: What the names begin with.
+        name: The optimizer's name.
+        root: The first part of the names.
     """
     path = root if len(learner.optimizers) == 1 else f"{root}/{name}"
     groups = [group["lr"] for group in learner.optimizers[name].param_groups if "lr" in group]

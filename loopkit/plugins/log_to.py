@@ -117,7 +117,7 @@ class LogTo(Shown):
 
     @property
     def backends(self) -> tuple[Backend, ...]:
-        """What writes."""
+        """The backends that it writes to."""
         return tuple(sink.backend for sink in self._sinks.values())
 
     @hookimpl(writes=("*",), after=("checkpoint",))  # after it has resumed; turned round, at the end of all else

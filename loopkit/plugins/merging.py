@@ -1,4 +1,4 @@
-"""What several processes have accumulated in a metric, put together."""
+"""Merge the states that several processes have accumulated in a metric."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def can_merge(metric: Any) -> bool:
 
 
 def accumulated(metric: Any) -> dict[str, Any]:
-    """What a metric that can be merged holds: its ``state_dict``, of a torchmetrics object the states alone."""
+    """The state of a metric that can be merged: its ``state_dict``, or only the states of a torchmetrics object."""
     if isinstance(metric, Metric) or _merges_itself(metric):
         return dict(metric.state_dict())
     return {f"{path}{key}": value for path, each in _foreign(metric) for key, value in each.metric_state.items()}
@@ -135,5 +135,5 @@ def packed(value: Any) -> Any:
 
 
 def unpacked(value: Any) -> Any:
-    """What was given to `packed`, in the host's memory."""
+    """Undo `packed`; tensors are in the host's memory."""
     return value.tensor() if isinstance(value, _Packed) else map_parts(value, unpacked)

@@ -71,7 +71,7 @@ class _Running:
                     metric.load_state_dict(state) if hasattr(metric, "load_state_dict") else metric.merge([state])
 
     def state_dict(self) -> dict[str, Any]:
-        """What they have accumulated; metrics without ``state_dict`` are left out, with one warning."""
+        """The states of the metrics; those without ``state_dict`` are left out, with one warning."""
         self._tell_of_rest()
         states = {name: dict(m.state_dict()) for name, m in self.metrics.items() if hasattr(m, "state_dict")}
         return {"fed": self.fed, "metrics": states}
@@ -314,13 +314,13 @@ class Metrics(Shown):
         return {name: value for name, value in values.items() if _is_number(value)}
 
     def reshard_store(self, stores: Sequence[dict[str, Any]], rank: int, size: int) -> dict[str, Any]:
-        """What one of ``size`` processes goes on from, made of what another number of processes saved.
+        """The store from which one of ``size`` processes resumes, made of another number of processes' stores.
 
-        Rank 0 goes on from what all of them have accumulated, the others from nothing: merged at the end of the epoch,
-        that is the whole.
+        Rank 0 resumes from all of them merged, the others from empty metrics. Merged at the end of the epoch, they
+        make the whole.
 
         Args:
-            stores: What each process kept for the epoch, by rank.
+            stores: The stores that each process saved for the epoch, by rank.
             rank: The process that it is for.
             size: How many there are now.
 

@@ -103,7 +103,7 @@ class MixedPrecision(Shown):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the forward pass is cast to; ``"auto"`` is decided when the model is known."""
+        """The dtype of the forward pass; ``"auto"`` is decided when the model is known."""
         return self._dtype if isinstance(self._dtype, torch.dtype) else torch.bfloat16
 
     @property
@@ -247,7 +247,7 @@ class MixedPrecision(Shown):
             self._flagged = None
 
     def options(self) -> dict[str, Any]:
-        """What it was made with."""
+        """The options it was made with."""
         return {"dtype": self._dtype, "scaling": self._scaling, **self._options, "min_scale": self._min_scale}
 
     def state_dict(self) -> dict[str, Any]:

@@ -312,7 +312,7 @@ class Schedule(Shown):
         return PluginError(f"{where}group pattern {nothing_matches(self._groups, labels)} (with {self.key!r})")
 
     def options(self) -> dict[str, Any]:
-        """What it was made with."""
+        """The options it was made with."""
         what = {"attribute": self.key} if self._of_modules else {"key": self.key}
         where = {"optimizer": self._optimizer, "groups": self._groups, "every": self._every}
         rest = {"absolute": self._absolute, "start": self._start, "name": self.name}
@@ -434,11 +434,11 @@ class TorchSchedule(Shown):
         return tuple(f"optimizer.{key}.{self._optimizer or '*'}" for key in keys)
 
     def own_keys(self) -> tuple[str, ...]:
-        """What it looks at before a scheduler is made: all that one may set."""
+        """The keys that it reads before a scheduler is made: all that a scheduler may set."""
         return tuple(f"optimizer.{key}.{self._optimizer or '*'}" for key in KEYS)
 
     def makes(self) -> tuple[str, ...]:
-        """What a scheduler sets when it is made: also what it notes in the groups for itself."""
+        """The keys that a scheduler sets when it is made, with its own notes in the groups."""
         return (*self.owns(), *(f"optimizer.{key}.{self._optimizer or '*'}" for key in NOTES))
 
     @hookimpl(reads=lambda plugin: plugin.owns(), after=("checkpoint",))  # which may load the state of a fit
@@ -571,7 +571,7 @@ class TorchSchedule(Shown):
             self._stepping = False
 
     def options(self) -> dict[str, Any]:
-        """What it was made with."""
+        """The options it was made with."""
         where = {"optimizer": self._optimizer, "every": self._every, "name": self.name}
         return {"scheduler": self._given, **where}
 

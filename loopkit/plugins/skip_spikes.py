@@ -114,7 +114,7 @@ class SkipSpikes(Shown):
         keep["loss"] = value
 
     def vote(self, hook: str) -> Callable[[Step], Tensor] | None:
-        """What finds, in a recorded step, that the loss is no spike."""
+        """A function that returns, in a recorded step, whether the loss is no spike."""
         return self._compare if hook == "backward_begin" else None
 
     def _compare(self, step: Step) -> Tensor:

@@ -135,7 +135,7 @@ class StopOnNonFinite(Shown):
             self._take_flag()
 
     def _of(self, epoch: Epoch) -> _Watched:
-        """What there is to know of an epoch; what may have to go back is saved with it."""
+        """The state of an epoch; the buffers that may have to be put back are saved with it."""
         keep = epoch.keep(self)
         if "now" not in keep:
             keep["now"] = _Watched(epoch.store(self).setdefault("buffers", []) if self._goes_on else [])
@@ -229,7 +229,7 @@ class StopOnNonFinite(Shown):
             )
 
     def vote(self, hook: str) -> Callable[[Step], Tensor] | None:
-        """What finds, in a recorded step, that a hook has nothing to do: the loss or the gradients are finite."""
+        """A function that returns, in a recorded step, whether a hook has nothing to do: all values are finite."""
         if hook == "backward_begin":
             return lambda step: torch.isfinite(step.loss)
         if hook == "update_begin":
@@ -432,10 +432,10 @@ def _params(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 class _Watched:
-    """What there is to know of an epoch.
+    """The state of an epoch: its buffers, and the values that are still to be read.
 
     Args:
-        buffers: The copy of those before the window, which is saved.
+        buffers: The copy of the buffers before the window, which is saved.
     """
 
     def __init__(self, buffers: list[Tensor]) -> None:
@@ -444,7 +444,7 @@ class _Watched:
         self.pending = _Pending()
         self.step, self.window = Buffers(), Buffers(buffers)
         self.before = self.window
-        """What goes back if this step is skipped."""
+        """The buffers to put back if this step is skipped."""
 
 
 class _Pending:
