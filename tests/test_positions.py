@@ -284,9 +284,7 @@ def test_position_between_epochs_goes_on_with_the_next_epoch(make: Callable[[], 
 
 
 @pytest.mark.filterwarnings(STREAM)
-@pytest.mark.parametrize(
-    "make", makers(2, without=[name for name in MAKERS if name.startswith("nodes")])
-)  # they go on in that epoch
+@pytest.mark.parametrize("make", makers(2))
 def test_position_after_a_pass_that_was_left_goes_on_with_the_next_epoch(make: Callable[[], Any]) -> None:
     check_exact(make, (1, None), {1: 2})
 
@@ -303,8 +301,6 @@ def test_position_at_the_last_batch_goes_on_with_the_end_of_the_pass(make: Calla
 @pytest.mark.parametrize("left", [{}, {0: 2}, {1: 3}])
 def test_position_is_exact_wherever_it_was_saved(name: str, left: dict[int, int]) -> None:
     make = MAKERS[name]
-    if left and name.startswith("nodes"):
-        pytest.skip("nodes go on in an epoch that was left")
     for epoch in range(2):
         for count in [*range(1, left.get(epoch, 6)), None]:
             check_exact(make, (epoch, count), left)

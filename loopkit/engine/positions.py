@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -36,6 +37,14 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from loopkit import generators
 from loopkit.data import Loader, LoaderError, ResumableBatchSampler, ResumableSampler, Shares
 from loopkit.engine.kept.data_parts import DataParts, plain, same
+from loopkit.engine.kept.torchdata_loaders import (
+    draw_order,
+    drawn_again,
+    end_epoch,
+    has_begun,
+    is_of_nodes,
+    is_stateful_loader,
+)
 from loopkit.engine.kept.worker_draws import drew, has_workers, watched
 from loopkit.engine.sources import length_of
 from loopkit.errors import StateError
@@ -197,7 +206,7 @@ def save_position(
     if kind == LOADER:
         saved["state"] = _state_of_loader(data, steps if middle else None)
     elif kind == STATEFUL:
-        if middle or not _is_torchdata(data):
+        if middle or _has_state_between(data):
             saved["state"] = _state_of(data)
     elif (sampler := _sampler(data)) is not None:
         position = None
@@ -207,6 +216,11 @@ def save_position(
     if kind == ITERATOR:
         saved["used"] = earlier_epochs > 0 or (steps > 0 and not running)
     return saved
+
+
+def _has_state_between(data: Any) -> bool:
+    """Whether data with a state of its own has one between epochs."""
+    return has_begun(data) if is_of_nodes(data) else not is_stateful_loader(data)
 
 
 def _drew(data: Any, begun: Any) -> bool:
@@ -308,18 +322,27 @@ def resume(
         batches: Iterator[Any] = map(data.__getitem__, range(skip, len(data)))
         replayed = False
     else:
-        if hasattr(data, "restart_on_stop_iteration"):  # torchdata.nodes: begin another at an epoch's end
+        if is_of_nodes(data):  # begin another at an epoch's end
             vars(data)["restart_on_stop_iteration"] = not saved["running"]
-        batches = iter(batches_of(data, saved.get("begun") if saved["running"] else None))
+        batches = _go_over(data, saved, replayed, function)
         if (used := sum(1 for _ in zip(range(skip), batches, strict=False))) < skip:
             raise StateError(
                 f"{_name(data)} ended after {used} batches, but {skip} of this epoch were used before: "
                 f"the data is not the same. Begin without its position, or restore the data"
             )
     if saved["running"]:
-        if _is_torchdata(data) and not replayed:
-            _draw_order(batches)
         _settle(data, _parts(data, function), saved, replayed, shared)
+    return batches
+
+
+def _go_over(data: Any, saved: Mapping[str, Any], replayed: bool, function: Any) -> Iterator[Any]:
+    """Return an iterator over data; its order is drawn from where the epoch began."""
+    begun = saved.get("begun") if saved["running"] else None
+    if replayed or begun is None or not is_stateful_loader(data):
+        return iter(batches_of(data, begun))
+    with drawn_again(data, _parts(data, function), begun["workers_running"]):
+        batches = iter(batches_of(data, begun))
+        draw_order(batches)
     return batches
 
 
@@ -416,7 +439,7 @@ def start_over(data: Any) -> None:
 
 def set_epoch(data: Any, epoch: int) -> None:
     """Call ``set_epoch`` of samplers, data sets and loaders that have it, and do not count their epochs themselves."""
-    if not isinstance(data, Loader) and not hasattr(data, "restart_on_stop_iteration"):
+    if not isinstance(data, Loader) and not is_of_nodes(data):
         DataParts(data, states=False).set_epoch(epoch)
 
 
@@ -513,15 +536,6 @@ def _tell_filled_up(data: Any) -> None:
             )
 
 
-def _is_torchdata(data: Any) -> bool:
-    """Whether it is a StatefulDataLoader, whose state is one of an epoch.
-
-    Between epochs its ``state_dict`` would begin the next one. A state of an epoch that has ended, or was left early,
-    makes samplers and datasets with a state begin the next epoch where the last one was.
-    """
-    return any(cls.__module__.startswith("torchdata.stateful_dataloader") for cls in type(data).__mro__)
-
-
 def _workers_running(data: Any) -> bool:
     """Whether workers that outlive their epoch have been started: if so, the next one draws no seed for them."""
     persistent = isinstance(data, DataLoader) and data.num_workers > 0 and data.persistent_workers
@@ -613,7 +627,7 @@ def _load(
         _start_workers(data)
     safe: list[str] = []
     if kind == STATEFUL:
-        _load_stateful(data, at.get("state"))
+        _load_stateful(data, at.get("state"), running=saved["running"])
     else:
         safe += _load_target(data, saved, at.get("state", saved.get("state")), changed)
     if "parts" in held:
@@ -626,11 +640,14 @@ def _load(
     return safe
 
 
-def _load_stateful(data: Any, state: Any) -> None:
-    """Load the state of data that has one of its own."""
+def _load_stateful(data: Any, state: Any, *, running: bool) -> None:
+    """Load the state of data that has one of its own; without one, it is as it was made."""
     if state is not None:
         _set_epochs(data, state)
-        data.load_state_dict(state)
+        load = data.load_state_dict if running or not is_of_nodes(data) else partial(end_epoch, data)
+        load(state)
+    elif is_of_nodes(data):
+        return
     elif names := _parts_with_state(data):
         warn(
             f"the state of {' and '.join(names)} in {_name(data)} is not restored between epochs: what depends on the "
@@ -663,7 +680,7 @@ def _set_epochs(data: Any, state: Any) -> None:
 
     torchdata's ``StatefulDistributedSampler`` does not save it.
     """
-    if hasattr(data, "restart_on_stop_iteration"):
+    if is_of_nodes(data):
         samplers = [node["sampler"] for node in _mappings(data.root, set()) if "sampler" in node]
         epochs = [each["_epoch"] for each in _mappings(state, set()) if "_epoch" in each]
         for sampler, epoch in zip(samplers, epochs, strict=False):
@@ -688,7 +705,7 @@ def _state_of(data: Any) -> Any:
 
 def _draws_unseen(data: Any) -> bool:
     """Whether only the data itself knows if it draws: it has a state of its own, and is not of torchdata."""
-    return _kind(data) == STATEFUL and not _is_torchdata(data) and not hasattr(data, "restart_on_stop_iteration")
+    return _kind(data) == STATEFUL and not is_stateful_loader(data) and not is_of_nodes(data)
 
 
 class _FirstBatch:
@@ -711,10 +728,3 @@ class _FirstBatch:
 
     def _states(self) -> Any:
         return [generators.save(), _parts(self._data).saved()["generators"]]
-
-
-def _draw_order(batches: Any) -> None:
-    """Let the sampler of a StatefulDataLoader in this process draw its order, which it puts off to its first batch."""
-    ahead = getattr(batches, "_sampler_iter", None)
-    if isinstance(ahead, itertools.islice):
-        batches._sampler_iter = itertools.chain(list(itertools.islice(ahead, 1)), ahead)
