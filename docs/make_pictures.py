@@ -126,51 +126,56 @@ print(read_log("digits/wide"))
 )
 COMMANDS: tuple[tuple[str, str, str, str], ...] = (
     ("fit", "A fit in a terminal", "python train.py", FIT),
-    ("explain", "Which plugin does what, and when: `learner.explain()`", "python explain.py", PLAN),
+    ("explain", "The plan of the plugins: `learner.explain()`", "python explain.py", PLAN),
     ("summary", "A model before training: `summarize(learner, batch)`", "python summary.py", SUMMARY),
     ("log", 'A learner, and a log: `read_log("digits/wide")`', "python log.py", RECORD),
-    ("command-plugins", "The plugins that are installed", "loopkit plugins", ""),
-    ("command-plugin", "One of them", "loopkit plugins early_stopping", ""),
-    ("command-hooks", "What a plugin can be made of", "loopkit hooks", ""),
+    ("command-plugins", "Installed plugins", "loopkit plugins", ""),
+    ("command-plugin", "One plugin", "loopkit plugins early_stopping", ""),
+    ("command-hooks", "All hooks", "loopkit hooks", ""),
     ("command-checkpoints", "Checkpoints of a run", "loopkit checkpoint list digits/wide/checkpoints", ""),
     ("command-runs", "The runs of a folder", "loopkit runs digits", ""),
-    ("command-watch", "A run, while it goes on or afterwards", "loopkit watch digits/wide --once", ""),
-    ("command-report", "Runs as one file", "loopkit report digits -o report.html", ""),
+    ("command-watch", "A run in the terminal, during training or later", "loopkit watch digits/wide --once", ""),
+    ("command-report", "A report of runs in one HTML file", "loopkit report digits -o report.html", ""),
     ("command-help", "All commands", "loopkit --help", ""),
 )
 """Name of the picture, what it shows, what is typed, and the script that is run if the words are none of loopkit."""
 PAGES: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     (
         "monitor-metrics",
-        "Runs laid over each other",
+        "Compare runs",
         "/run/digits%2Fwide/metrics?with=digits%2Fnarrow&with=digits%2Fslow",
         {},
     ),
     (
         "monitor-runs",
-        "All runs, and the charts of those that are shown",
+        "All runs, with charts",
         "/?q=digits",
         {"viewport": {"width": 1440, "height": 900}},
     ),
     (
         "monitor-table",
-        "A scatter of a setting against a metric",
+        "Scatter plot of a hyperparameter and a metric",
         "/?q=sweep&view=scatter&sx=p%3Aoptimizer.lr",
         {"viewport": {"width": 1440, "height": 900}},
     ),
     ("monitor-updates", "Learning rates and gradients", "/run/digits%2Fwide/updates", {}),
-    ("monitor-system", "The machine", "/run/digits%2Fwide/system", {}),
-    ("monitor-parameters", "What differs", "/run/digits%2Fwide/parameters?with=digits%2Fnarrow", {}),
+    ("monitor-system", "CPU, GPU and memory", "/run/digits%2Fwide/system", {}),
+    (
+        "monitor-parameters",
+        "Hyperparameters, with differences",
+        "/run/digits%2Fwide/parameters?with=digits%2Fnarrow",
+        {},
+    ),
     (
         "monitor-plan",
-        "The plan of the plugins, and what each costs",
+        "The plan of the plugins, with their costs",
         "/run/digits%2Fwide/plan",
         {"viewport": {"width": 1240, "height": 1600}},
     ),
     ("monitor-model", "The model", "/run/digits%2Fwide/model", {}),
     ("monitor-checkpoints", "Checkpoints", "/run/digits%2Fwide/checkpoints", {}),
-    ("monitor-media", "Pictures and tables that are logged", "/run/digits%2Fwide/media", {}),
-    ("monitor-messages", "Begins, ends and warnings", "/run/digits%2Fwide/messages", {}),
+    ("monitor-media", "Logged images and tables", "/run/digits%2Fwide/media", {}),
+    ("monitor-messages", "Starts, ends and warnings", "/run/digits%2Fwide/messages", {}),
     (
         "monitor-error",
         "A run that an error ended, in dark colors",
@@ -262,10 +267,10 @@ def photograph(runs: Path) -> None:
 def page() -> str:
     """The page that shows all of them."""
     parts = [
-        "# What it looks like",
+        "# Screenshots: terminal and monitor",
         "<!-- made by docs/make_pictures.py -->",
-        "Each command in a terminal of 100 columns, and each page of the monitor. The pictures are of real runs; "
-        "`python docs/make_pictures.py` makes them anew.",
+        "Each command in a terminal of 100 columns, and each page of the monitor. The pictures show real runs. You can "
+        "make them again with `python docs/make_pictures.py`.",
         "## Commands and tables",
     ]
     parts += [f"{title}\n\n![{title}](images/{name}.svg)" for name, title, _, _ in COMMANDS]

@@ -36,7 +36,7 @@ def told(heading: str) -> list[tuple[str, str]]:
     return re.findall(r"(?m)^\d+\. `(\S+)` `(\S+)`", part)
 
 
-@pytest.mark.parametrize("heading", ["The life of a fit", "The way of a batch"])
+@pytest.mark.parametrize("heading", ["The life of a fit", "The path of a batch"])
 def test_page_lists_the_functions_in_the_order_of_a_run(heading: str) -> None:
     model = nn.Linear(3, 1)
     learner = Learner(model, nn.MSELoss(), optim.SGD(model.parameters(), lr=0.1), plugins=[Listener()], standard=False)
