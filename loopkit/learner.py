@@ -130,8 +130,9 @@ class Learner:
         self._core.registry.change(add=[*plugins, *added])
         self.options = Options(added, [list(chain) for chain in self._core.registry.chains])
         """What it was made with, beside what it holds."""
+        self._core.find_extras()
         models.set_up(self._core.registry, self._core.registry.plugins)
-        models.set_optimizers(optimizer)
+        self._set_optimizers(optimizer)
 
     # What it is
 
@@ -215,7 +216,11 @@ class Learner:
         """
         if self.current is not None or self._core.epochs:
             raise PhaseError("learner.set_optimizer() in a fit, whose windows go by the old one: call it after the fit")
+        self._set_optimizers(optimizer)
+
+    def _set_optimizers(self, optimizer: Optimizers | Mapping[str, Optimizers] | None) -> None:
         self._core.models.set_optimizers(optimizer)
+        self._core.find_extras()
 
     # Plugins
 
@@ -252,6 +257,7 @@ class Learner:
                 raise PluginError(f"plugin {name!r} has changed a model for good: build a new learner without it")
         before = self.plugins
         core.registry.change(add, remove)
+        core.find_extras()
         core.requests.change()
         now = self.plugins
         for name, plugin in before.items():

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from loopkit.batches import count_samples, describe
@@ -26,6 +27,7 @@ from loopkit.events import (
     UpdateEnd,
     UpdateSkipped,
 )
+from loopkit.sharded import like
 
 if TYPE_CHECKING:
     from loopkit.engine.step import Step
@@ -110,15 +112,16 @@ class Phase:
         return {name: _state_of(getattr(self, name)) for name in self.saved}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put back what `state_dict` returned; tensors go to the device of those in their place."""
+        """Put back what `state_dict` returned.
+
+        A tensor that is trained is put back in place, so that its optimizer keeps it; another one goes to the device
+        of the one in its place.
+        """
         for name, value in state.items():
-            now: Any = getattr(self, name, None)
-            if callable(getattr(now, "load_state_dict", None)):
-                now.load_state_dict(value)
-            elif hasattr(value, "to") and hasattr(now, "device"):
-                setattr(self, name, value.to(now.device))
-            else:
-                setattr(self, name, value)
+            now = getattr(self, name, None)
+            put = _put_back(now, value, name in vars(self))
+            if put is not now:
+                setattr(self, name, put)
 
     def events(self) -> tuple[type[Event], ...]:
         """Every event that can fire during this phase."""
@@ -133,7 +136,48 @@ class Phase:
 
 
 def _state_of(value: Any) -> Any:
-    return value.state_dict() if callable(getattr(value, "state_dict", None)) else value
+    if callable(getattr(value, "state_dict", None)):
+        return value.state_dict()
+    if isinstance(value, Tensor) and value.requires_grad and value.is_leaf:
+        return value.detach()
+    if type(value) is dict:
+        return {key: _state_of(each) for key, each in value.items()}
+    return [_state_of(each) for each in value] if type(value) is list else value
+
+
+def _put_back(now: Any, value: Any, own: bool) -> Any:
+    """Return the value of an attribute after a load: itself, if the value could be put into it.
+
+    Args:
+        now: What is there.
+        value: What was saved.
+        own: Whether it is the phase's own, and not its class's, which others share.
+    """
+    if callable(getattr(now, "load_state_dict", None)):
+        now.load_state_dict(value)
+        return now
+    if isinstance(value, Tensor):
+        return _put_tensor_back(now, value, own)
+    if own and type(now) is type(value) is dict:
+        put = {key: _put_back(now.get(key), each, True) for key, each in value.items()}
+        now.clear()
+        now.update(put)
+        return now
+    if own and type(now) is type(value) is list:
+        there = [*now, *[None] * len(value)]
+        now[:] = [_put_back(*each, True) for each in zip(there, value, strict=False)]
+        return now
+    return value.to(now.device) if hasattr(value, "to") and hasattr(now, "device") else value
+
+
+def _put_tensor_back(now: Any, value: Tensor, own: bool) -> Any:
+    if not isinstance(now, Tensor):
+        return value
+    if own and now.is_leaf and now.requires_grad and now.shape == value.shape and now.dtype == value.dtype:
+        with torch.no_grad():
+            now.copy_(like(value, now))
+        return now
+    return value.to(now.device)
 
 
 class SupervisedPhase(Phase):

@@ -115,7 +115,10 @@ class Member(Shown):
         """Join the others, and let the model take part."""
         if not self.join(learner):
             return self.alone(model)
-        self._compare_models(name, model)
+        self._compare_models(f"model {name!r}", model)
+        if name == next(iter(learner.models)):
+            for owner, extra in learner.models.extras.modules.items():
+                self._compare_models(owner, extra)
         return self.wrap(learner, name, model)
 
     def alone(self, model: nn.Module) -> nn.Module:
@@ -298,7 +301,7 @@ class Member(Shown):
                 f"on rank 0). Run the same script with the same arguments in every process"
             )
 
-    def _compare_models(self, name: str, model: nn.Module) -> None:
+    def _compare_models(self, what: str, model: nn.Module) -> None:
         """Refuse different models before anything of them is sent, where PyTorch would fail without saying why."""
         named = [(path, *_kind(p)) for path, p in (*model.named_parameters(), *model.named_buffers())]
         if (odd := self.world.odd(named)) is not None:
@@ -308,7 +311,7 @@ class Member(Shown):
                 (f"{len(first)} tensors", f"{len(theirs)} tensors"),
             )
             raise WorldError(
-                f"model {name!r} of rank {rank} is not that of rank 0: {other} there, {one} on rank 0. Build the "
+                f"{what} of rank {rank} is not that of rank 0: {other} there, {one} on rank 0. Build the "
                 f"same model in every process"
             )
 
@@ -327,7 +330,9 @@ def _setup(learner: Learner) -> dict[str, str]:
     }
     plugins = {name: unwrapped(plugin) for name, plugin in learner.plugins.items() if has_a_say(plugin)}
     models = {name: structure(model).hash for name, model in learner.models.items()}
-    trained = {name: [p.requires_grad for p in model.parameters()] for name, model in learner.models.items()}
+    trained = {
+        name: [p.requires_grad for p in model.parameters()] for name, model in learner.models.with_extras().items()
+    }
     listed = (f"{name} ({type(plugin).__module__}.{type(plugin).__qualname__})" for name, plugin in plugins.items())
     order = [[name for name in chain if name in plugins] for chain in learner.options.order]
     fit = learner.current

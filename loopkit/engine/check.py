@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from loopkit.engine.kept.differences import first, names
+from loopkit.engine.kept.extras import Extras
+from loopkit.engine.kept.extras import malformed as malformed_extras
 from loopkit.engine.kept.measured import Measured
 from loopkit.engine.kept.optimizers import OptimizerPart
 from loopkit.engine.kept.optimizers import malformed as malformed_optimizer
@@ -40,7 +42,15 @@ if TYPE_CHECKING:
     from loopkit.engine.core import Core
 
 PARTS = "models", "optimizers", "progress", "metrics", "plugins", "phases", "epochs", "data", "fit", "generators"
-VERSIONS = {**dict.fromkeys(PARTS, 1), "fit": 2, "made": 1, "parts": 1, "round": 1, Measured.name: Measured.version}
+VERSIONS = {
+    **dict.fromkeys(PARTS, 1),
+    "fit": 2,
+    "made": 1,
+    "parts": 1,
+    "round": 1,
+    Extras.name: Extras.version,
+    Measured.name: Measured.version,
+}
 """The form of each part of a state. What reads a part knows all its forms up to this one."""
 
 
@@ -59,6 +69,7 @@ def check(core: Core, state: Mapping[str, Any], allow: Collection[str]) -> None:
         *names("optimizers", state["optimizers"], core.models.optimizers),
         *_optimizers(core.models.optimizers, state["optimizers"]),
         *_windows(core.models.optimizers, state),
+        *core.models.extras.problems(state.get("extras", {}), allow),
         *_plugins(core.registry.plugins, state, allow),
     ]
     if problems:
@@ -118,6 +129,7 @@ def _malformed(state: Mapping[str, Any]) -> list[str]:
         for key, saved in state.get(part, {}).items():
             problems += malformed(f"{part}.{key}", saved)
     problems += _malformed_rounds(state)
+    problems += malformed_extras(state.get("extras", {}))
     if "fit" not in state:
         problems.append("fit is missing")
     elif state["fit"] is not None:

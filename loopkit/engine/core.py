@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from loopkit.engine.kept.roots import RootsOfLearner
+from loopkit.engine.kept.extras import LOSS, Owner
+from loopkit.engine.kept.roots import RootsOfLearner, has_state
 from loopkit.engine.kept.rounds import Round
 from loopkit.engine.kept.witness import Witness
 from loopkit.engine.logbook import Logbook
@@ -15,6 +16,7 @@ from loopkit.engine.registry import Registry
 from loopkit.engine.requests import Requests
 from loopkit.engine.resume import Resume
 from loopkit.notes import add_note, say, shown
+from loopkit.phases import is_standard
 from loopkit.plugin import unwrapped
 from loopkit.progress import Progress
 from loopkit.world import World
@@ -33,11 +35,11 @@ if TYPE_CHECKING:
 class Core:
     """The parts of a learner, shared by the learner and the engine, with the fit and the epochs that are running.
 
-        Args:
-    learner: The argument ``learner`` of hooks. The engine itself reads only its loss function.
-            models: Modules and optimizers.
-            phases: Its phases.
-    order: The argument ``order`` of `Learner`.
+    Args:
+        learner: The argument ``learner`` of hooks. The engine itself reads only its loss function.
+        models: Modules and optimizers.
+        phases: Its phases.
+        order: The argument ``order`` of `Learner`.
     """
 
     def __init__(self, learner: Learner, models: Models, phases: Roles, order: Sequence[Any]) -> None:
@@ -91,7 +93,23 @@ class Core:
         models = self.models
         plugins = {name: unwrapped(plugin) for name, plugin in self.registry.plugins.items()}
         known = self.phase_states.known
-        return RootsOfLearner(models, models.optimizers, plugins, self.learner.loss_fn, known, self.round.kept())
+        extras = models.extras.modules
+        kept = self.round.kept()
+        return RootsOfLearner(models, models.optimizers, plugins, self.learner.loss_fn, extras, known, kept)
+
+    def find_extras(self) -> None:
+        """Look for modules and parameters of the loss function, of phases and of plugins."""
+        owners = [Owner(LOSS, self.learner.loss_fn, ())]
+        phases = [phase for phase in self.phase_states.known if not is_standard(phase)]
+        owners += [Owner(f"phase {each.name}", each, each.saved if each.saves_names else None) for each in phases]
+        for name, plugin in self.registry.plugins.items():
+            own = unwrapped(plugin)
+            stateful = has_state(own)
+            home = type(own).__module__.partition(".")[0]
+            if home != "loopkit":
+                saves = None if stateful else ()
+                owners.append(Owner(f"plugin {name}", own, saves, trained=stateful or home.startswith("loopkit_")))
+        self.models.find_extras(owners)
 
     def join(self, world: World) -> None:
         """Train together with these processes."""

@@ -196,7 +196,8 @@ class Epoch:
         self._prepare()
         if core.registry.implemented:
             core.registry.check_phase(phase)
-        core.phase_states.use(phase)
+        if core.phase_states.use(phase):
+            core.find_extras()
         core.witness.look((id(phase), core.registry.version))
         if phase.training and core.epochs and any(outer.window_open for outer in core.epochs):
             raise ReentrancyError(f"phase {phase.name!r} trains inside an open accumulation window")

@@ -242,6 +242,7 @@ class Fit:
                     "this fit runs off the main thread, where Python handles no signals: SIGINT, SIGTERM and SIGUSR1 "
                     "neither end nor save it; call learner.pause() or learner.stop() where they arrive"
                 )
+        core.find_extras()
         self._find_position()
         self.beginning = True
         core.registry.owners.begin(core.registry.plugins)

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from loopkit.batches import describe
 from loopkit.engine.casts import Casts
+from loopkit.engine.kept.extras import Extras, Owner
 from loopkit.engine.kept.measured import Measured
 from loopkit.engine.kept.optimizers import OptimizerPart, is_of_torch, is_optimizer
 from loopkit.engine.refusals import check_trainable
@@ -59,22 +60,62 @@ class Models(dict[str, nn.Module]):
         self.casts = Casts()
         self.aside = False
         """Whether a forward now is a plugin's own, in `Learner.aside`: hooks of modules leave it out."""
+        self.extras = Extras(self)
+        """The modules of the loss function, of phases and of plugins."""
+        self._met: set[nn.Module] = set()
+        """The modules among them whose mode was looked at."""
         self._known: dict[nn.Parameter, str] = {}
         """The parameters when the optimizers came, or an epoch last began, with their names."""
         self._routes: dict[str, Route] = {}
         self._wrapped: set[str] = set()
+
+    def with_extras(self) -> dict[str, nn.Module]:
+        """The models, and the modules of the loss function, of phases and of plugins, which are trained beside them.
+
+        Those are under ``"loss function"``, ``"phase <name>"`` and ``"plugin <name>"``; each owner's are in one module.
+        """
+        return {**self, **self.extras.modules}
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Every parameter with its name: of a single model by its path, of others after the name of the model."""
+        for prefix, module in self._prefixed():
+            for path, p in module.named_parameters():
+                yield f"{prefix}{path}", p
+
+    def named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every buffer with its name, as in `named_parameters`."""
+        for prefix, module in self._prefixed():
+            for path, buffer in module.named_buffers():
+                yield f"{prefix}{path}", buffer
+
+    def _prefixed(self) -> Iterator[tuple[str, nn.Module]]:
+        for name, model in self.items():
+            yield f"{name}." if len(self) > 1 else "", model
+        for name, extra in self.extras.modules.items():
+            yield f"{name}.", extra
+
+    def find_extras(self, owners: Iterable[Owner]) -> None:
+        """Look for the modules of these owners; those that are in eval mode when they are first seen stay there."""
+        self.extras.find(owners, {id(p) for each in self.optimizers.values() for p in params_of(each)})
+        for name, extra in self.extras.modules.items():
+            for path, module in extra.named_modules():
+                if module not in self._met:
+                    self._met.add(module)
+                    if not module.training:
+                        self._evals[module] = f"{name}.{path}"
 
     def set_modes(self, training: bool) -> list[tuple[nn.Module, bool]]:
         """Put the modules in train or eval mode; returns the mode in which each was.
 
         In train mode, those that the user had put into eval mode before stay there.
         """
-        evals, modules = self._evals if training else {}, self._modules()
+        evals = self._evals if training else {}
+        modules = self._modules()
         if training:
             self._check_replaced(modules)
         modes = [(module, module.training) for module in modules]
         if {type(module).train for module in modules} - {nn.Module.train}:
-            for model in self.values():
+            for model in self.with_extras().values():
                 model.train(training)
             self.restore([(each, False) for each in evals])
         else:
@@ -83,7 +124,7 @@ class Models(dict[str, nn.Module]):
 
     def _modules(self) -> list[nn.Module]:
         """Every module of every model; ``modules()`` of torch takes several times as long, at each epoch."""
-        found = list(dict.fromkeys(self.values()))
+        found = list(dict.fromkeys(self.with_extras().values()))
         seen = set(found)
         for module in found:
             for child in module._modules.values():
@@ -218,9 +259,8 @@ class Models(dict[str, nn.Module]):
         if {p for module in modules for p in module._parameters.values()} - {None} == known.keys():
             return
         here: dict[nn.Parameter, str] = {}
-        for name, model in self.items():
-            for path, p in model.named_parameters():
-                here[p] = f"{name}.{path}" if len(self) > 1 else path
+        for name, p in self.named_parameters():
+            here.setdefault(p, name)
         self._known = here
         if not (gone := known.keys() - here.keys()):
             return
@@ -268,6 +308,11 @@ def _kept(names: list[str]) -> str:
         f"model.train() before Learner(...) if that is not meant"
     )
     return said if names else ""
+
+
+def params_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The parameters of all groups of an optimizer."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 class StandIn(NamedTuple):

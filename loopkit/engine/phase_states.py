@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from loopkit.errors import PhaseError
 from loopkit.notes import locate
 from loopkit.phases import Phase
@@ -22,6 +25,8 @@ class PhaseStates:
         for phase in phases.values():
             _check(phase)
         self._phases = dict(phases)
+        self._first = {name: _tensors(phase) for name, phase in phases.items()}
+        """By phase: the tensors in ``saved`` when it was first seen."""
         self._waiting: dict[str, Any] = {}
         """Loaded, of phases that were not run yet."""
 
@@ -30,16 +35,18 @@ class PhaseStates:
         """The learner's phases, and others that it has run; of several with one name the last one."""
         return list(self._phases.values())
 
-    def use(self, phase: Phase) -> None:
-        """A phase is run.
+    def use(self, phase: Phase) -> bool:
+        """A phase is run; returns whether it is new.
 
         Raises:
             PhaseError: Another phase of its name was run, and one of them has a state.
         """
         known = self._phases.get(phase.name)
-        if known is not phase:
-            _check(phase)
-            self._add(known, phase)
+        if known is phase:
+            return False
+        _check(phase)
+        self._add(known, phase)
+        return True
 
     def _add(self, known: Phase | None, phase: Phase) -> None:
         if known is not None and (known.has_state or phase.has_state):
@@ -48,6 +55,7 @@ class PhaseStates:
                 f"under the name: give one of them another, {type(phase).__name__}(name=...)"
             )
         self._phases[phase.name] = phase
+        self._first[phase.name] = _tensors(phase)
         if phase.name in self._waiting:
             self._load(phase, self._waiting.pop(phase.name))
 
@@ -70,13 +78,33 @@ class PhaseStates:
             if name in self._phases and self._phases[name].has_state:
                 self._load(self._phases[name], state)
 
-    @staticmethod
-    def _load(phase: Phase, state: Any) -> None:
+    def _load(self, phase: Phase, state: Any) -> None:
+        first = self._first.get(phase.name, {})
+        stays = {name: tensor for name, tensor in first.items() if getattr(phase, name, None) is tensor}
         try:
             phase.load_state_dict(state)
+            for name, tensor in stays.items():
+                _put_in_place(phase, name, tensor)
         except Exception as error:
             locate(error, f"in load_state_dict of phase {phase.name!r}, whose saved state may be of another version")
             raise
+
+
+def _tensors(phase: Phase) -> dict[str, Tensor]:
+    """The tensors that a phase's ``saved`` names, and that are its own."""
+    attributes = vars(phase)
+    return {name: attributes[name] for name in phase.saved if isinstance(attributes.get(name), Tensor)}
+
+
+def _put_in_place(phase: Phase, name: str, tensor: Tensor) -> None:
+    """Keep a tensor that the phase has not replaced since it was first seen: something else may hold it."""
+    loaded = getattr(phase, name)
+    if loaded is tensor or not isinstance(loaded, Tensor) or tensor.is_inference() or not tensor.is_leaf:
+        return
+    if tensor.is_contiguous() and tensor.shape == loaded.shape and tensor.dtype == loaded.dtype:
+        with torch.no_grad():
+            tensor.copy_(loaded)
+        setattr(phase, name, tensor)
 
 
 def _check(phase: Phase) -> None:

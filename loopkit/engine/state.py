@@ -96,6 +96,7 @@ def _weights(models: Models, whole: bool, replaced: bool) -> dict[str, Any]:
     for name, model in models.items():
         made["models"][name] = sharded.weights(model, sharded.whole if whole else dict)
         made["buffers"][name] = {key: tensor.detach() for key, tensor in unsaved_buffers(model).items()}
+    made.update(models.extras.collected(sharded.whole if whole else dict))
     return copy.deepcopy(made) if replaced else made
 
 
@@ -233,15 +234,18 @@ def _load(core: Core, state: Mapping[str, Any], undo: list[tuple[str, Callable[[
     """Load what may refuse; ``undo`` collects how to put back what has changed."""
     for name, plugin in stateful(core.registry.plugins).items():
         if name in state["plugins"]:
-            undo.append((f"plugin {name!r}", _undo_plugin(plugin)))
+            undo.append((f"plugin {name!r}", _undo_owner(plugin)))
             try:
                 plugin.load_state_dict(state["plugins"][name])
             except Exception as error:
                 locate(error, f"in load_state_dict of plugin {name!r}, whose saved state may be of another version")
                 raise
-    undo += [(f"phase {phase.name!r}", _undo_attributes(phase)) for phase in core.phases.values()]
+    undo += [(f"phase {phase.name!r}", _undo_owner(phase)) for phase in core.phase_states.known]
     core.phase_states.load(state["phases"])
     core.witness.begin()
+    undo.append(
+        ("the modules of the loss function, phases and plugins", core.models.extras.load(state.get("extras", {})))
+    )
     for name, optimizer in core.models.optimizers.items():
         try:
             undo.append((f"optimizer {name!r}", OptimizerPart(name, optimizer).load(state["optimizers"][name])))
@@ -265,17 +269,17 @@ def _load(core: Core, state: Mapping[str, Any], undo: list[tuple[str, Callable[[
                 buffer.copy_(state["buffers"][name][key])
 
 
-def _undo_plugin(plugin: Any) -> Callable[[], None]:
-    """What puts a plugin back into the state that it has now."""
-    attributes = _undo_attributes(plugin)
+def _undo_owner(owner: Any) -> Callable[[], None]:
+    """What puts a plugin or phase back into the state that it has now."""
+    attributes = _undo_attributes(owner)
     try:
-        before = copy.deepcopy(plugin.state_dict())
+        before = copy.deepcopy(owner.state_dict())
     except Exception:  # it has none before the first fit
         return attributes
 
     def undo() -> None:
         try:
-            plugin.load_state_dict(before)  # what its parts hold
+            owner.load_state_dict(before)  # what its parts hold
         finally:
             attributes()
 

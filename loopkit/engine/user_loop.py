@@ -97,7 +97,7 @@ class UserLoop(Fit):
     def _replay(self, saved: Mapping[str, Any]) -> None:
         """Run a round again up to where it was saved: what it logs on the way was logged then."""
         core = self._core
-        modules = [*core.models.values(), core.learner.loss_fn]
+        modules = core.models.with_extras().values()
         owners = [*core.registry.plugins.values(), *(each for each in core.phases.values() if each.has_state)]
         put_back = untouched(modules, core.models.optimizers.values(), owners)
         listeners = core.logbook.packed

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def cells(learner: Learner) -> list[tuple[dict[str, Tensor | None], str]]:
     """Where the buffers are kept, which modules may replace as well as change."""
-    modules = {module: None for model in learner.models.values() for module in model.modules()}
+    modules = {module: None for model in learner.models.with_extras().values() for module in model.modules()}
     return [
         (m._buffers, key)
         for m in modules

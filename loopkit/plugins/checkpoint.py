@@ -669,7 +669,7 @@ def _averages(learner: Learner) -> list[str]:
 
 
 def _is_sharded(learner: Learner) -> bool:
-    return any(sharded.is_sharded(p) for model in learner.models.values() for p in model.parameters())
+    return any(sharded.is_sharded(p) for model in learner.models.with_extras().values() for p in model.parameters())
 
 
 def _may_stand_in(learner: Learner) -> bool:
@@ -692,14 +692,14 @@ def _puts_params(plugin: Any) -> bool:
 
 def _versions(learner: Learner) -> int:
     """A number that changes with any change in place of parameters and buffers."""
-    tensors = (t for model in learner.models.values() for t in (*model.parameters(), *model.buffers()))
+    tensors = (t for model in learner.models.with_extras().values() for t in (*model.parameters(), *model.buffers()))
     return sum(tensor._version for tensor in tensors if not tensor.is_inference())
 
 
 def _check_finite(learner: Learner) -> None:
     """Refuse to save parameters that are not finite; of sharded ones, in all processes or in none."""
     bad = _not_finite(learner)
-    if any(sharded.is_sharded(p) for module in learner.models.values() for p in module.parameters()):
+    if _is_sharded(learner):
         bad = next(filter(None, learner.world.gather(bad)), "")
     if bad:
         raise NonFiniteError(
@@ -710,7 +710,7 @@ def _check_finite(learner: Learner) -> None:
 
 def _not_finite(learner: Learner) -> str:
     """The first parameter here that is not finite."""
-    for model, module in learner.models.items():
+    for model, module in learner.models.with_extras().items():
         held = [(name, sharded.part(p)) for name, p in module.named_parameters()]
         named = [(name, p) for name, p in held if p.is_floating_point() and p.numel()]
         for device in {p.device for _, p in named}:
@@ -720,7 +720,8 @@ def _not_finite(learner: Learner) -> str:
             )
             finite = torch.isfinite(norms).tolist()  # host sync: a save is one anyway
             if not all(finite):
-                return f"{here[finite.index(False)][0]!r} of model {model!r}"
+                owner = f"model {model!r}" if model in learner.models else f"the {model}"
+                return f"{here[finite.index(False)][0]!r} of {owner}"
     return ""
 
 

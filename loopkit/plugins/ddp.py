@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ from loopkit import devices
 from loopkit.distributed.buckets import BUCKET_BYTES, Overlap, average, copy_buffers, copy_state
 from loopkit.distributed.member import Member
 from loopkit.errors import PhaseError, PluginError, WorldError
-from loopkit.groups import named_parameters
 from loopkit.hooks import hookimpl
 from loopkit.losses import is_sum
 from loopkit.notes import say
@@ -139,6 +138,8 @@ class DDP(Member):
         self._without: dict[tuple[str, str], set[int]] = {}
         """Which parameters of an optimizer get no gradient in any process, by phase and optimizer."""
         self._optimizers = 1
+        self._beside = False
+        """Whether an optimizer trains parameters that are none of the models', such as of a loss."""
         self._in_parts = False
         """Whether a plugin takes steps in several backwards."""
 
@@ -153,7 +154,8 @@ class DDP(Member):
                     f"leave the option out, or move the model with ToDevice"
                 )
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-        copy_state([model])
+        extras = learner.models.extras.modules.values() if name == next(iter(learner.models)) else ()
+        copy_state([model, *extras])
         if not any(p.requires_grad for p in model.parameters()):
             return model
         self._params += model.parameters()
@@ -203,10 +205,11 @@ class DDP(Member):
             return False, "there are several optimizers"
         if self._in_parts:
             return False, "a plugin takes each step in parts, with a backward for each"
-        if len(self._synced) == 1 and isinstance(phase, TrainingPhase):
+        if len(self._synced) == 1 and isinstance(phase, TrainingPhase) and not self._beside:
             if all(getattr(type(phase), part) is getattr(TrainingPhase, part) for part in ("step", "forward", "loss")):
                 return True, "the step calls the model once"
         why = f"{type(phase).__name__} has a step of its own" if len(self._synced) == 1 else "there are several models"
+        why = "the optimizer trains parameters beside the model's" if self._beside else why
         if self._find_unused_parameters:
             return False, f"{why}, and parameters may get no gradient"
         return None, why
@@ -215,7 +218,9 @@ class DDP(Member):
     def epoch_begin(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Choose how gradients are synced."""
         if self.world.size > 1 and phase.training:
+            own = set(map(id, self._params))
             self._optimizers = len(learner.optimizers)
+            self._beside = any(id(p) not in own for p in _params_of(learner.optimizers.values()))
             self._in_parts = any(provided(plugin) == "micro_batch" for plugin in learner.plugins.values())
             self._phases[id(phase)] = phase, self._choose(phase)[0]
             self._overlaps = {key: overlap for key, overlap in self._overlaps.items() if overlap is not None}
@@ -237,7 +242,7 @@ class DDP(Member):
         if self.reducing and sum(p.requires_grad for p in self._params) != self._reducible:
             self.reducing = False  # parameters were frozen or thawed since the reducer was made
         if not self.reducing and self._broadcast_buffers:
-            copy_buffers(learner.models.values())
+            copy_buffers(learner.models.with_extras().values())
 
     def _begin_overlap(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Send gradients in this step's backward, if the phase has come to that."""
@@ -262,10 +267,10 @@ class DDP(Member):
 
     def equal(self, learner: Learner) -> dict[str, Tensor]:
         """Parameters; buffers, if they are copied."""
-        found: dict[str, Tensor] = {**dict(named_parameters(learner.models))}
-        for name, model in learner.models.items() if self._broadcast_buffers else ():
-            prefix = f"{name}." if len(learner.models) > 1 else ""
-            found |= {prefix + path: buffer for path, buffer in model.named_buffers()}
+        models = learner.models
+        found: dict[str, Tensor] = dict(models.named_parameters())
+        if self._broadcast_buffers:
+            found |= dict(models.named_buffers())
         return found
 
     @hookimpl
@@ -330,7 +335,7 @@ class DDP(Member):
             return
         self._reduced = True
         if not self._find_unused_parameters and any(p.grad is None and p.requires_grad for p in self._params):
-            unused = [path for path, p in named_parameters(learner.models) if p.requires_grad and p.grad is None]
+            unused = [path for path, p in learner.models.named_parameters() if p.requires_grad and p.grad is None]
             raise WorldError(
                 f"no gradient came for {_listed(unused)} in phase {phase.name!r}, step {step.index}: give "
                 f"DDP(find_unused_parameters=True) if that is meant, or DDP(overlap=False) where a backward is for "
@@ -464,7 +469,14 @@ class DDP(Member):
     def epoch_end(self, learner: Learner, phase: Phase) -> None:
         """Go on with the buffers of rank 0: the last step has changed each process's own."""
         if self.world.size > 1 and phase.training and self._broadcast_buffers:
-            copy_buffers(learner.models.values())
+            copy_buffers(learner.models.with_extras().values())
+
+
+def _params_of(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[Tensor]:
+    """The parameters of all groups of optimizers."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            yield from group["params"]
 
 
 class _Synced(nn.Module):

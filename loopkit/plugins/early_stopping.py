@@ -233,7 +233,7 @@ def _tensors(learner: Learner) -> dict[str, Tensor]:
     """Parameters and buffers of all models, each once."""
     return {
         f"{model}.{name}": tensor
-        for model, module in learner.models.items()
+        for model, module in learner.models.with_extras().items()
         for named in (module.named_parameters(), module.named_buffers())
         for name, tensor in named
     }

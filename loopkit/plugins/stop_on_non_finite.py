@@ -150,7 +150,7 @@ class StopOnNonFinite(Shown):
         now.before = now.step if window_open else now.window
         if self.policy == "rollback" and not window_open:
             due = self._snapshot is None or learner.progress.updates - self._snapshot["at"] >= self.snapshot_every
-            params = [p for model in learner.models.values() for p in model.parameters()]
+            params = [p for model in learner.models.with_extras().values() for p in model.parameters()]
             if due and not any(map(is_lazy, params)):
                 if self._snapshot is None or _finite(params):  # host sync: once in snapshot_every updates
                     self._snapshot = _take_snapshot(learner)
@@ -382,22 +382,22 @@ def _first_bad(learner: Learner, gradients: bool = True) -> tuple[str, float]:
 
     Of sharded ones this process's part is looked at.
     """
-    for model, module in learner.models.items():
-        for name, p in module.named_parameters():
-            for held in (p.grad if gradients else None, p.detach()):
-                tensor = None if held is None else sharded.part(held)
-                if tensor is not None and not bool((finite := torch.isfinite(tensor)).all()):
-                    return name if len(learner.models) == 1 else f"{model}.{name}", tensor[~finite][0].item()
+    for name, p in learner.models.named_parameters():
+        for held in (p.grad if gradients else None, p.detach()):
+            tensor = None if held is None else sharded.part(held)
+            if tensor is not None and not bool((finite := torch.isfinite(tensor)).all()):
+                return name, tensor[~finite][0].item()
     return "", 0.0
 
 
 def _take_snapshot(learner: Learner) -> dict[str, Any]:
     from loopkit.plugins.buffers import cells  # not before it may have to go back
 
+    models = learner.models.with_extras().values()
     with learner.models.weights.own():  # and sharded, where they are whole for the time of a step
         return {
             "at": learner.progress.updates,
-            "params": [p.detach().clone() for model in learner.models.values() for p in model.parameters()],
+            "params": [p.detach().clone() for model in models for p in model.parameters()],
             "buffers": [holder[key].detach().clone() for holder, key in cells(learner)],  # type: ignore[union-attr]
             "optimizers": {
                 name: {i: copy.deepcopy(dict(optimizer.state.get(p, {}))) for i, p in enumerate(_params(optimizer))}
@@ -411,8 +411,8 @@ def _put_back(learner: Learner, snapshot: dict[str, Any]) -> None:
     from loopkit.plugins.buffers import Buffers
 
     with learner.models.weights.own():
-        params = [p for model in learner.models.values() for p in model.parameters()]
-        for p, saved in zip(params, snapshot["params"], strict=True):
+        params = [p for model in learner.models.with_extras().values() for p in model.parameters()]
+        for p, saved in zip(params, snapshot["params"], strict=False):  # an older state has the models' only
             p.detach().copy_(sharded.like(saved, p))
     Buffers(snapshot["buffers"]).restore(learner)
     own = snapshot.get("own", {})  # an older state has none

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ToDevice(Shown):
-    """Move the models once and every batch to a device.
+    """Move the models and the loss once, and every batch, to a device.
 
     Args:
         device: A torch device, such as ``"cuda:0"``; ``"auto"`` is the accelerator if there is one, else the CPU. Where
@@ -50,10 +50,12 @@ class ToDevice(Shown):
 
     @hookimpl(updates=("model",))
     def setup_model(self, learner: Learner, model: nn.Module) -> nn.Module:
-        """Move the module."""
+        """Move the module, and those of the loss, phases and plugins."""
         self.device = devices.indexed(self.device)
         if not any(p.is_meta for p in model.parameters()):  # else what shards it fills it, where it belongs
             model.to(self.device)
+        for extra in learner.models.extras.modules.values():
+            extra.to(self.device)
         return model
 
     @hookimpl(updates=("optimizer.state",))

@@ -242,10 +242,11 @@ class WeightAverage(Shown):
             )
         self._check(learner)
         self._estimate_bn(learner)
+        models = learner.models.with_extras()
         with torch.no_grad():
             for name, average in self._models.items():
                 if average.count:
-                    for live, averaged in average.look_up(learner.models[name], self.use_buffers):
+                    for live, averaged in average.look_up(models[name], self.use_buffers):
                         live.copy_(averaged)
 
     def _average(self, learner: Learner, average: _Average) -> None:
@@ -258,13 +259,15 @@ class WeightAverage(Shown):
         else:
             decay = min(self.decay, (1 + n) / (10 + n)) if self.warmup else self.decay
             function = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
-        average.move(learner.models[average.name], self.use_buffers, function)
+        average.move(learner.models.with_extras()[average.name], self.use_buffers, function)
 
     def _updated(self, learner: Learner, step: Step) -> list[str]:
         """The names of the models that own one of the optimizer's parameters."""
         if (names := self._owners.get(step.optimizer_name)) is None:
             ids = {id(p) for p in step.params}
-            names = [n for n, model in learner.models.items() if any(id(p) in ids for p in model.parameters())]
+            names = [
+                n for n, model in learner.models.with_extras().items() if any(id(p) in ids for p in model.parameters())
+            ]
             self._owners[step.optimizer_name] = names
         return names
 
@@ -277,10 +280,11 @@ class WeightAverage(Shown):
         """Put the average in place."""
         self._check(learner)
         self._estimate_bn(learner)
+        models = learner.models.with_extras()
         pairs: dict[int, tuple[Tensor, Tensor]] = {}
         for name, average in self._models.items():
             if average.count:
-                for live, averaged in average.look_up(learner.models[name], self.use_buffers):
+                for live, averaged in average.look_up(models[name], self.use_buffers):
                     pairs.setdefault(id(live), (live, averaged))  # once, if two models share it
         self._placed = list(pairs.values())
         _exchange(self._placed)
@@ -295,9 +299,11 @@ class WeightAverage(Shown):
     def _estimate_bn(self, learner: Learner) -> None:
         """Estimate batch-norm statistics of the averaged parameters, where that was not done since they moved."""
         for name, average in self._models.items():
-            model = learner.models[name]
             if self.update_bn is None or not average.count or average.bn_count == average.count:
                 continue
+            if name not in learner.models:
+                continue  # of a loss or phase, which no data goes through
+            model = learner.models[name]
             norms = {m: m.momentum for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats}
             data = self.update_bn
             if isinstance(data, Mapping):
@@ -482,7 +488,7 @@ def _versions(learner: Learner) -> dict[str, list[int]]:
     """What an in-place change of any parameter changes."""
     return {
         name: [0 if p.is_inference() else p._version for p in model.parameters()]
-        for name, model in learner.models.items()
+        for name, model in learner.models.with_extras().items()
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from loopkit.engine.kept.extras import in_words
 from loopkit.engine.kept.looks import Leave
 from loopkit.engine.kept.walk import Found
 from loopkit.engine.kept.witness import Root
@@ -35,6 +36,7 @@ class RootsOfLearner:
         optimizers: Its optimizers by name.
         plugins: Its plugins by name, taken out of what wraps them.
         loss_fn: Its loss function.
+        extras: The modules that the loss function, phases and plugins hold, by their owners.
         phases: Its phases (`loopkit.phases.Phase`), and others that it has run.
         kept: Objects in these that are saved otherwise.
     """
@@ -45,6 +47,7 @@ class RootsOfLearner:
         optimizers: Mapping[str, Optimizer],
         plugins: Mapping[str, Any],
         loss_fn: Any,
+        extras: Mapping[str, nn.Module],
         phases: Iterable[Any],
         kept: Iterable[Any] = (),
     ) -> None:
@@ -52,6 +55,7 @@ class RootsOfLearner:
         self._optimizers = optimizers
         self._plugins = plugins
         self._loss_fn = loss_fn
+        self._extras = extras
         self._phases = list(phases)
         owned = [*models.values(), *optimizers.values(), *plugins.values(), loss_fn, *self._phases]
         self._owned = {id(each) for each in (*owned, *kept)}
@@ -59,8 +63,11 @@ class RootsOfLearner:
     def __iter__(self) -> Iterator[Root]:
         for name, model in self._models.items():
             yield Root(f"model {name!r}", model, OF_A_MODULE, self._leave(), self._written())
-        cure = OF_A_MODULE if isinstance(self._loss_fn, nn.Module) else OF_A_LOSS
-        yield Root("the loss function", self._loss_fn, cure, self._leave())
+        for name, extra in self._extras.items():
+            words = in_words(name)
+            yield Root(words if extra is self._loss_fn else f"a module of {words}", extra, OF_A_MODULE, self._leave())
+        if not isinstance(self._loss_fn, nn.Module):
+            yield Root("the loss function", self._loss_fn, OF_A_LOSS, self._leave())
         for name, optimizer in self._optimizers.items():
             if not _is_of_torch(optimizer) and type(optimizer).state_dict is Optimizer.state_dict:
                 yield Root(f"optimizer {name!r}", optimizer, OF_AN_OPTIMIZER, self._leave(optimizer, OF_TORCH, "_"))
@@ -79,7 +86,7 @@ class RootsOfLearner:
 
     def saved(self) -> Iterator[Tensor]:
         """The parameters and buffers of its modules."""
-        for model in self._models.values():
+        for model in (*self._models.values(), *self._extras.values()):
             yield from model.parameters()
             yield from model.buffers()
 

@@ -203,9 +203,10 @@ class _Start:
 
     def __init__(self, learner: Learner, step: Step) -> None:
         opened = [state.name for state in step.window_state if state.steps]
-        self._params = [p for model in learner.models.values() for p in model.parameters()]
+        models = learner.models.with_extras().values()
+        self._params = [p for model in models for p in model.parameters()]
         self._grads = [None if p.grad is None or not opened else p.grad.clone() for p in self._params]
-        self._buffers = [(b, b.clone()) for model in learner.models.values() for b in model.buffers()]
+        self._buffers = [(b, b.clone()) for model in models for b in model.buffers()]
         self._generators = generators.save()
 
     def restore(self, step: Step) -> None:

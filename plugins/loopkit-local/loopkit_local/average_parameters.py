@@ -243,7 +243,7 @@ class AverageParameters(Member):
                 )
             self._round = epoch.data
         if not self._equal:
-            copy_state(learner.models.values())
+            copy_state(learner.models.with_extras().values())
             self._equal = True
         self._restore_loaded(learner)
         if self.outer is not None and self._outer is None:
@@ -432,7 +432,7 @@ class AverageParameters(Member):
                         if isinstance(value, Tensor) and value.shape == p.shape and _is_floating(value) and value.ndim:
                             moments[name, index, key] = value
         buffers: dict[int, tuple[tuple[str, str], Tensor]] = {}
-        for name, model in learner.models.items():
+        for name, model in learner.models.with_extras().items():
             for key, buffer in model.named_buffers():
                 buffers.setdefault(id(buffer), ((name, key), buffer))
         floating = {key: buffer for key, buffer in buffers.values() if _is_floating(buffer)}

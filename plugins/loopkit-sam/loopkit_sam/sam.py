@@ -87,7 +87,7 @@ class SAM(Shown):
         """The first forward and its gradients; the weights are moved along them."""
         self._move_back()  # of a phase with several forwards
         named: dict[Tensor, str] = {
-            p: name for model in learner.models.values() for name, p in model.named_parameters()
+            p: name for model in learner.models.with_extras().values() for name, p in model.named_parameters()
         }
         trained = [p for p in named if p.requires_grad]
         with _of_this_process(learner):
@@ -99,7 +99,7 @@ class SAM(Shown):
         found = [(p, grad) for p, grad in zip(trained, grads, strict=True) if grad is not None]
         self._params = [p for p, _ in found]
         self._kept = [p.detach().clone() for p in self._params]
-        self._buffers = [(b, b.clone()) for model in learner.models.values() for b in model.buffers()]
+        self._buffers = [(b, b.clone()) for model in learner.models.with_extras().values() for b in model.buffers()]
         with torch.no_grad():
             moves = self._moves([named[p] for p in self._params], self._kept, [grad for _, grad in found])
             torch._foreach_add_(self._params, moves)

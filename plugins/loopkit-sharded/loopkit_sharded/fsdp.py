@@ -314,7 +314,7 @@ class FSDP(Member):
 
     def _check_optimizers(self, learner: Learner) -> None:
         for name, optimizer in learner.optimizers.items() if self._roots else ():
-            own = {id(p) for model in learner.models.values() for p in model.parameters()}
+            own = {id(p) for model in learner.models.with_extras().values() for p in model.parameters()}
             strange = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in own]
             if strange:
                 raise PluginError(

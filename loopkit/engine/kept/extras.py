@@ -1,0 +1,307 @@
+"""Extras: modules and parameters beside the models: those of the loss function, of phases and of plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from loopkit import sharded
+from loopkit.engine.kept.differences import first, names
+from loopkit.engine.kept.looks import is_left, is_shut
+from loopkit.engine.kept.walk import Found, walk
+from loopkit.errors import StateError
+from loopkit.kinds import MAPPING, NAMED, wrong
+from loopkit.notes import locate, warn
+from loopkit.words import nearest
+
+SAVED = {"tensors": MAPPING, "buffers": MAPPING}
+LOSS = "loss function"
+OF_METRICS = ("update", "compute", "reset")
+"""Methods of modules that are metrics, which measure an epoch and begin anew."""
+
+
+class Owner(NamedTuple):
+    """An object that may hold modules beside the models."""
+
+    name: str
+    """``"loss function"``, ``"phase <name>"`` or ``"plugin <name>"``."""
+    object: Any
+    saves: Collection[str] | None
+    """The attributes that it saves itself; None: it has a state of its own, so all of them."""
+    trained: bool = False
+    """Whether only those count that an optimizer trains."""
+
+
+class Extras:
+    """The modules that the loss function, phases and plugins hold, by their owners: saved as the models are.
+
+    A module that belongs to a model is not one of them. Parameters that stand in an attribute are taken, too, and other
+    tensors that need a gradient.
+
+    Args:
+        models: The models.
+    """
+
+    name = "extras"
+    version = 1
+
+    def __init__(self, models: Mapping[str, nn.Module]) -> None:
+        self._models = models
+        self.modules: dict[str, nn.Module] = {}
+        """All of them, by owner; each owner's stand in one module."""
+        self._made: dict[str, tuple[list[int], nn.Module]] = {}
+        """What was made of the parts of an owner, as long as they are the same."""
+        self._kept: dict[str, nn.Module] = {}
+        """Those of them that no owner saves itself."""
+        self._waiting: dict[str, Any] = {}
+        """What a loaded state holds for phases that were not run yet."""
+
+    def find(self, owners: Iterable[Owner], trained: Collection[int]) -> None:
+        """Look for them anew; a phase whose part of a loaded state waits for it gets that now.
+
+        Args:
+            owners: What may hold some.
+            trained: The ids of the tensors that optimizers train.
+        """
+        known = {id(each) for model in self._models.values() for each in _all(model)}
+        self.modules = {}
+        self._kept = {}
+        for owner in owners:
+            own, kept = _parts(owner, known)
+            if owner.trained:
+                own = _trained(own, trained)
+                kept = _trained(kept, trained)
+            known |= {id(part) for part in (*own.values(), *kept.values())}
+            whole = self._together(owner, {**own, **kept})
+            if whole is not None:
+                self.modules[owner.name] = whole
+            saved = whole if not own else self._together(owner, kept, " ")
+            if saved is not None and not _is_empty(saved):
+                self._kept[owner.name] = saved
+        for name in self._waiting.keys() & self._kept.keys():
+            self._put(name, self._waiting.pop(name))
+
+    def _together(self, owner: Owner, parts: Mapping[str, Any], mark: str = "") -> nn.Module | None:
+        """One module of an owner's parts, the same one as before if they are the same."""
+        ids = [id(part) for part in parts.values()]
+        before, made = self._made.get(owner.name + mark, ([], None))
+        if made is None or before != ids:
+            made = _together(owner.object, parts)
+        if made is not None:
+            self._made[owner.name + mark] = ids, made
+        return made
+
+    def collected(self, gather: Callable[[Any], Any] = sharded.whole) -> dict[str, Any]:
+        """Return what a state has of them: nothing if there are none."""
+        saved = self.saved(gather)
+        return {self.name: saved} if saved else {}
+
+    def saved(self, gather: Callable[[Any], Any] = sharded.whole) -> dict[str, Any]:
+        """Return their tensors by owner."""
+        return {
+            **self._waiting,
+            **{
+                name: {
+                    "tensors": {key: _plain(value) for key, value in sharded.weights(module, gather).items()},
+                    "buffers": {key: buffer.detach() for key, buffer in _unsaved(module).items()},
+                }
+                for name, module in self._kept.items()
+            },
+        }
+
+    def problems(self, saved: Mapping[str, Any], allow: Collection[str] = ()) -> list[str]:
+        """Compare a saved form with what is here.
+
+        Args:
+            saved: The form.
+            allow: Plugins whose part may be missing here.
+        """
+        allowed = {f"plugin {name}" for name in allow}
+        gone = [n for n in saved if n not in self._kept and n not in allowed and not n.startswith("phase ")]
+        found = [f"{name!r}{nearest(name, self._kept)}" for name in gone]
+        problems = first("owners of modules in the state that hold none here", found)
+        for name, module in self._kept.items():
+            if name in saved:
+                problems += _problems(name, module, saved[name])
+        return problems
+
+    def load(self, saved: Mapping[str, Any]) -> Callable[[], None]:
+        """Put a saved form back into the tensors that are there; return the undo.
+
+        A state that lacks some of them is of an earlier loopkit or program: these stay as they are, and are named.
+        """
+        before = {name: _copies(module) for name, module in self._kept.items()}
+
+        def undo() -> None:
+            for name, copies in before.items():
+                _put_copies(self._kept[name], copies)
+
+        self._waiting = {name: each for name, each in saved.items() if name not in self._kept}
+        try:
+            for name in self._kept:
+                if name in saved:
+                    self._put(name, saved[name])
+                else:
+                    warn(f"the state holds no parameters of {in_words(name)}: they begin as this program made them")
+        except BaseException:
+            undo()
+            raise
+        return undo
+
+    def _put(self, name: str, saved: Mapping[str, Any]) -> None:
+        module = self._kept[name]
+        if problems := _problems(name, module, saved):
+            raise StateError("the state does not fit: " + "; ".join(problems))
+        own = module.state_dict()
+        try:
+            with torch.no_grad():
+                module.load_state_dict({key: sharded.like(value, own[key]) for key, value in saved["tensors"].items()})
+                for key, buffer in _unsaved(module).items():
+                    buffer.copy_(saved["buffers"][key])
+        except Exception as error:
+            locate(error, f"in load_state_dict of {in_words(name)}")
+            raise
+
+
+def malformed(saved: Any) -> list[str]:
+    """List what in a saved form is not as `Extras.saved` makes it, whatever the learner."""
+    if problems := wrong("", {"extras": saved}, {"extras": NAMED}):
+        return problems
+    return [problem for name, each in saved.items() for problem in wrong(f"extras.{name}", each, SAVED, more=False)]
+
+
+def _parts(owner: Owner, known: Collection[int]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The modules and tensors of an owner by path: those that it saves itself, and the others."""
+    own: dict[str, Any] = {}
+    kept: dict[str, Any] = {}
+    left = set(known)
+
+    def enter(found: Found) -> bool:
+        return id(found.value) not in left and not isinstance(found.value, nn.Module)
+
+    for found in walk(owner.object, enter=enter):
+        value = found.value
+        top = found.path.partition(".")[0].partition("[")[0]
+        if found.owner is not None and _is_shut(found):
+            left.add(id(value))
+        elif id(value) not in left and (_is_extra(value, known) or _may_be_trained(value)):
+            left.add(id(value))
+            (own if owner.saves is None or top in owner.saves else kept)[found.path] = value
+    return own, kept
+
+
+def _all(module: nn.Module) -> Iterator[Any]:
+    """A module with its parts, parameters and buffers."""
+    yield from module.modules()
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def _is_extra(value: Any, known: Collection[int]) -> bool:
+    """Whether a value is a module that adds something: no metric, and nothing around modules that are known."""
+    if not isinstance(value, nn.Module) or all(callable(getattr(type(value), name, None)) for name in OF_METRICS):
+        return False
+    tensors = [*value.parameters(), *value.buffers()]
+    return not tensors or any(id(each) not in known for each in tensors)
+
+
+def _trained(parts: Mapping[str, Any], trained: Collection[int]) -> dict[str, Any]:
+    """Those of an owner's parts that an optimizer trains."""
+
+    def tensors(part: Any) -> Iterable[Tensor]:
+        return part.parameters() if isinstance(part, nn.Module) else (part,)
+
+    return {path: part for path, part in parts.items() if any(id(each) in trained for each in tensors(part))}
+
+
+def _is_shut(found: Found) -> bool:
+    value = found.value
+    if isinstance(value, (nn.Module, Tensor)):
+        return is_left(found.owner, found.key)
+    return is_left(found.owner, found.key) or is_shut(type(value)) or isinstance(value, Optimizer)
+
+
+def _may_be_trained(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_leaf and (value.requires_grad or isinstance(value, nn.Parameter))
+
+
+def _together(root: Any, parts: Mapping[str, Any]) -> nn.Module | None:
+    """One module that holds modules and tensors by path; the owner itself, if it is a module."""
+    if isinstance(root, nn.Module):
+        return root if "" in parts else None
+    if not parts:
+        return None
+    made = _Together()
+    for path, part in parts.items():
+        name = path.replace(".", "/")
+        if hasattr(made, name):
+            name = f"{name}/"
+        if isinstance(part, nn.Module):
+            made.add_module(name, part)
+        else:
+            made._parameters[name] = part  # also a tensor that is none: it is trained as one, and stays the same object
+    return made
+
+
+class _Together(nn.Module):
+    """Modules and tensors of an owner. A tensor that is moved stays the same object: the owner holds it."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Together:
+        for module in self.children():
+            module._apply(fn)  # type: ignore[no-untyped-call]
+        for tensor in self._parameters.values():
+            if tensor is not None:
+                tensor.data = fn(tensor.data)
+        return self
+
+
+def _is_empty(module: nn.Module) -> bool:
+    """Whether there is nothing of a module to save."""
+    return not module.state_dict() and not dict(module.named_buffers())
+
+
+def _unsaved(module: nn.Module) -> dict[str, Tensor]:
+    saved = module.state_dict()
+    return {name: buffer for name, buffer in module.named_buffers() if name not in saved}
+
+
+def _plain(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _problems(name: str, module: nn.Module, saved: Mapping[str, Any]) -> list[str]:
+    own = {**module.state_dict(), **_unsaved(module)}
+    there = {**saved["tensors"], **saved["buffers"]}
+    problems = names(f"tensors of {in_words(name)}", there, own)
+    different = [
+        f"{key}: {_looks(there[key])} in the state, {_looks(value)} here"
+        for key, value in own.items()
+        if key in there and isinstance(value, Tensor) and _looks(there[key]) != _looks(value)
+    ]
+    return problems + first(f"tensors of {in_words(name)} that differ", different)
+
+
+def _looks(value: Any) -> str:
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def in_words(name: str) -> str:
+    """An owner, in words."""
+    kind, _, own = name.partition(" ")
+    return f"the {LOSS}" if name == LOSS else f"{kind} {own!r}"
+
+
+def _copies(module: nn.Module) -> dict[str, Any]:
+    state = {**module.state_dict(), **_unsaved(module)}
+    return {key: value.detach().clone() if isinstance(value, Tensor) else value for key, value in state.items()}
+
+
+@torch.no_grad()
+def _put_copies(module: nn.Module, copies: Mapping[str, Any]) -> None:
+    module.load_state_dict({key: value for key, value in copies.items() if key in module.state_dict()})
+    for key, buffer in _unsaved(module).items():
+        buffer.copy_(copies[key])
