@@ -73,16 +73,17 @@ def collect(core: Core, mark: Mark | None, positions: bool = True, whole: bool =
         "progress": asdict(core.progress),
         "metrics": dict(core.metrics if mark is None else mark.metrics),
         "plugins": {**_states({n: p for n, p in plugins.items() if n not in kept}), **kept},
-        "phases": core.phase_states.collect(),
     }
-    if mark is not None:
-        state["phases"].update(mark.phases)
     with models.weights.own():
+        phases = core.phase_states.collect()
+        state["phases"] = copy.deepcopy(phases) if replaced else phases
         state.update(_weights(models, whole, replaced))
         if positions:
             state.update(core.resume.parts(core, mark))
         else:
             state.update({"epochs": [], "data": {}, "nested": {}, "fit": None, "generators": generators.save()})
+    if mark is not None:
+        state["phases"].update(mark.phases)
     if measured := models.measured.saved():
         state["weights"] = measured
     for part in ("optimizers", "plugins", "epochs", *(["weights"] if measured else [])) if whole else ():
