@@ -88,7 +88,7 @@ def unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _malformed(state: Mapping[str, Any]) -> list[str]:
-    """What is not as `collect` makes it, whatever the learner."""
+    """List differences from the form that `collect` makes, whatever the learner."""
     parts = {
         "models": NAMED,
         "buffers": NAMED,

@@ -172,7 +172,7 @@ class Models(dict[str, nn.Module]):
         return plugin in self._wrapped
 
     def wrappers(self) -> dict[str, nn.Module]:
-        """What is called in the place of each module that is wrapped."""
+        """The module that is called in the place of each wrapped one."""
         return {name: route.wrapper for name, route in self._routes.items()}
 
     @contextmanager
@@ -316,7 +316,7 @@ def params_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 class StandIn(NamedTuple):
-    """What stands in the weights' place."""
+    """Something that stands in the weights' place."""
 
     by: str
     put: Callable[[], None]
@@ -324,7 +324,7 @@ class StandIn(NamedTuple):
 
 
 class Weights:
-    """What stands in the place of the models' own weights: a stack, put away from the top by whoever saves."""
+    """The stack of things in the place of the models' own weights, put away from the top by whoever saves."""
 
     def __init__(self) -> None:
         self.stack: list[StandIn] = []

@@ -30,7 +30,7 @@ PHASE = ".phase"
 
 
 def saved(core: Core, at: Mark | None = None, positions: bool = True, whole: bool = True) -> dict[str, Any]:
-    """What ``Learner.state_dict`` returns, if it can be made now."""
+    """Return the result of ``Learner.state_dict``, if it can be made now."""
     if not positions:
         return collect(core, None, positions=False, whole=whole)
     if at is not None:
@@ -205,7 +205,7 @@ def _stores(core: Core, saved: list[dict[str, Any]]) -> dict[str, Any]:
 def apply(
     core: Core, state: Mapping[str, Any], *, allow: Collection[str] = (), replay: bool = True, own: bool = False
 ) -> None:
-    """What ``Learner.load_state_dict`` does; with ``own`` the state's tensors may be taken over instead of copied."""
+    """Load a state for ``Learner.load_state_dict``; with ``own`` its tensors may be taken over instead of copied."""
     if core.epochs:
         raise ReentrancyError("load_state_dict: an epoch is running; load before it begins")
     check(core, state, allow)
@@ -271,7 +271,7 @@ def _load(core: Core, state: Mapping[str, Any], undo: list[tuple[str, Callable[[
 
 
 def _undo_owner(owner: Any) -> Callable[[], None]:
-    """What puts a plugin or phase back into the state that it has now."""
+    """Return a function that puts a plugin or phase back into its state of now."""
     attributes = _undo_attributes(owner)
     try:
         before = copy.deepcopy(owner.state_dict())
@@ -288,7 +288,7 @@ def _undo_owner(owner: Any) -> Callable[[], None]:
 
 
 def _undo_attributes(owner: Any) -> Callable[[], None]:
-    """What gives an object the attributes that it has now."""
+    """Return a function that gives an object its attributes of now."""
     attributes = getattr(owner, "__dict__", {})
     before = dict(attributes)
 
