@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from loopkit.logs.record import Record
 
 PROJECT = "loopkit"
+OWN_UPDATES = "own_updates"
+"""Instead of a class of phases: those that update in their own way."""
 TRAINING = "training"
 """Instead of a class of phases: all that train, whatever their class."""
 F = TypeVar("F", bound=Callable[..., Any])
@@ -269,6 +271,8 @@ def _is_of(kind: type[Phase] | str, phase: Phase) -> bool:
     """Whether a phase is of this class, or has this name."""
     if not isinstance(kind, str):
         return isinstance(phase, kind)
+    if kind == OWN_UPDATES:
+        return phase.training and phase.own_updates
     return phase.training if kind == TRAINING else phase.name == kind
 
 
@@ -315,8 +319,9 @@ def hookimpl(
     """Mark a method as a hook's implementation.
 
     Args:
-        phase: Call it only in phases that train, ``"training"``, in the phase of a name, such as ``"val"``, or in those
-            of a class, subclasses included; or a tuple of these. By default it is called in all phases.
+        phase: Call it only in phases that train, ``"training"``, or update in their own way, ``"own_updates"``, in the
+            phase of a name, such as ``"val"``, or in those of a class, subclasses included; or a tuple of these. By
+            default it is called in all phases.
         reads: State it looks at, as dotted names (`STATES`, or ``"<plugin>.<field>"``); ``"*"`` is everything.
         updates: State it changes, going out from what is there: after those that write it, before those that read it.
         writes: State it makes, whatever was there, or makes valid: before all others.

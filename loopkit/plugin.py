@@ -134,6 +134,9 @@ class Plugin(Protocol):
 
     # When others look for it
 
+    own_updates: bool | str
+    """Whether it does its part in phases with ``own_updates = True``, or a line that describes how; a property may
+    decide. Without it, only if it has no hook that comes before an update: a fit raises where it does not."""
     removable: bool
     """Whether ``learner.remove`` may take it out. False if it has changed a model for good. Without it, True."""
     agrees_in_steps: bool

@@ -101,6 +101,11 @@ class Member(Shown):
         self._vouched: int | None = None
         """At how many steps the checksum of what is to be equal was made."""
 
+    @property
+    def own_updates(self) -> bool:
+        """Whether it does its part where a phase updates in its own way: only if there is nothing to sync."""
+        return self.world.size == 1
+
     def join(self, learner: Learner) -> bool:
         """Join the other processes; returns whether there are any."""
         if learner.world is not self.world or self.world.size == 1:

@@ -18,6 +18,7 @@ from loopkit.engine.resume import Position
 from loopkit.engine.signals import Signals
 from loopkit.engine.sources import Source
 from loopkit.engine.surroundings import Surroundings
+from loopkit.engine.training import check_own
 from loopkit.engine.validations import Validation
 from loopkit.errors import CancelFit, ReentrancyError
 from loopkit.logs.record import Packed
@@ -246,6 +247,8 @@ class Fit:
         self._find_position()
         self.beginning = True
         core.registry.owners.begin(core.registry.plugins)
+        for phase in self._runs:
+            check_own(core, phase)
         if core.registry.implemented and self._runs:
             core.registry.check_fit(self._runs)
         if core.registry.brackets:

@@ -16,7 +16,7 @@ from loopkit.engine.phase_step import PhaseStep, bad_result, explained
 from loopkit.engine.plan import Plan
 from loopkit.engine.samples import Samples
 from loopkit.engine.step import Frame, Step
-from loopkit.engine.training import Proof, no_update
+from loopkit.engine.training import Proof, check_own, no_update
 from loopkit.engine.window import Window
 from loopkit.errors import Cancel, CancelFit, CancelStep, PhaseError, PhaseInputError, StepResultError
 from loopkit.events import BackwardEnd, StepBegin, StepCancelled, StepEnd, UpdateBegin, UpdateEnd, UpdateSkipped
@@ -163,6 +163,7 @@ class Loop(Frame):
                 self.seen = LOOK_AGAIN  # until it is closed
             else:
                 window.refresh(self._core.accumulate)
+        check_own(self._core, self.phase)
         plan = self.plan = self._core.registry.plan(self.phase)
         self.fire, self.optimizer_step = plan.fire, plan.optimizer_step
         if self.awaited is not None:

@@ -24,7 +24,7 @@ from loopkit.hooks import (
     methods,
     plain_arguments,
 )
-from loopkit.phases import is_standard
+from loopkit.phases import TRAINING_EVENTS, is_standard
 from loopkit.plugin import declared, provided
 from loopkit.words import STATE, half_a_state, nearest
 
@@ -138,6 +138,8 @@ def check_run(plugins: Mapping[str, Any], implementations: Sequence[Implementati
     """Refuse what can never work with these phases: events that none emits, state that nobody makes."""
     emitted = {event.hook for phase in phases for event in phase.events()}
     emitted |= {FitBegin.hook, SignalBegin.hook, FitEnd.hook, "log_value"}
+    if any(phase.training and phase.own_updates for phase in phases):  # `check_own` goes by the phase and the plugin
+        emitted |= {event.hook for event in TRAINING_EVENTS}
     phase_names = [phase.name for phase in phases]
     makers = {*plugins, *map(provided, plugins.values())}
     changed = [state for impl in implementations for state in (*impl.entry.writes, *impl.entry.updates)]

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from loopkit.errors import PhaseError, StepResultError
+from loopkit.errors import PhaseError, PluginError, StepResultError
+from loopkit.events import BackwardBegin, BackwardEnd, UpdateBegin
+from loopkit.hooks import concerns
 from loopkit.notes import OWN, line_with
+from loopkit.plugin import unwrapped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.utils.hooks import RemovableHandle
 
+    from loopkit.engine.core import Core
     from loopkit.engine.step import Step
     from loopkit.engine.window import Window
     from loopkit.phases import Phase
@@ -32,6 +36,54 @@ CALLERS = ("loopkit.engine.loop", "loopkit.engine.phase_step")
 DIFFERENTIATES = ("backward", "_backward", "_run", "_differentiate")
 """The functions of a step that run a backward, whose hooks are the user's."""
 OWN_WAY = "A phase that updates in its own way declares own_updates = True, and reports each update by step.updated()"
+
+
+BEFORE_UPDATES = (*[event.hook for event in (BackwardBegin, BackwardEnd, UpdateBegin)], "optimizer_step", "take_step")
+"""The hooks that do not come where a phase updates in its own way."""
+
+
+def check_own(core: Core, phase: Phase) -> None:
+    """Refuse what can have no effect in a phase with ``own_updates``, and say what acts in another way there.
+
+    If another phase of the learner trains through the engine, a line names the plugins that act there only.
+
+    Raises:
+        PhaseError: The phase does not train, or updates are to be made of several steps.
+        PluginError: A plugin has to act before an update.
+    """
+    if not phase.own_updates:
+        return
+    cls = type(phase).__name__
+    if not phase.training:
+        raise PhaseError(f"{cls}.own_updates is True, and {cls}.training is not: only a phase that trains updates")
+    elsewhere = any(each.training and not each.own_updates for each in (*core.phases.own, *core.proven))
+    if core.accumulate > 1 and not elsewhere:
+        raise PhaseError(
+            f"accumulate is {core.accumulate}, which has no effect in phase {phase.name!r}: {cls}.own_updates is True. "
+            f"Leave accumulate out, and let {cls}.step update in each {core.accumulate}th step; or leave own_updates "
+            f"out, and call step.backward(loss) and step.update()"
+        )
+    acting = [each for each in core.registry.implemented if each.hook.name in BEFORE_UPDATES]
+    for impl in acting:
+        if concerns(impl.phase, phase) and impl.hook.name not in getattr(impl.plugin, "optional", ()):
+            _check_acts(core, phase, impl.entry.plugin, impl.hook.name, unwrapped(impl.plugin), elsewhere)
+
+
+def _check_acts(core: Core, phase: Phase, name: str, hook: str, plugin: Any, elsewhere: bool) -> None:
+    acts = getattr(plugin, "own_updates", False)
+    if acts:
+        if isinstance(acts, str):
+            core.say_once(f"phase {phase.name!r} updates in its own way: {acts}")
+        return
+    cls = type(phase).__name__
+    if elsewhere:
+        core.say_once(f"plugin {name!r}: {hook} does not come in phase {phase.name!r}, where own_updates is True")
+        return
+    raise PluginError(
+        f"plugin {name!r} acts by {hook}, which does not come in phase {phase.name!r}: {cls}.own_updates is True. Take "
+        f"the plugin out, and do its part in {cls}.step before each update; or leave own_updates out, and call "
+        f"step.backward(loss) and step.update(), where all plugins act"
+    )
 
 
 class Proof:

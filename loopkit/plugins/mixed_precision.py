@@ -107,6 +107,11 @@ class MixedPrecision(Shown):
         return self._dtype if isinstance(self._dtype, torch.dtype) else torch.bfloat16
 
     @property
+    def own_updates(self) -> bool:
+        """Whether it does its part where a phase updates in its own way: without scaling."""
+        return self._scaler is None
+
+    @property
     def loss_scale(self) -> float:
         """The scale now; reading it waits for the device."""
         return 1.0 if self._scaler is None else float(self._scaler.get_scale())

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from loopkit import devices, sharded
 from loopkit.batches import describe
 from loopkit.errors import CancelStep, NonFiniteError, PluginError
-from loopkit.hooks import hookimpl
+from loopkit.hooks import OWN_UPDATES, hookimpl
 from loopkit.notes import warn
 from loopkit.options import Shown
 from loopkit.plugin import changed_options
@@ -40,6 +40,9 @@ class StopOnNonFinite(Shown):
     no step waits: the error comes some steps later, by the end of the epoch at the latest, and says between which steps
     it was; updates since then have used it, unless ``gradients=True`` and the optimizer is fused: it skips them on the
     device. Until the numbers have arrived `suspect` says so; what saves the parameters calls `settle` first.
+
+    In a phase with ``own_updates`` it looks at ``step.loss`` as each step ends, after the phase's updates. There the
+    other policies, and ``gradients=True``, raise when the fit begins.
 
     The other policies go on with the next batch. On an accelerator they wait for the loss and the gradients.
 
@@ -119,6 +122,13 @@ class StopOnNonFinite(Shown):
         self._flagged: torch.optim.Optimizer | None = None
         """The fused optimizer that holds a flag of ours."""
         self._snapshot: dict[str, Any] | None = None
+
+    @property
+    def own_updates(self) -> str:
+        """How it does its part where a phase updates in its own way; only if it looks at the loss, and raises."""
+        if self._goes_on or self.gradients:
+            return ""
+        return "stop_on_non_finite looks at step.loss when a step ends, after its updates, and not at gradients"
 
     def _changed(self) -> tuple[str, ...]:
         if not self._goes_on:
@@ -226,6 +236,23 @@ class StopOnNonFinite(Shown):
             raise NonFiniteError(
                 f"{what}. The optimizer has not run: the parameters are those before this update{_closure(step)}. "
                 f"Look for a division or root of 0, or clip what it is applied to"
+            )
+
+    @hookimpl(phase=OWN_UPDATES, reads=("loss",))
+    def step_end(self, learner: Learner, step: Step) -> None:
+        """Look at the loss of a step that has made its updates itself."""
+        loss = vars(step).get("loss")
+        if not isinstance(loss, Tensor):
+            return
+        if self._late or (self._late is None and not loss.is_cpu):
+            self._look_later(loss.detach(), learner, step)
+        elif not bool(torch.isfinite(loss).all()):  # host sync: on an accelerator, where late=False asks for it
+            name, held = _first_bad(learner)
+            now = f". Parameter {name!r}, or its gradient, holds {held} by now" if name else ""
+            raise NonFiniteError(
+                f"the loss is {loss.detach()[~torch.isfinite(loss)].flatten()[0].item()} ({step.epoch.where(step)}; "
+                f"batch: {describe(step.batch)}){now}. The phase updates in its own way, so its updates have used it: "
+                f"look at this batch, or lower lr"
             )
 
     def vote(self, hook: str) -> Callable[[Step], Tensor] | None:

@@ -59,6 +59,9 @@ BEFORE = {"step_begin", "step_cancelled"}
 """Hooks that are no part of it."""
 
 
+OWN = "eager, because the phase updates in its own way"
+
+
 def _nothing() -> None:
     """A reference to nothing."""
 
@@ -135,6 +138,7 @@ class WholeStep(Shown):
 
     name = "whole_step"
     provides = "whole_step"
+    own_updates = "whole_step leaves its steps eager"
     syncs = ("take_step",)
     """It reads votes, and while it compares, what is compared."""
     volatile = ("seconds", "eager", "graph")
@@ -166,7 +170,7 @@ class WholeStep(Shown):
     def take_step(self, learner: Learner, phase: Phase, step: Step, default: Callable[[], None]) -> None:
         """Replay the step, or run it."""
         epoch = step.frame.epoch
-        if not phase.training or epoch is self._rests():
+        if not phase.training or epoch is self._rests() or phase.own_updates:
             default()
             return
         batch = step.batch
@@ -595,6 +599,8 @@ class WholeStep(Shown):
         """What was decided, for ``learner.explain()``."""
         if hook != "take_step" or not phase.training:
             return ""
+        if phase.own_updates:
+            return OWN
         said = []
         for shape in self.shapes.values():
             if shape.name.startswith(f"{phase.name} ") and shape.mode != "counted":

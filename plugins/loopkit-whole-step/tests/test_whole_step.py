@@ -726,6 +726,34 @@ def test_phase_that_cannot_be_recorded_stays_eager(phase, reason):
     stays_eager(reason, phase=phase)
 
 
+class Own(TrainingPhase):
+    own_updates = True
+
+    def step(self, learner, step):
+        learner.optimizer.zero_grad()
+        self.loss(learner, learner.model(step.batch[0]), step.batch[1]).backward()
+        learner.optimizer.step()
+        step.updated()
+
+
+class Idles(TrainingPhase):
+    def step(self, learner, step):
+        step.skip()
+
+
+def test_phase_that_updates_in_its_own_way_stays_eager(capsys):
+    learners = [make(phase=Own), make(whole(), phase=Own)]
+    for learner in learners:
+        assert learner.fit(batches(6), epochs=1).updates == 6
+    assert apart(*learners) == 0.0
+    assert "phase 'train' updates in its own way: whole_step leaves its steps eager" in capsys.readouterr().err
+    assert "eager, because the phase updates in its own way" in str(learners[1].explain("train"))
+
+
+def test_phase_that_skips_steps_stays_eager():
+    stays_eager("it decides whether to train (step.skip)", phase=Idles)
+
+
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()
