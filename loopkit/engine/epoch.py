@@ -12,7 +12,7 @@ from loopkit.engine.loop import Loop, stronger
 from loopkit.engine.plan import Plan
 from loopkit.engine.positions import indices_of, leave, set_epoch
 from loopkit.engine.resume import Mark, restore_windows
-from loopkit.engine.sources import Source
+from loopkit.engine.sources import Source, named_if_endless
 from loopkit.engine.state import PHASE, mark
 from loopkit.engine.step import Step
 from loopkit.engine.timeout import bounded_wait
@@ -274,6 +274,8 @@ class Epoch:
         if core.resume.left and not self.alone:
             core.resume.restore_generators()
         self.goes_on = True
+        if length is None and not self.trains:
+            return named_if_endless(batches, self.name, core.progress, core.say_once)
         return batches
 
     def indices(self, step: int) -> Tensor | None:

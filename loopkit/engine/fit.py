@@ -20,7 +20,7 @@ from loopkit.engine.sources import Source
 from loopkit.engine.surroundings import Surroundings
 from loopkit.engine.training import check_own
 from loopkit.engine.validations import Validation
-from loopkit.errors import CancelFit, ReentrancyError
+from loopkit.errors import CancelFit, PhaseError, ReentrancyError
 from loopkit.logs.record import Packed
 from loopkit.notes import say, warn
 from loopkit.result import FitResult, Planned
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 INTERRUPTS = ("raise", "return", None)
 OUT_OF_TIME = "(out of time)"
 """The name by which rank 0 lets the other processes know that the minutes of the fit are over; no phase has it."""
+SKIPS = 1_000
+"""Updates in a row that are skipped before a fit that ends by updates only raises."""
 PAUSED = 75
 """The exit code of a process that was paused (EX_TEMPFAIL): start it again."""
 
@@ -143,6 +145,10 @@ class Fit:
         """By phase, in the order in which they are run; none in a loop of the user's."""
         self.brackets = Brackets(core.registry)
         """The plugins whose ``fit_begin`` and ``fit_end`` it calls."""
+        self._skips = 0
+        """Updates in a row that were skipped."""
+        self._skipped_at = -1
+        """How many updates there were at the last of them."""
         self._ran: dict[str, Phase] = {}
         """In a loop of the user's: the phases that were run."""
 
@@ -353,6 +359,27 @@ class Fit:
         if late and word not in requests.validations:
             requests.validate(word)
         return word in requests.validations
+
+    def count_skip(self, reason: str) -> None:
+        """Count an update that was skipped.
+
+        Raises:
+            PhaseError: So many in a row were, and nothing else ends the fit: it would never end.
+        """
+        updates = self._core.progress.updates
+        self._skips = self._skips + 1 if updates == self._skipped_at else 1
+        self._skipped_at = updates
+        if self._skips >= SKIPS and self.ends_by_updates:
+            raise PhaseError(
+                f"{SKIPS:,} updates in a row were skipped ({reason}), and the fit ends by max_updates only: it would "
+                f"never end. Give epochs= or max_steps=, or look at what skips the updates"
+            )
+
+    @property
+    def ends_by_updates(self) -> bool:
+        """Whether a number of updates is all that ends it."""
+        limits = self.limits.saved()
+        return [name for name, limit in limits.items() if limit] == ["max_updates"]
 
     # Its end
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from loopkit.engine.epoch import Epoch
-from loopkit.engine.fit import Fit, Limits
+from loopkit.engine.fit import SKIPS, Fit, Limits
 from loopkit.engine.loop import Until
 from loopkit.engine.sources import Source
 from loopkit.engine.validations import Validation
@@ -17,6 +18,7 @@ from loopkit.result import Planned
 if TYPE_CHECKING:
     from loopkit.engine.core import Core
     from loopkit.phases import Phase
+    from loopkit.progress import Progress
 
 
 class FitLoop(Fit):
@@ -44,6 +46,8 @@ class FitLoop(Fit):
         """Whether every training epoch is looked at between its steps."""
         self._barren = 0
         """Training epochs in a row without a step that was completed."""
+        self._fruitless = 0
+        """Steps of training epochs in a row without an update."""
 
     def complete(self) -> None:
         """Begin, run and end it."""
@@ -115,13 +119,14 @@ class FitLoop(Fit):
 
     def _train(self, source: Source) -> None:
         core, at = self._core, self.position
-        before = core.progress.steps
+        before = replace(core.progress)
         epoch = Epoch(core, source.phase, source)
         cancel = self._run(epoch, first=at.epochs == 0)
         at.count_epoch()
         if self.validations:
             self._want("epoch")
         self._check_progress(source.phase, before)
+        self._check_updates(source.phase, before, epoch.loop.idle)
         epoch.finish(cancel)
 
     def _validate(self, phase: str) -> None:
@@ -185,9 +190,9 @@ class FitLoop(Fit):
                 self._validate(at.due[0])
         return self.reason_to_end() in ("max_steps", "max_updates", "minutes") or epoch.stopped
 
-    def _check_progress(self, phase: Phase, before: int) -> None:
+    def _check_progress(self, phase: Phase, before: Progress) -> None:
         """Refuse to go on for ever without a step that is completed, where only steps or updates end the fit."""
-        self._barren = 0 if self._core.progress.steps > before else self._barren + 1
+        self._barren = 0 if self._core.progress.steps > before.steps else self._barren + 1
         limits = self.limits
         endless = limits.minutes is None and (limits.epochs is None or limits.epochs == math.inf)
         if self._barren >= 2 and endless and not self.stopped:
@@ -195,4 +200,16 @@ class FitLoop(Fit):
                 f"phase {phase.name!r} completed no step in two epochs in a row (each was cancelled), and the fit ends "
                 f"by {', '.join(name for name, limit in limits.saved().items() if limit)} alone: it would never "
                 f"end. Give epochs=, or look at what cancels the steps"
+            )
+
+    def _check_updates(self, phase: Phase, before: Progress, idle: bool) -> None:
+        """Refuse to go on for ever with steps that update nothing, where only updates end the fit."""
+        progress = self._core.progress
+        steps = progress.steps - before.steps
+        self._fruitless = 0 if idle or progress.updates != before.updates else self._fruitless + steps
+        if self._fruitless >= SKIPS * self._core.accumulate and self.ends_by_updates and not self.stopped:
+            raise PhaseError(
+                f"phase {phase.name!r} made no update in {self._fruitless:,} steps, and the fit ends by max_updates "
+                f"only: it would never end. Give epochs= or max_steps=; a phase with own_updates = True reports its "
+                f"updates by step.updated(), and step.skip() marks steps that train nothing"
             )

@@ -31,6 +31,11 @@ def hint(error: BaseException, step: Step, models: Models) -> str:
             "; this loss was differentiated before: compute it again in each step, detach what is carried over, or "
             "delete a loss.backward() that was kept, which step.backward(loss) replaces"
         )
+    if "closure" in text and step.had_backward and step.closure is None:
+        return (
+            "; the optimizer evaluates the loss itself: give step.update(closure=closure) a function that computes the "
+            "loss, calls step.backward(loss) and returns the loss"
+        )
     if "Expected more than 1 value per channel" in text:
         return "; BatchNorm cannot train on a batch of one sample: leave it out, DataLoader(..., drop_last=True)"
     if isinstance(error, TypeError) and any(type(leaf).__module__ == "numpy" for leaf in inside):

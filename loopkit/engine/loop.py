@@ -75,6 +75,8 @@ class Loop(Frame):
         self.plan: Plan
         self._core = core
         self._taken = 0
+        self.idle = False
+        """Whether a step was marked by `Step.skip`."""
         self._goes_on = False
         """Whether it was resumed, with requests that may be older than it."""
         self.seen = LOOK_AGAIN
@@ -130,6 +132,10 @@ class Loop(Frame):
             self._around.end()
         if self._watch is not None:
             self._watch.end()
+
+    def note_idle(self) -> None:
+        """A step trains nothing by intent."""
+        self.idle = True
 
     @property
     def steps(self) -> int:
@@ -365,6 +371,27 @@ class Loop(Frame):
         """Whether this process wants to end the epoch, and the others do not know yet."""
         return self._wanted is not None
 
+    def reason_to_skip(self, window: Window) -> str | None:
+        """Why the update of a window is skipped from the outset: nothing in it counts.
+
+        Where processes share their gradients, what syncs them decides, for all alike.
+        """
+        if not window.is_void():
+            return None
+        plugins = self._core.registry.plugins.values()
+        shared = self._core.world.size > 1 and all(getattr(each, "agrees_in_steps", True) for each in plugins)
+        return None if shared else "the weights of its steps sum to 0"
+
+    def count_skip(self, reason: str) -> None:
+        """An update was skipped.
+
+        Raises:
+            PhaseError: So were all of the last ones, and only a number of updates ends the fit.
+        """
+        fit = self._core.fit
+        if fit is not None:
+            fit.count_skip(reason)
+
     def close_windows(self) -> None:
         """Give each window that is still open the update that the phase asked for, after the last step.
 
@@ -377,7 +404,7 @@ class Loop(Frame):
             elif window.last is not None:
                 try:
                     with autocast_off():
-                        window.last.apply(window)
+                        window.last.apply(window, skip=self.reason_to_skip(window))
                 except CancelStep:
                     window.drop()  # the step has ended already; its update does not happen
                 finally:

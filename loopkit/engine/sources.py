@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -16,7 +17,10 @@ from loopkit.notes import warn
 if TYPE_CHECKING:
     from loopkit.engine.registry import Registry
     from loopkit.phases import Phase
+    from loopkit.progress import Progress
 
+MANY = 1_000
+"""Batches of an epoch that does not train, after which data without a length is named at the earliest."""
 TABLES = ("numpy", "pandas")
 """Modules whose objects hold samples, not batches."""
 
@@ -95,6 +99,32 @@ class Source:
                 f"len() of the data of phase {self.phase.name!r} is {length}, but it gave {steps} batches; {steps} "
                 f"counts"
             )
+
+
+def named_if_endless(
+    batches: Iterable[Any], phase: str, trained: Progress, say: Callable[[str], None]
+) -> Iterator[Any]:
+    """The batches of data without a length, and a line about them when there are many.
+
+    Args:
+        batches: Those of an epoch that does not train.
+        phase: The name of its phase.
+        trained: What was trained by then: ten times as many steps as a training epoch has are many.
+        say: Prints the line.
+    """
+    each = iter(batches)
+    many = max(MANY, 10 * trained.steps // max(trained.epochs, 1))
+    return itertools.chain(itertools.islice(each, many), _named(each, phase, many, say))
+
+
+def _named(rest: Iterator[Any], phase: str, many: int, say: Callable[[str], None]) -> Iterator[Any]:
+    for index, batch in enumerate(rest):
+        if index == 0:
+            say(
+                f"the data of phase {phase!r} has no len() and has given {many:,} batches; if it never ends, bound it: "
+                f"lambda: itertools.islice(data, 100) in its place gives 100 batches an epoch"
+            )
+        yield batch
 
 
 def length_of(data: Any) -> int | None:

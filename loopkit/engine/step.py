@@ -89,6 +89,18 @@ class Frame:
             )
         return {name: optimizers[name]}
 
+    def reason_to_skip(self, window: Window) -> str | None:
+        """Why the update of a window is skipped from the outset; None if it is not."""
+        raise NotImplementedError
+
+    def count_skip(self, reason: str) -> None:
+        """An update was skipped."""
+        raise NotImplementedError
+
+    def note_idle(self) -> None:
+        """A step trains nothing by intent."""
+        raise NotImplementedError
+
     def count_update(self) -> None:
         """The parameters were updated."""
         self.progress.updates += 1
@@ -118,7 +130,8 @@ class Step:
     indices: Tensor
     """Which samples the batch holds, on the CPU, if the data is a `TensorLoader`, or has a `ResumableSampler`."""
     weight: float | Tensor
-    """The step's share in its window: its number of samples unless the phase sets it before ``backward``."""
+    """The step's share in its window: its number of samples unless the phase sets it before ``backward``. An update is
+    skipped if the weights of its steps sum to 0."""
     seed: float | Tensor
     """The gradient that backward starts from. Plugins multiply it at ``backward_begin``."""
     optimizer_name: str
@@ -248,6 +261,7 @@ class Step:
         frame = self.frame
         window, begin = frame.plain_backward, frame.fire.get(BackwardBegin)
         plain = window is not None and name is None and is_plain_scalar(loss) and not autocast_is_on()
+        plain = plain and self.weight is self.samples
         if plain and begin is not None:
             plain = vars(self).get("loss") is loss and loss.requires_grad
         if window is None or not plain:
@@ -335,7 +349,7 @@ class Step:
         window = frame.plain_update
         if closure is not None or autocast_is_on():
             self._update_without_autocast(name, closure)
-        elif window is None or name is not None or not window.count:
+        elif window is None or name is not None or not window.count or self.weight is not self.samples:
             self._update_due(name)
         elif frame.quiet:
             window.optimizer.step()
@@ -362,16 +376,18 @@ class Step:
         if not opened:
             raise _nothing_to_update(frame.phase, self)
         for window in opened:
+            if window.needs_closure and frame.optimizer_step is None:
+                raise _lacks_closure(frame.phase, window)
             window.ask(self.index)
             if window.count >= window.size or self.index == frame.last_index:
-                self.apply(window)
+                self.apply(window, skip=frame.reason_to_skip(window))
 
-    def apply(self, window: Window, closure: Callable[[], Any] | None = None) -> None:
-        """Update the parameters of a window now (the engine's part of `update`)."""
+    def apply(self, window: Window, closure: Callable[[], Any] | None = None, skip: str | None = None) -> None:
+        """Update the parameters of a window now (the engine's part of `update`), or skip that for a reason."""
         frame, optimizer = self.frame, window.optimizer
         begin = frame.fire[UpdateBegin]
         self.optimizer_name, self.optimizer, self.params = window.name, optimizer, window.params
-        self.skip_reason = None
+        self.skip_reason = skip
         self.closure = closure
         try:
             if closure is None:
@@ -395,8 +411,10 @@ class Step:
             frame.count_update()
             if (end := frame.fire[UpdateEnd]) is not None:
                 end(self)
-        elif (skipped := frame.fire[UpdateSkipped]) is not None:
-            skipped(self)
+        else:
+            if (skipped := frame.fire[UpdateSkipped]) is not None:
+                skipped(self)
+            frame.count_skip(self.skip_reason)
         window.drop()
 
     def applied(
@@ -457,6 +475,7 @@ class Step:
                 f"skip before, or raise CancelStep, which drops its gradients"
             )
         self.idle = True
+        self.frame.note_idle()
 
     def updated(self, name: str | None = None) -> None:
         """Report an update that a phase with ``own_updates`` has made: count it, and fire ``UpdateEnd``.
@@ -584,6 +603,21 @@ def _chunked(phase: Phase, step: Step, window: Window) -> PhaseError:
         f"phase {phase.name!r}, step {step.index}: step.backward after step.update in one step, and accumulate is "
         f"{window.size}: an update is made of {window.size} whole steps, so a step has one step.update for each "
         f"optimizer. Give Learner(accumulate=1), where each step.update updates, or make a step of each part"
+    )
+
+
+def _lacks_closure(phase: Phase, window: Window) -> PhaseError:
+    """The error for an optimizer that evaluates the loss itself, and was given nothing to do that with."""
+    cls = type(phase).__name__
+    name = "" if window.name == "optimizer" else f"{window.name!r}, "
+    call = f"step.update({name.rstrip(', ')})"
+    closure = (
+        "def closure(): step.loss = learner.loss_fn(learner.model(inputs), targets); step.backward(step.loss); "
+        f"return step.loss; then step.update({name}closure=closure)"
+    )
+    return PhaseError(
+        f"{type(window.optimizer).__name__}.step takes a closure, and {cls}.step calls {call} without one. Write a "
+        f"phase whose step gives it: {closure}"
     )
 
 

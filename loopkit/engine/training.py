@@ -209,7 +209,7 @@ def _watchable(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
     """The optimizer, or those inside of it, if it is a wrapper that takes no hooks."""
     if hasattr(optimizer, "_optimizer_step_pre_hooks"):
         return [optimizer]
-    inside = vars(optimizer).values()
+    inside = getattr(optimizer, "__dict__", {}).values()
     return [each for each in inside if hasattr(each, "_optimizer_step_pre_hooks")]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -36,8 +37,8 @@ class Window:
     ``size * w_0 / sum(w_i)`` unless that is exactly 1. So a full window of equal weights is bitwise
     ``(loss / size).backward()``. With ``mean=False`` the gradients are ``sum(g_i)`` and weights are ignored.
 
-    A weight that is a tensor may be 0: nobody asks for it on the host. The gradients of that step are multiplied by 0,
-    so its loss has to be finite.
+    The gradients of a step whose weight is 0 are multiplied by 0, so its loss has to be finite. If the weights of a
+    window sum to 0, its update is skipped. A tensor on an accelerator is not read: there the update has gradients of 0.
     """
 
     def __init__(self, name: str, optimizer: torch.optim.Optimizer, size: int, mean: bool) -> None:
@@ -64,6 +65,8 @@ class Window:
         self._left: tuple[Tensor, Tensor, int] | None = None
         """How the last backward left them: a parameter with a gradient, that, and its version."""
         self._clears_itself = type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
+        self.needs_closure = _needs_closure(optimizer)
+        """Whether the optimizer's step cannot do without a closure."""
         self.refresh(size)
 
     def __repr__(self) -> str:
@@ -73,7 +76,7 @@ class Window:
         """Let the windows from now on be of this many steps, and of the parameters in the optimizer's groups."""
         self.size = size
         self.weighted = self._mean and size > 1
-        self.is_plain = size == 1 and not self._clears_itself
+        self.is_plain = size == 1 and not self._clears_itself and not self.needs_closure
         """Whether each step is an update of its own, and clearing a gradient is setting it to None."""
         groups = self.optimizer.param_groups
         self._sizes = [len(group["params"]) for group in groups]
@@ -81,12 +84,19 @@ class Window:
 
     def seed(self, step: object, weight: float | Tensor) -> float | Tensor:
         """The factor that backward of a step with this weight starts from."""
-        if not self.weighted:
+        if not self._mean:
             return 1.0
-        if not isinstance(weight, Tensor) and not 0 < weight < math.inf:
-            raise PhaseError(f"step.weight is {weight!r}: a weight is a positive, finite number")
+        counts: float | Tensor
+        if isinstance(weight, Tensor):
+            counts = weight.ne(0).to(weight if weight.is_floating_point() else torch.get_default_dtype())
+        elif 0 <= weight < math.inf:
+            counts = 1.0 if weight else 0.0
+        else:
+            raise PhaseError(f"step.weight is {weight!r}: a weight is a finite number that is not negative")
+        if self.size == 1:
+            return counts
         if self.count == 0:
-            return weight.ne(0).to(weight) / self.size if isinstance(weight, Tensor) else 1.0 / self.size
+            return counts / self.size
         if self.last is step:
             weight = self._weight
         return weight / _divisor(self.first) / self.size
@@ -172,6 +182,15 @@ class Window:
             return 1.0
         return self.size * _divisor(self.first) / _divisor(self.total)
 
+    def is_void(self) -> bool:
+        """Whether its weights sum to 0, as far as that is known without waiting for a device."""
+        if not self.weighted and self.count > 1:
+            return False
+        total = self.total if self.weighted else self.first
+        if isinstance(total, Tensor):
+            return self._mean and total.is_cpu and not total.any()
+        return self._mean and not total
+
     def rescale(self) -> None:
         """Make the gradients those of the window as it is."""
         factor = self.factor()
@@ -243,6 +262,19 @@ class Window:
         self.clear()
 
 
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the step of an optimizer has an argument without a default."""
+    step = getattr(type(optimizer), "step", None)
+    if step is None:  # of a wrapper that hands on what it has not
+        return False
+    if getattr(step, "__code__", None) is None and not hasattr(step, "__wrapped__"):
+        return False
+    plain = inspect.unwrap(step)
+    defaults = len(getattr(plain, "__defaults__", None) or ())
+    code = getattr(plain, "__code__", None)
+    return code is not None and code.co_argcount - defaults > 1
+
+
 def _divisor(weight: float | Tensor) -> float | Tensor:
     """The weight, or 1 in place of a 0, which has only gradients of 0 to divide."""
-    return weight + weight.eq(0) if isinstance(weight, Tensor) else weight
+    return weight + weight.eq(0) if isinstance(weight, Tensor) else weight or 1.0

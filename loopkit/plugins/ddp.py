@@ -135,6 +135,8 @@ class DDP(Member):
         """Whether the reducer syncs in the backward of this step."""
         self._reduced = False
         """Whether it has."""
+        self._void = False
+        """Whether the weights of an update were found to sum to 0 over all processes."""
         self._without: dict[tuple[str, str], set[int]] = {}
         """Which parameters of an optimizer get no gradient in any process, by phase and optimizer."""
         self._optimizers = 1
@@ -353,6 +355,7 @@ class DDP(Member):
                 f"process, and the processes would part: use another optimizer under DDP"
             )
         if self.reducing and self._reduced:
+            self._skip_void(step)
             return
         params = self._with_gradient(phase, step)
         grads = [p.grad for p in params if p.grad is not None]
@@ -363,6 +366,7 @@ class DDP(Member):
             return
         if grads and weighs:
             devices.scale(grads, self._share(weight, grads[0].device).to(grads[0].dtype))
+            self._skip_void(step)
         average(grads, self.world.size, bucket_bytes=self._bucket_bytes, dtype=COMPRESSION[self._compression])
         if grads and not weighs:
             self._try_overlap(phase, step, params)
@@ -407,6 +411,12 @@ class DDP(Member):
         else:
             dtype = COMPRESSION[self._compression]
             self._serve(phase, step, Overlap(params, self.world.size, self._bucket_bytes, dtype), odd)
+
+    def _skip_void(self, step: Step) -> None:
+        """Skip an update whose weights sum to 0 over all processes; on an accelerator nobody reads them."""
+        if self._void:
+            step.skip_update("the weights of all processes sum to 0")
+            self._void = False
 
     def _sent(self, phase: Phase, step: Step, grads: list[Tensor]) -> bool:
         """Whether the backward of this step has sent the gradients; then they are averages from here on."""
@@ -462,6 +472,7 @@ class DDP(Member):
         mine = devices.scalar(weight, device, torch.float32).reshape(1)
         total = mine.clone()
         dist.all_reduce(total)
+        self._void = total.is_cpu and not total.any()
         total += total.eq(0)  # where no process has anything that counts, the gradients are 0
         return (mine * self.world.size / total).squeeze()  # exactly 1 if all are equal
 

@@ -310,8 +310,50 @@ def weightless(rank, overlap):
             grads.extend(p.grad.clone() for p in step.params)
 
     learner.add(Keep())
+    before = learner.model[0].weight.clone()
     learner.fit(TensorLoader(*samples(16), batch_size=4), epochs=1)
+    assert learner.progress.updates == 0
+    assert torch.equal(learner.model[0].weight, before)
     return grads
+
+
+class OnOne(TrainingPhase):
+    """Nothing counts in the batches of rank 0."""
+
+    def step(self, learner, step):
+        step.weight = torch.tensor(float(learner.world.rank))
+        super().step(learner, step)
+
+
+def on_one(rank):
+    learner = make_learner(DDP(weighted=True), model=make_model(norm=False), phases=[OnOne()])
+    learner.fit(TensorLoader(*samples(16), batch_size=4), epochs=1)
+    return learner.progress.updates, learner.model[0].weight.sum().item()
+
+
+def test_update_without_weight_in_one_process_is_that_of_the_others():
+    one, other = run(on_one, 2)
+    assert one == other
+    assert one[0] == 2
+
+
+def own_updates(rank):
+    learner = make_learner(DDP(), model=make_model(norm=False), phases=[ByItself()])
+    try:
+        learner.fit(TensorLoader(*samples(16), batch_size=4), epochs=1)
+    except ValueError as refused:
+        return str(refused)
+    return ""
+
+
+class ByItself(TrainingPhase):
+    own_updates = True
+
+
+def test_phase_with_own_updates_is_refused_in_several_processes():
+    for said in run(own_updates, 2):
+        assert "plugin 'ddp' acts by" in said
+        assert "ByItself.own_updates is True" in said
 
 
 @pytest.mark.parametrize("overlap", [True, False])

@@ -95,6 +95,8 @@ class SealedStep:
             raise Refused(f"it sets step.{name}")
         if name == "weight" and self._window.size > 1:
             raise Refused("it weights the steps of an update, and uneven windows are rescaled")
+        if name == "weight" and (value.device.type == "cpu" if isinstance(value, Tensor) else not value):
+            raise Refused("it weights its steps, and an update whose weights sum to 0 is skipped")
         object.__setattr__(self, name, value)
 
     @property
@@ -123,6 +125,8 @@ class SealedStep:
         own = vars(self).get("loss")
         vars(self).update(seed=self._window.seed, loss=loss)
         self.emit(BackwardBegin)
+        if isinstance(self.weight, Tensor):
+            self.seed = self.seed * self.weight.ne(0).to(self.loss.dtype)
         given, total = self.seed, self.loss  # a plugin may have put another loss there
         gradient = given.to(total) if isinstance(given, Tensor) else torch.full_like(total, given)
         with autocast_off():
