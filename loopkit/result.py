@@ -84,8 +84,12 @@ class FitResult:
             "error": "failed",
             "end": "ended",
         }
-        ended = ends.get(self.reason, f"reached {self.reason}")
+        epochs = f"{self.epochs} epoch{'s' * (self.epochs != 1)}"
+        done = f"{epochs}, {self.updates:,} updates, {self.samples:,} samples in {self.seconds:.1f} s"
+        if self.reason == "epochs":
+            return f"finished: {done}"
+        if self.reason not in ends:  # another limit
+            return f"finished ({self.reason}): {done}"
         who = f" by {self.by}" if self.by else ""
         why = f": {self.message}" if self.message else ""
-        counts = f"{self.epochs} epoch{'s' * (self.epochs != 1)}, {self.updates:,} updates, {self.samples:,} samples"
-        return f"{ended}{who}{why} after {counts} in {self.seconds:.1f} s"
+        return f"{ends[self.reason]}{who}{why} after {done}"

@@ -126,9 +126,9 @@ def test_html_of_a_table_is_escaped():
 
 def test_result_is_shown_short_with_its_metrics_as_a_table():
     result = FitResult("epochs", epochs=2, metrics={"train/loss": 0.5, "val/loss": 0.25, "val/<b>": 1.0})
-    assert repr(result).startswith("FitResult(reached epochs after 2 epochs, ")
+    assert repr(result).startswith("FitResult(finished: 2 epochs, ")
     shown = result._repr_html_()
-    assert "<p>reached epochs after 2 epochs" in shown
+    assert "<p>finished: 2 epochs" in shown
     row = ["loss", "0.5", "0.25"]
     assert "<tr>" + "".join(f'<td style="text-align: {s}">{c}</td>' for s, c in zip(SIDES, row, strict=True)) in shown
     assert "<b>" not in shown

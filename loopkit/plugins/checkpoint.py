@@ -443,7 +443,7 @@ class Checkpoint(Shown):
         elif self.resume is True:
             raise CheckpointError(f"{self.directory} holds no checkpoint: give resume='auto' to begin a run there")
         else:
-            say(f"{self.directory} holds no checkpoint: the run begins")
+            say(f"no checkpoint in {self.directory}: starting a new run")
         return newest
 
     def _read(self, learner: Learner, path: Path) -> Chosen:

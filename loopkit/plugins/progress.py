@@ -69,6 +69,8 @@ class Progress(Shown):
         self._due_updates = 0
         """The updates after which the next line is written."""
         self._best: float | None = None
+        self._earlier: list[Mapping[str, Any]] = []
+        """The rows of the fit's epochs in an earlier process."""
         self._file = file
         self._output: _Output | None = None
         self._row: dict[str, float] = {}
@@ -97,7 +99,7 @@ class Progress(Shown):
     @hookimpl(after=("checkpoint",))  # which may load the state of a fit that goes on
     def fit_begin(self, learner: Learner) -> None:
         """Start the clock."""
-        self._row, self._columns, self._epoch = {}, [], 0
+        self._row, self._columns, self._epoch, self._earlier = {}, [], 0, []
         self._best, self._due_updates = None, learner.progress.updates + (self.every or 0)
         self._started = self._lap = time.monotonic()
         self._done_before = learner.progress.epochs
@@ -105,6 +107,7 @@ class Progress(Shown):
             at = learner.current.position  # of a fit that was saved, and goes on
             self._started -= at.seconds
             self._done_before = at.start.epochs
+            self._earlier = [row for row in _history(learner) if row["epoch"] > at.start.epochs]
             if at.validate:  # between training and validation, whose metrics go into one row
                 self._row, self._epoch = dict(learner.metrics), learner.progress.epochs - self._done_before
 
@@ -209,7 +212,12 @@ class Progress(Shown):
         names = [*monitors, *(name for name in self._row if not name.startswith("train/"))]
         name = next((name for name in names if declared(name, plugins) is not None), None)
         mode = None if name is None else declared(name, plugins)
-        if name is None or mode is None or not is_better(self._row[name], self._best, mode):
+        if name is None or mode is None:
+            return False
+        for value in [row[name] for row in self._earlier if name in row]:
+            self._best = value if is_better(value, self._best, mode) else self._best
+        self._earlier = []
+        if not is_better(self._row[name], self._best, mode):
             return False
         first = self._best is None
         self._best = self._row[name]
@@ -352,6 +360,12 @@ def _reader_is_gone(stream: Any) -> bool:
     except (AttributeError, TypeError, OSError, ValueError):  # no pipe, or no poll on this system
         return False
     return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _history(learner: Learner) -> list[Mapping[str, Any]]:
+    """The rows of the plugin that keeps a history."""
+    kept = [plugin.rows for plugin in learner.plugins.values() if getattr(plugin, "provides", "") == "history"]
+    return kept[0] if kept else []
 
 
 def _updates(every: int | Every | None) -> int | None:

@@ -46,7 +46,7 @@ def phases(learner):
 def test_minutes_end_a_fit_after_the_step_in_which_they_are_over(minutes, steps, clock):
     result = make(clock).fit(train(), minutes=minutes)
     assert (result.reason, result.steps, result.seconds) == ("minutes", steps, 25.0 * steps)
-    assert str(result).startswith("reached minutes after ")
+    assert str(result).startswith("finished (minutes): ")
 
 
 def test_minutes_end_a_fit_in_mid_epoch_and_the_last_weights_are_validated_once(clock):

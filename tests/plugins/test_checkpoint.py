@@ -713,7 +713,7 @@ def test_killed_run_goes_on_as_if_nothing_had_happened(at, background, tmp_path,
 
 def test_resume_auto_begins_and_says_so_where_there_is_nothing(tmp_path, capsys):
     assert run(tmp_path / "new").result.steps == 12
-    assert f"loopkit: {tmp_path / 'new'} holds no checkpoint: the run begins" in capsys.readouterr().err
+    assert f"loopkit: no checkpoint in {tmp_path / 'new'}: starting a new run" in capsys.readouterr().err
 
 
 def test_resume_true_raises_where_there_is_nothing(tmp_path):

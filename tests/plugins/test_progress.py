@@ -17,7 +17,7 @@ from helpers import batches, make_learner, on
 
 from loopkit import Phase, every
 from loopkit.errors import PluginError
-from loopkit.plugins import EarlyStopping, Metrics, Progress
+from loopkit.plugins import Checkpoint, EarlyStopping, History, Metrics, Progress
 from loopkit.plugins.progress import duration, number
 
 
@@ -141,6 +141,30 @@ def test_best_epoch_is_marked_on_a_terminal_and_has_a_color_there(monkeypatch, c
     rows = re.findall(r"^(?:\x1b\[[0-9;]*[mK])? +(\*?)\d/3 ", file.getvalue().replace("\r", "\n"), re.MULTILINE)
     assert rows == ["", "*", ""]
     assert ("\x1b[1;32m" in file.getvalue()) == has
+
+
+@pytest.mark.parametrize("pause_after", [1, 2])
+def test_best_epoch_of_a_resumed_fit_is_that_of_the_whole_one(tmp_path, pause_after):
+    def marks(epochs, pause):
+        values = iter((3.0, 1.0, 0.5, 2.0)[epochs:])
+        metric = Metrics(x=lambda outputs, targets: torch.full((len(outputs),), next(values)), phase="val")
+        file = Terminal()
+        stop = EarlyStopping("val/x", patience=9, mode="min")
+
+        def end(learner, phase, **_):
+            if pause and phase.training and learner.progress.epochs == pause:
+                learner.pause()
+
+        save = Checkpoint(tmp_path, resume="auto")
+        learner = make_learner(Progress(True, file), History(), metric, stop, save, on("step_begin", end))
+        with suppress(SystemExit):  # of the pause
+            learner.fit(batches(1), batches(1), epochs=4)
+        text = file.getvalue().replace("\r", "\n")
+        return re.findall(r"^(?:\x1b\[[0-9;]*[mK])? +(\*?)\d/4 ", text, re.MULTILINE)
+
+    marks(0, pause_after)
+    resumed = marks(pause_after, None)
+    assert resumed[-2:] == ["*", ""]
 
 
 def failing(hook="step_begin", epoch=0):

@@ -117,7 +117,7 @@ def run(capsys, *words):
 def test_run_prints_the_result(folder, capsys):
     code, out, _ = run(capsys, "run", "run.toml", *sets(fit__epochs=1))
     assert code == 0
-    assert out[-1].startswith("reached epochs after 1 epoch, 3 updates, 32 samples in ")
+    assert out[-1].startswith("finished: 1 epoch, 3 updates, 32 samples in ")
     assert (folder / "runs/a/config.toml").exists()
 
 
@@ -251,5 +251,5 @@ def test_several_processes_say_the_result_once(folder):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("reached epochs after 1 epoch") == 1
+    assert done.stdout.count("finished: 1 epoch") == 1
     assert Path("runs/a/config.toml").exists()
