@@ -193,13 +193,19 @@ PAGES: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
 """Name of the picture, what it shows, the page's address and how the browser is."""
 
 
-def in_terminal(command: list[str], folder: Path) -> str:
-    """What a command leaves on a terminal."""
+def spawn(command: list[str], folder: Path) -> tuple[int, int]:
+    """Start a command in a terminal of its own; returns its process and the terminal's descriptor."""
     process, screen = pty.fork()
     if process == 0:
         os.chdir(folder)
         os.execvpe(command[0], command, {**os.environ, "TERM": "xterm", "COLUMNS": str(COLUMNS)})
     fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
+    return process, screen
+
+
+def in_terminal(command: list[str], folder: Path) -> str:
+    """The text that a command leaves on a terminal."""
+    process, screen = spawn(command, folder)
     parts = []
     try:
         while part := os.read(screen, 65536):

@@ -126,7 +126,7 @@ class Signals:
         for child in () if self._over else CHILD:
             if callable(signal.getsignal(child)):
                 self._put(child, self._lose_child)
-        _say(f"loopkit: {self.ending.name}: the fit ends after this step (Ctrl-C ends it at once)\n")
+        _say(f"{self.ending.name}: stopping after this step (press Ctrl-C again to stop at once)")
 
     @staticmethod
     def _raise(error: BaseException, first: bool) -> None:
@@ -149,5 +149,7 @@ def _is_of_a_fit(handler: Any) -> bool:
 
 
 def _say(text: str) -> None:
+    """Print a line; below a bar and its ``^C`` in a terminal."""
     with suppress(OSError):
-        os.write(2, text.encode())  # a handler may run in the middle of a print
+        line = f"loopkit: {text}\n"
+        os.write(2, (f"\n{line}" if os.isatty(2) else line).encode())  # a handler may run in the middle of a print

@@ -292,6 +292,7 @@ class Arm:
     """A plugin that arms a `Deadly` at an update; at 0 from the start."""
 
     name = "arm"
+    volatile = ("system",)
 
     def __init__(self, system: Deadly, update: int, until: int) -> None:
         self.system, self.update, self.until = system, update, until
@@ -305,6 +306,8 @@ class Arm:
 
 class Signaller:
     """A plugin that sends its process a signal when events have come so often, the first of them being 0."""
+
+    volatile = ("count",)
 
     def __init__(self, at: int, number: int) -> None:
         self.name = "signaller"
