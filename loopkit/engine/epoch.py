@@ -342,6 +342,8 @@ class Epoch:
             run: What runs the steps, and says whether they were all taken; by default the loop of the steps alone.
         """
         with bounded_wait(self.data, timeout, lambda: self.steps):
+            if self._core.requests.waits and self._source is not None and self._source.made:
+                self._core.requests.answer(self._core)  # what came while a function made the data
             batches = self.batches()
             if self.pending is not None:
                 raise self.pending

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -299,6 +299,30 @@ def test_signal_while_a_function_makes_the_data_is_answered_before_its_first_ste
     with pytest.raises(SystemExit):
         learner.fit(data, epochs=3)
     assert learner.progress.steps == 4 * at
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_run_that_a_signal_ends_while_a_function_makes_the_data_resumes_exactly(tmp_path, at):
+    def trained(folder, kill=None):
+        calls = []
+
+        def data():
+            calls.append(1)
+            order = torch.randperm(4)
+            if len(calls) - 1 == kill:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return [batches(4)[index] for index in order]
+
+        torch.manual_seed(0)
+        learner = make_learner(Checkpoint(folder, resume="auto"))
+        with suppress(SystemExit):
+            learner.fit(data, epochs=3)
+        return learner
+
+    whole = trained(tmp_path / "whole")
+    trained(tmp_path / "ended", kill=at)
+    resumed = trained(tmp_path / "ended")
+    assert torch.equal(resumed.model.weight, whole.model.weight)
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
