@@ -1,3 +1,5 @@
+"""Train on digits in the folder that is given: the script of README's recording."""
+
 import sys
 
 import torch
