@@ -63,7 +63,7 @@ def snake_case(name: str) -> str:
 
 
 class Event:
-    """A point of the loop that is announced to plugins. Subclass it to add one.
+    """A point of the loop where plugins are called. Subclass it to add one.
 
     The name of a subclass ends in ``Begin`` or ``End``. Defining a class of the same name again in the
     same module (a notebook cell run twice) replaces it; in another module it is refused, since both
@@ -98,35 +98,35 @@ class Event:
 
 
 class FitBegin(Event):
-    """``fit`` starts. Nothing has run; models and optimizers are set up."""
+    """``fit`` starts. Models and optimizers are set up; no step has run."""
 
     arguments = ("learner",)
 
 
 class EpochBegin(Event):
-    """An epoch of a phase starts. Its contexts are entered, the mode is set."""
+    """An epoch of a phase starts. Its contexts are entered and the mode is set."""
 
     arguments = ("learner", "phase", "epoch")
 
 
 class StepBegin(Event):
-    """A step starts. ``step.batch`` is what the loader yielded, after ``move_batch``."""
+    """A step starts. ``step.batch`` is the batch of the loader, after ``move_batch``."""
 
 
 class ForwardBegin(Event):
-    """The batch is unpacked: ``step.inputs`` and ``step.targets`` (None in prediction) exist, and may be replaced."""
+    """The batch is unpacked: ``step.inputs`` and ``step.targets`` (None in prediction) exist and can be replaced."""
 
 
 class LossBegin(Event):
-    """The forward is done: ``step.outputs`` exists beside ``step.inputs`` and ``step.targets``."""
+    """The forward is done: ``step.inputs``, ``step.targets`` and ``step.outputs`` exist."""
 
 
 class BackwardBegin(Event):
-    """``step.loss`` exists, and backward is about to start from it: it may be replaced, ``step.seed`` multiplied."""
+    """``step.loss`` exists, and backward comes next: you can replace the loss and multiply ``step.seed``."""
 
 
 class BackwardEnd(Event):
-    """The gradients of this step have been added to those of the window."""
+    """The gradients of this step are added to the window."""
 
 
 class UpdateBegin(Event):
@@ -146,11 +146,11 @@ class UpdateSkipped(Event):
 
 
 class StepEnd(Event):
-    """The step is done and counted; it holds everything that the phase has put on it."""
+    """The step is done and counted; it has all attributes that the phase set."""
 
 
 class StepCancelled(Event):
-    """Instead of ``StepEnd``: the step was cancelled. It holds whatever existed by then."""
+    """Instead of ``StepEnd``: the step was cancelled. It has the attributes set by then."""
 
 
 class EpochEnd(Event):
@@ -160,22 +160,22 @@ class EpochEnd(Event):
 
 
 class PhaseEnd(Event):
-    """All contexts are left: raw weights and modes are back, ``learner.metrics`` holds this epoch's values."""
+    """All contexts are exited: own weights and modes are restored, ``learner.metrics`` has this epoch's values."""
 
     arguments = ("learner", "phase", "epoch")
 
 
 class SignalBegin(Event):
-    """A signal was caught, and the step that was running is over: now is the time to save.
+    """A signal was caught, and the current step is done: save here.
 
-    ``learner.current.signal`` says which. After SIGTERM and SIGINT the fit ends, without ``epoch_end``; after SIGUSR1
-    it goes on.
+    ``learner.current.signal`` is the signal. After SIGTERM and SIGINT the fit ends, without ``epoch_end``; after
+    SIGUSR1 it continues.
     """
 
     arguments = ("learner",)
 
 
 class FitEnd(Event):
-    """``fit`` is over, however it ended. Runs in reverse of the ``fit_begin`` order, once per plugin."""
+    """``fit`` has ended in any way. Runs in the reverse order of ``fit_begin``, once per plugin."""
 
     arguments = ("learner", "result")

@@ -41,10 +41,10 @@ PhaseChoice = type[Phase] | str | tuple[type[Phase] | str, ...] | None
 """The phases in which a hook is called: of these classes or names, or all that train (``"training"``), or all."""
 
 STATES = {
-    "batch": "what the loader yielded",
-    "inputs": "what the model takes",
-    "targets": "what the outputs are compared with",
-    "outputs": "what the model returned",
+    "batch": "the batch of the loader",
+    "inputs": "the model's inputs",
+    "targets": "the targets that the loss compares with the outputs",
+    "outputs": "the return value of the model",
     "loss": "the scalar that backward starts from",
     "step": "any other attribute of a step, as `step.<attribute>`",
     "grads": "the gradients of an update; `grads.scale` and `grads.sync` are owned by one plugin each",
@@ -53,11 +53,11 @@ STATES = {
     "model": "the modules themselves, without these values: their device, mode, wrapping",
     "optimizer": "the optimizers; `optimizer.lr` and other hyperparameters are under it",
     "metrics": "`learner.metrics`, as `metrics.<phase>/<metric>`",
-    "progress": "`learner.progress`: how much was trained",
+    "progress": "`learner.progress`: counts of epochs, steps, updates and samples",
     "rng": "the random generators",
-    "data": "what the loaders yield next",
-    "trainable": "which parameters require grad; `trainable.<pattern>` are those that a pattern covers",
-    "weights": "what stands in the place of the models' own weights; `weights.<phase>` in the epochs of a phase",
+    "data": "the position and order of the loaders",
+    "trainable": "which parameters require grad; `trainable.<pattern>` for the ones that match a pattern",
+    "weights": "weights that replace the models' own, such as an average; `weights.<phase>` in the epochs of a phase",
 }
 """The names of state that ``reads``, ``updates``, ``writes`` and ``owns`` can hold; each covers all under it."""
 
@@ -67,10 +67,10 @@ PROVIDES = {
     "clip": "bounded gradients",
     "compile": "a compiled model",
     "device": "models and batches on a device",
-    "early_stopping": "an end of the fit by a criterion",
+    "early_stopping": "a stop of the fit by a criterion",
     "freeze": "parameters that are not trained",
     "history": "a record of the metrics",
-    "log": "metrics written elsewhere",
+    "log": "log files and servers",
     "memory_format": "models and batches in another memory layout",
     "metrics": "metrics of each epoch",
     "mixed_precision": "autocast and loss scaling",
@@ -83,21 +83,21 @@ PROVIDES = {
     "schedule": "hyperparameters as functions of the progress",
     "sync": "gradients averaged over processes",
 }
-"""What a plugin can say that it is (``provides``); others can be used too."""
+"""Roles of plugins (``provides``); you can use others."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """One plugin's implementation of one hook, as ``instrument_call`` is told of it."""
+    """One plugin's implementation of one hook, an argument of ``instrument_call``."""
 
     phase: str
     """The phase in whose plan it stands; empty for hooks that belong to no phase."""
     hook: str
     plugin: str
     function: Callable[..., Any]
-    """The implementation itself, which says where its code is."""
+    """The implementation itself."""
     arguments: tuple[str, ...]
-    """Those of the hook's arguments that the implementation takes, in its order."""
+    """The arguments of the hook that the implementation takes, in its order."""
 
 
 class Hooks:
@@ -134,7 +134,7 @@ class Hooks:
         """
 
     def take_step(self, learner: Learner, phase: Phase, epoch: Epoch, step: Step, default: Callable[[], None]) -> None:
-        """Replacement: process one batch in the place of the phase's ``step``, between ``step_begin`` and ``step_end``.
+        """Replacement: process one batch instead of the phase's ``step``, between ``step_begin`` and ``step_end``.
 
         At most one plugin implements it. ``default()`` runs the phase's own ``step``. A plugin that does without says
         what came of the batch by ``step.applied(values, grads, updated)``; ``step.window_state`` says what is due.
@@ -149,7 +149,7 @@ class Hooks:
         return model
 
     def setup_data(self, learner: Learner, phase: Phase, data: Any) -> Any:
-        """Transform: return the data of an epoch, or other data in its place, such as this process's part of it.
+        """Transform: return the data of an epoch, or a replacement, such as this process's shard.
 
         Called with an iterable of batches before its length is asked for, once a fit, or at the begin of every
         epoch of ``learner.run``: give the same object each time, and data that is your own already as it is.
@@ -161,7 +161,7 @@ class Hooks:
         return batch
 
     def instrument_call(self, learner: Learner, target: Target, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Transform: return what is called in the place of another plugin's hook, such as one that measures it.
+        """Transform: return the function to call instead of another plugin's hook, for example to measure it.
 
         Called for each hook of each other plugin when the plan is made: it costs nothing in a step but what it returns.
         That is given ``target.arguments`` by position, must return what ``call`` returns, and raise what it raises.
@@ -169,7 +169,7 @@ class Hooks:
         return call
 
     def log_value(self, learner: Learner, record: Record) -> None:
-        """Something was logged with ``learner.log``, by a phase or a plugin, in an epoch or between two.
+        """A phase or a plugin called ``learner.log``, in an epoch or between two.
 
         ``record.value`` is a number, a scalar tensor that may still be computed on its device, or a kind of
         `loopkit.logs`. It comes many times in a step: keep the record, and look at it later.
@@ -319,17 +319,17 @@ def hookimpl(
     """Mark a method as a hook's implementation.
 
     Args:
-        phase: Call it only in phases that train, ``"training"``, or update in their own way, ``"own_updates"``, in the
-            phase of a name, such as ``"val"``, or in those of a class, subclasses included; or a tuple of these. By
+        phase: Phases in which it is called: ``"training"`` for all that train, ``"own_updates"`` for all that update in
+            their own way, a name, such as ``"val"``, a class, which includes its subclasses, or a tuple of these. By
             default it is called in all phases.
-        reads: State it looks at, as dotted names (`STATES`, or ``"<plugin>.<field>"``); ``"*"`` is everything.
-        updates: State it changes, going out from what is there: after those that write it, before those that read it.
-        writes: State it makes, whatever was there, or makes valid: before all others.
-        before: Plugins (by name, or by what they provide) that this runs before, in this event.
-        after: Plugins that this runs after.
-        traced: It may be recorded once and replayed: it makes tensors out of tensors alone, asks for none of their
-            values, and decides by nothing that changes from step to step. These attributes of the plugin, tensors or
-            dicts of them, are all that it sets. None: it must be called.
+        reads: State that it looks at, as dotted names (`STATES`, or ``"<plugin>.<field>"``); ``"*"`` is everything.
+        updates: State that it changes, starting from the existing value: it runs after writers and before readers.
+        writes: State that it creates or makes valid: it runs before all others.
+        before: Plugins, by name or role (``provides``), that run after this one in this event.
+        after: Plugins, by name or role, that run before this one in this event.
+        traced: Whether it can be recorded once and replayed: it computes tensors only from tensors, reads none of their
+            values, and does not depend on anything that changes from step to step. The names are the attributes of the
+            plugin that it sets, tensors or dicts of them. None: it must be called.
 
     Raises:
         PluginError: An option of pluggy's that would order or wrap hooks by other means.
@@ -369,7 +369,7 @@ def hookimpl(
 
 
 def check_declaration(where: str, value: object) -> None:
-    """Refuse what is no declaration; a plain string is the common mistake."""
+    """Raise for values that are no declaration; a plain string is the common mistake."""
     if isinstance(value, str):
         raise PluginError(f"{where} is the string {value!r}: write a tuple, ({value!r},)")
     if not callable(value) and not (isinstance(value, tuple) and all(isinstance(item, str) for item in value)):

@@ -31,58 +31,58 @@ class Plugin(Protocol):
     from this class. Hooks are in `loopkit.hooks`.
     """
 
-    # To look on
+    # To observe
 
     reads: Declaration
     """State that its hooks read: those that change it run before. A hook's own ``@hookimpl(reads=...)`` comes first;
     this is for all others. So it is with ``updates``, ``writes``, ``before`` and ``after``."""
     provides: str
-    """What it is, in one word, such as ``"clip"``. Other plugins, ``order``, ``learner.remove`` and ``learner.replace``
-    can then name what it provides instead of its name. ``"observer"`` says that training is the same without it:
-    `loopkit eject` leaves it out of the loop that it writes. Without it, nothing."""
+    """Its role, in one word, such as ``"clip"``. Other plugins, ``order``, ``learner.remove`` and ``learner.replace``
+    can then refer to the role instead of the name. ``"observer"`` promises that training is the same without it:
+    `loopkit eject` leaves it out of the loop that it writes. By default it has no role."""
 
     # To change something
 
     updates: Declaration
-    """State that its hooks change, going out from what is there."""
+    """State that its hooks change, starting from the existing value."""
     writes: Declaration
-    """State that its hooks make."""
+    """State that its hooks create."""
     before: Declaration
-    """Plugins, or what they provide, that run after it."""
+    """Plugins, by name or role, that run after it."""
     after: Declaration
-    """Plugins, or what they provide, that run before it."""
+    """Plugins, by name or role, that run before it."""
     owns: Declaration
-    """What only one plugin may control in the whole fit, such as ``("optimizer.lr",)``. `Learner` refuses a second
-    owner. Without it, nothing."""
+    """State that only one plugin can control in the whole fit, such as ``("optimizer.lr",)``. A second owner raises an
+    error."""
 
     # When an error asks for it
 
     name: str
-    """By what the learner knows it; unique. Without it, the class's name in snake case."""
+    """Its unique name in the learner. Without it, the class's name in snake case."""
     optional: tuple[str, ...]
-    """Hooks of events that need not come: no phase has to emit them. Without it, each of its events must have a phase
+    """Hooks of events that no phase has to emit. Without it, each of its events must have a phase
     that emits it."""
     per_process: tuple[str, ...]
     """Options that may differ between the processes that train together, such as ``("directory",)``. All others must
     be the same in all of them, and the plugin there, if it declares that it changes anything (``updates``, ``writes``,
     ``owns``, or a replacement), or has this attribute, be it empty. Other plugins may differ or be absent."""
     monitor: str
-    """The metric that it goes by, such as ``"val/loss"``: one that no phase of a fit makes is refused."""
+    """The metric that it goes by, such as ``"val/loss"``. If no phase of a fit has it, the fit raises an error."""
     mode: str | None
-    """Whether that metric is better where it is lower, ``"min"``, or higher, ``"max"``; None: as the metric says. A
-    warning tells of a score with ``"min"``."""
+    """Whether lower, ``"min"``, or higher, ``"max"``, values of that metric are better; None: the metric's own
+    direction. A score with ``"min"`` causes a warning."""
     needs_mode: bool
-    """Whether it goes by which values of the metric are better. Without it, True."""
+    """Whether it depends on the direction of the metric. Without it, True."""
 
     def higher_is_better(self, metric: str) -> bool | None:
-        """Whether higher values of a metric that it makes are better; None if that is not said, or it is another's."""
+        """Whether higher values of one of its metrics are better; None if unknown, or for another plugin's metric."""
         ...
 
     # When a check asks for it
 
     syncs: tuple[str, ...] | bool
-    """Hooks of steps in which it may wait for the device, since it must; True for all. `loopkit_testing` refuses a wait
-    in others. Without it, none."""
+    """Hooks of steps that have to wait for the device; True for all. `loopkit_testing` reports waits in others. By
+    default none."""
     volatile: tuple[str, ...]
     """Keys of its state, and names that it logs, whose values two equal runs need not share, such as measured seconds.
     `loopkit_testing` leaves them out. Of a plugin without a state, also attributes that need no saving, as patterns of
@@ -116,20 +116,20 @@ class Plugin(Protocol):
         ...
 
     def reshard_store(self, stores: Sequence[dict[str, Any]], rank: int, size: int) -> dict[str, Any]:
-        """The same as `reshard`, for what ``epoch.store(self)`` held in each process."""
+        """The same as `reshard`, for ``epoch.store(self)`` of each process."""
         ...
 
     def settle(self, learner: Learner) -> None:
-        """Read what is still on its way from the device, and raise if it is bad. Savers call it before each save."""
+        """Read values still on their way from the device, and raise if they are bad. Called before each save."""
         ...
 
     def hold_stop(self, learner: Learner, reason: str, by: str) -> bool:
-        """Whether it puts off a stop that was asked for, to ask for it later itself. Asked between two steps,
-        for each ``learner.stop``."""
+        """Whether it postpones a requested stop, to request it later itself. Called between two steps, for each
+        ``learner.stop``."""
         ...
 
     unsaved: bool
-    """Whether its state has changed although nothing was trained. A saver looks for it at the end of the fit, and saves
+    """Whether its state has changed without training. A saver looks for it at the end of the fit, and saves
     once more. Without it, False."""
 
     # When others look for it
@@ -138,23 +138,22 @@ class Plugin(Protocol):
     """Whether it does its part in phases with ``own_updates = True``, or a line that describes how; a property may
     decide. Without it, only if it has no hook that comes before an update: a fit raises where it does not."""
     removable: bool
-    """Whether ``learner.remove`` may take it out. False if it has changed a model for good. Without it, True."""
+    """Whether ``learner.remove`` can remove it. False if it has changed a model for good. Without it, True."""
     agrees_in_steps: bool
-    """Of a plugin that joins processes: whether all of them make the same steps from the same parameters. Plugins that
-    cancel steps look for it: if so, they cancel in all processes or in none. Without it, True."""
+    """Whether all processes that it joins make the same steps from the same parameters. Plugins that cancel steps look
+    for it: if so, they cancel in all processes or in none. Without it, True."""
 
     def leave(self, learner: Learner) -> None:
-        """Put back what it has changed for the time that it is there, such as a learning rate. `Learner.remove` and
-        `Learner.replace` call it when it is out."""
+        """Undo its changes, such as a learning rate. `Learner.remove` and `Learner.replace` call it."""
         ...
 
     def averaged(self, learner: Learner) -> AbstractContextManager[None]:
-        """Inside, its weights stand in the place of the models' own. For ``learner.evaluate(data, weights=...)``."""
+        """Context in which its weights replace the models' own. For ``learner.evaluate(data, weights=...)``."""
         ...
 
     def unsynced(self) -> AbstractContextManager[None]:
-        """Inside, a forward is no part of what it syncs over processes. Plugins with a forward of their own look for it
-        where ``"sync"`` is provided."""
+        """Context in which a forward is not synced over processes. Plugins with an extra forward look for it in the
+        plugin that provides ``"sync"``."""
         ...
 
     def peek(self, phase: str) -> dict[str, Tensor | float]:
@@ -168,9 +167,9 @@ class Plugin(Protocol):
         ...
 
     def vote(self, hook: str) -> Callable[[Step], Tensor] | None:
-        """For a plugin that records steps: what finds, by tensors alone, that one of its hooks has nothing to do.
+        """For a plugin that records steps: a function that checks with tensors whether one of its hooks can be skipped.
 
-        It returns a scalar: False, and nothing of the step stands; it is taken anew, with the hook called. It may read
+        The function returns a scalar. If it is False, the step is undone and repeated with the hook. It may read
         tensors that are attributes of the plugin. None: the hook has to be called in each step.
         """
         ...
@@ -180,7 +179,7 @@ class Plugin(Protocol):
     last: dict[str, Tensor]
     """The norms of the last gradients by name. Plugins that log look for it where ``"norm"`` is provided."""
     directory: Any
-    """Where it saves. Commands look for it where ``"checkpoint"`` is provided."""
+    """The directory that it saves to. Commands look for it where ``"checkpoint"`` is provided."""
 
     def names(self) -> Sequence[str]:
         """The names of the metrics that it makes, as patterns of ``metrics.<name>``. Those that ask which way a metric
@@ -190,11 +189,11 @@ class Plugin(Protocol):
     # To tell people
 
     def explain(self, phase: Phase, hook: str) -> str:
-        """The note that ``learner.explain()`` shows beside one of its hooks; an empty string for none."""
+        """The note of ``learner.explain()`` next to one of its hooks; an empty string for none."""
         ...
 
     def remark(self, phase: Phase, hook: str, plugin: str) -> str:
-        """The note that ``learner.explain()`` shows beside a hook of any plugin; an empty string for none."""
+        """The note of ``learner.explain()`` next to a hook of any plugin; an empty string for none."""
         ...
 
     def options(self) -> dict[str, Any]:

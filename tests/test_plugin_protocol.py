@@ -120,6 +120,6 @@ def test_a_plugin_with_other_arguments_is_found(method):
 
 def test_a_plugin_that_looks_on_has_three_words_to_learn_and_one_that_changes_five_more():
     needed = [entry.cells["needed"] for entry in tables()["words"]]
-    assert needed[:8] == ["to look on"] * 3 + ["to change something"] * 5
+    assert needed[:8] == ["to observe"] * 3 + ["to change something"] * 5
     assert not {*needed[:8]} & {*needed[8:]}
     assert {entry.name for entry in tables()["words"]} == {*KNOWN, "phase", "traced"}

@@ -25,7 +25,7 @@ PATIENCE = 5
 
 
 class EarlyStopping(Shown):
-    """End the fit by a criterion on one metric; ``FitResult.message`` says which criterion and with what values.
+    """Stop the fit by a criterion on one metric; ``FitResult.message`` names the criterion and its values.
 
     The metric is looked at in the ``phase_end`` of its phase, whoever runs the epoch. An epoch that ``learner.stop``
     cut short, or that had no step, is not looked at. The fit ends as a normal result, with reason ``"stop"``.

@@ -7,7 +7,7 @@ from loopkit_testing.case import Case
 
 
 def declaration(case: Case) -> list[str]:
-    """The entry point of the plugin is installed, and leads to it."""
+    """The entry point of the plugin is installed and leads to it."""
     plugin, name = case.plugins()[0], case.name or ""
     rows = [row for row in plugins()[0] if row.entry_point.is_called(name)]
     if not rows:

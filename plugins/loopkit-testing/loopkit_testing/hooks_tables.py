@@ -1,4 +1,4 @@
-"""``loopkit hooks``: hooks, state names, words of a declaration and checks, as one table each."""
+"""``loopkit hooks``: hooks, state names, declarations and checks, as one table each."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Entry:
     """A row of a table."""
 
     cells: dict[str, str]
-    """By the headings of the columns; the first is its name, the last says what it is."""
+    """By the headings of the columns; the first is its name, the last its description."""
     doc: str
-    """All that is said of it."""
+    """The whole description."""
 
     @property
     def name(self) -> str:
@@ -64,7 +64,7 @@ def tables() -> dict[str, list[Entry]]:
 
 
 def _words() -> Iterator[Entry]:
-    """What a plugin says of itself: the options of `hookimpl`, and what its class may have."""
+    """Declarations of a plugin: the options of `hookimpl`, and attributes of its class."""
     from loopkit.hooks import hookimpl
     from loopkit.plugin import Plugin
 
@@ -75,7 +75,7 @@ def _words() -> Iterator[Entry]:
     for needed, name, doc in words:
         where = "class" if name not in options else "hook" if not doc else "hook, class"
         doc = " ".join(options.get(name, doc).split())
-        yield Entry({"word": name, "said by": where, "needed": needed, "meaning": _sentence(doc)}, doc)
+        yield Entry({"word": name, "in": where, "needed": needed, "meaning": _sentence(doc)}, doc)
 
 
 def _attributes(protocol: type) -> Iterator[tuple[str, str, str]]:
@@ -129,7 +129,7 @@ def markdown(entries: list[Entry], link: Callable[[Entry], str] | None = None) -
     JSON,
 )
 def show_hooks(options: argparse.Namespace) -> int:
-    """Print what a plugin can be made of: hooks, states, words of a declaration, and checks; or what NAME is.
+    """Print the hooks, states, declarations and checks of plugins, or the description of NAME.
 
     Each table has a name: hooks, states, words, provides, checks. For example:
 

@@ -18,7 +18,7 @@ TIMES = 16
 
 
 def overhead(factory: Callable[[], Any], *, problem: Callable[[], Problem] = tiny_problem) -> dict[str, float]:
-    """How long one call of each of a plugin's hooks takes on the host: the median in microseconds, by hook.
+    """The time of a call of each hook on the host: the median in microseconds, by hook.
 
     A context counts from its making to its entering, and with its leaving. Of a replacement, what the
     default does is in it. On an accelerator this is the time to launch the work, not to do it.

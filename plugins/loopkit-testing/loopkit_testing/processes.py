@@ -30,7 +30,7 @@ PRELOADED = ["pytest", "torch._dynamo", "loopkit_testing"]
 
 
 def two_processes(make: Callable[[], Case]) -> list[str]:
-    """In two processes that train together, parameters stay the same in both, and saved state can be gone on from.
+    """In two processes that train together, parameters stay equal, and saved state can be resumed.
 
     The processes are started by `loopkit.launch` and talk by gloo on this machine. `DDP` joins them, unless the plugin
     or a companion provides ``"sync"``.

@@ -44,7 +44,7 @@ def test_hooks_of_one_name_prints_all_that_is_said_of_it(capsys):
         "states: progress",
         "provides: progress",
     ]
-    assert run(capsys, "hooks", "reads")[1][0] == "words: reads, hook, class, to look on"
+    assert run(capsys, "hooks", "reads")[1][0] == "words: reads, hook, class, to observe"
     assert run(capsys, "hooks", "no_graph_kept")[1][1].startswith("    A step's graphs are freed before")
     code, out, (line,) = run(capsys, "hooks", "grad")
     assert (code, out) == (2, [])

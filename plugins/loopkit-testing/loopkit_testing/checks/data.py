@@ -22,7 +22,7 @@ from loopkit_testing.troubles import Disturbance
 
 
 def loader_kept(case: Case) -> list[str]:
-    """The tensors that the loader gives are not changed in place: they may be the data set itself.
+    """Tensors of the loader are not changed in place: they may be the dataset itself.
 
     Observed by the versions of the tensors, before and after each call of a hook, and of both ends of a context. That
     a plugin declares ``updates=("batch",)`` does not help: it changes a copy, or puts another batch in its place.
@@ -83,7 +83,7 @@ class _LoaderWatch:
 
 
 def metrics_reset(case: Case) -> list[str]:
-    """What it makes of an epoch's data does not depend on the epochs before: its metrics begin anew.
+    """Metrics of an epoch do not depend on earlier epochs: they are reset.
 
     An epoch of other data comes first, in which no update is made; then one that is compared with that of a fresh
     plugin. A metric that is meant to go on is named in ``volatile``. `PluginError` or

@@ -21,7 +21,7 @@ from loopkit_testing.case import Case, seed_all
 
 
 def no_graph_kept(case: Case) -> list[str]:
-    """A step's graphs are freed before the next step's forward pass, without the garbage collector.
+    """A step's graphs are freed before the next step's forward, without the garbage collector.
 
     It is observed on what the models return; a phase that does not call them as a whole is not observed. A step may
     call them as often as it likes.
@@ -106,7 +106,7 @@ BYTES = 900
 
 
 def bounded_memory(case: Case) -> list[str]:
-    """Neither the tensors nor the bytes in use grow with the steps of an epoch, or with the epochs.
+    """The tensors and bytes in use do not grow with steps or epochs.
 
     A plugin may keep some tensors, such as the last three hundred, or the last fifty of an epoch, and a few numbers of
     each step; but no tensor of each step, nor 900 bytes. It is observed over the last three of five long epochs, on
@@ -134,7 +134,7 @@ def bounded_memory(case: Case) -> list[str]:
 
 
 def learner_freed(case: Case) -> list[str]:
-    """After a fit the learner, and with it model and optimizer, is freed although the plugin is kept."""
+    """After a fit the learner, with model and optimizer, is freed even if the plugin is kept."""
     plugins = case.plugins()
     learner = case.bench(plugins)
     learner.train()

@@ -99,7 +99,7 @@ EFFECTS = STATES.keys() - {"metrics", "progress"}
 
 
 def no_undeclared_effect(case: Case) -> list[str]:
-    """A plugin that declares no change leaves the parameters bitwise as they are without it.
+    """A plugin that declares no change leaves the parameters bitwise unchanged.
 
     Changes are what its hooks update or write of anything but metrics and its own state, what it ``owns``, and
     replacements. A plugin may end the fit earlier; one that cancels a step or votes to skip an update is not
@@ -131,7 +131,7 @@ def no_undeclared_effect(case: Case) -> list[str]:
 
 
 def options_kept(case: Case) -> list[str]:
-    """Attributes that are named as arguments of the constructor hold after a fit what they held before.
+    """Attributes named like arguments of the constructor have the same values after a fit as before.
 
     Such an attribute says how the plugin was made: it is shown, written to files, and used by the next fit. What
     changes while training goes on has a name of its own.

@@ -24,7 +24,7 @@ class _Stream:
 
 
 def unknown_phases(case: Case) -> list[str]:
-    """It works under phases that its author never saw, with accumulation, and with data that have no length.
+    """The plugin works in unknown phases, with accumulation, and with data without a length.
 
     They are: a phase without backward, one with two models, two optimizers and two backwards, one with two backwards
     for one update, one whose step puts nothing on the step, and prediction; and validation and prediction outside of a

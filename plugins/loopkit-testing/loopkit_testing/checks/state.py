@@ -29,7 +29,7 @@ DRAWN = {"training step": 2, "other step": 1, "epoch": 1}
 
 
 def state_round_trip(case: Case) -> list[str]:
-    """Saved state is of the allowed kinds, is a copy, and going on from it is as if nothing had happened.
+    """Saved state has only the allowed kinds, is a copy, and resuming from it changes no bit.
 
     Allowed are None, booleans, numbers, strings, lists, tuples, dicts with string or int keys, and tensors. The state
     is saved between two fits; together with the weights, optimizers, counters, metrics and generators, and the state
@@ -105,7 +105,7 @@ def state_round_trip(case: Case) -> list[str]:
 
 
 def exact_resume(case: Case) -> list[str]:
-    """A run that is killed and goes on from its saved state ends with the same bits as one that is not.
+    """A run that is killed and resumes from its saved state ends with the bits of an uninterrupted run.
 
     A fit of three epochs is killed at places that are drawn, by a fixed seed, among the ends of its steps and epochs;
     and at two of them one after the other; and one with accumulation, within a window. Right before, it is saved as a

@@ -30,7 +30,7 @@ TIMES = 13
 
 
 def no_device_sync(case: Case) -> list[str]:
-    """Nothing that belongs to a step waits for the device, but what the plugin declares.
+    """No hook of a step waits for the device, except the ones that the plugin declares.
 
     Observed in hooks that take a step, in their contexts and in ``move_batch``: calls that read a tensor on the host
     (``TensorReads``). On the CPU these cost nothing, so a plugin that reads there alone, or must read, says so with a

@@ -15,7 +15,7 @@ from loopkit_testing.troubles import Deliberate, DeliberateExit, Trouble
 
 
 def fit_twice(case: Case) -> list[str]:
-    """A second ``fit`` works like the first: ``fit_end`` comes once, and what was changed outside is put back."""
+    """A second ``fit`` works like the first: ``fit_end`` fires once, and changes outside are undone."""
     plugins = case.plugins()
     calls = Calls(plugins[0])
     learner = case.bench([*plugins, calls])
@@ -46,7 +46,7 @@ def fit_twice(case: Case) -> list[str]:
 
 
 def cancelled_step(case: Case) -> list[str]:
-    """After another plugin has cancelled a step, an epoch or the fit, everything goes on.
+    """After another plugin cancelled a step, an epoch or the fit, training continues.
 
     If no update was made in that step, the parameters are bitwise those before it; and so are the buffers, if the model
     has not run, unless the plugin declares that it changes them. A plugin that changes them in whole steps without an
@@ -77,7 +77,7 @@ def cancelled_step(case: Case) -> list[str]:
 
 
 def error_elsewhere(case: Case) -> list[str]:
-    """After an error in any hook of another plugin ``fit_end`` has come once, all is put back, and a new ``fit`` works.
+    """After an error in a hook of another plugin ``fit_end`` fires once, changes are undone, and a new ``fit`` works.
 
     Put back are: grad mode, autocast, global settings of torch, modes and hooks of modules, ``requires_grad``, signal
     handlers, standard output and error, exception hooks, handlers of the root logger, the working directory,
