@@ -89,6 +89,12 @@ class Core:
             self._said.add(text)
             say(text)
 
+    def look_at_data(self, phase: str, data: Any) -> None:
+        """Let the witness look at the data of a phase, or at the function that makes it."""
+        root = self._roots().of_data(phase, data)
+        if root is not None:
+            self.witness.add(root)
+
     def _roots(self) -> RootsOfLearner:
         models = self.models
         plugins = {name: unwrapped(plugin) for name, plugin in self.registry.plugins.items()}

@@ -199,6 +199,8 @@ class Epoch:
         if core.phase_states.use(phase):
             core.find_extras()
         core.witness.look((id(phase), core.registry.version))
+        if self._source is not None and not self.alone:
+            core.look_at_data(phase.name, self.data if self.function is None else self.function)
         if phase.training and core.epochs and any(outer.window_open for outer in core.epochs):
             raise ReentrancyError(f"phase {phase.name!r} trains inside an open accumulation window")
         if self.saved is None:

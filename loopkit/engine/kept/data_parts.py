@@ -72,7 +72,7 @@ class DataParts:
         for found in walk(value, deep=DEEP, most=MOST, enter=_is_open):
             path = _joined(root, found.path)
             if isinstance(found.value, types.FunctionType):
-                below += [(_joined(path, name), each) for name, each in _named_by(found.value)]
+                below += [(_joined(path, name), each) for name, each in named_by(found.value)]
             elif generators.is_generator(found.value):
                 self._add(self.generators, path, found.value)
             else:
@@ -83,7 +83,7 @@ class DataParts:
                 self._look(path, each, "none" if states == "none" else "data")
 
     def _sort(self, path: str, value: Any, states: bool) -> None:
-        if _counts(value) and not any(each is value for each in self.counting):
+        if is_told_epochs(value) and not any(each is value for each in self.counting):
             self.counting.append(value)
         if states and _has_state(value):
             self._add(self.states, path, value)
@@ -221,7 +221,7 @@ def _is_open(found: Found) -> bool:
     return kind.__module__ == "loopkit.data" or not kind.__module__.startswith("loopkit.")
 
 
-def _named_by(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def named_by(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield the objects that a function closes over or has as defaults, and the data that it looks up by name."""
     code = function.__code__
     known = function.__globals__
@@ -263,8 +263,19 @@ def _has_state(value: Any) -> bool:
     return callable(getattr(kind, "state_dict", None)) and callable(getattr(kind, "load_state_dict", None))
 
 
-def _counts(value: Any) -> bool:
+def is_told_epochs(value: Any) -> bool:
+    """Whether an object has ``set_epoch`` and does not count its epochs itself."""
     return callable(getattr(type(value), "set_epoch", None)) and not isinstance(value, COUNTS_ITSELF)
+
+
+def has_own_state(value: Any) -> bool:
+    """Whether a class of the user's has ``state_dict``, and so saves what moves in it."""
+    if isinstance(value, (nn.Module, torch.optim.Optimizer)):
+        return False
+    for base in type(value).__mro__:
+        if "state_dict" in vars(base):
+            return not base.__module__.startswith(("torch.", "torchdata.", "loopkit."))
+    return False
 
 
 def _saved_state(path: str, value: Any) -> Any:

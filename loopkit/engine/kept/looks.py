@@ -6,6 +6,7 @@ import functools
 import itertools
 import sys
 import time
+import types
 import weakref
 from array import array
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from loopkit.engine.kept.walk import HOLDERS, MAPPINGS, PLAIN, SEQUENCES, SETS, Found, walk
+from loopkit.engine.kept.walk import HOLDERS, MAPPINGS, PLAIN, SEQUENCES, SETS, Found, HeldBy, walk
 from loopkit.generators import is_generator, state_of
 
 NUMBERS = (bool, int, float, complex)
@@ -94,12 +95,29 @@ Looks = dict[str, Look]
 Leave = Callable[[Found], bool]
 
 
-def look(root: Any, leave: Leave) -> Looks:
+class Scope(NamedTuple):
+    """How far a look goes, and what counts in it."""
+
+    deep: int = 4
+    """Attributes and items between the root and the last values."""
+    long: int | None = None
+    """Items of a container up to which they are looked into; None: of any."""
+    held_by: HeldBy | None = None
+    """Yields what functions hold; without it, functions and modules are not looked into."""
+    lazy: bool = False
+    """Whether what is made where there was nothing, but for numbers, counts from then on."""
+
+
+ATTRIBUTES = Scope()
+
+
+def look(root: Any, leave: Leave, scope: Scope = ATTRIBUTES) -> Looks:
     """Look at an object and all that it holds.
 
     Args:
         root: The object.
         leave: Whether a value does not count, nor what it holds: it is saved, or looked at elsewhere.
+        scope: How far to look.
     """
     left: set[int] = set()
     """The objects that are not looked into."""
@@ -107,14 +125,17 @@ def look(root: Any, leave: Leave) -> Looks:
     paths: dict[int, str] = {}
 
     def enter(found: Found) -> bool:
-        return id(found.value) not in left
+        value = found.value
+        if scope.long is not None and type(value) in (*MAPPINGS, *SEQUENCES, *SETS) and len(value) > scope.long:
+            return False
+        return id(value) not in left
 
-    for found in walk(root, enter=enter):
+    for found in walk(root, deep=scope.deep, enter=enter, held_by=scope.held_by):
         value = found.value
         if found.owner is not None and (is_left(found.owner, found.key) or leave(found)):
             left.add(id(value))
             continue
-        seen = look_at(value) if found.owner is not None else Look("object", type(value))
+        seen = _look_in(value, scope) if found.owner is not None else Look("object", type(value))
         if seen is None or seen.kind in ("values", "optimizer"):
             left.add(id(value))
         if seen is not None:
@@ -123,7 +144,16 @@ def look(root: Any, leave: Leave) -> Looks:
     return looks
 
 
-def moved(before: Looks, now: Looks, since: Clocks, is_saved: Callable[[Tensor], bool]) -> list[str]:
+def _look_in(value: Any, scope: Scope) -> Look | None:
+    """Look at one value, in a scope that may have functions and modules in it."""
+    if scope.held_by is not None and isinstance(value, (types.FunctionType, nn.Module)):
+        return Look("object", type(value))
+    return look_at(value)
+
+
+def moved(
+    before: Looks, now: Looks, since: Clocks, is_saved: Callable[[Tensor], bool], scope: Scope = ATTRIBUTES
+) -> list[str]:
     """Return the paths of what has moved between two looks.
 
     Args:
@@ -131,6 +161,7 @@ def moved(before: Looks, now: Looks, since: Clocks, is_saved: Callable[[Tensor],
         now: The later one.
         since: When the earlier one was taken.
         is_saved: Whether a tensor is one that is saved elsewhere, such as a parameter of a model.
+        scope: How far they looked.
     """
     found: list[str] = []
     passed: set[str] = set()
@@ -141,10 +172,12 @@ def moved(before: Looks, now: Looks, since: Clocks, is_saved: Callable[[Tensor],
         known = before.get(path)
         if each.parent in passed:
             passed.add(path)
-        elif each.parent in fresh or (known is None and each.parent not in before):
+        elif each.parent in fresh or _is_new(known, each, before, scope):
             fresh.add(path)
         elif _has_grown(known, each):
             passed.add(path)
+            if _is_held_by_function(each, now):
+                continue
             if not _is_cache(path, each) and _differ(known, each, since):
                 found.append(path)
         elif _is_made(known, each):
@@ -242,7 +275,9 @@ def _look_at_items(value: Any) -> Look:
     if not {type(each) for each in itertools.islice(items, MOST)} <= _PLAIN:
         return Look("holder", None, length)
     if length > MOST:
-        return Look("values", tuple(itertools.islice(items, 0, None, length // SAMPLE)), length)
+        every = length // SAMPLE
+        few = items[::every] if kind in (list, tuple) else itertools.islice(items, 0, None, every)
+        return Look("values", tuple(few), length)
     if kind in SETS:
         return Look("values", frozenset(value), length)
     return Look("values", tuple(value.items() if kind in MAPPINGS else value), length)
@@ -332,6 +367,26 @@ def _same(before: Any, now: Any) -> bool:
 def _is_made(before: Look | None, now: Look) -> bool:
     """Whether an object stands where there was none."""
     return now.kind == "object" and (before is None or before.kind != now.kind)
+
+
+def _is_new(known: Look | None, now: Look, before: Looks, scope: Scope) -> bool:
+    """Whether a value counts from now on: its holder was made since, or in a lazy scope the value was."""
+    if known is None and now.parent not in before:
+        return True
+    return scope.lazy and _is_made_late(known, now)
+
+
+def _is_made_late(before: Look | None, now: Look) -> bool:
+    """Whether anything but a number stands where there was none."""
+    if before is not None and not (before.kind == "value" and before.state is None):
+        return False
+    return now.kind != "value" or isinstance(now.state, (str, bytes))
+
+
+def _is_held_by_function(look: Look, looks: Looks) -> bool:
+    """Whether a function closes over a value."""
+    holder = looks.get(look.parent)
+    return holder is not None and holder.state is types.FunctionType
 
 
 def _has_grown(before: Look | None, now: Look) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from loopkit.engine.kept.data_roots import root_of_data
 from loopkit.engine.kept.extras import in_words
 from loopkit.engine.kept.looks import Leave
 from loopkit.engine.kept.walk import Found
@@ -77,6 +78,10 @@ class RootsOfLearner:
         for name, plugin in self._plugins.items():
             if not has_state(plugin):
                 yield Root(f"plugin {name!r}", plugin, OF_A_PLUGIN, self._leave())
+
+    def of_data(self, phase: str, data: Any) -> Root | None:
+        """Return the root of the data of a phase, or of the function that makes it; None if it holds batches alone."""
+        return root_of_data(phase, data, self._owned)
 
     def _written(self) -> frozenset[str]:
         """The attributes of modules that a plugin with a state owns, such as ``p`` of ``model.p.dropout``."""

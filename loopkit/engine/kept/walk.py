@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 SEQUENCES = (list, tuple, deque)
 SETS = (set, frozenset)
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
+HeldBy = Callable[[types.FunctionType], Iterable[tuple[str, Any]]]
 CLOSED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, torch.Tensor)
 """Kinds whose insides are not looked at: they are values, or code."""
 
@@ -39,6 +40,7 @@ def walk(
     deep: int = 4,
     most: int = 10_000,
     enter: Callable[[Found], bool] = lambda found: True,
+    held_by: HeldBy | None = None,
 ) -> Iterator[Found]:
     """Yield an object and everything that it holds, breadth first, each object once.
 
@@ -51,6 +53,7 @@ def walk(
         deep: How many attributes or items lie between the root and the last values.
         most: How many values it yields at most.
         enter: Whether to look inside a value; it is asked for values that can hold others.
+        held_by: Yields the names and the objects that a function holds; without it, functions are not looked into.
     """
     level = [Found("", None, None, root)]
     seen: set[int] = set()
@@ -67,7 +70,12 @@ def walk(
             count += 1
             if count == most:
                 return
-            if depth < deep and len(below) < most and can_hold(value) and enter(found):
+            if depth == deep or len(below) >= most:
+                continue
+            if held_by is not None and isinstance(value, types.FunctionType):
+                if enter(found):
+                    below += _attributes(found, held_by(value))
+            elif can_hold(value) and enter(found):
                 below += islice(inside(found), most - len(below))
         level = below
 
@@ -104,9 +112,14 @@ def inside(found: Found) -> Iterator[Found]:
         for each in value:
             yield Found(f"{path}{{}}", value, None, each)
     else:
-        prefix = f"{path}." if path else ""
-        for name, each in _named(value):
-            yield Found(f"{prefix}{name}", value, name, each)
+        yield from _attributes(found, _named(value))
+
+
+def _attributes(found: Found, named: Iterable[tuple[str, Any]]) -> Iterator[Found]:
+    """Yield objects that an object holds under names."""
+    prefix = f"{found.path}." if found.path else ""
+    for name, each in named:
+        yield Found(f"{prefix}{name}", found.value, name, each)
 
 
 def _named(value: Any) -> list[tuple[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from loopkit.engine.kept.looks import Clocks, Leave, look, moved
+from loopkit.engine.kept.looks import ATTRIBUTES, Clocks, Leave, Scope, look, moved
 from loopkit.engine.kept.module_looks import ModuleLooks
 from loopkit.notes import warn
 
@@ -30,6 +30,8 @@ class Root(NamedTuple):
     """Whether a value that it holds is saved, or is a root itself: then it is not looked at here."""
     written: frozenset[str] = frozenset()
     """Attributes of modules that a plugin owns, which writes them anew after a resume."""
+    scope: Scope = ATTRIBUTES
+    """How far to look."""
 
 
 class Roots(Protocol):
@@ -73,10 +75,14 @@ class Witness:
             for root in self._roots():
                 self.add(root)
 
+    def knows(self, name: str, value: Any) -> bool:
+        """Whether it has looked at a root of this name, which is this object, since the fit began."""
+        known = self._records.get(name)
+        return known is not None and known.root.object is value
+
     def add(self, root: Root) -> None:
         """Look at one more root, unless it has since the fit began."""
-        known = self._records.get(root.name)
-        if known is None or known.root.object is not root.object:
+        if not self.knows(root.name, root.object):
             self._records[root.name] = _Record(root)
 
     def missing(self) -> dict[str, str]:
@@ -104,13 +110,14 @@ class _Record:
         self.root = root
         self._since = Clocks.read()
         self._module = ModuleLooks(root.object, root.leave) if isinstance(root.object, nn.Module) else None
-        self._looks = {} if self._module is not None else look(root.object, root.leave)
+        self._looks = {} if self._module is not None else look(root.object, root.leave, root.scope)
 
     def moved(self, is_saved: Callable[[Tensor], bool]) -> list[str]:
         if self._module is not None:
             paths = self._module.moved(self._since, is_saved)
             return [path for path in paths if path.rpartition(".")[2] not in self.root.written]
-        return moved(self._looks, look(self.root.object, self.root.leave), self._since, is_saved)
+        root = self.root
+        return moved(self._looks, look(root.object, root.leave, root.scope), self._since, is_saved, root.scope)
 
 
 class _Saved:
@@ -137,9 +144,15 @@ def _memory(tensor: Tensor) -> int:
 def _message(root: Root, paths: list[str]) -> str:
     listed = ", ".join(map(repr, paths[:NAMED]))
     rest = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
-    attributes = dict.fromkeys(path.partition(".")[0].partition("[")[0].partition("{")[0] for path in paths)
+    attributes = dict.fromkeys(_attribute(path, last=root.scope is not ATTRIBUTES) for path in paths)
     names = "".join(f"{name!r}, " for name in list(attributes)[:NAMED]).removesuffix(" ")
     return (
         f"{root.name} ({type(root.object).__name__}) has changed its {listed}{rest} since the fit began, and no "
         f"checkpoint holds that: a resumed run starts without it. {root.cure.format(names)}"
     )
+
+
+def _attribute(path: str, last: bool) -> str:
+    """The name of the first attribute in a path, or the last."""
+    names = [each.partition("[")[0].partition("{")[0] for each in path.split(".")]
+    return names[-1 if last else 0]
