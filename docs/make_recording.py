@@ -72,13 +72,13 @@ def draw(rows: list[Row]) -> str:
     font = "ui-monospace,Menlo,Consolas,DejaVu Sans Mono,monospace"
     head = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}">',
-        "<style>@keyframes come{from{opacity:0}to{opacity:1}}text{animation:come .01s step-end both}</style>",
         f'<rect width="{width:.0f}" height="{height:.0f}" rx="8" fill="#1b1d20"/>',
         f'<g font-family="{font}" font-size="12">',
     ]
     lines = [
-        f'<text x="{MARGIN}" y="{MARGIN + 12 + at * LINE}" fill="{color or "#e6e6e3"}" '
-        f'style="animation-delay:{seconds:.2f}s">{escape(text).replace(" ", NO_BREAK)}</text>'
+        f'<text x="{MARGIN}" y="{MARGIN + 12 + at * LINE}" fill="{color or "#e6e6e3"}">'
+        f'<set attributeName="visibility" to="hidden" begin="0s" end="{seconds:.2f}s"/>'
+        f"{escape(text).replace(' ', NO_BREAK)}</text>"
         for at, (seconds, text, color) in enumerate(rows)
     ]
     return "\n".join([*head, *lines, "</g>", "</svg>\n"])
