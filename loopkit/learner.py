@@ -16,6 +16,7 @@ from loopkit.engine.epoch import Epoch
 from loopkit.engine.fit import Fit, Limits, next_epoch
 from loopkit.engine.fit_loop import FitLoop
 from loopkit.engine.forwards import aside, inference, predict, predict_batches
+from loopkit.engine.kept.modes import Modes
 from loopkit.engine.kept.optimizers import is_optimizer
 from loopkit.engine.models import Models
 from loopkit.engine.resume import Mark
@@ -85,6 +86,8 @@ class Learner:
         standard: Add the standard plugins that the list does not hold: metrics with the loss, history, progress,
             sanity check, stop on non-finite numbers. ``learner.remove("progress")`` takes one out again.
         order: Plugin names (or what they provide) that run in this order wherever they meet; or several such lists.
+        optimizer_modes: Call ``train()`` and ``eval()`` of optimizers whose class has both, such as schedule-free ones,
+            around training and validation, unless a plugin owns the weights with an average. False leaves it to you.
 
     Raises:
         PluginError: A plugin is malformed, or two do not go together.
@@ -111,6 +114,7 @@ class Learner:
         seed: int | None = None,
         standard: bool = True,
         order: Sequence[Any] = (),
+        optimizer_modes: bool = True,
     ) -> None:
         if seed is not None:
             seed_everything(seed)
@@ -132,6 +136,7 @@ class Learner:
         """What it was made with, beside what it holds."""
         self._core.find_extras()
         models.set_up(self._core.registry, self._core.registry.plugins)
+        models.modes = Modes({}, optimizer_modes, self._core.registry.owner_of_weights)
         self._set_optimizers(optimizer)
 
     # What it is
@@ -291,7 +296,8 @@ class Learner:
         from loopkit.engine.explain import Explanation
 
         phases = list(self.phases.values()) if phase is None else [self.phases.find(phase)]
-        return Explanation.of(self._core.registry, phases, full or phase is not None)
+        modes = self.models.modes.explained()
+        return Explanation.of(self._core.registry, phases, full or phase is not None, modes)
 
     # Running
 

@@ -111,3 +111,16 @@ def total_norm(tensors: list[Tensor], norm_type: float = 2.0) -> Tensor:
         for group in spread.device_mesh.get_all_groups():  # type: ignore[attr-defined]
             dist.all_reduce(both, dist.ReduceOp.MAX, group)
     return torch.where(both[1] > 0, math.nan, both[0])
+
+
+def exchange(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Exchange the values of two tensors, for each pair; without a copy, but for sharded ones."""
+    for one, other in pairs:
+        if is_sharded(one):  # whose memory is known elsewhere, too
+            here, there = part(one), part(other)
+            kept = here.clone()
+            here.copy_(there)
+            there.copy_(kept)
+        else:
+            one.data, other.data = other.data, one.data
+    torch.clear_autocast_cache()  # it may hold casts of what was in place

@@ -15,6 +15,7 @@ from loopkit.engine.kept.differences import first, names
 from loopkit.engine.kept.extras import Extras
 from loopkit.engine.kept.extras import malformed as malformed_extras
 from loopkit.engine.kept.measured import Measured
+from loopkit.engine.kept.modes import Modes
 from loopkit.engine.kept.optimizers import OptimizerPart
 from loopkit.engine.kept.optimizers import malformed as malformed_optimizer
 from loopkit.engine.kept.rounds import Round
@@ -50,6 +51,7 @@ VERSIONS = {
     "round": 1,
     Extras.name: Extras.version,
     Measured.name: Measured.version,
+    Modes.name: Modes.version,
 }
 """The form of each part of a state. What reads a part knows all its forms up to this one."""
 
@@ -70,6 +72,7 @@ def check(core: Core, state: Mapping[str, Any], allow: Collection[str]) -> None:
         *_optimizers(core.models.optimizers, state["optimizers"]),
         *_windows(core.models.optimizers, state),
         *core.models.extras.problems(state.get("extras", {}), allow),
+        *core.models.modes.problems(state.get(Modes.name, {})),
         *_plugins(core.registry.plugins, state, allow),
     ]
     if problems:
@@ -103,7 +106,7 @@ def _malformed(state: Mapping[str, Any]) -> list[str]:
         "generators": MAPPING,
         **({"made": FACTS} if "made" in state else {}),
         **({"ranks": LIST} if "ranks" in state else {}),
-        **({Measured.name: NAMED} if Measured.name in state else {}),
+        **{part: NAMED for part in (Measured.name, Modes.name) if part in state},
     }
     optional: dict[str, Any] = {"phases": {}, "nested": {}}  # parts that older states lack
     if problems := wrong("", {**optional, **state}, parts):

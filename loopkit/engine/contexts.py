@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from loopkit.engine.kept.modes import TRAIN
 from loopkit.errors import CancelEpoch, CancelFit
 from loopkit.notes import locate
 
@@ -31,6 +32,8 @@ class Contexts:
         try:
             if self._phase.training and weights.stack and weights.by:
                 self._stack.enter_context(weights.own())
+            if self._core.models.modes.optimizers:
+                self._switch(epoch)
             self._modes = self._core.models.set_modes(self._phase.training)
             self._stack.callback(self.restore_modes)
             for make in makers:
@@ -41,6 +44,16 @@ class Contexts:
         except BaseException as error:
             self._locate(error)
             raise
+
+    def _switch(self, epoch: Epoch) -> None:
+        """Put optimizers that have modes in the phase's mode."""
+        models = self._core.models
+        if not models.modes.serves:
+            return
+        if self._phase.training:
+            models.modes.switch(TRAIN)
+        elif not models.modes.evaluated:
+            self._stack.enter_context(models.modes.in_place(models.weights.replaced, stays=not epoch.alone))
 
     def set_modes(self) -> None:
         """Put the modules in the phase's mode, remembering the one that each was in."""

@@ -101,7 +101,8 @@ class Core:
         known = self.phase_states.known
         extras = models.extras.modules
         kept = self.round.kept()
-        return RootsOfLearner(models, models.optimizers, plugins, self.learner.loss_fn, extras, known, kept)
+        switched = models.modes.attributes
+        return RootsOfLearner(models, models.optimizers, plugins, self.learner.loss_fn, extras, known, kept, switched)
 
     def find_extras(self) -> None:
         """Look for modules and parameters of the loss function, of phases and of plugins."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -63,9 +63,12 @@ class Explanation:
     never_called: tuple[str, ...] = ()
     """The plugins of which no hook can fire in any phase, in words; empty for the plan of one phase."""
 
+    modes: tuple[str, ...] = ()
+    """The optimizers that have modes, and who switches them, in words."""
+
     @classmethod
-    def of(cls, registry: Registry, phases: Sequence[Phase], full: bool) -> Explanation:
-        """The plan that a registry has for these phases."""
+    def of(cls, registry: Registry, phases: Sequence[Phase], full: bool, modes: Iterable[str] = ()) -> Explanation:
+        """Explain the plan that a registry has for these phases."""
         rows: list[Row] = []
         for name in ("instrument_call", "setup_model", "fit_begin", "fit_end"):
             entries = {impl.entry.plugin: impl.entry for impl in registry.implementations(name)}
@@ -82,15 +85,17 @@ class Explanation:
             for name, hook in hooks().items():
                 if name in order and (hook.kind != "event" or name in fired):
                     rows += [_noted(row, registry.plugins, phase) for row in _rows(phase.name, name, order[name])]
-        return cls(tuple(rows), full, tuple(registry.idle(phases)) if len(phases) > 1 else ())
+        idle = tuple(registry.idle(phases)) if len(phases) > 1 else ()
+        return cls(tuple(rows), full, idle, tuple(modes))
 
     def __repr__(self) -> str:
         return str(self)
 
     def __str__(self) -> str:
         lines = self._whole() if self.full else self._short()
-        lines += ["", *self.never_called] if self.never_called else []
-        return "\n".join(lines) or "no plugins"
+        for more in (self.never_called, self.modes):
+            lines += ["", *more] if more else []
+        return "\n".join(lines).lstrip("\n") or "no plugins"
 
     def _repr_html_(self) -> str:
         if self.full:
@@ -107,7 +112,9 @@ class Explanation:
                 for title, chains in self._changes()
             ]
             parts += map(paragraph, self._onlookers())
-        return "".join([*parts, *map(paragraph, self.never_called)]) if self.rows else paragraph("no plugins")
+        if not self.rows and not self.modes:
+            return paragraph("no plugins")
+        return "".join([*parts, *map(paragraph, (*self.never_called, *self.modes))])
 
     def _changes(self) -> list[tuple[str, dict[str, list[str]]]]:
         """List the changes of gradients and weights by hook: steps first, phases with equal lists together."""

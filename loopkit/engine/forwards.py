@@ -128,8 +128,11 @@ def aside(core: Core) -> Iterator[None]:
 
 
 def _put_weights(core: Core, phase: Phase, epoch: Epoch, stack: ExitStack) -> None:
-    """Enter the contexts of plugins that put other weights in place in epochs of the phase."""
+    """Put the weights in place that stand there in epochs of the phase."""
     registry = core.registry
+    modes = core.models.modes
+    if modes.serves and not modes.evaluated:
+        stack.enter_context(modes.in_place(core.models.weights.replaced, stays=False))
     found = {impl.entry.plugin: impl for impl in registry.implementations("epoch_context", phase)}
     for placed in registry.plan(phase).order["epoch_context"]:
         impl = found[placed.entry.plugin]
@@ -152,9 +155,8 @@ def _enter_step(core: Core, phase: Phase, epoch: Epoch, stack: ExitStack) -> Non
 
 
 def _modules(core: Core) -> list[nn.Module]:
-    """Every module of the models and of the loss, once."""
-    loss = core.learner.loss_fn
-    tops = [*core.models.values(), *([loss] if isinstance(loss, nn.Module) else [])]
+    """Every module of the models, the loss function, phases and plugins, once."""
+    tops = core.models.with_extras().values()
     return list(dict.fromkeys(module for top in tops for module in top.modules()))
 
 

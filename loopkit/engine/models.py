@@ -15,6 +15,7 @@ from loopkit.batches import describe
 from loopkit.engine.casts import Casts
 from loopkit.engine.kept.extras import Extras, Owner
 from loopkit.engine.kept.measured import Measured
+from loopkit.engine.kept.modes import Modes
 from loopkit.engine.kept.optimizers import OptimizerPart, is_of_torch, is_optimizer
 from loopkit.engine.refusals import check_trainable
 from loopkit.engine.routing import Route
@@ -57,6 +58,8 @@ class Models(dict[str, nn.Module]):
         self.weights = Weights()
         self.measured = Measured(self)
         """With what the metrics of phases were measured, where a saver has taken that."""
+        self.modes = Modes({})
+        """The optimizers whose ``train()`` and ``eval()`` are called."""
         self.casts = Casts()
         self.aside = False
         """Whether a forward now is a plugin's own, in `Learner.aside`: hooks of modules leave it out."""
@@ -229,6 +232,7 @@ class Models(dict[str, nn.Module]):
         else:
             self.optimizers = {name: self._make_optimizer(name, each, True) for name, each in given.items()}
             self.optimizer = self.optimizers
+        self.modes = Modes(self.optimizers, self.modes.wanted, self.modes.owner)
         self._check_replaced(self._modules())
 
     def own_optimizer_states(self) -> dict[str, Any]:

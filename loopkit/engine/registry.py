@@ -112,6 +112,15 @@ class Registry:
         finally:
             self._bind_log()
 
+    def owner_of_weights(self) -> str:
+        """Return the plugin that owns the place of the weights with an average; an empty string without."""
+        for name, plugin in self.plugins.items():
+            own = unwrapped(plugin)
+            owned = declared(own, "owns", getattr(own, "owns", ("weights",)))
+            if provided(own) == "average" and any(state.partition(".")[0] == "weights" for state in owned):
+                return name
+        return ""
+
     def find(self, word: str) -> str:
         """The name of the plugin that is called ``word`` or is the only one that provides it.
 

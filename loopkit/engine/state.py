@@ -13,6 +13,7 @@ from torch import Tensor
 
 from loopkit import generators, sharded
 from loopkit.engine.check import VERSIONS, check, stateful, unsaved_buffers
+from loopkit.engine.kept.modes import Modes
 from loopkit.engine.kept.optimizers import OptimizerPart
 from loopkit.engine.positions import save_position
 from loopkit.engine.resume import Mark, Position
@@ -69,7 +70,7 @@ def collect(core: Core, mark: Mark | None, positions: bool = True, whole: bool =
         "versions": dict(VERSIONS),
         "models": {},
         "buffers": {},
-        "optimizers": {name: OptimizerPart(name, optimizer).saved() for name, optimizer in models.optimizers.items()},
+        "optimizers": {},
         "progress": asdict(core.progress),
         "metrics": dict(core.metrics if mark is None else mark.metrics),
         "plugins": {**_states({n: p for n, p in plugins.items() if n not in kept}), **kept},
@@ -92,12 +93,15 @@ def collect(core: Core, mark: Mark | None, positions: bool = True, whole: bool =
 
 
 def _weights(models: Models, whole: bool, replaced: bool) -> dict[str, Any]:
-    """Collect the models' own weights, copied if what is in their place comes back before a file is made."""
-    made: dict[str, Any] = {"models": {}, "buffers": {}}
+    """Collect the own weights and the optimizers, copied if what stands in their place comes back before a save."""
+    optimizers = {name: OptimizerPart(name, optimizer).saved() for name, optimizer in models.optimizers.items()}
+    made: dict[str, Any] = {"models": {}, "buffers": {}, "optimizers": optimizers}
     for name, model in models.items():
         made["models"][name] = sharded.weights(model, sharded.whole if whole else dict)
         made["buffers"][name] = {key: tensor.detach() for key, tensor in unsaved_buffers(model).items()}
     made.update(models.extras.collected(sharded.whole if whole else dict))
+    if models.modes.optimizers:
+        made[Modes.name] = models.modes.saved()
     return copy.deepcopy(made) if replaced else made
 
 
@@ -253,6 +257,7 @@ def _load(core: Core, state: Mapping[str, Any], undo: list[tuple[str, Callable[[
         except Exception as error:
             locate(error, f"in load_state_dict of optimizer {name!r}")
             raise
+    undo.append(("the modes of optimizers", core.models.modes.load(state.get(Modes.name, {}))))
     before = generators.save()
     undo.append(("the random generators", lambda: generators.restore(before)))
     generators.restore(state["generators"])

@@ -182,6 +182,8 @@ class EarlyStopping(Shown):
         if result.reason in ("error", "signal", "pause"):  # the run is not over
             return
         if self._best is not None:
+            if not getattr(learner.phases.get(self._phase), "training", False):
+                learner.models.modes.receive()
             _restore(learner, self._best, self.name)
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
@@ -287,13 +287,13 @@ class WeightAverage(Shown):
                 for live, averaged in average.look_up(models[name], self.use_buffers):
                     pairs.setdefault(id(live), (live, averaged))  # once, if two models share it
         self._placed = list(pairs.values())
-        _exchange(self._placed)
+        sharded.exchange(self._placed)
 
     def _put_away(self) -> None:
         """Put the parameters back."""
         if self._placed is not None:
             placed, self._placed = self._placed, None
-            _exchange(placed)
+            sharded.exchange(placed)
 
     @torch.no_grad()
     def _estimate_bn(self, learner: Learner) -> None:
@@ -317,7 +317,7 @@ class WeightAverage(Shown):
             pairs = [pair for pair in average.look_up(model, self.use_buffers) if id(pair[0]) not in ids]
             pairs += zip(own, estimated, strict=True)
             modes = [(module, module.training) for module in model.modules()]
-            _exchange(pairs)
+            sharded.exchange(pairs)
             try:
                 with torch.random.fork_rng(devices=_devices(model), device_type=_device_type(model)):
                     model.train()
@@ -326,7 +326,7 @@ class WeightAverage(Shown):
                         norm.momentum = None
                     self._forward(learner, name, data)
             finally:
-                _exchange(pairs)
+                sharded.exchange(pairs)
                 for norm, momentum in norms.items():
                     norm.momentum = momentum
                 for module, training in modes:
@@ -464,19 +464,6 @@ class _Average:
         average.updates, average.count, average.fresh = state["updates"], state["count"], state["fresh"]
         average.tensors = {key: tensor.detach().clone() for key, tensor in state["tensors"].items()}
         return average
-
-
-def _exchange(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Exchange the values of two tensors, for each pair; without a copy, but for sharded ones."""
-    for live, averaged in pairs:
-        if sharded.is_sharded(live):  # whose memory is known elsewhere, too
-            here, there = sharded.part(live), sharded.part(averaged)
-            kept = here.clone()
-            here.copy_(there)
-            there.copy_(kept)
-        else:
-            live.data, averaged.data = averaged.data, live.data
-    torch.clear_autocast_cache()  # it may hold casts of what was in place
 
 
 def _live(model: nn.Module, use_buffers: bool) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -40,6 +40,7 @@ class RootsOfLearner:
         extras: The modules that the loss function, phases and plugins hold, by their owners.
         phases: Its phases (`loopkit.phases.Phase`), and others that it has run.
         kept: Objects in these that are saved otherwise.
+        switched: Returns the attributes of an optimizer, by its name, that are saved with its mode.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class RootsOfLearner:
         extras: Mapping[str, nn.Module],
         phases: Iterable[Any],
         kept: Iterable[Any] = (),
+        switched: Callable[[str], Iterable[str]] = lambda name: (),
     ) -> None:
         self._models = models
         self._optimizers = optimizers
@@ -58,6 +60,7 @@ class RootsOfLearner:
         self._loss_fn = loss_fn
         self._extras = extras
         self._phases = list(phases)
+        self._switched = switched
         owned = [*models.values(), *optimizers.values(), *plugins.values(), loss_fn, *self._phases]
         self._owned = {id(each) for each in (*owned, *kept)}
 
@@ -71,7 +74,12 @@ class RootsOfLearner:
             yield Root("the loss function", self._loss_fn, OF_A_LOSS, self._leave())
         for name, optimizer in self._optimizers.items():
             if not _is_of_torch(optimizer) and type(optimizer).state_dict is Optimizer.state_dict:
-                yield Root(f"optimizer {name!r}", optimizer, OF_AN_OPTIMIZER, self._leave(optimizer, OF_TORCH, "_"))
+                yield Root(
+                    f"optimizer {name!r}",
+                    optimizer,
+                    OF_AN_OPTIMIZER,
+                    self._leave(optimizer, (*OF_TORCH, *self._switched(name)), "_"),
+                )
         for phase in self._phases:
             if phase.saves_names:
                 yield Root(f"phase {phase.name!r}", phase, OF_A_PHASE, self._leave(phase, phase.saved))

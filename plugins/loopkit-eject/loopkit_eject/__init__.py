@@ -204,6 +204,8 @@ def _look_at(draft: Draft) -> None:
     if list(learner.optimizers) != ["optimizer"]:
         found = ", ".join(learner.optimizers)
         problems[f"the optimizers {found}" if found else "no optimizer"] = "a script trains with one"
+    for name, optimizer in learner.models.modes.optimizers.items():
+        problems[f"optimizer {name!r}"] = f"a script does not call train() and eval() of {type(optimizer).__name__}"
     if learner.loss_fn is no_loss_fn:
         problems[NO_LOSS] = "the standard phases need one"
     for phase in learner.phases.values():

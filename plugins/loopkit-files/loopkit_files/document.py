@@ -210,7 +210,8 @@ class Config:
         plugins = [caller.made(("plugins", name), table) for name, table in sorted(values.get("plugins", {}).items())]
         if directories := [plugin.directory for plugin in plugins if _saves(plugin)]:
             plugins.append(SaveConfig(self, directories))
-        options = {k: v for k, v in values.get("learner", {}).items() if k in ("accumulate", "standard", "order")}
+        taken = ("accumulate", "standard", "order", "optimizer_modes")
+        options = {k: v for k, v in values.get("learner", {}).items() if k in taken}
         try:
             learner = Learner(
                 model,

@@ -92,6 +92,7 @@ LEARNER: dict[str, Check] = {
     "standard": _boolean,
     "without": _names,
     "order": _chains,
+    "optimizer_modes": _boolean,
 }
 """The keys of ``[learner]``: arguments of ``Learner``, ``deterministic`` of ``seed_everything``, and ``without``, the
 standard plugins to remove."""

@@ -96,6 +96,7 @@ def _settings(learner: Learner, seed: int | None) -> dict[str, Any]:
         "accumulate": (1, learner.accumulate),
         "standard": (True, bool(learner.options.standard)),
         "without": ([], sorted(left_out)),
+        "optimizer_modes": (True, learner.models.modes.wanted),
         "order": ([], learner.options.order[0] if len(learner.options.order) == 1 else learner.options.order),
     }
     return {name: value for name, (default, value) in settings.items() if value != default}
