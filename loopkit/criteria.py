@@ -196,7 +196,8 @@ class Patience(Criterion):
         self.count = 0
 
     def update(self, value: float, mode: Mode = "min") -> str:  # noqa: D102
-        last, self.last = self.last, value
+        last = self.last
+        self.last = value
         self.count = self.count + 1 if last is not None and _is_worse(value, last, mode) else 0
         if self.count < self.n:
             return ""
@@ -227,7 +228,8 @@ class NumberSinceBest(Criterion):
     def update(self, value: float, mode: Mode = "min") -> str:  # noqa: D102
         size = abs(self.best) if self.relative and self.best is not None else 1.0
         if is_better(value, self.best, mode, self.min_delta * size):
-            self.best, self.count = value, 0
+            self.best = value
+            self.count = 0
             return ""
         self.count += 1
         if self.count < self.n:
@@ -292,7 +294,8 @@ class TimeLimit(Criterion):
             self._started = time.monotonic()
 
     def pause(self) -> None:  # noqa: D102
-        self._before, self._started = self.seconds, None
+        self._before = self.seconds
+        self._started = None
 
     def update(self, value: float, mode: Mode = "min") -> str:  # noqa: D102
         self.start()
@@ -377,7 +380,8 @@ class _Warmup(Criterion):
         self.criterion = criterion
         self.n = n
         self.count = 0
-        self.needs_training, self.needs_mode = criterion.needs_training, criterion.needs_mode
+        self.needs_training = criterion.needs_training
+        self.needs_mode = criterion.needs_mode
 
     def __repr__(self) -> str:
         return f"warmup({self.criterion!r}, {self.n})"

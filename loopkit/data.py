@@ -125,7 +125,8 @@ class Shares:
             LoaderError: They are shared out already, or rank, size or tail are impossible.
             EmptyDataError: There are too few samples.
         """
-        size, rank = _whole("size", size, 1), _whole("rank", rank, 0)
+        size = _whole("size", size, 1)
+        rank = _whole("rank", rank, 0)
         if rank >= size:
             raise LoaderError(f"rank is {rank}: there are {size} processes, so it must be below {size}")
         if tail not in TAILS:
@@ -207,7 +208,8 @@ class _Chosen:
                 f"schedules and updates rely on: give {samples}, and a sample as often as it is to come"
             )
         if int(chosen.min()) < 0 or int(chosen.max()) >= samples:
-            low, high = int(chosen.min()), int(chosen.max())
+            low = int(chosen.min())
+            high = int(chosen.max())
             raise LoaderError(f"indices go from {low} to {high}, of samples 0 to {samples - 1}")
         self.indices = chosen.long().clone()
 
@@ -218,7 +220,8 @@ class _Chosen:
 
     def save(self, place: _Place) -> dict[str, Any]:
         """The saved form: the chosen indices of this epoch, and of the next one where they differ."""
-        now, later = place.indices if place.position else self.indices, self.indices
+        now = place.indices if place.position else self.indices
+        later = self.indices
         saved: dict[str, Any] = {} if now is None else {"indices": now.tolist()}
         return saved if later is now else {**saved, "next_indices": None if later is None else later.tolist()}
 
@@ -233,7 +236,9 @@ class _Chosen:
 def _ordered(samples: int, seed: int | None, epoch: int, indices: Tensor | None) -> Tensor | None:
     """The samples of an epoch in its order, shuffled by a seed; None if each is in its own place."""
     order = None if seed is None else _order(samples, seed, epoch)
-    return order if indices is None else indices if order is None else indices[order]
+    if indices is None:
+        return order
+    return indices if order is None else indices[order]
 
 
 class Loader(ABC):
@@ -322,14 +327,17 @@ class Loader(ABC):
         for batch in self.batches(place.epoch, self._consumed(place), place.indices):
             place.position += 1
             yield batch
-        place.epoch, place.position, place.begun = place.epoch + 1, 0, False
+        place.epoch += 1
+        place.position = 0
+        place.begun = False
         place.base = place.start = 0
         place.order = None
 
     @property
     def indices(self) -> Tensor | None:
         """The indices of the samples in the batch that was yielded last, on the CPU; None where there are none."""
-        place, shares = self._place, self._shares
+        place = self._place
+        shares = self._shares
         if not place.position or self._counted or (seed := self._shuffles()) is False:
             return None
         if place.order is None:  # made when it is asked for, once an epoch
@@ -396,7 +404,8 @@ class Loader(ABC):
         """
         place = self._place.next() if next_epoch else self._place
         state = {"epoch": place.epoch, "position": place.position, **self.identity(), **self._chosen.save(place)}
-        consumed, shares = self._consumed(place), self._shares
+        consumed = self._consumed(place)
+        shares = self._shares
         if shares.size > 1 or place.position > shares.steps() or consumed != shares.used(0, place.position):
             state["consumed"] = consumed
         return state
@@ -417,12 +426,14 @@ class Loader(ABC):
         state = state if same else self._moved(state)
         place = _load_place(self, state, own, () if same else PER_PROCESS)
         if "consumed" in state:
-            place.start, place.base = _whole("the state's consumed", state["consumed"], 0), place.position
+            place.start = _whole("the state's consumed", state["consumed"], 0)
+            place.base = place.position
         elif state.get("processes", 1) != 1 and (not same or self._shares.size > 1):  # else steps are not shared
             raise LoaderError("there is no consumed in the state, which those of several processes have")
         elif not same:
             before = Shares(self._shares.samples, _whole("the state's batch_size", state.get("batch_size", 1), 1))
-            place.start, place.base = before.used(0, place.position), place.position
+            place.start = before.used(0, place.position)
+            place.base = place.position
         elif place.position > len(self):
             raise LoaderError(f"the state's position is {place.position}, but an epoch has {len(self)} batches")
         if place.start > self._shares.samples:
@@ -477,7 +488,8 @@ class Loader(ABC):
             [[0, 1, 2], [6, 7, 8]]
             [[3, 4, 5], [9, 10]]
         """
-        place, sharded = self._place, copy.copy(self)
+        place = self._place
+        sharded = copy.copy(self)
         sharded._share(rank, size, tail, least)
         sharded._place = _Place(place.epoch, place.position, place.begun, place.position, self._consumed(place))
         sharded._place.given = place.given
@@ -654,7 +666,8 @@ class TensorLoader(Loader):
             begins = start + self._rank * self.batch_size + shares.whole * torch.arange(steps - 1, device="cpu")
             own = (begins[:, None] + torch.arange(self.batch_size, device="cpu")).flatten()
             if len(last) <= self.batch_size:  # else it has one or two more, and stands alone
-                own, last = torch.cat([own, last]), last[:0]
+                own = torch.cat([own, last])
+                last = last[:0]
             for places, size in ((own, self.batch_size), (last, len(last))):
                 chosen = (places if order is None else order[places]).to(device)
                 for low in range(0, len(chosen), self._block):
@@ -722,7 +735,9 @@ class _FunctionLoader(Loader):
         return f"from_function({self._shares.samples}, {_name(self._fn)})"
 
     def batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:
-        fn, seed, shares = self._fn, self._seed, self._shares
+        fn = self._fn
+        seed = self._seed
+        shares = self._shares
         numbers = range(start, start + shares.steps(start) * shares.size)[self._rank :: shares.size]
         wrapped = (number % shares.samples for number in numbers) if shares.size > 1 else numbers
         if seed is None:
@@ -813,7 +828,8 @@ class _MappedLoader(Loader):
         return f"{self.source!r}.map({_name(self._fn)})"
 
     def batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:
-        fn, seed = self._fn, self._seed
+        fn = self._fn
+        seed = self._seed
         batches = self.source.batches(epoch, start, indices)
         if seed is None:
             yield from map(fn, batches)
@@ -881,11 +897,13 @@ class Prefetch(Loader):
 
     def _share(self, rank: int, size: int, tail: Tail, least: int) -> None:
         super()._share(rank, size, tail, least)
-        self._kept, self._tried = None, False
+        self._kept = None
+        self._tried = False
 
     def batches(self, epoch: int, start: int, indices: Tensor | None = None) -> Iterator[Any]:  # noqa: D102
         if self.resident and not self._tried:
-            self._kept, self._tried = self._on_device(), True
+            self._kept = self._on_device()
+            self._tried = True
         if self._kept is not None:
             steps = 0
             try:
@@ -1053,7 +1071,8 @@ class ResumableSampler(Sampler[SampleIndex]):
             yield from itertools.chain.from_iterable(self._parts(self._shares))
             return
         place = self._begin()
-        epoch, start = place.epoch, place.position
+        epoch = place.epoch
+        start = place.position
         order = self._order(place)
         for low in range(start, self.samples, BLOCK_INDICES):
             high = min(low + BLOCK_INDICES, self.samples)
@@ -1094,7 +1113,8 @@ class ResumableSampler(Sampler[SampleIndex]):
     def _parts(self, shares: Shares) -> Iterator[list[SampleIndex]]:
         """The samples of this process, step by step."""
         place = self._begin()
-        epoch, start = place.epoch, place.position
+        epoch = place.epoch
+        start = place.position
         order = self._order(place)
         for step in range(shares.steps(start)):
             low, high = shares.part(self._rank, start, step)
@@ -1136,8 +1156,10 @@ class ResumableSampler(Sampler[SampleIndex]):
             [['c', 'd'], ['g', 'h']]
         """
         whole = self._shares or Shares(self.samples, _whole("batch_size", batch_size, 1))
-        place, sharded = self._place, copy.copy(self)
-        sharded._shares, sharded._rank = whole.among(rank, size, tail, least), rank
+        place = self._place
+        sharded = copy.copy(self)
+        sharded._shares = whole.among(rank, size, tail, least)
+        sharded._rank = rank
         sharded._place = _Place(place.epoch, place.position, place.begun)
         sharded._place.given = place.given
         sharded._place.indices = place.indices
@@ -1153,7 +1175,8 @@ class ResumableSampler(Sampler[SampleIndex]):
         """
         epoch = _whole("epoch", epoch, 0)
         if self._place.begun or self._place.epoch != epoch:
-            self._place, self._start = _Place(epoch), 0
+            self._place = _Place(epoch)
+            self._start = 0
         self._place.choose()
 
     def start_over(self) -> None:
@@ -1187,7 +1210,8 @@ class ResumableSampler(Sampler[SampleIndex]):
         if place.position > self.samples:
             raise LoaderError(f"the state's position is {place.position}, but an epoch has {self.samples} samples")
         self._chosen.load(state, place)
-        self._place, self._start = place.choose(), place.position
+        self._place = place.choose()
+        self._start = place.position
 
     def _identity(self) -> dict[str, Any]:
         return {"samples": self.samples, "shuffle": self.shuffle, "seed": self.seed}

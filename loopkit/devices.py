@@ -49,7 +49,8 @@ def local_device() -> torch.device:
     If it sees fewer, the processes share them in turn. Without ``LOCAL_RANK`` it is the accelerator without an index,
     which stands for the current device; without an accelerator, the host.
     """
-    found, rank = accelerator(), os.environ.get("LOCAL_RANK", "")
+    found = accelerator()
+    rank = os.environ.get("LOCAL_RANK", "")
     if found is None:
         return HOST
     return torch.device(found.type, int(rank) % count()) if rank.isdecimal() else found
@@ -76,7 +77,8 @@ def own_backend() -> str:
 
 def backends() -> str:
     """The default backends of ``torch.distributed``: the device's own if each local process can have a device."""
-    own, here = own_backend(), os.environ.get("LOCAL_WORLD_SIZE", "")
+    own = own_backend()
+    here = os.environ.get("LOCAL_WORLD_SIZE", "")
     if not own or (here.isdecimal() and count() < int(here)):
         return "gloo"
     return f"cpu:gloo,{local_device().type}:{own}"

@@ -104,7 +104,8 @@ def first_line(entry_point: EntryPoint) -> str:
                 return (ast.get_docstring(node) or "").partition("\n")[0]
             if isinstance(node, ast.ImportFrom) and not node.level:
                 if same := [each for each in node.names if (each.asname or each.name) == name]:
-                    module, name = node.module or "", same[0].name
+                    module = node.module or ""
+                    name = same[0].name
                     break
         else:
             return ""

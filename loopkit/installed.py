@@ -25,7 +25,8 @@ PLUGINS = "loopkit.plugins"
 COMMANDS = "loopkit.commands"
 """The group of subcommands: ``name = module:function``; it takes a list of words and returns the exit code."""
 
-INSTALLED, SOURCE = ".dist-info", ".egg-info"
+INSTALLED = ".dist-info"
+SOURCE = ".egg-info"
 """The endings of folders of metadata: of what was installed, and of a source tree, where they may be out of date."""
 REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*(\.[^\W\d]\w*)*)?", re.ASCII)
 NAME = re.compile(r"[\w-]+")

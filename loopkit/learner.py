@@ -143,7 +143,8 @@ class Learner:
 
     def __repr__(self) -> str:
         """Such as ``Learner(Sequential, 547 parameters, Adam lr 0.001, 9 plugins, 8 epochs done)``."""
-        plugins, epochs = len(self.plugins), self.progress.epochs
+        plugins = len(self.plugins)
+        epochs = self.progress.epochs
         counts = f"{plugins} plugin{'s' * (plugins != 1)}", f"{epochs} epoch{'s' * (epochs != 1)} done"
         return f"Learner({', '.join([*self.models.described(), *counts])})"
 

@@ -116,13 +116,16 @@ def focal_loss(
             f"outputs have shape {tuple(outputs.shape)} and targets {tuple(targets.shape)}: targets must have the "
             "same shape (binary), or outputs (batch, classes, ...) and targets (batch, ...) (multi-class)"
         )
-    return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
+    if reduction == "none":
+        return loss
+    return loss.mean() if reduction == "mean" else loss.sum()
 
 
 def _binary(outputs: Tensor, targets: Tensor, gamma: float, alpha: object) -> Tensor:
     targets = targets.to(outputs.dtype)
     # Powers of 1 - p are taken as exp(gamma * log(1 - p)): exact for p near 1, and no infinite gradient at p = 1.
-    log_yes, log_no = logsigmoid(outputs), logsigmoid(-outputs)
+    log_yes = logsigmoid(outputs)
+    log_no = logsigmoid(-outputs)
     yes = -targets * torch.exp(gamma * log_no) * log_yes
     no = -(1 - targets) * torch.exp(gamma * log_yes) * log_no
     if alpha is None:

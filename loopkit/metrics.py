@@ -219,7 +219,8 @@ class Mean(Metric):
             total = torch.zeros_like(first)
             self.only = None if self.sums or isinstance(weight, Tensor) else first
         else:
-            total, self.only = self.total, None
+            total = self.total
+            self.only = None
         weight = wide(weight) if isinstance(weight, Tensor) else weight
         if self.sums:
             self.total = total + value
@@ -231,8 +232,11 @@ class Mean(Metric):
 
     def tensors(self, device: torch.device | str = "cpu") -> dict[str, Tensor]:  # noqa: D102
         dtype = devices.exact(torch.device(device))
-        total, weight = as_tensor(self.total, dtype, device), as_tensor(self.weight, dtype, device)
-        self.total, self.weight, self.only = total, weight, None
+        total = as_tensor(self.total, dtype, device)
+        weight = as_tensor(self.weight, dtype, device)
+        self.total = total
+        self.weight = weight
+        self.only = None
         return {"total": total, "weight": weight}
 
     def state_dict(self) -> dict[str, Any]:  # noqa: D102
@@ -344,6 +348,13 @@ class FunctionMetric(Metric):
         self.mean.to(device)
 
 
+def _fits(axis: int | None, dimensions: int, last: bool, second: bool) -> bool:
+    """Whether the classes can be on this axis, where the shapes allow the last one or the second."""
+    if axis is None:
+        return last or second
+    return (last and axis in (-1, dimensions - 1)) or (second and axis == 1)
+
+
 def classes_axis(
     outputs: Tensor, targets: Tensor, axis: int | None = None, binary: str = "BinaryAccuracy(from_logits=True)"
 ) -> int:
@@ -368,13 +379,13 @@ def classes_axis(
     where = f"outputs have shape {tuple(outputs.shape)} and targets {tuple(targets.shape)}"
     if axis is None and last and second:
         raise ValueError(f"{where}: the classes could be the last axis or the second; say which, axis=-1 or axis=1")
-    fits = last or second if axis is None else (last and axis in (-1, outputs.ndim - 1)) or (second and axis == 1)
-    if not fits:
+    if not _fits(axis, outputs.ndim, last, second):
         hint = f"; for one logit a sample: {binary}" if outputs.shape == targets.shape else ""
         raise ValueError(
             f"{where}; class indices are compared with outputs of shape (..., classes), or (batch, classes, ...){hint}"
         )
-    axis = axis if axis is not None else -1 if last else 1
+    if axis is None:
+        axis = -1 if last else 1
     if outputs.shape[axis] == 1:
         raise ValueError(
             f"{where}, so there is one class, and each prediction is right; for one logit a sample: {binary}"
@@ -436,7 +447,8 @@ class Accuracy(_Share):
             self.count = self.count + targets.numel()
         else:
             counted = targets.ne(self.ignore_index)
-            correct, self.count = correct & counted, more(self.count, counted)
+            correct = correct & counted
+            self.count = more(self.count, counted)
         self.correct = more(self.correct, correct)
 
 
@@ -541,7 +553,9 @@ class ClassCounts(Metric):
             raise ValueError(f"average is {average!r}: it is 'macro', 'micro', 'weighted' or None")
         if labels is not None and average is not None:
             raise ValueError(f"labels name scores of classes, and average={average!r} makes one: give average=None")
-        self.average, self.labels, self.several = average, labels, average is None
+        self.average = average
+        self.labels = labels
+        self.several = average is None
         self.ignore_index = ignore_index
         self.axis = axis
         self.from_logits = from_logits
@@ -561,9 +575,13 @@ class ClassCounts(Metric):
         else:
             hits, made, actual = self._count_labels(outputs, targets)
         if self.hits is None or self.predicted is None or self.actual is None:
-            self.hits, self.predicted, self.actual = hits, made, actual
+            self.hits = hits
+            self.predicted = made
+            self.actual = actual
         else:
-            self.hits, self.predicted, self.actual = self.hits + hits, self.predicted + made, self.actual + actual
+            self.hits = self.hits + hits
+            self.predicted = self.predicted + made
+            self.actual = self.actual + actual
 
     def _counted(self, targets: Tensor) -> Tensor:
         if self.ignore_index is None:
@@ -573,7 +591,8 @@ class ClassCounts(Metric):
     def _count_classes(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         axis = classes_axis(outputs, targets, self.axis, f"{type(self).__name__}(from_logits=True)")
         classes = outputs.shape[axis]
-        predicted, targets = outputs.argmax(axis).flatten(), targets.flatten()
+        predicted = outputs.argmax(axis).flatten()
+        targets = targets.flatten()
         counted = self._counted(targets)
         known = counted & targets.ge(0) & targets.lt(classes)
         hits = count(predicted, counted & predicted.eq(targets), classes)

@@ -42,12 +42,14 @@ def say(text: str) -> None:
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
     """Warn of something, at the line of the user's that led to it."""
-    frame, level = sys._getframe(1), 2
+    frame = sys._getframe(1)
+    level = 2
     while frame.f_code.co_filename.startswith(OWN) or frame.f_code.co_filename == contextlib.__file__:
         if frame.f_back is None:
             level = 2
             break
-        frame, level = frame.f_back, level + 1
+        frame = frame.f_back
+        level += 1
     warnings.warn(text, category, stacklevel=level)
 
 

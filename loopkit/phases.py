@@ -286,7 +286,8 @@ class PredictionPhase(SupervisedPhase):
         return batch, None
 
     def step(self, learner: Learner, step: Step) -> None:  # noqa: D102 - the class's docstring says it
-        step.inputs, step.targets = self.unpack(step.batch)[0], None
+        step.inputs = self.unpack(step.batch)[0]
+        step.targets = None
         step.emit(ForwardBegin)
         step.outputs = self.forward(learner, step.inputs)
 

@@ -139,7 +139,9 @@ def step(every: int, gamma: float = 0.1, *, start: float = 1.0) -> ScheduleFn:
     >>> [step(2, 0.5)(k) for k in range(5)]
     [1.0, 1.0, 0.5, 0.5, 0.25]
     """
-    every, gamma, start = _whole("every", every, 1), _positive("gamma", gamma), _number("start", start)
+    every = _whole("every", every, 1)
+    gamma = _positive("gamma", gamma)
+    start = _number("start", start)
     return _named(lambda update: start * gamma ** (update // every), f"step({every}, {gamma}, start={start})")
 
 
@@ -159,7 +161,8 @@ def multi_step(milestones: Sequence[int], gamma: float = 0.1, *, start: float = 
     marks = [_whole(f"milestones[{i}]", mark, 1) for i, mark in enumerate(milestones)]
     if any(after <= before for before, after in pairwise(marks)):
         raise ValueError(f"milestones is {marks}: each must be larger than the one before")
-    gamma, start = _positive("gamma", gamma), _number("start", start)
+    gamma = _positive("gamma", gamma)
+    start = _number("start", start)
     values = [start * gamma**drops for drops in range(len(marks) + 1)]
     return _named(lambda update: values[bisect_right(marks, update)], f"multi_step({marks}, {gamma}, start={start})")
 
@@ -178,7 +181,9 @@ def exponential(gamma: float, *, every: int = 1, start: float = 1.0) -> Schedule
     >>> exponential(0.25, every=2)(1)
     0.5
     """
-    gamma, every, start = _positive("gamma", gamma), _whole("every", every, 1), _number("start", start)
+    gamma = _positive("gamma", gamma)
+    every = _whole("every", every, 1)
+    start = _number("start", start)
     return _named(
         lambda update: start * gamma ** (update / every), f"exponential({gamma}, every={every}, start={start})"
     )
@@ -198,7 +203,9 @@ def polynomial(updates: int | None = None, power: float = 1.0, *, start: float =
     >>> polynomial(4, 2.0)(2)
     0.25
     """
-    power, start, end = _positive("power", power), _number("start", start), _number("end", end)
+    power = _positive("power", power)
+    start = _number("start", start)
+    end = _number("end", end)
     delta = start - end
 
     def make(updates: int) -> ScheduleFn:
@@ -227,7 +234,9 @@ def inverse(gamma: float, power: float = 1.0, *, start: float = 1.0) -> Schedule
     >>> inverse(0.5)(2)
     0.5
     """
-    gamma, power, start = _number("gamma", gamma, low=0.0), _positive("power", power), _number("start", start)
+    gamma = _number("gamma", gamma, low=0.0)
+    power = _positive("power", power)
+    start = _number("start", start)
     return _named(lambda update: start / (1.0 + gamma * update) ** power, f"inverse({gamma}, {power}, start={start})")
 
 
@@ -244,7 +253,8 @@ def linear(updates: int | None = None, *, start: float = 1.0, end: float = 0.0) 
     >>> linear(4)(1)
     0.75
     """
-    start, end = _number("start", start), _number("end", end)
+    start = _number("start", start)
+    end = _number("end", end)
     delta = end - start
 
     def make(updates: int) -> ScheduleFn:
@@ -277,9 +287,11 @@ def cosine(updates: int | None = None, *, start: float = 1.0, end: float = 0.0) 
     >>> cosine(4)(2), cosine(4)(4), cosine(4)(7)
     (0.5, 0.0, 0.0)
     """
-    start, end = _number("start", start), _number("end", end)
+    start = _number("start", start)
+    end = _number("end", end)
     half = (start - end) / 2.0
-    cos, pi = math.cos, math.pi
+    cos = math.cos
+    pi = math.pi
 
     def make(updates: int) -> ScheduleFn:
         def schedule(update: int) -> float:
@@ -309,9 +321,12 @@ def cosine_warmup(updates: int, *, start: float = 0.0, end: float = 1.0) -> Sche
     >>> [round(cosine_warmup(4)(k), 3) for k in range(5)]
     [0.0, 0.146, 0.5, 0.854, 1.0]
     """
-    updates, start, end = _whole("updates", updates, 1), _number("start", start), _number("end", end)
+    updates = _whole("updates", updates, 1)
+    start = _number("start", start)
+    end = _number("end", end)
     half = (end - start) / 2.0
-    cos, pi = math.cos, math.pi
+    cos = math.cos
+    pi = math.pi
 
     def schedule(update: int) -> float:
         if 0 < update < updates:
@@ -343,11 +358,15 @@ def cosine_restarts(
     >>> schedule(0), schedule(4), schedule(12)
     (1.0, 0.5, 0.25)
     """
-    period, t_mult = _whole("period", period, 1), _whole("t_mult", t_mult, 1)
-    decay, start, end = _positive("decay", decay, 1.0), _number("start", start), _number("end", end)
+    period = _whole("period", period, 1)
+    t_mult = _whole("t_mult", t_mult, 1)
+    decay = _positive("decay", decay, 1.0)
+    start = _number("start", start)
+    end = _number("end", end)
     name = f"cosine_restarts({period}, t_mult={t_mult}, decay={decay}, start={start}, end={end})"
     delta = start - end
-    cos, pi = math.cos, math.pi
+    cos = math.cos
+    pi = math.pi
 
     if t_mult == 1:
 
@@ -358,7 +377,8 @@ def cosine_restarts(
         return _named(equal, name)
 
     # The cycles are looked up, not computed with a logarithm: its rounding is wrong by one cycle at some restarts.
-    begins, lengths = [0], [period]
+    begins = [0]
+    lengths = [period]
     while begins[-1] < 2**63:
         begins.append(begins[-1] + lengths[-1])
         lengths.append(lengths[-1] * t_mult)
@@ -437,7 +457,8 @@ def one_cycle_momentum(
     >>> schedule(0), schedule(29), schedule(99)
     (0.95, 0.85, 0.95)
     """
-    base, most = _number("base_momentum", base_momentum), _number("max_momentum", max_momentum)
+    base = _number("base_momentum", base_momentum)
+    most = _number("max_momentum", max_momentum)
     levels = [most, base, most, most] if three_phase else [most, base, most]
     text = (
         f"base_momentum={base}, max_momentum={most}, pct_start={pct_start}, anneal={anneal!r}, "
@@ -454,7 +475,10 @@ def _cycle(
     pct_start = _number("pct_start", pct_start, low=0.0, high=0.5 if three_phase else 1.0)
     _choice("anneal", anneal, ("cos", "linear"))
     between = _along_cosine if anneal == "cos" else _along_line
-    first, peak, back, last = levels[0], levels[1], levels[-2], levels[-1]
+    first = levels[0]
+    peak = levels[1]
+    back = levels[-2]
+    last = levels[-1]
 
     def make(updates: int) -> ScheduleFn:
         final = updates - 1
@@ -510,13 +534,16 @@ def cyclic(
     """
     up = _whole("up", up, 1)
     down = up if down is None else _whole("down", down, 1)
-    low, high, gamma = _number("low", low), _number("high", high), _positive("gamma", gamma, 1.0)
+    low = _number("low", low)
+    high = _number("high", high)
+    gamma = _positive("gamma", gamma, 1.0)
     _choice("mode", mode, ("triangular", "triangular2", "exp_range"))
     if low > high:
         raise ValueError(f"low is {low} and high is {high}: low must be at most high")
     if gamma != 1.0 and mode != "exp_range":
         raise ValueError(f"gamma is {gamma} with mode {mode!r}: only mode 'exp_range' uses it")
-    size, height = up + down, high - low
+    size = up + down
+    height = high - low
     name = f"cyclic({up}, {down}, low={low}, high={high}, mode={mode!r}, gamma={gamma})"
 
     def triangular(update: int) -> float:
@@ -562,8 +589,10 @@ def warmup_stable_decay(
     >>> schedule(0), schedule(50), schedule(90), schedule(100)
     (0.1, 1.0, 0.5, 0.0)
     """
-    warmup, decay = _whole("warmup", warmup, 0), _whole("decay", decay, 1)
-    peak, end = _number("peak", peak), _number("end", end)
+    warmup = _whole("warmup", warmup, 0)
+    decay = _whole("decay", decay, 1)
+    peak = _number("peak", peak)
+    end = _number("end", end)
     _choice("shape", shape, ("linear", "cosine", "sqrt"))
     delta = peak - end
     remaining: dict[str, Callable[[float], float]] = {
@@ -612,7 +641,8 @@ def inverse_sqrt(warmup: int, *, peak: float = 1.0) -> ScheduleFn:
     >>> inverse_sqrt(4)(0), inverse_sqrt(4)(3), inverse_sqrt(4)(15)
     (0.25, 1.0, 0.5)
     """
-    warmup, peak = _whole("warmup", warmup, 1), _number("peak", peak)
+    warmup = _whole("warmup", warmup, 1)
+    peak = _number("peak", peak)
     sqrt = math.sqrt
 
     def schedule(update: int) -> float:
@@ -644,7 +674,8 @@ def interpolate(points: Mapping[int, float]) -> ScheduleFn:
             return values[0]
         if after == last:
             return values[-1]
-        begin, value = at[after - 1], values[after - 1]
+        begin = at[after - 1]
+        value = values[after - 1]
         return value + (values[after] - value) * (update - begin) / (at[after] - begin)
 
     return _named(schedule, f"interpolate({dict(zip(at, values, strict=True))})")
@@ -696,7 +727,8 @@ def join(parts: Sequence[tuple[ScheduleFn, int | None]]) -> ScheduleFn:
             raise ValueError(f"updates of parts[{i}] is None: only the last part may go without a number")
         schedules.append(schedule)
     begins = begins[: len(schedules)]
-    ends, last_begin = begins[1:], begins[-1]
+    ends = begins[1:]
+    last_begin = begins[-1]
 
     def build(last: ScheduleFn) -> ScheduleFn:
         runs = [*schedules[:-1], last]
@@ -730,7 +762,8 @@ def warmup(n: int, then: ScheduleFn | None = None, *, from_zero: bool = False) -
     >>> [warmup(2, then=linear(4), from_zero=True)(k) for k in range(5)]
     [0.0, 0.5, 1.0, 0.75, 0.5]
     """
-    n, ahead = _whole("n", n, 0), 0 if from_zero else 1
+    n = _whole("n", n, 0)
+    ahead = 0 if from_zero else 1
     then = constant() if then is None else _schedule("then", then)
 
     def build(then: ScheduleFn) -> ScheduleFn:
@@ -753,7 +786,8 @@ def shift(schedule: ScheduleFn, k: int) -> ScheduleFn:
     >>> shift(linear(4), 1)(0), shift(linear(4), -1)(2)
     (0.75, 0.75)
     """
-    schedule, k = _schedule("schedule", schedule), _whole("k", k)
+    schedule = _schedule("schedule", schedule)
+    k = _whole("k", k)
 
     def build(schedule: ScheduleFn) -> ScheduleFn:
         if k >= 0:
@@ -769,7 +803,8 @@ def scale(schedule: ScheduleFn, factor: float) -> ScheduleFn:
     >>> scale(linear(4), 0.5)(2)
     0.25
     """
-    schedule, factor = _schedule("schedule", schedule), _number("factor", factor)
+    schedule = _schedule("schedule", schedule)
+    factor = _number("factor", factor)
 
     def build(schedule: ScheduleFn) -> ScheduleFn:
         return lambda update: schedule(update) * factor
@@ -783,14 +818,18 @@ def clip(schedule: ScheduleFn, low: float, high: float) -> ScheduleFn:
     >>> [clip(linear(4), 0.25, 0.75)(k) for k in range(5)]
     [0.75, 0.75, 0.5, 0.25, 0.25]
     """
-    schedule, low, high = _schedule("schedule", schedule), _number("low", low), _number("high", high)
+    schedule = _schedule("schedule", schedule)
+    low = _number("low", low)
+    high = _number("high", high)
     if low > high:
         raise ValueError(f"low is {low} and high is {high}: low must be at most high")
 
     def build(schedule: ScheduleFn) -> ScheduleFn:
         def clipped(update: int) -> float:
             value = schedule(update)
-            return low if value < low else high if value > high else value
+            if value < low:
+                return low
+            return high if value > high else value
 
         return clipped
 

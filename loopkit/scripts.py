@@ -47,7 +47,8 @@ def load_function(target: str) -> Callable[[], Any]:
         ScriptError: There is no such file or function.
     """
     file, name = split(target)
-    folder, stem = os.path.dirname(os.path.realpath(file)), Path(file).stem
+    folder = os.path.dirname(os.path.realpath(file))
+    stem = Path(file).stem
     if sys.path[:1] != [folder]:
         sys.path.insert(0, folder)
     sys.argv = [file]

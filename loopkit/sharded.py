@@ -102,7 +102,8 @@ def total_norm(tensors: list[Tensor], norm_type: float = 2.0) -> Tensor:
     if norm_type != math.inf:
         norm = torch.nn.utils.get_total_norm(tensors, norm_type)
         return norm.full_tensor() if is_sharded(norm) else norm  # type: ignore[attr-defined]
-    device, dtype = part(tensors[0]).device, tensors[0].dtype
+    device = part(tensors[0]).device
+    dtype = tensors[0].dtype
     norms = [norm.to(device, dtype) for norm in torch._foreach_norm(parts(tensors), math.inf)]
     largest = torch.stack(norms).amax() if norms else torch.zeros((), dtype=dtype, device=device)
     both = torch.stack([largest.nan_to_num(math.inf), largest.isnan().to(dtype)])  # a maximum may lose a nan

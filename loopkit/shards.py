@@ -253,7 +253,8 @@ def _shard(data: Any, rank: int, size: int, tail: Tail, seed: int, epoch: int, t
     elif isinstance(sampler, ResumableSampler):
         if (shares := sampler.shares) is not None:
             return _checked(data, sampler.rank, shares.size, rank, size), ""
-        whole, what = sampler, ""
+        whole = sampler
+        what = ""
     elif type(sampler) is SequentialSampler:
         whole = ResumableSampler(len(sampler), shuffle=False)
         what = "; ResumableSampler without shuffle in the place of SequentialSampler"
@@ -308,7 +309,8 @@ def _of_torchdata(value: Any, name: str) -> bool:
 
 
 def _steps(shares: Shares, unit: str) -> str:
-    steps, left = shares.steps(), shares.samples % shares.whole
+    steps = shares.steps()
+    left = shares.samples % shares.whole
     text = f"{steps} steps of {shares.size} x {shares.batch_size} {unit}"
     if not left:
         return text

@@ -124,7 +124,8 @@ class World:
         Raises:
             WorldError: It is not.
         """
-        vouched, self._vouched = self._vouched, None
+        vouched = self._vouched
+        self._vouched = None
         own = (-math.inf, -math.inf) if vouched is None else (vouched[0], -vouched[0])
         most, least, *highest = self.highest(*own, *numbers)
         if vouched is not None and most != -least:
@@ -230,7 +231,8 @@ def _join(backend: str | None, timeout: float) -> World:
             _meet(place, chosen, limit)
         except dist.DistError as error:
             _give_up(place, error)
-    rank, size = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    size = dist.get_world_size()
     if size == 1:
         return World(timeout=timeout)
     devices.use(dist.distributed_c10d._get_default_group().bound_device_id or devices.local_device())
@@ -269,7 +271,9 @@ def _place() -> _Place | None:
             f"the environment sets {', '.join(given)}, but not {', '.join(missing)}: start the script by torchrun or "
             f"loopkit.launch, which set all of them, or unset them for a single process"
         )
-    rank, size, port = _number("RANK", 0), _number("WORLD_SIZE", 1), _number("MASTER_PORT", 1, 65535)
+    rank = _number("RANK", 0)
+    size = _number("WORLD_SIZE", 1)
+    port = _number("MASTER_PORT", 1, 65535)
     if rank >= size:
         raise WorldError(f"the environment says RANK={rank} and WORLD_SIZE={size}: ranks go from 0 to {size - 1}")
     get = os.environ.get
@@ -294,7 +298,8 @@ def _number(name: str, least: int, most: int | None = None) -> int:
 
 def _meet(place: _Place, backend: str, limit: timedelta) -> None:
     """Make the default process group."""
-    rank, size = place.rank, place.size
+    rank = place.rank
+    size = place.size
     hosts = rank == 0 and not place.kept
     tcp = dist.TCPStore(place.address, place.port, size, hosts, limit)  # type: ignore[attr-defined]
     store = dist.PrefixStore(place.run, tcp)  # type: ignore[attr-defined]
@@ -347,7 +352,8 @@ def _backend(given: str | None) -> str:
 def _leave() -> None:
     """Close the process group that was opened here, unless that would mean waiting for a dead process."""
     global _current
-    world, _current = _current, None
+    world = _current
+    _current = None
     if dist.is_initialized() and not (world is not None and world.broken):
         dist.destroy_process_group()
 

@@ -165,11 +165,11 @@ class Row:
 ROWS = [
     #   what                                                                bound   goal
     Row("tokens of loopkit",                                                None,  None, tokens_of_the_core),
-    Row("tokens a statement, the mean",                                     11.2,  10.0, mean_tokens),
+    Row("tokens a statement, the mean",                                     11.0,  10.0, mean_tokens),
     Row("tokens a statement, the 95th percentile",                            27,    24, tokens_of_long_statements),
-    Row("functions of more than 15 branches",                                 48,     1, functions_above_15_branches),
-    Row("ternaries in a ternary",                                              9,     0, ternaries_in_ternaries),
-    Row("assignments of unrelated values in one line",                       369,    80, unrelated_assignments),
+    Row("functions of more than 15 branches",                                 47,     1, functions_above_15_branches),
+    Row("ternaries in a ternary",                                               2,     0, ternaries_in_ternaries),
+    Row("assignments of unrelated values in one line",                         68,    80, unrelated_assignments),
     Row("docstrings that begin with a clause",                               189,    50, weak_docstrings),
     Row("names that distributions import and that are not public",          139,     0, names_that_are_not_public),
     Row("reads of private names of another file",                             50,     0, private_everywhere),

@@ -121,7 +121,8 @@ class Writer:
 
     def forgive(self) -> BaseException | None:
         """Return the error of the last write and clear it."""
-        error, self._error = self._error, None
+        error = self._error
+        self._error = None
         return error
 
     def warn_of_pace(self, what: str) -> None:

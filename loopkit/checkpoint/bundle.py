@@ -34,7 +34,9 @@ from loopkit.version import DISTRIBUTION, __version__
 if TYPE_CHECKING:
     from loopkit.learner import Learner
 
-STATE, TENSORS, STRUCTURE = "state.json", "state.safetensors", "structure.json"
+STATE = "state.json"
+TENSORS = "state.safetensors"
+STRUCTURE = "structure.json"
 PARTS = "parts.json"
 """What says where the parts of sharded tensors are, in a checkpoint that several processes have written."""
 ONCE = "once-"
@@ -225,7 +227,8 @@ def read_state(manifest: Manifest, *, parts: bool = False) -> dict[str, Any]:
 
 def _beside(manifest: Manifest) -> list[str]:
     """The files of weights that stood in the place of the models' own, which no run needs to resume."""
-    said, models = manifest.about.get("measured"), manifest.about.get("structure")
+    said = manifest.about.get("measured")
+    models = manifest.about.get("structure")
     if not isinstance(said, Mapping) or not isinstance(models, Mapping):
         return []
     return [weights_file(name, len(models), str(said.get("file", "weights."))) for name in models]
@@ -290,9 +293,11 @@ def find(path: Path) -> Manifest:
 
 def monitored(manifest: Manifest) -> tuple[str, str, float] | None:
     """The metric that was monitored at a save, its mode and its value; None if none was, or it is nan."""
-    said = manifest.about.get("monitored")
+    noted: Any = manifest.about.get("monitored")
     try:
-        metric, mode, value = str(said["metric"]), str(said["mode"]), float(said["value"])  # type: ignore[index]
+        metric = str(noted["metric"])
+        mode = str(noted["mode"])
+        value = float(noted["value"])
     except (TypeError, KeyError, ValueError):
         return None
     return None if math.isnan(value) else (metric, mode, value)
@@ -332,7 +337,8 @@ def save(learner: Learner, directory: str | Path, reason: str = "asked for") -> 
         StateError: Something cannot be saved, or a step is under way.
     """
     contents = Contents.of(learner, learner.state_dict())
-    about, label = describe(learner, contents, reason), f"step-{learner.progress.steps}"
+    about = describe(learner, contents, reason)
+    label = f"step-{learner.progress.steps}"
     return storage.write(disk.resolved(directory), contents.files(), about, label=label, kept=(ONCE,))
 
 

@@ -46,7 +46,8 @@ DEEPEST = 100
 DEEPEST_JSON = 3 * DEEPEST + 5
 LARGEST_JSON = 2**30
 """Bytes."""
-SMALLEST_INT, LARGEST_INT = -(2**63), 2**63 - 1
+SMALLEST_INT = -(2**63)
+LARGEST_INT = 2**63 - 1
 
 TORCH_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*DTYPES.values(), *PAIRS)}
 INTS = "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"
@@ -249,7 +250,8 @@ class _Encoder:
             raise self._error(path, f"is {why}")
         parts = [str(part).encode("utf-8", "backslashreplace").decode() for part in path]
         base = ".".join([self.where, *parts] if self.where else parts) or "tensor"
-        name, count = base, 1
+        name = base
+        count = 1
         while name in self.tensors or name == METADATA:  # as {"a.b": ..., "a": {"b": ...}} would have it
             count += 1
             name = f"{base}~{count}"

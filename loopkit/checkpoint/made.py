@@ -28,7 +28,8 @@ def made(learner: Learner) -> Record:
 
     Call it before you train or load, which may change attributes of modules and options of plugins.
     """
-    fit, plugins = learner.current, {name: unwrapped(each) for name, each in learner.plugins.items()}
+    fit = learner.current
+    plugins = {name: unwrapped(each) for name, each in learner.plugins.items()}
     frozen = [path for m in learner.models.values() for path, p in m.named_parameters() if not p.requires_grad]
     return {
         **dict(_modules(learner.models)),
@@ -64,10 +65,12 @@ def changes(saved: Record, here: Record, left: Iterable[str] = ()) -> str:
 
 def _changes(saved: Record, here: Record) -> Iterator[str]:
     for what in {**saved, **here}:
-        then, now = saved.get(what, {"": "none"}), here.get(what, {"": "none"})
+        then = saved.get(what, {"": "none"})
+        now = here.get(what, {"": "none"})
         for option in [""] if then[""] != now[""] else [option for option in then if option in now]:
             if then[option] != now[option]:
-                was, is_ = plain(then[option]), plain(now[option])
+                was = plain(then[option])
+                is_ = plain(now[option])
                 name = f"{option} of {what}" if option else what
                 if what.startswith(OPTIMIZER):
                     yield f"{name.removesuffix(f' of {OPTIMIZER}')} {is_} here, saved {was} holds"
@@ -91,7 +94,8 @@ def _modules(models: Mapping[str, nn.Module]) -> Iterator[tuple[str, dict[str, s
 
 def _optimizers(learner: Learner) -> Iterator[tuple[str, dict[str, str]]]:
     for name, optimizer in learner.optimizers.items():
-        groups, options = optimizer.param_groups, {"": type(optimizer).__qualname__}
+        groups = optimizer.param_groups
+        options = {"": type(optimizer).__qualname__}
         for index, group in enumerate(groups):
             of = f" of group {index}" if len(groups) > 1 else ""
             options.update({f"{key}{of}": fact(value) for key, value in group.items() if key != "params"})

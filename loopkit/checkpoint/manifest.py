@@ -117,11 +117,13 @@ def in_bytes(count: int) -> str:
     >>> in_bytes(1023), in_bytes(1536)
     ('1023 B', '1.5 KiB')
     """
-    size, units = float(count), ["KiB", "MiB", "GiB", "TiB"]
+    size = float(count)
+    units = ["KiB", "MiB", "GiB", "TiB"]
     if count < 1024:
         return f"{count} B"
     while size >= 1024 and units:
-        size, unit = size / 1024, units.pop(0)
+        size /= 1024
+        unit = units.pop(0)
     return f"{size:.1f} {unit}"
 
 
@@ -191,7 +193,8 @@ def decode_manifest(path: Path, data: bytes) -> Manifest:
     """
     file = path / MANIFEST
     start = len(OPENING) + 64
-    said, rest = data[len(OPENING) : start], data[start + len(CLOSING) :]
+    said = data[len(OPENING) : start]
+    rest = data[start + len(CLOSING) :]
     digest = hashlib.sha256(rest).hexdigest()
     if data[: len(OPENING)] != OPENING or data[start : start + len(CLOSING)] != CLOSING or said != digest.encode():
         raise CorruptCheckpointError(

@@ -341,7 +341,8 @@ def listing(directory: Path | str) -> Listing:
     Only manifests and sizes are looked at; reading or `verify` compares the contents. What does not have the name of
     a checkpoint is ignored. A missing directory holds no checkpoints.
     """
-    result, directory = Listing(), Path(directory)
+    result = Listing()
+    directory = Path(directory)
     if not os.path.lexists(directory):
         return result
     numbered = [(number, name) for name in disk.names(directory) if (number := number_of(name))]
@@ -392,7 +393,8 @@ def keep(manifests: Listing, last: int, protected: Collection[Path] = ()) -> lis
         raise CheckpointError(f"keeping the last {last} checkpoints would remove the one just written. Keep at least 1")
     alike: dict[Any, dict[bool, Path]] = {}
     for manifest in manifests:
-        group, monitored = alike.setdefault(_trained(manifest), {}), manifest.about.get("monitored") is not None
+        group = alike.setdefault(_trained(manifest), {})
+        monitored = manifest.about.get("monitored") is not None
         if not group or (monitored and True not in group):
             group[monitored] = manifest.path
     kept = {path for group in [*alike.values()][:last] for path in group.values()}

@@ -266,7 +266,8 @@ def open_plain(path: Path | str) -> Iterator[PlainReader]:
     Raises:
         CheckpointError: there is no regular file at ``path``, or it cannot be opened.
     """
-    given, path = path, Path(os.path.realpath(path))
+    given = path
+    path = Path(os.path.realpath(path))
     try:
         file = disk.system.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:

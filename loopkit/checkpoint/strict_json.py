@@ -16,7 +16,8 @@ STRETCH = 1 << 16
 STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 STEPS = np.zeros(256, np.int8)
 """What each byte adds to the depth."""
-STEPS[list(b"[{")], STEPS[list(b"]}")] = 1, -1
+STEPS[list(b"[{")] = 1
+STEPS[list(b"]}")] = -1
 ZEROS = bytes.maketrans(b"123456789", b"000000000")
 
 

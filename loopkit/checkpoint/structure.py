@@ -21,7 +21,8 @@ from loopkit.words import nearest
 SHOWN = 5
 """How many names of one kind a message lists."""
 
-CANDIDATES, LONGEST = 1000, 200
+CANDIDATES = 1000
+LONGEST = 200
 """How many names are searched for a near spelling, and of what length: beyond that it takes seconds."""
 
 

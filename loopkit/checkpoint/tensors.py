@@ -345,7 +345,8 @@ def _plan(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> 
     header: dict[str, Any] = {METADATA: dict(sorted(texts.items()))} if texts else {}
     end = 0
     for name in names:
-        begin, end = end, end + kept[name].nbytes
+        begin = end
+        end += kept[name].nbytes
         dtype, shape = _in_file(kept[name].dtype, tuple(kept[name].shape))
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
     text = strict_json.render(header)
@@ -412,7 +413,8 @@ def _last_byte(tensor: Tensor) -> int:
 
 
 def _is_permuted(tensor: Tensor) -> bool:
-    shape, strides = tuple(tensor.shape), tensor.stride()
+    shape = tuple(tensor.shape)
+    strides = tensor.stride()
     return strides != _row_by_row(shape) and _is_dense(shape, strides)
 
 

@@ -419,8 +419,10 @@ class _Plan:
     """Which tensor of a file goes where, and what does not fit. Changes nothing until `copy`."""
 
     def __init__(self, targets: dict[str, Tensor], found: _Found, into: str, prefix: str) -> None:
-        self.targets, self.tensors = targets, found.tensors
-        self.into, self.prefix = into, prefix.rstrip(".")
+        self.targets = targets
+        self.tensors = found.tensors
+        self.into = into
+        self.prefix = prefix.rstrip(".")
         self.report = LoadReport(found.source, warnings=found.warnings)
         self.pairs: dict[str, str] = {}
         """Names here (in ``into``) -> names in the file."""
@@ -517,7 +519,8 @@ class _Plan:
         taken: set[int] = set()
         for key in here:
             if key in there:
-                name, old = here[key][0], there[key][0]
+                name = here[key][0]
+                old = there[key][0]
                 self.pairs[name] = old
                 self.report.positional[self.full(name)] = old
                 taken.add(id(self.tensors[old]))
@@ -529,7 +532,8 @@ class _Plan:
 
     def problems(self) -> list[str]:
         """Describe the names that are missing, do not fit or are left over, a string for each of the three."""
-        report, targets = self.report, list(map(self.full, self.targets))
+        report = self.report
+        targets = list(map(self.full, self.targets))
         unexpected = [self.full(self.own[old]) for old in report.unexpected]
         missing = {*report.missing}
         free = [name for name in targets if name in missing]
@@ -584,9 +588,11 @@ class _Plan:
 
     def copy(self, freeze: bool) -> None:
         """Copy the values; after an error everything is as it was."""
-        report, loaded = self.report, dict[str, None]()
+        report = self.report
+        loaded = dict[str, None]()
         for name, old in self.pairs.items():
-            source, target = self.tensors[old], self.targets[name]
+            source = self.tensors[old]
+            target = self.targets[name]
             loaded.update(dict.fromkeys(self.full(each) for each in self.ties[tie_of(target)]))
             if self.full(name) != old and self.full(name) not in report.positional:
                 report.renamed[self.full(name)] = old
@@ -789,7 +795,8 @@ def measured_by(manifest: Manifest) -> tuple[str, str]:
     said = manifest.about.get("measured")
     if not isinstance(said, Mapping):
         return "", ""
-    word, by = str(said.get("file", "")), str(said.get("by", ""))
+    word = str(said.get("file", ""))
+    by = str(said.get("by", ""))
     models = models_in(manifest)
     files = [weights_file(name, len(models), word) for name in models]
     return (word, by) if word and all(file in manifest.files for file in files) else ("", "")

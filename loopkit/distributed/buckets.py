@@ -46,7 +46,9 @@ class Overlap:
         """Whether the backward that comes is to send."""
         self.sends = False
         """Whether `finish`, or `cancel`, is to come."""
-        self._params, self._size, self._dtype = params, size, dtype
+        self._params = params
+        self._size = size
+        self._dtype = dtype
         self._buckets = bucketed(params, bucket_bytes)
         self._bucket_of = {index: number for number, bucket in enumerate(self._buckets) for index in bucket}
         ends = any(params[index].numel() for index in self._buckets[-1])
@@ -68,7 +70,9 @@ class Overlap:
 
     def begin(self, listen: bool) -> None:
         """A step begins whose gradients make an update."""
-        self.listening, self.sends, self._odd = listen, True, ""
+        self.listening = listen
+        self.sends = True
+        self._odd = ""
         self._grads: list[tuple[int, int] | None] = [None] * len(self._params)
         self._left = [len(bucket) for bucket in self._buckets]
         self._sent: list[tuple[Tensor, Any]] = []
@@ -176,7 +180,8 @@ def bucketed(tensors: Sequence[Tensor], size: int) -> list[list[int]]:
         kind = tensor.device, tensor.dtype
         bucket, held = current.get(kind, ([], 0))
         if bucket and held + tensor.nbytes > size:
-            bucket, held = [], 0
+            bucket = []
+            held = 0
         if not bucket:
             filled.append(bucket)
         bucket.append(index)

@@ -142,7 +142,8 @@ def _check(fn: Any, args: tuple[Any, ...], count: int, timeout: float, restarts:
 
 def _check_sendable(fn: Any, args: tuple[Any, ...], start: str) -> None:
     """Refuse what a new process cannot find or get."""
-    name, code = getattr(fn, "__qualname__", ""), "<locals>"
+    name = getattr(fn, "__qualname__", "")
+    code = "<locals>"
     why = ""
     if "<lambda>" in name:
         why = "it is a lambda"
@@ -215,7 +216,8 @@ def _call(fn: Callable[..., Any], args: tuple[Any, ...], directory: str) -> byte
             "trace": "".join(traceback.format_exception(error)),
             "peer": isinstance(error, PeerError),
         }
-        restart, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+        restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
+        rank = os.environ["RANK"]
         Path(directory, f"failed-{restart}-{rank}.json").write_text(json.dumps(said))
         raise
 
@@ -242,7 +244,8 @@ def _failure(error: Any, directory: Path) -> WorldError:
         how = f"was killed by {signal.Signals(-failure.exitcode).name}"
         memory = "; when memory runs out, the kernel kills the largest process" if failure.exitcode == -9 else ""
     else:
-        how, memory = f"ended with status {failure.exitcode}", ", without an error that Python could tell"
+        how = f"ended with status {failure.exitcode}"
+        memory = ", without an error that Python could tell"
     raised = WorldError(f"rank {first} {how}{memory}")
     for *_, rank, told in sorted(latest, key=lambda each: each[:4]):
         raised.add_note(f"loopkit: rank {rank} said: {told['text']}")

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 AGREED_EVERY = 1.0
 """Seconds, about, between two agreements in an epoch."""
-FEWEST, MOST = 2, 1000
+FEWEST = 2
+MOST = 1000
 """Steps between two agreements."""
 VOUCHED_EVERY = 100
 """Steps, at least, between two comparisons of parameters."""
@@ -168,7 +169,8 @@ class Member(Shown):
     @hookimpl(reads=("params", "buffers"))
     def phase_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Let the agreement at the end of the epoch compare what is to be equal, at most once in 100 steps."""
-        steps, last = learner.progress.steps, self._vouched
+        steps = learner.progress.steps
+        last = self._vouched
         if self.world.size == 1 or not phase.training or (last is not None and last <= steps < last + VOUCHED_EVERY):
             return
         self._vouched = steps
@@ -282,7 +284,8 @@ class Member(Shown):
 
     def _stop_watch(self) -> None:
         if self._watch is not None:
-            self.world.blame, self._failure = None, lambda: None
+            self.world.blame = None
+            self._failure = lambda: None
             self._watch.stop()
             self._watch = None
 
@@ -296,7 +299,8 @@ class Member(Shown):
 
     def _compare(self, learner: Learner) -> None:
         """Refuse to train with processes that are set up in another way."""
-        data, self._data = self._data, {}
+        data = self._data
+        self._data = {}
         if (odd := self.world.odd({**_setup(learner), **data})) is not None:
             rank, theirs, first = odd
             part = next(part for part in {**first, **theirs} if first.get(part) != theirs.get(part))

@@ -33,7 +33,8 @@ def lay_out(world: World) -> None:
     """
     if world.size == 1 or world.places is not None:
         return
-    size, begin = world.size * SLOT, world.rank * SLOT
+    size = world.size * SLOT
+    begin = world.rank * SLOT
     path = Path(
         SHARED if os.access(SHARED, os.W_OK) else tempfile.gettempdir(), world.share(f"loopkit-{secrets.token_hex(8)}")
     )
@@ -53,7 +54,8 @@ def lay_out(world: World) -> None:
 def enter(world: World, epochs: Sequence[Epoch]) -> None:
     """Note that from now on this process is in the last of these epochs."""
     if world.places is not None:
-        words, end = epochs[-1].where() if epochs else BETWEEN, (world.rank + 1) * SLOT
+        words = epochs[-1].where() if epochs else BETWEEN
+        end = (world.rank + 1) * SLOT
         world.slot[0] = 0
         world.places[end - SLOT + 8 : end] = words.encode()[: SLOT - 8].ljust(SLOT - 8, b"\0")
         world.slot[0] = epochs[-1].steps if epochs and epochs[-1].current else 0
@@ -62,5 +64,6 @@ def enter(world: World, epochs: Sequence[Epoch]) -> None:
 def last_place(world: World, rank: int) -> str:
     """Where a process was last; "" if that is not known here, as of one on another machine."""
     slot = b"" if world.places is None else bytes(world.places[rank * SLOT : (rank + 1) * SLOT])
-    words, steps = slot[8:].rstrip(b"\0").decode(errors="replace"), int.from_bytes(slot[:8], sys.byteorder)
+    words = slot[8:].rstrip(b"\0").decode(errors="replace")
+    steps = int.from_bytes(slot[:8], sys.byteorder)
     return f"{words}, step {steps - 1}" if steps else words

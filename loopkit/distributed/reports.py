@@ -105,7 +105,8 @@ class Reports:
     """
 
     def __init__(self, rank: int, size: int, name: str, machine: str, interval: float = INTERVAL) -> None:
-        self.rank, self.size = rank, size
+        self.rank = rank
+        self.size = size
         self.heard: dict[int, Heard] = {}
         """Of the others: all, in the reporter; elsewhere those that the summary tells of."""
         self.unheard: list[int] = [] if rank == REPORTER else [REPORTER]
@@ -239,11 +240,13 @@ class Reports:
         if not (self.heard or self.unheard):  # to read a key that is not there would mean to wait for it
             for key in self._keys:
                 store.compare_set(key, "", UNHEARD)
-        texts, now = store.multi_get(self._keys), time.monotonic()
+        texts = store.multi_get(self._keys)
+        now = time.monotonic()
         self.unheard = [rank for rank, text in enumerate(texts) if text == UNHEARD.encode()]
         heard = {}
         for rank in set(range(self.size)) - {self.rank, *self.unheard}:
-            report, before = Report(**json.loads(texts[rank])), self.heard.get(rank)
+            report = Report(**json.loads(texts[rank]))
+            before = self.heard.get(rank)
             at = now if before is None or before.report.count != report.count else before.at
             heard[rank] = Heard(report, at, round(now - at, 3), rank in dead)
         self.heard = heard
@@ -268,16 +271,20 @@ class Reports:
     def _receive(self, store: Store, age: float) -> None:
         """Read the summary, which has been there for so many seconds."""
         dead = self._vanished()
-        text, now = store.get(self._summary).decode(), time.monotonic()
+        text = store.get(self._summary).decode()
+        now = time.monotonic()
         if text != self._read:
-            self._read, self._changed = text, now
+            self._read = text
+            self._changed = now
         self._changed = min(self._changed, now - age)
         summary = json.loads(text)
         self.unheard = summary["unheard"]
         last = Report(**summary["told"][str(REPORTER)][0]).state != "running"
         heard = {}
         for key, (told, silent, vanished) in summary["told"].items():
-            rank, report, at = int(key), Report(**told), self._changed - silent
+            rank = int(key)
+            report = Report(**told)
+            at = self._changed - silent
             if last or rank in dead:  # it may have said more since the summary was made
                 report = Report(**json.loads(store.get(self._keys[rank])))
             silent = now - at if rank == REPORTER else silent

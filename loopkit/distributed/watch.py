@@ -100,7 +100,8 @@ class Watch:
         if self.world.size == 1 or self._thread is not None:
             return
         self._main = threading.get_ident()
-        world, own = self.world, identity()
+        world = self.world
+        own = identity()
         self.reports = Reports(world.rank, world.size, f"watch-{world.next_watch()}", own.machine, self._interval)
         self._own = self._told = Report(process=asdict(own))
         self._read_at = self._since = self._idle = time.monotonic()
@@ -116,7 +117,8 @@ class Watch:
             return
         if self._own.state == "running":
             self._tell(replace(self._own, state="ended", where=self._here()))
-        thread, self._thread = self._thread, None
+        thread = self._thread
+        self._thread = None
         self._wake.set()
         thread.join(PATIENCE)
         _running.discard(self)
@@ -180,7 +182,8 @@ class Watch:
 
     def _likely(self, error: BaseException) -> str:
         """Describe what probably happened, where no failure is certain."""
-        own, rank = self._own, self.world.rank
+        own = self._own
+        rank = self.world.rank
         if cause := self._gave_up():
             return cause
         if self._lost or time.monotonic() - self._read_at > SILENCE:
@@ -217,7 +220,9 @@ class Watch:
         return self._gone(REPORTER, heard, ", which kept the store,")
 
     def _gone(self, rank: int, heard: Heard, what: str = "") -> str:
-        told, last, here = heard.report.where, last_place(self.world, rank), self._here()
+        told = heard.report.where
+        last = last_place(self.world, rank)
+        here = self._here()
         where = told if told.endswith(last) else last  # it told less often than it made steps
         at = f" ({where})" if where else ""
         at += "" if here in ("", where) else f", and this one is {here}"
@@ -238,7 +243,8 @@ class Watch:
             self._look()
             try:
                 if not self._lost:
-                    store, told = store or self._connect(), self._own
+                    store = store or self._connect()
+                    told = self._own
                     self.reports.exchange(store, told, look=self._blaming)
                     self._told, self._read_at = told, time.monotonic()
                     if ends and self.reports.bell:
@@ -281,18 +287,22 @@ class Watch:
     def _look(self) -> None:
         """Where this process is now."""
         now = time.monotonic()
-        where, computed = self._here(), _computed(self._main)
+        where = self._here()
+        computed = _computed(self._main)
         try:
             epoch, steps, over = self._steps()
         except Exception:  # it looks at what another thread is changing
-            epoch, steps, over = self._own.epoch, self._own.steps, self._own.over
+            epoch = self._own.epoch
+            steps = self._own.steps
+            over = self._own.over
         point, line = _innermost(self._main)
         with self._changed:
             moved = (where, point) != self._place
             if moved or computed - self._computed > BUSY * max(self._interval, self.reports.pause()):
                 self._idle = now
             if moved:
-                self._place, self._since = (where, point), now
+                self._place = (where, point)
+                self._since = now
             self._computed = computed
             if self._own.state == "running" and not self._blaming:
                 self._own = replace(self._own, where=where, line=line, stays=now - self._since)
@@ -301,7 +311,8 @@ class Watch:
 
     def _end_if_hung(self) -> None:
         """End the process if another one failed, and this one has not moved since."""
-        now, timeout = time.monotonic(), self.world.timeout
+        now = time.monotonic()
+        timeout = self.world.timeout
         with self._changed:
             cause = self._certain(timeout) or self._gave_up()
             if cause is None and self._lost and now - self._read_at > timeout:
@@ -310,10 +321,12 @@ class Watch:
                 self._alarm = None
                 return
             self._alarm = self._alarm or now
-            idle, stuck = now - max(self._alarm, self._idle), now - max(self._alarm, self._since)
+            idle = now - max(self._alarm, self._idle)
+            stuck = now - max(self._alarm, self._since)
             if idle < min(GRACE, timeout) and stuck < timeout:
                 return
-            stays, where = now - self._since, self._own.where
+            stays = now - self._since
+            where = self._own.where
         text = f"loopkit: rank {self.world.rank} has hung for {stays:.1f} s ({where}) and ends now, because {cause}"
         says = threading.Thread(target=lambda: os.write(2, f"{recorded(self.world.rank)}\n".encode()), daemon=True)
         try:

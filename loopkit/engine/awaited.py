@@ -19,7 +19,8 @@ class Awaited:
     """
 
     def __init__(self, phase: Phase, plan: Plan) -> None:
-        self._phase, self._order = phase, plan.order
+        self._phase = phase
+        self._order = plan.order
         self._left = set(plan.awaited)
 
     def watch(self, fire: dict[type[Event], Fire | None]) -> dict[type[Event], Fire | None]:

@@ -28,7 +28,8 @@ class Brackets:
 
     def begin(self, names: Collection[str] | None = None) -> CancelFit | None:
         """Fire the ``fit_begin`` of these plugins, or of all; returns the first cancel, which is to end the fit."""
-        registry, cancelled = self._registry, None
+        registry = self._registry
+        cancelled = None
         brackets = [each for each in registry.brackets if names is None or each[0] in names]
         for name, begin, end in brackets:
             if begin is not None:

@@ -83,7 +83,8 @@ class Casts:
 
     def compare_values(self, compares: bool) -> None:
         """Refuse a change that moves no version, from now on or no longer; it waits for the device."""
-        self._compares, self._values = compares, ()
+        self._compares = compares
+        self._values = ()
 
     def _compare(self) -> None:
         now = torch._foreach_norm([part(p) for p in self._params.values()])

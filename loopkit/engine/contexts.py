@@ -22,7 +22,8 @@ class Contexts:
     """The contexts of an epoch: the models' modes and the plugins' contexts, entered in order and left in reverse."""
 
     def __init__(self, core: Core, phase: Phase) -> None:
-        self._core, self._phase = core, phase
+        self._core = core
+        self._phase = phase
         self._stack = ExitStack()
         self._modes: list[tuple[nn.Module, bool]] = []
 

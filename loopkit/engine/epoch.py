@@ -46,7 +46,8 @@ class Epoch:
 
     def __init__(self, core: Core, phase: Phase, source: Source | None = None, length: int | None = None) -> None:
         self.phase = phase
-        self.name, self.trains = phase.name, phase.training
+        self.name = phase.name
+        self.trains = phase.training
         self.made = source is not None and source.made
         """Whether a function makes the data for this epoch."""
         self.function = source.given if source is not None and source.made else None
@@ -183,10 +184,13 @@ class Epoch:
     # Its begin
 
     def __enter__(self) -> Epoch:
-        core, phase, loop = self._core, self.phase, self.loop
+        core = self._core
+        phase = self.phase
+        loop = self.loop
         if core.requests.waits:
             core.requests.answer(core)
-        fitting, in_hook = core.fit is not None, core.hooks > 0
+        fitting = core.fit is not None
+        in_hook = core.hooks > 0
         if not core.epochs and not fitting and not in_hook:
             core.requests.forget_stop()
         nested = in_hook or (bool(core.epochs) and not all(epoch.loop.between for epoch in core.open_epochs))
@@ -234,7 +238,8 @@ class Epoch:
         """Enter the contexts and fire ``EpochBegin``."""
         if (outer := core.logbook.epoch) is not None:
             under_way = outer.trains and outer.current is not None and not outer.current.ended
-            self._outer, self.around = outer, outer.around + under_way
+            self._outer = outer
+            self.around = outer.around + under_way
         self.depth = len(core.epochs)
         core.epochs.append(self)
         core.logbook.move_to(self)
@@ -392,7 +397,8 @@ class Epoch:
         Raises:
             BaseException: What was raised in it, unless that ends an epoch normally.
         """
-        core, loop = self._core, self.loop
+        core = self._core
+        loop = self.loop
         cancel: Cancel | None = self.pending
         loop.refresh()
         try:
@@ -426,7 +432,8 @@ class Epoch:
         Raises:
             CancelFit: The fit, or what is around the epoch, ends by it.
         """
-        core, loop = self._core, self.loop
+        core = self._core
+        loop = self.loop
         if (fire := loop.plan.fire[PhaseEnd]) is not None:
             core.logbook.move_to(self)
             try:

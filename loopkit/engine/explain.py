@@ -154,7 +154,8 @@ class Explanation:
         width = max((len(row.plugin) for row in self.rows), default=0)
         for row in self.rows:
             if row.phase != phase:
-                phase, hook = row.phase, ""
+                phase = row.phase
+                hook = ""
                 title = f"phase {phase!r}" if phase else "the learner"
                 lines += ["", title, "=" * len(title)] if lines else [title, "=" * len(title)]
             if row.hook != hook:

@@ -83,7 +83,8 @@ class Limits:
     def planned(self, length: int | None, accumulate: int, optimizers: int = 1) -> Planned:
         """How far a fit over so many batches an epoch goes, in which each window updates so many optimizers."""
         finite = int(self.epochs) if self.epochs is not None and self.epochs != math.inf else None
-        steps, most = self.max_steps, self.max_updates
+        steps = self.max_steps
+        most = self.max_updates
         most = updates = None if most is None else math.ceil(most / max(optimizers, 1))
         if finite is not None and length is not None:
             steps = min(finite * length, steps or finite * length)
@@ -136,7 +137,8 @@ class Fit:
         self.timeout = timeout
         self.over = False
         """Whether its ``fit_end`` has come."""
-        self._core, self._runs = core, runs
+        self._core = core
+        self._runs = runs
         self.raises = on_interrupt != "return"
         """Whether a signal or a pause ends the process, by what it raises after its ``fit_end``."""
         self._signals = Signals(core.requests.catch, lambda: not core.can_save) if on_interrupt else None
@@ -213,7 +215,8 @@ class Fit:
 
     def saved(self) -> dict[str, Any]:
         """The saved form of the fit."""
-        stop, reason = self._core.requests.stopped, self.result.reason
+        stop = self._core.requests.stopped
+        reason = self.result.reason
         over = reason in ("epochs", "max_steps", "max_updates", "minutes", "stop")
         keeps = stop if over or reason == "running" else None
         at = replace(self.position, ended=reason if over else "", limits=self.limits.saved())
@@ -240,7 +243,8 @@ class Fit:
         self.beginning = False
 
     def _begin(self) -> None:
-        core, signals = self._core, self._signals
+        core = self._core
+        signals = self._signals
         core.requests.begin(signals)
         if signals is not None:
             signals.install()
@@ -307,7 +311,8 @@ class Fit:
         stop = None if at.stop is None or reopened else Stop(*at.stop)
         if stop is not None:
             self._core.requests.resume(stop)
-        ended, by_fit = "" if reopened else at.ended, at.by_fit or bool(self._runs)
+        ended = "" if reopened else at.ended
+        by_fit = at.by_fit or bool(self._runs)
         self.position = replace(at, stop=None, ended=ended, by_fit=by_fit)
 
     def begin_plugins(self, names: Collection[str] | None = None) -> None:
@@ -336,7 +341,8 @@ class Fit:
 
     def _limit_reached(self, at: Position) -> str:
         """The limit that a fit at this position has reached."""
-        limits, progress = self.limits, self._core.progress
+        limits = self.limits
+        progress = self._core.progress
         if limits.max_steps is not None and progress.steps - at.start.steps >= limits.max_steps:
             return "max_steps"
         if limits.max_updates is not None and progress.updates - at.start.updates >= limits.max_updates:
@@ -385,7 +391,8 @@ class Fit:
 
     def end(self, error: BaseException | None) -> None:
         """Fire ``fit_end``, let go of all that the fit holds, then raise what there is to raise."""
-        core, signals = self._core, self._signals
+        core = self._core
+        signals = self._signals
         if self.over or core.fit is not self:
             if error is not None:
                 raise error
@@ -406,7 +413,8 @@ class Fit:
 
     def _end_plugins(self, error: BaseException | None) -> None:
         """Complete the result and fire ``fit_end``; raises what the fit has failed with."""
-        core, failure = self._core, None
+        core = self._core
+        failure = None
         self.ending = True
         try:
             failure = self._conclude(error)
@@ -419,15 +427,20 @@ class Fit:
 
     def _conclude(self, error: BaseException | None) -> BaseException | None:
         """Complete the result; returns what the fit has failed with."""
-        core, result = self._core, self.result
+        core = self._core
+        result = self.result
         failure: BaseException | None = None
         if isinstance(error, CancelFit):
-            result.reason, result.message, result.by = "cancel", error.reason, error.by
+            result.reason = "cancel"
+            result.message = error.reason
+            result.by = error.by
         elif isinstance(error, Interrupted):
             result.reason = "signal" if error.ending.signal else "pause"
-            result.message, result.by = error.ending.reason, error.ending.by
+            result.message = error.ending.reason
+            result.by = error.ending.by
         elif error is not None:
-            result.reason, failure = "error", error
+            result.reason = "error"
+            failure = error
             self.failure = error
             core.resume.leave_unfinished(f"the last fit failed in epoch {core.progress.epochs + 1}")
         elif result.reason == "running":
@@ -439,12 +452,14 @@ class Fit:
         result.seconds = self.seconds
         stop = core.requests.stopped
         if stop is not None and result.reason not in ("signal", "pause", "error"):
-            result.reason, (result.message, result.by) = "stop", stop
+            result.reason = "stop"
+            result.message, result.by = stop
         return failure
 
     def _let_go(self) -> None:
         """Let go of all that the fit holds, the signals last."""
-        core, signals = self._core, self._signals
+        core = self._core
+        signals = self._signals
         self.ending = False
         self.over = True
         self.failure = None

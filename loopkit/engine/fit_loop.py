@@ -64,7 +64,9 @@ class FitLoop(Fit):
 
     def run(self) -> None:
         """Train, and validate, until it is over."""
-        core, at, train = self._core, self.position, self._source
+        core = self._core
+        at = self.position
+        train = self._source
         core.resume.expect([*[each.source for each in self.validations.values()], train])
         if at.due:
             at.want([phase for phase in at.due if phase in self.validations], at.mid_epoch)
@@ -118,7 +120,8 @@ class FitLoop(Fit):
         return self.position.clock.get(validation.phase, 0.0) + validation.every.seconds
 
     def _train(self, source: Source) -> None:
-        core, at = self._core, self.position
+        core = self._core
+        at = self.position
         before = replace(core.progress)
         epoch = Epoch(core, source.phase, source)
         cancel = self._run(epoch, first=at.epochs == 0)
@@ -130,7 +133,9 @@ class FitLoop(Fit):
         epoch.finish(cancel)
 
     def _validate(self, phase: str) -> None:
-        core, at, source = self._core, self.position, self.validations[phase].source
+        core = self._core
+        at = self.position
+        source = self.validations[phase].source
         epoch = Epoch(core, source.phase, source)
         first = phase not in at.validated
         if not core.resume.waiting:
@@ -168,7 +173,8 @@ class FitLoop(Fit):
                 return False
 
     def _until(self) -> Until:
-        at, limits = self.position, self.limits
+        at = self.position
+        limits = self.limits
         steps = math.inf if limits.max_steps is None else at.start.steps + limits.max_steps
         updates = math.inf if limits.max_updates is None else at.start.updates + limits.max_updates
         late = limits.seconds

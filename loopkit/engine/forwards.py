@@ -64,7 +64,8 @@ def _aside(core: Core) -> AbstractContextManager[None]:
 
 def _collecting(epoch: Epoch, outputs: list[Any], place: torch.device | None) -> Iterator[Any]:
     """The batches of an epoch; when the next one is asked for, the outputs of the last step are kept, at ``place``."""
-    loop, on_cpu = epoch.loop, place == torch.device("cpu")
+    loop = epoch.loop
+    on_cpu = place == torch.device("cpu")
     for batch in epoch.batches():
         yield batch
         if (made := vars(loop.current).get("outputs", outputs)) is not outputs:

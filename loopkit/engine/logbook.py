@@ -46,15 +46,21 @@ class Logbook:
         if packed is not None and self.packed is None:
             from loopkit.logs.kinds import all_loggable, loggable  # not before somebody listens
 
-            self.loggable, self.all_loggable = loggable, all_loggable
+            self.loggable = loggable
+            self.all_loggable = all_loggable
         self.packed = packed
 
     def look(self) -> Place:
         """Where what is logged now is."""
-        here, progress = self.epoch, self._progress
-        name, epochs, steps = "", progress.epochs, progress.steps
+        here = self.epoch
+        progress = self._progress
+        name = ""
+        epochs = progress.epochs
+        steps = progress.steps
         if here is not None:
-            name, epochs, steps = here.name, here.number, steps + here.around
+            name = here.name
+            epochs = here.number
+            steps += here.around
             if here.trains and (step := here.current) is not None and not step.ended:
                 steps += 1
         made = name, epochs, steps, progress.updates
@@ -72,7 +78,8 @@ class Listeners:
     """
 
     def __init__(self, packs: Sequence[list[Packed]], calls: Sequence[tuple[Callable[..., Any], str]]) -> None:
-        self._packs, self._calls = packs, calls
+        self._packs = packs
+        self._calls = calls
 
     def append(self, packed: Packed) -> None:
         """Give them what one call has logged."""

@@ -79,7 +79,8 @@ def _match(one: str, other: str) -> bool:
 
 def _both_match(one: str, other: str) -> bool:
     """Whether two patterns, both with a wildcard, can match the same text: what is around the wildcards agrees."""
-    a, b = WILDCARD.split(one), WILDCARD.split(other)
+    a = WILDCARD.split(one)
+    b = WILDCARD.split(other)
     if len(a) == 1 or len(b) == 1:
         return False
     starts = a[0].startswith(b[0]) or b[0].startswith(a[0])

@@ -27,7 +27,8 @@ class PhaseStep:
     """The step of a phase in one epoch, and what autocast caches meanwhile."""
 
     def __init__(self, core: Core, phase: Phase) -> None:
-        self._core, self._phase = core, phase
+        self._core = core
+        self._phase = phase
         self._casting = False
         """Whether a step of this epoch has run under autocast."""
 
@@ -100,7 +101,8 @@ def bad_result(phase: Phase, result: Any) -> StepResultError:
 
 def explained(core: Core, phase: Phase, error: BaseException, step: Step) -> BaseException:
     """The error of a step, which from now on says where it came from, and what the batch was."""
-    where, models = f"in {type(phase).__name__}.step, {core.where(phase, step)}", core.models
+    where = f"in {type(phase).__name__}.step, {core.where(phase, step)}"
+    models = core.models
     cure = hint(error, step, models)
     locate(error, f"{where}; batch: {describe(step.batch)}; model on {models.device()}{cure}")
     return error

@@ -78,11 +78,14 @@ class Compiler:
     """
 
     def __init__(self, learner: Learner, where: Where, instruments: Sequence[Implementation]) -> None:
-        self._learner, self._where, self._instruments = learner, where, instruments
+        self._learner = learner
+        self._where = where
+        self._instruments = instruments
 
     def plan(self, phase: Phase, impls: dict[str, list[Implementation]], order: dict[str, list[Placed]]) -> Plan:
         """The plan of a phase, from its implementations by hook, in order."""
-        steps, wholes = impls["optimizer_step"], impls["take_step"]
+        steps = impls["optimizer_step"]
+        wholes = impls["take_step"]
         replaced = ("step", "optimizer", "closure", "default")
         fire = {event: self._event(event, impls[event.hook], phase) for event in phase.events()}
         return Plan(
@@ -137,7 +140,8 @@ class Compiler:
         for impl in impls:
             call = self.bound(impl, ("step",) if "step" in impl.hook.arguments else ("epoch",), phase)
             calls.append(partial(call) if call in calls else call)  # two plugins can share a function: tell them apart
-        of_steps, whereabouts = "step" in event.arguments, self._where
+        of_steps = "step" in event.arguments
+        whereabouts = self._where
 
         def where(at: Any) -> str:
             return whereabouts(phase, at if of_steps else None)
@@ -169,7 +173,9 @@ class Compiler:
 
     def _context(self, impl: Implementation, dynamic: str, phase: Phase) -> Callable[[Any], Any]:
         """`bound` for a context, with a note on its errors and on those of entering and leaving what it returns."""
-        make, plugin, hook = self._located(impl, (dynamic,), phase), impl.entry.plugin, impl.hook.name
+        make = self._located(impl, (dynamic,), phase)
+        plugin = impl.entry.plugin
+        hook = impl.hook.name
 
         def context(at: Any) -> _Context | None:
             made = make(at)
@@ -180,7 +186,8 @@ class Compiler:
 
     def _located(self, impl: Implementation, dynamic: tuple[str, ...], phase: Phase) -> Callable[..., Any]:
         """`bound` for a context or a replacement, with a note on its errors."""
-        call, name = self.bound(impl, dynamic, phase), impl.entry.plugin
+        call = self.bound(impl, dynamic, phase)
+        name = impl.entry.plugin
 
         def located(*values: Any) -> Any:
             try:
@@ -197,7 +204,8 @@ class Compiler:
 
     def _mover(self, impl: Implementation, phase: Phase) -> Callable[[Any, int], Any]:
         """`bound` for a transform of batches, with a note on its errors that describes the batch."""
-        call, name = self.bound(impl, ("batch",), phase), impl.entry.plugin
+        call = self.bound(impl, ("batch",), phase)
+        name = impl.entry.plugin
 
         def move(batch: Any, index: int) -> Any:
             try:
@@ -234,7 +242,10 @@ class _Context:
     __slots__ = ("_context", "_hook", "_plugin", "_where")
 
     def __init__(self, context: Any, plugin: str, hook: str, where: Callable[[], str]) -> None:
-        self._context, self._plugin, self._hook, self._where = context, plugin, hook, where
+        self._context = context
+        self._plugin = plugin
+        self._hook = hook
+        self._where = where
         if not (hasattr(type(context), "__enter__") and hasattr(type(context), "__exit__")):
             raise self._own(
                 PluginError(

@@ -304,7 +304,8 @@ def check_plugin(plugin: Any, name: str) -> None:
     """Refuse what pluggy would take silently, or with a message that does not say what to write instead."""
     known = hooks()
     where = f"plugin {name!r} ({type(plugin).__name__})"
-    word, found = provided(plugin), methods(plugin)
+    word = provided(plugin)
+    found = methods(plugin)
     if not isinstance(word, str) or not (word == "" or word.isidentifier()):
         raise PluginError(f"{where}: provides is {word!r}; it is one word, such as {'clip'!r}")
     for attribute, method in found.items():

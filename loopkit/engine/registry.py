@@ -61,7 +61,10 @@ class Registry:
         """Which of the plugins belong to this learner."""
         self.version = 0
         """Changes whenever a plugin comes or goes."""
-        self._learner, self._phases, self._logbook, self._where = learner, phases, logbook, where
+        self._learner = learner
+        self._phases = phases
+        self._logbook = logbook
+        self._where = where
         self._manager = _Manager(PROJECT)
         self._plans: dict[int, tuple[Phase, Plan]] = {}
         self._placed: dict[tuple[Any, ...], list[Placed]] = {}
@@ -273,7 +276,8 @@ class Registry:
 
     def _bind_log(self) -> None:
         """Find what takes what is logged to the plugins."""
-        impls, compiler = self.ordered(LOG_VALUE), self._compiler()
+        impls = self.ordered(LOG_VALUE)
+        compiler = self._compiler()
         packs = [packed for plugin, packed in self._packs if any(impl.plugin is plugin for impl in impls)]
         heard = [impl for impl in impls if all(impl.plugin is not plugin for plugin, _ in self._packs)]
         calls = [(compiler.bound(impl, ("record",), None), impl.entry.plugin) for impl in heard]

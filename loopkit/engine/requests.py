@@ -109,12 +109,20 @@ class Requests:
 
     def begin(self, signals: Signals | None) -> None:
         """A fit begins, and nothing is asked for."""
-        self._signals, self._asked, self._due, self._stopped, self.signal = signals, Wishes(), None, None, None
-        self._waiting, self.waits, self.validations = [], False, frozenset()
+        self._signals = signals
+        self._asked = Wishes()
+        self._due = None
+        self._stopped = None
+        self.signal = None
+        self._waiting = []
+        self.waits = False
+        self.validations = frozenset()
 
     def end(self) -> None:
         """A fit is over; signals are not listened to any more."""
-        self._signals, self._due, self.waits = None, None, False
+        self._signals = None
+        self._due = None
+        self.waits = False
 
     def resume(self, stopped: Stop | None) -> None:
         """Go on with a stop that was asked for before a state was saved."""
@@ -218,12 +226,14 @@ class Requests:
         self.waits = False  # first: a signal may come between any two lines
         if self.together and self._signals is not None and self._signals.caught is not None:
             self.waits = True  # until all agree on it
-        wishes, self._due = self._due or Wishes(), None
+        wishes = self._due or Wishes()
+        self._due = None
         self.signal = None
         if wishes.ending is not None and wishes.ending.signal:
             self.signal = signal.Signals(wishes.ending.signal)
         if not self.together and (caught := self._caught()) is not None:
-            wishes, self.signal = wishes | caught[1], caught[0]
+            wishes |= caught[1]
+            self.signal = caught[0]
         return wishes
 
     def _caught(self) -> tuple[signal.Signals, Wishes] | None:
@@ -258,7 +268,8 @@ class Requests:
             self.waits = True
         if (caught := self._caught()) is not None:
             self._asked |= caught[1]
-        asked, self._asked = self._asked, Wishes()  # what is asked for meanwhile is for the next time
+        asked = self._asked
+        self._asked = Wishes()  # what is asked for meanwhile is for the next time
         wanted = float(asked.any or cancel is not None)
         wanted, most, least, *highest = world.agree(wanted, float(updates), -float(updates), *numbers)
         agreed = None
@@ -266,7 +277,8 @@ class Requests:
             own = cancel and (type(cancel).__name__, cancel.reason, cancel.by)
             said = world.gather((asked.stop, own, asked.save, asked.ending, asked.validations))
             stops, cancels, saves, endings, validations = zip(*said, strict=True)
-            ending, stop = _first(endings), _first(stops)
+            ending = _first(endings)
+            stop = _first(stops)
             self._stopped = self._stopped or (None if stop is None else Stop(*stop))
             self.validations = self.validations.union(*validations)
             agreed = _strongest([each for each in cancels if each is not None])

@@ -79,7 +79,8 @@ class Position:
 
     def want(self, phases: list[str], mid_epoch: bool) -> None:
         """These validations are due: before the next training epoch, or now, in the middle of one."""
-        self.due, self.mid_epoch = phases, mid_epoch
+        self.due = phases
+        self.mid_epoch = mid_epoch
 
     def begin_validation(self, phase: str, updates: int) -> None:
         """A validation begins, after these updates."""
@@ -92,7 +93,8 @@ class Position:
 
     def end_round(self) -> None:
         """A round of the user's loop is complete."""
-        self.epochs, self.done = self.epochs + 1, 0
+        self.epochs += 1
+        self.done = 0
 
     def end_turn(self, turn: int) -> None:
         """So many epochs of a round of the user's loop are over."""
@@ -177,18 +179,29 @@ class Resume:
 
     def load(self, state: Mapping[str, Any], position: Position | None, replay: bool) -> None:
         """Take over what a state left open."""
-        self._epochs, self._data, self._nested = list(state["epochs"]), dict(state["data"]), dict(state["nested"])
-        self._generators, self._replay = state["generators"], replay
+        self._epochs = list(state["epochs"])
+        self._data = dict(state["data"])
+        self._nested = dict(state["nested"])
+        self._generators = state["generators"]
+        self._replay = replay
         self._round = state.get("round")
         self.waiting = [saved["phase"] for saved in self._epochs]
         self.left = bool(self._epochs) or self._generators is not None
-        self.position, self._held = position, None
+        self.position = position
+        self._held = None
         self._placed.clear()
 
     def forget(self) -> None:
         """Forget what was left open."""
-        self._epochs, self._data, self._nested, self._generators, self.position = [], {}, {}, None, None
-        self._held, self.unfinished, self.waiting, self.left = None, "", [], False
+        self._epochs = []
+        self._data = {}
+        self._nested = {}
+        self._generators = None
+        self.position = None
+        self._held = None
+        self.unfinished = ""
+        self.waiting = []
+        self.left = False
         self._round = None
 
     def drop_held(self, is_behind: Callable[[Position], bool]) -> Position | None:
@@ -213,7 +226,8 @@ class Resume:
         self._named.clear()
         for memory in (self._earlier, self._alternating, self._loaders, self._inner, self._unclear, self._whole):
             memory.clear()
-        held, self._held = self._held, None
+        held = self._held
+        self._held = None
         if held is not None and self.position is None:
             self.load(held, Position.of(held["fit"]), True)
         if self.position is None:
@@ -223,7 +237,8 @@ class Resume:
 
     def take_position(self) -> Position | None:
         """The position that was loaded, which then belongs to a fit."""
-        position, self.position = self.position, None
+        position = self.position
+        self.position = None
         if position is not None:
             self.fits = position.number
         return position
@@ -272,7 +287,8 @@ class Resume:
         if not self.waiting:
             if self._generators is not None:
                 generators.restore(self._generators)
-            self._generators, self.left = None, False
+            self._generators = None
+            self.left = False
 
     def leave_generators(self) -> None:
         """Leave the random generators as they are, if nothing is open any more: they have come to their place."""

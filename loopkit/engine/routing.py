@@ -22,10 +22,12 @@ class Route:
     """
 
     def __init__(self, module: nn.Module, wrapper: nn.Module, before: Callable[[], None] | None = None) -> None:
-        self.wrapper, self._before = wrapper, before
+        self.wrapper = wrapper
+        self._before = before
         cls = type(module)
         plain = getattr(cls, "routed_from", cls)  # of a module that is routed already
-        route, active = self, False
+        route = self
+        active = False
 
         class Routed(cls):  # type: ignore[misc, valid-type]
             routed_from = plain
@@ -52,15 +54,19 @@ class Route:
                 make = _new if make is copyreg.__newobj__ else make  # type: ignore[attr-defined]
                 return (make, tuple(plain if each is Routed else each for each in given), *state)
 
-        Routed.__name__, Routed.__qualname__, Routed.__module__ = cls.__name__, cls.__qualname__, cls.__module__
+        Routed.__name__ = cls.__name__
+        Routed.__qualname__ = cls.__qualname__
+        Routed.__module__ = cls.__module__
         Routed.__doc__ = cls.__doc__
-        self._module, self._cls = module, cls
+        self._module = module
+        self._cls = cls
         self._routed: type[nn.Module] = Routed
         self._become(Routed)
 
     def undo(self) -> None:
         """Let calls of the module reach it directly again."""
-        self.wrapper, self._before = self._module, None
+        self.wrapper = self._module
+        self._before = None
         if type(self._module) is self._routed:  # else it was routed once more since
             self._become(self._cls)
 

@@ -40,7 +40,8 @@ class Source:
 
     def __init__(self, registry: Registry, phase: Phase, given: Any) -> None:
         _check_data(given)
-        self.phase, self.given = phase, given
+        self.phase = phase
+        self.given = given
         self.made = not hasattr(given, "__iter__") and callable(given)
         """Whether a function makes the data of each epoch."""
         self._registry = registry
@@ -69,9 +70,12 @@ class Source:
                         )
             length = length_of(data)
             if not self.made:
-                self._data, self._length, self._seen = data, length, self._registry.version
+                self._data = data
+                self._length = length
+                self._seen = self._registry.version
         else:
-            data, length = self._data, self._length
+            data = self._data
+            length = self._length
         if length == 0:
             raise EmptyDataError(
                 f"the data of phase {self.phase.name!r} holds no batch: len() is 0 ({type(data).__name__})"

@@ -532,7 +532,10 @@ class Closure:
     def __init__(
         self, step: Step, window: Window, given: Callable[[], Any], ambient: Sequence[tuple[str, torch.dtype]]
     ) -> None:
-        self._step, self._window, self._given, self._ambient = step, window, given, ambient
+        self._step = step
+        self._window = window
+        self._given = given
+        self._ambient = ambient
 
     def __call__(self) -> Any:
         """Clear the gradients, make new ones, and return the loss that backward started from."""

@@ -120,14 +120,17 @@ class Window:
             else:  # `clear`, without the call: it is in each step
                 for p in self.params:
                     p.grad = None
-            self.first, self.total, self._even = weight, 0.0, True
+            self.first = weight
+            self.total = 0.0
+            self._even = True
         elif self.last is step:
             return
         if self._settling is not None and self._settling[0] is step:  # else that one was cancelled
             factor = self._settling[1]
             if self.count and (isinstance(factor, Tensor) or factor != 1.0):
                 self._multiply(factor)
-            self._settled, self._settling = True, None
+            self._settled = True
+            self._settling = None
         self.count += 1
         self.last = step
         if self.weighted:
@@ -199,7 +202,8 @@ class Window:
 
     def take_factor(self) -> float | Tensor:
         """`factor`, for a plugin that multiplies by it, in the place of `rescale`."""
-        factor, self._settled = self.factor(), True
+        factor = self.factor()
+        self._settled = True
         return factor
 
     def _multiply(self, factor: float | Tensor) -> None:
@@ -248,10 +252,13 @@ class Window:
         self.clear()
         for p, grad in zip(self.params, state["grads"], strict=True):
             p.grad = None if grad is None else grad.to(p.device)
-        self.count, self.last = state["count"], step
+        self.count = state["count"]
+        self.last = step
         self.asked = True
-        self.first, self.total = state["first"], state["total"]
-        self._weight, self._even = state["weight"], state["even"]
+        self.first = state["first"]
+        self.total = state["total"]
+        self._weight = state["weight"]
+        self._even = state["even"]
 
     def drop(self) -> None:
         """Close the window and clear its gradients."""

@@ -95,7 +95,8 @@ class Csv(Backend):
                 if row is not None:
                     done.append(row)
                 row = self._last = place
-            row["update"], row["time"] = str(record.update), f"{record.time:.3f}"
+            row["update"] = str(record.update)
+            row["time"] = f"{record.time:.3f}"
             row[name] = repr(record.value)
         self._append(done)
 
@@ -110,7 +111,9 @@ class Csv(Backend):
         if not rows:
             return
         if self._file.renewed():
-            self._rows, self._columns, self._tail = 0, [], []
+            self._rows = 0
+            self._columns = []
+            self._tail = []
         columns = list(dict.fromkeys([*(self._columns or PLACE), *(name for row in rows for name in row)]))
         if len(columns) > MOST_COLUMNS:
             if not self._full:
@@ -132,7 +135,8 @@ class Csv(Backend):
 
     def flush(self) -> None:
         """Append the last row, and make all durable."""
-        last, self._last = self._last, None
+        last = self._last
+        self._last = None
         self._append([] if last is None else [last])
         self._file.flush()
 

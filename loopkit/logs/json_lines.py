@@ -74,7 +74,8 @@ class JsonLines(Backend):
     def open(self, run: Run) -> None:
         """Open the file. A run that goes on says so with its first record, so that one without any leaves no trace."""
         self._file.open()
-        self._run, self._begun = run, False
+        self._run = run
+        self._begun = False
         if not run.resumed:
             self._begin()
 
@@ -84,9 +85,11 @@ class JsonLines(Backend):
             self._begun = False
         if self._begun or self._run is None:
             return
-        run, self._begun = self._run, True
+        run = self._run
+        self._begun = True
         self._names.clear()
-        learner, fit = run.learner, run.learner.current
+        learner = run.learner
+        fit = run.learner.current
         about: dict[str, Any] = {
             "kind": "run",
             "resumed": run.resumed or renewed,
@@ -223,7 +226,8 @@ class JsonLines(Backend):
         """Say how the fit ended, if it has logged anything, and let the file go."""
         try:
             if self._begun and result is not None and self._run is not None:
-                fit, progress = self._run.learner.current, self._run.learner.progress
+                fit = self._run.learner.current
+                progress = self._run.learner.progress
                 failure = None if fit is None else fit.failure
                 ended = {
                     "kind": "end",

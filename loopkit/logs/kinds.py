@@ -192,7 +192,8 @@ class Histogram(Kind):
             counts: One for each bin, not negative.
             edges: The ends of the bins, rising; one more than counts.
         """
-        counted, ends = tuple(map(float, counts)), tuple(map(float, edges))
+        counted = tuple(map(float, counts))
+        ends = tuple(map(float, edges))
         if not counted or len(ends) != len(counted) + 1:
             raise LogError(f"Histogram.of_counts: {len(counted)} counts and {len(ends)} edges; there is one edge more")
         if any(not 0 <= count < math.inf for count in counted):
@@ -266,14 +267,16 @@ def _count(values: Tensor, bins: int) -> Tensor:
     """The least and the largest finite number of a flat tensor, and the counts of the bins between, on its device."""
     packed = devices.exact(values.device)
     pieces = values.split(PIECE) if values.numel() else ()  # type: ignore[no-untyped-call]
-    lows, highs = [], []
+    lows = []
+    highs = []
     for piece in map(_in_precision, pieces):
         finite = piece.isfinite()
         lows.append(torch.where(finite, piece, math.inf).amin())
         highs.append(torch.where(finite, piece, -math.inf).amax())
     if not lows:
         return torch.tensor([0.0, 1.0, *[0.0] * bins], dtype=packed, device=values.device)
-    low, high = torch.stack(lows).amin(), torch.stack(highs).amax()
+    low = torch.stack(lows).amin()
+    high = torch.stack(highs).amax()
     counts = torch.zeros(bins + 1, dtype=torch.int64, device=values.device)  # the last one: what is not finite
     one = torch.ones((), dtype=torch.int64, device=values.device)
     scale = torch.where(low < high, bins / (high - low), 0.0)
@@ -301,7 +304,8 @@ class Table(Kind):
                 raise self._refuse(f"{what} are {describe(given)}: give a list")
         if not all(isinstance(column, str) for column in self.columns):
             raise self._refuse(f"columns are {self.columns!r:.200}: give a list of strings")
-        columns, rows = tuple(self.columns), tuple(self.rows)
+        columns = tuple(self.columns)
+        rows = tuple(self.rows)
         if others := [row for row in rows if isinstance(row, str) or not isinstance(row, Iterable)]:
             raise self._refuse(f"a row is {describe(others[0])}: rows are lists of cells, [[1, 'a'], [2, 'b']]")
         rows = tuple(map(tuple, rows))
@@ -473,10 +477,17 @@ def all_loggable(values: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
+def _elements(value: Any) -> int:
+    """How many elements a tensor or array has; 1 for anything else."""
+    if isinstance(value, Tensor):
+        return value.numel()
+    return value.size if isinstance(value, (np.generic, np.ndarray)) else 1
+
+
 def _scalar(where: str, value: Any) -> Scalar:
     """A real number: a float, or, where it would have to be waited for, a tensor that nobody else can change."""
     array = isinstance(value, (np.generic, np.ndarray))
-    if (value.numel() if isinstance(value, Tensor) else value.size if array else 1) != 1:
+    if _elements(value) != 1:
         raise LogError(f"{where}: it is {describe(value)}: log a scalar, such as .mean(), or Histogram(...)")
     if isinstance(value, Tensor):
         if value.is_complex():
@@ -537,7 +548,8 @@ def _to_numpy(values: Any) -> NDArray[Any]:
 
 
 def _check_range(kind: Kind, what: str, values: Any, low: float, high: float, fix: str) -> None:
-    least, largest = float(values.min()), float(values.max())
+    least = float(values.min())
+    largest = float(values.max())
     if least < low or largest > high:
         worst = largest if largest > high else least
         raise kind._refuse(f"{what} reach {worst:g}: floats are in [{low:g}, {high:g}]; {fix}")

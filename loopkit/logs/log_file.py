@@ -90,15 +90,18 @@ class LogFile:
                 if self.position and not about.st_size:
                     self.position = 0  # it is to go on elsewhere
                 if self.position and not self._is_known(file):
-                    other, self.position = set_aside(self.path), None
+                    other = set_aside(self.path)
+                    self.position = None
                     warn(
                         f"the log {self.path} is not what it was when the checkpoint was saved: it is {other.name} "
                         f"now, and another one begins"
                     )
                     return False
             self.position = self.position or 0
-            self._check, self._at_end = None, False
-            self._file, taken = file, True
+            self._check = None
+            self._at_end = False
+            self._file = file
+            taken = True
             return True
         finally:
             if not taken:
@@ -130,7 +133,8 @@ class LogFile:
         Raises:
             LogError: Another one cannot be written there, or another run writes it.
         """
-        file, position = self._file, self.position
+        file = self._file
+        position = self.position
         if file is None or not self._regular:
             return False
         assert position is not None
@@ -152,7 +156,8 @@ class LogFile:
         assert self.position is not None
         if not self._at_end:
             self.cut()
-        self._behind, self._at_end = True, False
+        self._behind = True
+        self._at_end = False
         rest = memoryview(data)
         try:
             while rest:
@@ -199,7 +204,10 @@ class LogFile:
             beside.unlink(missing_ok=True)
             raise
         os.close(self._file)
-        self._file, self.position, self._behind, self._at_end = file, len(data), True, False
+        self._file = file
+        self.position = len(data)
+        self._behind = True
+        self._at_end = False
 
     def flush(self) -> None:
         """Make durable what was written."""

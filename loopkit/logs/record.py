@@ -55,7 +55,9 @@ class Group:
     __slots__ = ("kinds", "place", "time", "values")
 
     def __init__(self, place: Place, time: float, values: dict[str, Any]) -> None:
-        self.place, self.time, self.values = place, time, values
+        self.place = place
+        self.time = time
+        self.values = values
         self.kinds: set[type] = set()
         """The types of the values."""
 
@@ -76,7 +78,10 @@ class Records(Sequence[Record]):
 
     def __init__(self, packed: Iterable[Packed]) -> None:
         self.groups: list[Group] = []
-        at, begun, over, values = None, 0.0, 0.0, {}
+        at = None
+        begun = 0.0
+        over = 0.0
+        values = {}
         for name, value, place, time in packed:
             joins = (place is at or place == at) and begun <= time < over
             if joins and name is not None and name not in values:
@@ -84,7 +89,9 @@ class Records(Sequence[Record]):
             elif joins and name is None and values.keys().isdisjoint(value):
                 values |= value
             else:
-                at, begun, over = place, time, time + 0.001
+                at = place
+                begun = time
+                over = time + 0.001
                 values = dict(value) if name is None else {name: value}
                 self.groups.append(Group(place, time, values))
         for group in self.groups:

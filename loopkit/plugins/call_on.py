@@ -24,7 +24,9 @@ class _Counts:
                 raise PluginError(f"call_on: {word} is {value!r}: it counts calls of the event, from 1")
         at = given.get("at")
         self._at = [at] if isinstance(at, int) else at
-        self._every, self._since, self._until = given.get("every", 1), given.get("since", 1), given.get("until")
+        self._every = given.get("every", 1)
+        self._since = given.get("since", 1)
+        self._until = given.get("until")
 
     def due(self, phase: str) -> bool:
         count = self.counts[phase] = self.counts.get(phase, 0) + 1
@@ -108,7 +110,8 @@ def call_on(
     mark = hookimpl(phase=phase, reads=reads, updates=updates, writes=writes, before=before, after=after)
     if not given:
         return _CallOn(name, event.hook, mark(implementation))
-    counts, wanted = _Counts(given), list(inspect.signature(function).parameters.values())
+    counts = _Counts(given)
+    wanted = list(inspect.signature(function).parameters.values())
     of_phases = "phase" in hooks()[event.hook].arguments
     asked = of_phases and "phase" not in [each.name for each in wanted]
 

@@ -234,7 +234,8 @@ class DDP(Member):
         if self.world.size == 1 or not phase.training:
             return
         self.reducing = self._reduced = False
-        self.overlap_now, self._backwards = None, 0
+        self.overlap_now = None
+        self._backwards = 0
         for synced in self._synced.values():
             synced.calls = 0
         if not _updates(step):
@@ -294,7 +295,8 @@ class DDP(Member):
     @contextmanager
     def unsynced(self) -> Iterator[None]:
         """For a forward of a plugin's own beside that of the step: its gradients stay those of this process."""
-        outer, self.reducing = self.reducing, False
+        outer = self.reducing
+        self.reducing = False
         listening = [each for each in (self.overlap_now,) if each is not None and each.listening]
         for overlap in listening:
             overlap.listening = False

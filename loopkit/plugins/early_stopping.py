@@ -123,7 +123,8 @@ class EarlyStopping(Shown):
     def _hear(self) -> None:
         """A stop that a plugin has put off is none."""
         if self._asked is not None and self._asked.put_off:
-            self.reason, self._asked = "", None
+            self.reason = ""
+            self._asked = None
 
     @hookimpl(before=("average",), after=("checkpoint",))  # and so, turned round, in fit_end
     def fit_begin(self, learner: Learner) -> None:
@@ -166,10 +167,13 @@ class EarlyStopping(Shown):
         mode = direction(self, plugins) if self.needs_mode else self.mode or better(self.monitor, plugins)
         value = learner.world.share(self._value(learner, phase, self.monitor))
         if mode is not None and is_better(value, self.best, mode):
-            self.best, self.best_epoch, self._best = value, learner.progress.epochs, measured
+            self.best = value
+            self.best_epoch = learner.progress.epochs
+            self._best = measured
         if reason := learner.world.share(self.criterion.update(value, mode or "min")):
             reason = f"{self.monitor}: {reason}"
-            self.reason, self._asked = reason, learner.stop(reason, by=self.name)
+            self._asked = learner.stop(reason, by=self.name)
+            self.reason = reason
 
     @hookimpl(updates=lambda plugin: ("params", "buffers") if plugin.restore_best else ())
     def fit_end(self, learner: Learner, result: FitResult) -> None:
@@ -225,8 +229,10 @@ class EarlyStopping(Shown):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
         self.criterion.load_state_dict(state["criterion"])
-        self.best, self.best_epoch = state["best"], state["best_epoch"]
-        self.reason, self._ended = state["reason"], state["ended"]
+        self.best = state["best"]
+        self.best_epoch = state["best_epoch"]
+        self.reason = state["reason"]
+        self._ended = state["ended"]
         kept = state["parameters"]
         self._best = None if kept is None or not self.restore_best else {n: self._copy(t) for n, t in kept.items()}
 

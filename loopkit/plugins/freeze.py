@@ -110,7 +110,8 @@ class Freeze(Shown):
     @contextmanager
     def epoch_context(self, learner: Learner, phase: Phase) -> Iterator[None]:
         """Thaw what is due, and keep frozen batch norm in eval mode; the engine restores the modes."""
-        outer, self._evals = self._evals, []
+        outer = self._evals
+        self._evals = []
         try:
             if phase.training:
                 self._begin_training(learner)
@@ -222,7 +223,8 @@ class Freeze(Shown):
                 f"plugin {self.name!r}: the state's frozen parameters {', '.join(sorted(unknown)[:5])} are not among "
                 f"those that its patterns freeze ({', '.join(self._patterns)})"
             )
-        self._state, self._thawed = None, list(state["thawed"])
+        self._state = None
+        self._thawed = list(state["thawed"])
         for parameter, paths in self._own.items():
             if any(path in state["frozen"] for path in paths):
                 _freeze(parameter)

@@ -113,7 +113,8 @@ class ClipGradNorm(Shown):
             self.norm = None
             return
         if step.params is not self._params:  # once: gradients are of their parameters' kind
-            self._params, self._alike = step.params, alike(grads)
+            self._alike = alike(grads)
+            self._params = step.params
         if self._alike:
             norm = self.norm = norm_of(grads, self.norm_type)
             clip(grads, norm, self.max_norm)

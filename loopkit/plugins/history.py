@@ -30,7 +30,9 @@ class _Running:
     """An epoch that has begun: when, and the losses of its steps, unread."""
 
     def __init__(self, started: float, steps: list[int], losses: list[Tensor | float]) -> None:
-        self.started, self.steps, self.losses = started, steps, losses
+        self.started = started
+        self.steps = steps
+        self.losses = losses
 
     def read(self) -> list[float]:
         return list(read({str(i): loss for i, loss in enumerate(self.losses)}).values())
@@ -74,7 +76,8 @@ class History(Shown):
         self._first = 0
         """The rows that were there when the fit began."""
         if steps:  # the rest is the same in every process, and need not be collected
-            self.reshard, self.reshard_store = self._reshard, self._reshard_store
+            self.reshard = self._reshard
+            self.reshard_store = self._reshard_store
         elif type(self).step_end is History.step_end:
             vars(self)["step_end"] = None  # no listener: a hook that does nothing would cost its call
 
@@ -97,7 +100,8 @@ class History(Shown):
     def _running(self, epoch: Epoch) -> _Running:
         keep = epoch.keep(self)
         if "now" not in keep:
-            store, now = epoch.store(self), time.monotonic()
+            store = epoch.store(self)
+            now = time.monotonic()
             saved = store.get("running")
             if not isinstance(saved, dict):  # it begins, or another history was in this one's place
                 saved = {"seconds": 0.0, "steps": [], "losses": []}
@@ -225,7 +229,8 @@ class _Pack:
     """Rows, and what a state holds of them."""
 
     def __init__(self, rows: list[dict[str, Any]], held: dict[str, Tensor]) -> None:
-        self.rows, self.held = rows, held
+        self.rows = rows
+        self.held = held
 
     @classmethod
     def of(cls, rows: list[dict[str, Any]]) -> _Pack:

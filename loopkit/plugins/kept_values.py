@@ -55,7 +55,8 @@ class KeptValues:
         """
         changed: dict[str, tuple[float, float]] = {}
         for place in places:
-            left, own = self.left.get(place.name), self.own.get(place.name)
+            left = self.left.get(place.name)
+            own = self.own.get(place.name)
             if left is None or own is None:
                 continue
             now = float(place.read())
@@ -76,7 +77,8 @@ class KeptValues:
     def put_back(self, places: Iterable[Place]) -> None:
         """Write the own values, but where the user has changed what was left."""
         for place in places:
-            own, left = self.own.get(place.name), self.left.get(place.name)
+            own = self.own.get(place.name)
+            left = self.left.get(place.name)
             if own is not None and (left is None or float(place.read()) == left):
                 place.write(own)
 

@@ -42,7 +42,8 @@ class LateValues:
 
     def send(self, values: Mapping[str, Tensor | float]) -> None:
         """Start the transfer of scalars; one that is under way is forgotten."""
-        self._names, self._sent = list(values), None
+        self._names = list(values)
+        self._sent = None
         if not values:
             return
         stacked = _stack(values.values())
@@ -64,5 +65,6 @@ class LateValues:
         return self._read()
 
     def _read(self) -> dict[str, float]:
-        sent, self._sent = self._sent, None
+        sent = self._sent
+        self._sent = None
         return {} if sent is None else dict(zip(self._names, sent.tolist(), strict=True))  # host sync: at most as said

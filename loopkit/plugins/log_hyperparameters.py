@@ -83,7 +83,8 @@ class LogHyperparameters(Shown):
     def fit_begin(self, learner: Learner) -> None:
         """Log the hyperparameters, unless the fit goes on."""
         self._learner = weakref.ref(learner)
-        loaded, self._loaded = self._loaded, None
+        loaded = self._loaded
+        self._loaded = None
         fit = learner.current
         again = loaded is not None and fit is not None and loaded["fit"] == fit.position.number
         self._ended = loaded["ended"] if loaded is not None and again else None

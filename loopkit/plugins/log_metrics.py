@@ -65,7 +65,8 @@ class LogMetrics(Shown):
         """Log what there is by now, if it is due."""
         if self.every is None or learner.progress.steps % self.every:
             return
-        rates, self._rates = self._rates, {}
+        rates = self._rates
+        self._rates = {}
         loss = getattr(step, "loss", None)
         if isinstance(loss, Tensor) and loss.numel() == 1:
             learner.log(f"{phase.name}/loss/step", loss)

@@ -139,7 +139,8 @@ class LogTo(Shown):
         except BaseException:
             self._close(None)
             raise
-        self._open, self._late = True, False
+        self._open = True
+        self._late = False
         if fit is not None and not self._again:
             fit.pack_log(self, self._packed)
         self._next_time = time.monotonic() + self._seconds
@@ -149,7 +150,8 @@ class LogTo(Shown):
         """Keep it, unless it was logged before, or comes too late. Most do not come here (``pack_log``)."""
         if learner.world.rank > 0 or (fit := learner.current) is None:
             return
-        now, over = fit.epoch, fit.result.reason != "running"
+        now = fit.epoch
+        over = fit.result.reason != "running"
         if not self._open and over:
             if not self._late:
                 self._late = True
@@ -229,7 +231,9 @@ class LogTo(Shown):
 
     def _write_sent(self) -> None:
         if self._sent is not None:
-            sent, self._sent, self.unsaved = self._sent, None, True
+            sent = self._sent
+            self._sent = None
+            self.unsaved = True
             records = sent.records()
             for sink in self._sinks.values():
                 sink.write(records)
@@ -282,7 +286,8 @@ class _Sink:
         known = masked_values(hyperparameters)
         text = None if config is None else masked_config(config)
         run = Run(learner, self.loaded, known, text, lambda name: declared(name, learner.plugins.values()))
-        self.loaded, self._open = False, True
+        self.loaded = False
+        self._open = True
         try:
             self.backend.open(run)
         except LoopkitError:
@@ -316,7 +321,8 @@ class _Sink:
         self.state = dict(self.backend.state_dict())
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self.state, self.loaded = dict(state), bool(state)
+        self.state = dict(state)
+        self.loaded = bool(state)
         self.backend.load_state_dict(self.state)
 
     def close(self, result: FitResult | None) -> None:

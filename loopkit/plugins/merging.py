@@ -120,7 +120,8 @@ class _Packed:
     """A tensor's bytes: to pickle a tensor itself takes a hundred times as long."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self.dtype, self.shape = tensor.dtype, tuple(tensor.shape)
+        self.dtype = tensor.dtype
+        self.shape = tuple(tensor.shape)
         self.data = raw_bytes(tensor)
 
     def tensor(self) -> Tensor:

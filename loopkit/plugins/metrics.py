@@ -67,7 +67,8 @@ class _Running:
             self._tell_of_rest()
             for name in saved["metrics"].keys() & self.metrics.keys():
                 with _named(name):
-                    metric, state = self.metrics[name], saved["metrics"][name]
+                    metric = self.metrics[name]
+                    state = saved["metrics"][name]
                     metric.load_state_dict(state) if hasattr(metric, "load_state_dict") else metric.merge([state])
 
     def state_dict(self) -> dict[str, Any]:
@@ -127,13 +128,15 @@ class Metrics(Shown):
     def __init__(self, *metrics: Any, phase: str | None = None, **named: Any) -> None:
         given = [self._checked(metric, None) for metric in metrics]
         given += [self._checked(metric, name) for name, metric in named.items()]
-        self._metrics, self._named = metrics, named
+        self._metrics = metrics
+        self._named = named
         self.phase = phase
         self.tables: dict[str, Table] = {}
         """The last matrix of each metric that is one, as ``"val/confusion_matrix"``."""
         self._prototypes: dict[str, Any] = {"loss": Loss()} if phase is None else {}
         if phase is not None:
-            self.name, self.provides = f"metrics_{phase}", ""
+            self.name = f"metrics_{phase}"
+            self.provides = ""
         self._tried: set[str] = set()
         """The phases whose metrics have shown that they can be logged."""
         for i, (name, metric) in enumerate(given):
@@ -172,8 +175,12 @@ class Metrics(Shown):
         """The names that it puts into ``learner.metrics``, with ``*`` for the phase."""
         found: list[str] = []
         for name, metric in self._prototypes.items():
-            several = not isinstance(metric, Metric) or metric.several
-            found += metric.keys() if hasattr(metric, "keys") else [name, f"{name}/*"] if several else [name]
+            if hasattr(metric, "keys"):
+                found += metric.keys()
+                continue
+            found.append(name)
+            if not isinstance(metric, Metric) or metric.several:
+                found.append(f"{name}/*")
         return tuple(f"metrics.{self.phase or '*'}/{name}" for name in found)
 
     def higher_is_better(self, metric: str) -> bool | None:
@@ -222,7 +229,8 @@ class Metrics(Shown):
     @hookimpl(reads=("loss", "outputs", "targets", "step"), traced=())
     def step_end(self, learner: Learner, step: Step) -> None:
         """Take in one step."""
-        name, made = "", vars(step)  # to ask the step for what it has not costs 3 us
+        name = ""
+        made = vars(step)  # to ask the step for what it has not costs 3 us
         if made.get("targets") is None and self._attributes.isdisjoint(made):
             return  # it predicts
         now = step.epoch.keep(self).get("now") or self._begin(learner, step.epoch)
@@ -234,7 +242,8 @@ class Metrics(Shown):
                 if (value := made.get(mean.attribute)) is not None:
                     mean.add(value, step.weight)
             if now.others or now.own:
-                outputs, targets = made.get("outputs"), made.get("targets")
+                outputs = made.get("outputs")
+                targets = made.get("targets")
                 if outputs is not None and targets is not None:
                     now.fed = True
                     for name, metric in now.own:  # noqa: B007 - the error names it

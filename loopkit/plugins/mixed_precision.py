@@ -179,7 +179,8 @@ class MixedPrecision(Shown):
     @hookimpl(writes=("grads",), after=("sync",), traced=())
     def update_begin(self, phase: Phase, step: Step) -> None:
         """Unscale the gradients, and vote to skip the update if they overflowed."""
-        scaler, optimizer = self._scaler, step.optimizer
+        scaler = self._scaler
+        optimizer = step.optimizer
         if scaler is None:
             return
         if step.closure is not None:
@@ -264,7 +265,8 @@ class MixedPrecision(Shown):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
-        self._skipped, self._skipped_on_device = state["skipped"], None
+        self._skipped = state["skipped"]
+        self._skipped_on_device = None
         self._state = dict(state["scaler"])
         if self._scaler is not None and self._state:
             self._scaler.load_state_dict(self._state)

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 REDRAW_SECONDS = 0.1
 NARROWEST = 10
 """Characters of a bar beside its numbers."""
-BEST, PLAIN = "\x1b[1;32m", "\x1b[0m"
+BEST = "\x1b[1;32m"
+PLAIN = "\x1b[0m"
 """Styles of a line in a terminal: of the best row, and of all others."""
 
 
@@ -99,8 +100,12 @@ class Progress(Shown):
     @hookimpl(after=("checkpoint",))  # which may load the state of a fit that goes on
     def fit_begin(self, learner: Learner) -> None:
         """Start the clock."""
-        self._row, self._columns, self._epoch, self._earlier = {}, [], 0, []
-        self._best, self._due_updates = None, learner.progress.updates + (self.every or 0)
+        self._row = {}
+        self._columns = []
+        self._epoch = 0
+        self._earlier = []
+        self._best = None
+        self._due_updates = learner.progress.updates + (self.every or 0)
         self._started = self._lap = time.monotonic()
         self._done_before = learner.progress.epochs
         if learner.current is not None:
@@ -109,7 +114,8 @@ class Progress(Shown):
             self._done_before = at.start.epochs
             self._earlier = [row for row in _history(learner) if row["epoch"] > at.start.epochs]
             if at.validate:  # between training and validation, whose metrics go into one row
-                self._row, self._epoch = dict(learner.metrics), learner.progress.epochs - self._done_before
+                self._row = dict(learner.metrics)
+                self._epoch = learner.progress.epochs - self._done_before
 
     @hookimpl
     def fit_end(self, learner: Learner) -> None:
@@ -261,7 +267,9 @@ class Progress(Shown):
         else:
             parts = (f"{name} {value}" for name, value in {**values, **times}.items())
             self._out.line("  ".join([f"epoch {epoch}", *parts]))
-        self._lap, self._row, self._epoch = now, {}, 0
+        self._lap = now
+        self._row = {}
+        self._epoch = 0
 
 
 @functools.cache
@@ -391,7 +399,9 @@ def fitting(names: Iterable[str], columns: int | None) -> list[str]:
     >>> fitting(["epoch", "train/loss", "train/accuracy", "val/loss", "time"], 40)
     ['epoch', 'train/loss', 'val/loss', 'time']
     """
-    names, kept, used = list(names), set[str](), 0
+    names = list(names)
+    kept = set[str]()
+    used = 0
     for name in sorted(names, key=lambda name: name != names[0] and not name.endswith("/loss")):
         if columns is None or not kept or used + 2 + wide(name) <= columns:
             used += wide(name) + 2 * bool(kept)

@@ -75,7 +75,8 @@ class SanityCheck(Shown):
     @hookimpl(reads=("params", "optimizer"))
     def fit_end(self, learner: Learner, result: FitResult) -> None:
         """Name optimizers whose rates were all 0."""
-        still, self._still = self._still or {}, None
+        still = self._still or {}
+        self._still = None
         if result.updates:
             for name, (p, before) in still.items():
                 if _is_still(learner, name) and torch.equal(p.detach(), before):  # host sync: after a fit
@@ -122,7 +123,8 @@ class SanityCheck(Shown):
         """Check the shapes that the loss function will see."""
         if step.index or phase.name in self._checked:
             return
-        outputs, targets = getattr(step, "outputs", None), getattr(step, "targets", None)
+        outputs = getattr(step, "outputs", None)
+        targets = getattr(step, "targets", None)
         if isinstance(outputs, Tensor) and isinstance(targets, Tensor) and targets.is_floating_point():
             if outputs.shape != targets.shape and outputs.numel() == targets.numel():
                 message = (
@@ -183,7 +185,8 @@ def _classifies(loss_fn: object) -> str:
 
 def _check_classes(learner: Learner, phase: Phase, outputs: Tensor, targets: Tensor, loss: str) -> None:
     """Look at the values of the first batch; it waits for the device, once a phase."""
-    classes, loss_fn = outputs.shape[1], learner.loss_fn
+    classes = outputs.shape[1]
+    loss_fn = learner.loss_fn
     if not targets.is_floating_point() and targets.shape == (outputs.shape[0], *outputs.shape[2:]):
         options = loss_fn.keywords if isinstance(loss_fn, partial) else {}
         ignored = options.get("ignore_index", getattr(loss_fn, "ignore_index", -100))

@@ -105,8 +105,10 @@ class Schedule(Shown):
         word = re.sub(r"\W+", "_", self.key).strip("_")
         self.name = name or ("schedule" if self.key == "lr" else f"schedule_{word}")
         self._of_modules = attribute is not None
-        self._optimizer, self._groups = optimizer, groups
-        self._every, self._absolute = every, absolute
+        self._optimizer = optimizer
+        self._groups = groups
+        self._every = every
+        self._absolute = absolute
         self._start = self.count = start
         """How far the schedule is: the k in force."""
         self._kept = KeptValues()
@@ -156,7 +158,9 @@ class Schedule(Shown):
 
     def _planned(self, learner: Learner) -> int:
         planned = None if learner.current is None else learner.current.result.planned
-        total = None if planned is None else planned.updates if self._every == "update" else planned.epochs
+        total = None
+        if planned is not None:
+            total = planned.updates if self._every == "update" else planned.epochs
         if total is None:
             give = "epochs= and data with len(), or max_updates=" if self._every == "update" else "epochs="
             raise ValueError(
@@ -276,7 +280,8 @@ class Schedule(Shown):
             pattern, _, attribute = self.key.rpartition(".")
             for name, module in named_modules(learner.models):
                 if matches(pattern, name) and hasattr(module, attribute):
-                    read, write = partial(getattr, module, attribute), partial(setattr, module, attribute)
+                    read = partial(getattr, module, attribute)
+                    write = partial(setattr, module, attribute)
                     yield Place(f"{name}.{attribute}", read, write)
             return
         key, _, index = self.key.partition("[")
@@ -327,12 +332,15 @@ class Schedule(Shown):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
         self._loaded = True
-        self.count, self._kept.own = state["count"], dict(state["bases"])
+        self.count = state["count"]
+        self._kept.own = dict(state["bases"])
         self._kept.left = dict(state.get("left", {}))  # which older states lack
         self._whole_fit = None if state["whole_fit"] is None else tuple(state["whole_fit"])
         if isinstance(self.schedule, OfLength) and self._whole_fit is not None:
             self._resolve()
-        self._writers, self._places, self._seen = [], [], []
+        self._writers = []
+        self._places = []
+        self._seen = []
 
 
 def _item(group: dict[str, Any], key: str, index: int) -> Any:
@@ -415,7 +423,8 @@ class TorchSchedule(Shown):
         self.scheduler = scheduler if isinstance(scheduler, LRScheduler) else None
         self._check(self.scheduler)
         self._given = scheduler
-        self._optimizer, self._every = optimizer, every
+        self._optimizer = optimizer
+        self._every = every
         self._state: dict[str, Any] | None = None
         self._stepping = self._bound = False
         self._leader = ""
@@ -445,7 +454,8 @@ class TorchSchedule(Shown):
     def fit_begin(self, learner: Learner) -> None:
         """Take over rates that the user changed since the last fit."""
         if self._bound and self.scheduler is not None and self._leader in learner.optimizers:
-            fit, groups = learner.current, self.scheduler.optimizer.param_groups
+            fit = learner.current
+            groups = self.scheduler.optimizer.param_groups
             changed = self._kept.look(self._places(), new=fit is None or not fit.resumed)
             for number, group in enumerate(groups):
                 if (place := f"{self._leader}.{number}.lr") in changed:
@@ -483,8 +493,10 @@ class TorchSchedule(Shown):
     def _unbind(self) -> None:
         """The learner has a new optimizer: make the scheduler anew for it, if that can be."""
         if self.scheduler is not self._given:
-            self.scheduler, self._state = None, None
-        self._kept, self._bound = KeptValues(), False
+            self.scheduler = None
+            self._state = None
+        self._kept = KeptValues()
+        self._bound = False
 
     def _of(self, optimizer: Optimizer, keys: Sequence[str]) -> list[Place]:
         """Where it writes, or may write, numbers."""
@@ -608,7 +620,8 @@ class TorchSchedule(Shown):
         """Go on from what `state_dict` returned."""
         self._state = {key: deepcopy(value) for key, value in state.items() if key != KEPT} or None
         kept = state.get(KEPT, {"own": {}, "left": {}})  # which older states lack
-        self._kept.own, self._kept.left = dict(kept["own"]), dict(kept["left"])
+        self._kept.own = dict(kept["own"])
+        self._kept.left = dict(kept["left"])
         if self._bound and self.scheduler is not None and self._state is not None:
             self._load(self.scheduler, self._state)
 
@@ -738,7 +751,8 @@ class Plateau(Shown):
         """Go on from what `state_dict` returned."""
         self._seen = state["seen"]
         kept = state.get("kept", {"own": {}, "left": {}})  # which older states lack
-        self._kept.own, self._kept.left = dict(kept["own"]), dict(kept["left"])
+        self._kept.own = dict(kept["own"])
+        self._kept.left = dict(kept["left"])
         self._states = {name: dict(values) for name, values in state["schedulers"].items()}
         for name, scheduler in self._schedulers.items():
             if name in self._states:

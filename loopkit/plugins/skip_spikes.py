@@ -59,8 +59,11 @@ class SkipSpikes(Shown):
             raise PluginError(
                 f"SkipSpikes: warmup={warmup} must be from 2 to window={window}, max_skips={max_skips} at least 1"
             )
-        self.threshold, self.window, self.warmup = threshold, window, warmup
-        self.max_skips, self.wait = max_skips, wait
+        self.threshold = threshold
+        self.window = window
+        self.warmup = warmup
+        self.max_skips = max_skips
+        self.wait = wait
         self.skipped = 0
         """Steps skipped so far."""
         self.limit = torch.tensor(math.inf, dtype=torch.float64)
@@ -90,7 +93,8 @@ class SkipSpikes(Shown):
     @hookimpl(reads=("loss",))
     def backward_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Compare the loss with the limit."""
-        loss, keep = getattr(step, "loss", None), step.epoch.keep(self)
+        loss = getattr(step, "loss", None)
+        keep = step.epoch.keep(self)
         if not isinstance(loss, Tensor) or step.had_backward:
             return
         if loss.device.type != "cpu" and not self.wait:
@@ -137,4 +141,5 @@ class SkipSpikes(Shown):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
         self._losses = {name: list(values) for name, values in state["losses"].items()}
-        self._row, self.skipped = state["row"], state["skipped"]
+        self._row = state["row"]
+        self.skipped = state["skipped"]

@@ -107,8 +107,12 @@ class StopOnNonFinite(Shown):
                 f"StopOnNonFinite: max_skips={max_skips} and max_rollbacks={max_rollbacks} must be at least 0, "
                 f"snapshot_every={snapshot_every} at least 1"
             )
-        self.policy, self.gradients, self.late = policy, gradients, late
-        self.max_skips, self.max_rollbacks, self.snapshot_every = max_skips, max_rollbacks, snapshot_every
+        self.policy = policy
+        self.gradients = gradients
+        self.late = late
+        self.max_skips = max_skips
+        self.max_rollbacks = max_rollbacks
+        self.snapshot_every = snapshot_every
         self.skips = 0
         """Bad steps and updates in a row."""
         self.rollbacks = 0
@@ -156,7 +160,8 @@ class StopOnNonFinite(Shown):
         """Copy what may have to go back: the buffers, and for rollback sometimes the rest."""
         if not phase.training:
             return
-        now, window_open = self._of(step.epoch), step.epoch.window_open
+        now = self._of(step.epoch)
+        window_open = step.epoch.window_open
         now.before = now.step if window_open else now.window
         if self.policy == "rollback" and not window_open:
             due = self._snapshot is None or learner.progress.updates - self._snapshot["at"] >= self.snapshot_every
@@ -302,7 +307,8 @@ class StopOnNonFinite(Shown):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
         if self._goes_on and state:
-            self.skips, self.rollbacks = state["skips"], state["rollbacks"]
+            self.skips = state["skips"]
+            self.rollbacks = state["rollbacks"]
             self._snapshot = copy.deepcopy(state["snapshot"])
 
     def _look_later(self, value: Tensor, learner: Learner, step: Step) -> _Pending:
@@ -499,7 +505,8 @@ class _Pending:
     def send(self) -> None:
         assert self.sum is not None
         self.values.send({"sum": self.sum})
-        self.sent, self.under_way = self.index, True
+        self.sent = self.index
+        self.under_way = True
 
 
 def _open(learner: Learner) -> list[Epoch]:

@@ -59,7 +59,9 @@ class _Throttled:
         self.plugin = plugin
         self.__wrapped__ = unwrapped(plugin)
         self.name = plugin_name(plugin)
-        self._every, self._seconds, self._when = every, seconds, when
+        self._every = every
+        self._seconds = seconds
+        self._when = when
         self._asked = [] if when is None else list(inspect.signature(when).parameters)
         self._decided: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         """By step, since a step of another phase can run inside one."""
