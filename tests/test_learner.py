@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from loopkit import Event, Learner, Phase, TrainingPhase, hookimpl
 from loopkit.errors import PhaseError, PhaseInputError, PluginError
 from loopkit.events import BackwardEnd, StepEnd
-from loopkit.plugins import History, call_on
+from loopkit.plugins import History, LogMetrics, call_on
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
 
@@ -299,3 +299,18 @@ def test_list_of_loaders_is_refused_as_validation_before_anything_begins(kind):
     with pytest.raises(PhaseInputError, match=r'give several sets by name, \{"val": a, "ood": b\}'):
         learner.fit([batch], kind([DataLoader([0, 1]), DataLoader([0, 1])]), epochs=1)
     assert learner.progress.steps == 0
+
+
+@pytest.mark.parametrize("groups", ["None", "without", "mixed"])
+def test_optimizer_without_a_rate_is_shown_and_logged(groups):
+    class Own(torch.optim.SGD):
+        def step(self, closure=None):
+            pass
+
+    model = nn.Sequential(nn.Linear(3, 1), nn.Linear(1, 1))
+    optimizer = Own([{"params": layer.parameters()} for layer in model], lr=0.1)
+    for group in optimizer.param_groups[: 1 if groups == "mixed" else 2]:
+        group.pop("lr") if groups == "without" else group.update(lr=None)
+    learner = Learner(model, nn.MSELoss(), optimizer, plugins=[LogMetrics()])
+    assert ("Own lr 0.1" if groups == "mixed" else "Own, ") in repr(learner)
+    learner.fit([(torch.ones(2, 3), torch.ones(2, 1))], epochs=1)

@@ -163,7 +163,7 @@ class Models(dict[str, nn.Module]):
         ]
         parts.append(f"{sum(each.numel() for each in made):,} parameters")
         for optimizer in self.optimizers.values():
-            rates = sorted({float(group["lr"]) for group in optimizer.param_groups if "lr" in group})
+            rates = sorted({float(group["lr"]) for group in optimizer.param_groups if group.get("lr") is not None})
             ends = dict.fromkeys(f"{rate:.3g}" for rate in rates[:1] + rates[-1:])
             parts.append(" lr ".join(filter(None, [type(optimizer).__name__, " to ".join(ends)])))
         return parts

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from ctypes import c_float
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from loopkit import sharded
+from loopkit import devices, sharded
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 from loopkit.options import Shown
+from loopkit.plugin import provided
 from loopkit.plugins.late import read
 
 if TYPE_CHECKING:
@@ -81,22 +82,35 @@ class ClipGradNorm(Shown):
 
     Equal, bitwise, to ``torch.nn.utils.clip_grad_norm_(params, max_norm, norm_type)`` of the optimizer's parameters, in
     their order, and never waits for the device. With several optimizers, the gradients of each are clipped by
-    themselves. Sharded gradients are clipped by the norm of the whole.
+    themselves, or by one norm over all. Sharded gradients are clipped by the norm of the whole.
 
     Args:
         max_norm: The largest norm, above 0.
         norm_type: The order of the norm, above 0; ``math.inf`` for the largest absolute value.
         name: The plugin's name.
+        over: ``"each"`` optimizer has a norm of its own; ``"all"``: one norm over the parameters of all optimizers that
+            the step updates, in the models' order, as of Muon and AdamW for one model.
 
     Raises:
-        PluginError: An option is no number above 0.
+        PluginError: An option is out of range; at ``fit_begin``, the gradients of one of several optimizers are
+            unscaled or averaged only in its own update, after the first one was clipped.
     """
 
     provides = "clip"
     volatile = ("_*", "norm")
 
-    def __init__(self, max_norm: float, norm_type: float = 2.0, name: str = "clip_grad_norm") -> None:
+    def __init__(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        name: str = "clip_grad_norm",
+        *,
+        over: Literal["each", "all"] = "each",
+    ) -> None:
         check_positive("ClipGradNorm", max_norm=max_norm, norm_type=norm_type)
+        if over not in ("each", "all"):
+            raise PluginError(f"ClipGradNorm(over={over!r}): it is 'each' or 'all', the optimizers with one norm")
+        self.over = over
         self.max_norm = max_norm
         self.norm_type = norm_type
         self.name = name
@@ -105,9 +119,28 @@ class ClipGradNorm(Shown):
         self._params: Sequence[Tensor] = ()
         self._alike = False
 
+    @hookimpl
+    def fit_begin(self, learner: Learner) -> None:
+        """Refuse one norm over gradients that are not all ready in the first optimizer's update."""
+        if self.over == "each" or len(learner.optimizers) < 2:
+            return
+        for name, plugin in learner.plugins.items():
+            scales = getattr(plugin, "loss_scale", 1.0) != 1.0  # host sync: before a fit
+            shares = provided(plugin) == "sync" and learner.world.size > 1 and not _are_sharded(learner)
+            if scales or shares:
+                does = "unscales" if scales else "averages"
+                raise PluginError(
+                    f"ClipGradNorm(over='all'): plugin {name!r} {does} the gradients of each of "
+                    f"{len(learner.optimizers)} optimizers in its own update, so there is no norm over all "
+                    f"before the first: give over='each'{', or train in bfloat16' if scales else ''}"
+                )
+
     @hookimpl(updates=("grads",), traced=("norm",))
-    def update_begin(self, step: Step) -> None:
+    def update_begin(self, learner: Learner, step: Step) -> None:
         """Clip."""
+        if self.over == "all":
+            self._clip_all(learner, step)
+            return
         grads = gradients(step.params)
         if not grads:
             self.norm = None
@@ -121,6 +154,38 @@ class ClipGradNorm(Shown):
         else:
             self.norm = total_norm(grads, self.norm_type)
             torch.nn.utils.clip_grads_with_norm_(step.params, self.max_norm, self.norm)
+
+    def _clip_all(self, learner: Learner, step: Step) -> None:
+        """Clip the gradients of all optimizers that the step updates, at the first one's update."""
+        keep = step.epoch.keep(self)
+        if keep.get("index") != step.index:
+            keep.update(index=step.index, names=set())
+        if step.optimizer_name in keep["names"]:
+            return
+        due = _due(step)
+        keep["names"].update(window.name for window in due)
+        updated = dict.fromkeys(p for window in due for p in window.params)
+        params = [
+            p for p in dict.fromkeys((*learner.models.parameters(), *updated)) if p in updated
+        ]  # as clip_grad_norm_(model.parameters())
+        grads = gradients(params)
+        self.norm = total_norm(grads, self.norm_type) if grads else None
+        if self.norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(params, self.max_norm, self.norm)
+
+
+def _due(step: Step) -> list[Any]:
+    """Return the windows that the step updates; their gradients are those of the windows as they are."""
+    due = [each for each in step.epoch.windows if each.count and (each.count >= each.size or step.last)]
+    for window in due:
+        factor = 1.0 if window.name == step.optimizer_name else window.take_factor()
+        if isinstance(factor, Tensor) or factor != 1.0:
+            devices.scale(gradients(window.params), factor)
+    return due
+
+
+def _are_sharded(learner: Learner) -> bool:
+    return all(sharded.is_sharded(p) for model in learner.models.values() for p in model.parameters())
 
 
 class ClipGradValue(Shown):

@@ -105,6 +105,6 @@ def learning_rates(learner: Learner, name: str, root: str = "lr") -> dict[str, A
         root: The first part of the names.
     """
     path = root if len(learner.optimizers) == 1 else f"{root}/{name}"
-    groups = [group["lr"] for group in learner.optimizers[name].param_groups if "lr" in group]
+    groups = [group["lr"] for group in learner.optimizers[name].param_groups if group.get("lr") is not None]
     rates = [rate.detach().clone() if isinstance(rate, Tensor) else rate for rate in groups]  # changed in place
     return {path if len(rates) == 1 else f"{path}/{i}": rate for i, rate in enumerate(rates)}

@@ -148,7 +148,7 @@ class SanityCheck(Shown):
 
 def _is_still(learner: Learner, name: str) -> bool:
     """Whether an optimizer has rates, and all are 0."""
-    rates = [group["lr"] for group in learner.optimizers[name].param_groups if "lr" in group]
+    rates = [group["lr"] for group in learner.optimizers[name].param_groups if group.get("lr") is not None]
     return bool(rates) and all(float(rate) == 0 for rate in rates)  # host sync: before a fit, where these are tensors
 
 

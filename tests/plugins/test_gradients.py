@@ -11,7 +11,7 @@ from helpers import batches, make_learner, on, raising
 from loopkit_testing import check_plugin
 from torch import nn
 
-from loopkit import CancelStep, Learner, Phase
+from loopkit import CancelStep, Learner, Phase, hookimpl
 from loopkit.errors import OrderError, PluginError
 from loopkit.events import BackwardBegin, BackwardEnd, UpdateBegin, UpdateEnd, UpdateSkipped
 from loopkit.plugins.gradients import ClipGradNorm, ClipGradValue, GradNoise, GradNorm, clip, norm_of
@@ -163,6 +163,88 @@ def test_clip_grad_norm_clips_each_optimizer_by_itself():
     )
     learner.run("train", batches(1))
     assert norms == {"a": pytest.approx(1.0, rel=1e-5), "b": pytest.approx(1.0, rel=1e-5)}  # as above
+
+
+def in_parts(model):
+    """Two optimizers, as of Muon and AdamW: the matrices, and the rest."""
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    rest = [p for p in model.parameters() if p.ndim != 2]
+    return {"matrices": torch.optim.SGD(matrices, 0.1, momentum=0.9), "rest": torch.optim.AdamW(rest, 0.1)}
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("norm_type", [2.0, math.inf])
+def test_clip_grad_norm_over_all_is_one_norm_of_the_model(accumulate, norm_type):
+    by_hand, loss_fn = net(), nn.MSELoss()
+    optimizers = in_parts(by_hand)
+    data = batches(5)
+    norms = []
+    for start in range(0, len(data), accumulate):
+        window = data[start : start + accumulate]
+        for x, y in window:
+            (loss_fn(by_hand(x), y) / len(window)).backward()
+        norms.append(nn.utils.clip_grad_norm_(by_hand.parameters(), 0.1, norm_type))
+        for optimizer in optimizers.values():
+            optimizer.step()
+            optimizer.zero_grad()
+    model = net()
+    clipper = ClipGradNorm(0.1, norm_type, over="all")
+    learner = Learner(model, loss_fn, in_parts(model), plugins=[clipper], standard=False, accumulate=accumulate)
+    learner.fit(data, epochs=1)
+    for p, q in zip(model.parameters(), by_hand.parameters(), strict=True):
+        # a tail of one step is rescaled here from half, and by hand it is whole
+        assert torch.equal(p, q) if accumulate == 1 else torch.allclose(p, q, atol=1e-6)
+    assert float(clipper.norm) == pytest.approx(float(norms[-1]), rel=1e-6)
+
+
+def test_clip_grad_norm_over_all_takes_what_the_step_updates():
+    seen = []
+
+    class InTurn(Phase):
+        name, training = "train", True
+
+        def step(self, learner, step):
+            for name, model in learner.model.items():
+                step.backward(100 * model(step.batch[0]).sum(), name)
+                step.update(name)
+
+    def look(step):
+        seen.append(float(nn.utils.get_total_norm([p.grad for p in step.params])))
+
+    make = lambda p: torch.optim.SGD(p, lr=0.1)  # noqa: E731
+    learner = Learner(
+        {"a": nn.Linear(3, 1), "b": nn.Linear(3, 1)},
+        None,
+        {"a": make, "b": make},
+        plugins=[ClipGradNorm(1.0, over="all"), on("update_end", look)],
+        phases=[InTurn()],
+        standard=False,
+    )
+    learner.run("train", batches(2))
+    assert seen == [pytest.approx(1.0, rel=1e-5)] * 4  # 1e-6 is added to the norm
+
+
+def test_clip_grad_norm_over_all_refuses_gradients_that_are_not_ready():
+    class Scaling:
+        loss_scale = 8.0
+
+        @hookimpl
+        def update_begin(self):
+            pass
+
+    model = net()
+    learner = Learner(
+        model, nn.MSELoss(), in_parts(model), plugins=[Scaling(), ClipGradNorm(1.0, over="all")], standard=False
+    )
+    with pytest.raises(PluginError, match=r"over='all'.*'scaling' unscales"):
+        learner.fit(batches(2), epochs=1)
+    with pytest.raises(PluginError, match="it is 'each' or 'all'"):
+        ClipGradNorm(1.0, over="both")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from loopkit.errors import NonFiniteError, PhaseError, PhaseInputError, ReentrancyError, WorldError
+from loopkit.errors import NonFiniteError, PhaseError, PhaseInputError, PluginError, ReentrancyError, WorldError
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
 from loopkit.words import nearest
@@ -200,7 +200,7 @@ class _Sweep:
     def epoch_begin(self, learner: Learner) -> None:
         if not self._ratios:
             for name in [self.finder.optimizer] if self.finder.optimizer else learner.optimizers:
-                own = [float(group["lr"]) for group in learner.optimizers[name].param_groups]
+                own = _rates(name, learner.optimizers[name])
                 self._ratios[name] = (
                     [lr / own[0] if lr != own[0] else 1.0 for lr in own] if own[0] else [1.0] * len(own)
                 )
@@ -276,3 +276,13 @@ def _steepest(values: Sequence[float], updates: int) -> int | None:
     falls = {k: values[k - side] - values[k + side] for k in candidates}
     steepest = max(falls, key=falls.__getitem__, default=None)
     return steepest if steepest is not None and falls[steepest] > 0 else None
+
+
+def _rates(name: str, optimizer: Any) -> list[float]:
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    if None in rates:
+        raise PluginError(
+            f"LRFinder: parameter group {rates.index(None)} of optimizer {name!r} ({type(optimizer).__name__}) has no "
+            f"learning rate to search for: give it one, lr=0.01, or choose another with optimizer=..."
+        )
+    return [float(rate) for rate in rates]

@@ -85,6 +85,7 @@ class Cells:
                     parts.append((f"{key} of {name}", value))
         taken: set[int] = set()
         for of, optimizer in learner.optimizers.items():
+            _check_form(optimizer_named(learner, of), optimizer)
             for number, group in enumerate(optimizer.param_groups):
                 name = f"parameter group {number}" + ("" if len(learner.optimizers) == 1 else f" of {of!r}")
                 parts.append((name, group))
@@ -217,6 +218,16 @@ class Cells:
             for slots, old in zip(self.slots, before, strict=True):
                 for holder, key in slots:
                     holder[key] = old
+
+
+def _check_form(name: str, optimizer: Any) -> None:
+    """Refuse an optimizer whose rates or state are not in the form that torch's have."""
+    for number, group in enumerate(optimizer.param_groups):
+        if isinstance(rate := group.get("lr"), bool) or not isinstance(rate, (int, float, Tensor)):
+            raise Refused(f"parameter group {number} of {name} has no learning rate that is a number")
+    for values in optimizer.state.values():
+        if type(values) is not dict:
+            raise Refused(f"the state of {name} holds a {type(values).__name__} beside those of its parameters")
 
 
 def optimizer_named(learner: Learner, name: str) -> str:

@@ -61,7 +61,7 @@ class PythonState:
         elif isinstance(value, tuple):
             for number, part in enumerate(value):
                 self._look(f"{name}[{number}]", part, depth + 1)
-        elif hasattr(value, "__dict__") and not isinstance(value, Mapping):
+        elif type(getattr(value, "__dict__", None)) is dict and not isinstance(value, Mapping):  # list[int] has a proxy
             attributes = vars(value)
             self._hold(name, partial(dict, attributes), partial(_refill, attributes))
             for key, part in list(attributes.items()):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import random
 from itertools import count
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -113,6 +114,44 @@ OPTIMIZERS = {
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.001, momentum=0.9),
     "groups": lambda p: torch.optim.AdamW([{"params": p[:2]}, {"params": p[2:], "lr": 0.002, "weight_decay": 0.1}]),
 }
+
+
+class Odd(torch.optim.SGD):
+    """An optimizer whose groups or state have another form than torch's."""
+
+    def __init__(self, params, form):
+        super().__init__(params, lr=0.05)
+        self.form, self.rate = form, 0.05
+        if form == "None":
+            self.param_groups[0]["lr"] = None
+        if form == "none":
+            del self.param_groups[0]["lr"]
+
+    def step(self, closure=None):
+        group = self.param_groups[0]
+        with torch.no_grad():
+            for p in group["params"]:
+                p.sub_(p.grad, alpha=self.rate)
+        if self.form == "count":
+            self.state["k"] = 1
+        if self.form == "tensor":
+            self.state["k"] = torch.ones(())
+        if self.form == "proxy":
+            self.state["k"] = MappingProxyType({"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("form", "reason"),
+    [
+        ("None", "parameter group 0 of the optimizer has no learning rate"),
+        ("none", "parameter group 0 of the optimizer has no learning rate"),
+        ("count", "the state of the optimizer holds a int"),
+        ("tensor", "the state of the optimizer holds a Tensor"),
+        ("proxy", "the state of the optimizer holds a mappingproxy"),
+    ],
+)
+def test_optimizer_in_another_form_stays_eager(form, reason):
+    stays_eager(reason, optimizer=lambda params: Odd(params, form))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
