@@ -227,6 +227,7 @@ class Learner:
     def _set_optimizers(self, optimizer: Optimizers | Mapping[str, Optimizers] | None) -> None:
         self._core.models.set_optimizers(optimizer)
         self._core.find_extras()
+        self._core.check_saved()
 
     # Plugins
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from loopkit.engine.kept.extras import LOSS, Owner
 from loopkit.engine.kept.roots import RootsOfLearner, has_state
 from loopkit.engine.kept.rounds import Round
+from loopkit.engine.kept.unsaved import check_saved
 from loopkit.engine.kept.witness import Witness
 from loopkit.engine.logbook import Logbook
 from loopkit.engine.phase_states import PhaseStates
@@ -106,6 +107,17 @@ class Core:
 
     def find_extras(self) -> None:
         """Look for modules and parameters of the loss function, of phases and of plugins."""
+        self.models.find_extras(self._owners())
+
+    def check_saved(self) -> None:
+        """Check that something saves each parameter that an optimizer trains.
+
+        Raises:
+            PhaseError: Nothing does.
+        """
+        check_saved(self.models.optimizers, self.models, self.models.extras.modules, self._owners())
+
+    def _owners(self) -> list[Owner]:
         owners = [Owner(LOSS, self.learner.loss_fn, ())]
         phases = [phase for phase in self.phase_states.known if not is_standard(phase)]
         owners += [Owner(f"phase {each.name}", each, each.saved if each.saves_names else None) for each in phases]
@@ -116,7 +128,7 @@ class Core:
             if home != "loopkit":
                 saves = None if stateful else ()
                 owners.append(Owner(f"plugin {name}", own, saves, trained=stateful or home.startswith("loopkit_")))
-        self.models.find_extras(owners)
+        return owners
 
     def join(self, world: World) -> None:
         """Train together with these processes."""

@@ -17,6 +17,7 @@ from loopkit.engine.kept.extras import Extras, Owner
 from loopkit.engine.kept.measured import Measured
 from loopkit.engine.kept.modes import Modes
 from loopkit.engine.kept.optimizers import OptimizerPart, is_of_torch, is_optimizer
+from loopkit.engine.kept.unsaved import params_of
 from loopkit.engine.refusals import check_trainable
 from loopkit.engine.routing import Route
 from loopkit.errors import PhaseError, PluginError
@@ -312,11 +313,6 @@ def _kept(names: list[str]) -> str:
         f"model.train() before Learner(...) if that is not meant"
     )
     return said if names else ""
-
-
-def params_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The parameters of all groups of an optimizer."""
-    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 class StandIn(NamedTuple):

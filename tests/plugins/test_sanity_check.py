@@ -32,10 +32,12 @@ def sgd(params):
 # Coverage
 
 
-def test_optimizer_of_another_model_is_refused_before_the_first_step():
-    other = sgd(nn.Linear(3, 1).parameters())
-    learner = Learner(nn.Linear(3, 1), nn.MSELoss(), other, plugins=[SanityCheck()], standard=False)
-    with pytest.raises(PhaseError, match=r"the optimizer covers 0 of 2 trainable parameters \(weight, bias\)"):
+def test_optimizer_of_frozen_parameters_is_refused_before_the_first_step():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    other = sgd([{"params": [p]} for p in model[0].parameters()])
+    learner = Learner(model, nn.MSELoss(), other, plugins=[SanityCheck()], standard=False)
+    model[0].requires_grad_(False)
+    with pytest.raises(PhaseError, match=r"the optimizer covers 0 of 2 trainable parameters \(1.weight, 1.bias\)"):
         learner.fit(batches(3), epochs=1)
     assert learner.progress.steps == 0
 
