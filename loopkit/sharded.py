@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -91,6 +91,24 @@ def part(tensor: Tensor) -> Tensor:
 def parts(tensors: Iterable[Tensor]) -> list[Tensor]:
     """The parts of tensors that this process holds, without empty ones."""
     return [mine for tensor in tensors if (mine := part(tensor)).numel()]
+
+
+def values(tensor: Tensor) -> Tensor:
+    """The numbers of a tensor; of a sparse one those of its entries, each index once."""
+    return tensor if tensor.layout is torch.strided else _values(tensor)
+
+
+def _values(tensor: Tensor) -> Tensor:
+    if tensor.layout is torch.sparse_coo:
+        return tensor.detach().coalesce().values()
+    compressed = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+    return tensor.detach().values() if tensor.layout in compressed else tensor
+
+
+def with_values(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The numbers of tensors, without sparse ones that have none; one zero if nothing is left."""
+    found = [each for tensor in tensors if (each := values(tensor)) is tensor or each.numel()]
+    return found or [torch.zeros((), dtype=each.dtype, device=each.device) for each in tensors[:1]]
 
 
 def total_norm(tensors: list[Tensor], norm_type: float = 2.0) -> Tensor:

@@ -29,8 +29,9 @@ def gradients(params: Sequence[Tensor]) -> list[Tensor]:
 
 
 def alike(grads: list[Tensor]) -> bool:
-    """Whether all are plain tensors of one device and dtype, so that one call can take them together."""
-    return len({(type(grad), grad.device, grad.dtype) for grad in grads}) == 1 and type(grads[0]) is Tensor
+    """Whether all are plain dense tensors of one device and dtype, so that one call can take them together."""
+    kinds = {(type(grad), grad.device, grad.dtype, grad.layout) for grad in grads}
+    return len(kinds) == 1 and type(grads[0]) is Tensor and grads[0].layout is torch.strided
 
 
 def norm_of(grads: list[Tensor], norm_type: float) -> Tensor:
@@ -42,13 +43,27 @@ def norm_of(grads: list[Tensor], norm_type: float) -> Tensor:
 def total_norm(grads: list[Tensor], norm_type: float = 2.0) -> Tensor:
     """The norm of all gradients together, as one scalar tensor; bitwise ``torch.nn.utils.get_total_norm``.
 
-    Of sharded gradients it is the norm of the whole, equal in all processes.
+    Of sharded gradients it is the norm of the whole, equal in all processes; of sparse ones that of their values.
     """
     if alike(grads):
         return norm_of(grads, norm_type)
+    if any(map(is_sparse, grads)):
+        grads = sharded.with_values(grads)
     if any(map(sharded.is_sharded, grads)):
         return sharded.total_norm(grads, norm_type)
     return torch.nn.utils.get_total_norm(grads, norm_type)
+
+
+def is_sparse(grad: Tensor) -> bool:
+    """Whether a gradient is sparse, as of ``nn.Embedding(sparse=True)``."""
+    return grad.layout is not torch.strided
+
+
+def coalesce(params: Sequence[Tensor]) -> None:
+    """Let sparse gradients hold each index once, so that what is done to their values is done to them."""
+    for p in params:
+        if p.grad is not None and is_sparse(p.grad):
+            p.grad = p.grad.coalesce()
 
 
 def clip(grads: list[Tensor], norm: Tensor, max_norm: float) -> None:
@@ -75,6 +90,20 @@ def check_positive(where: str, **options: Any) -> None:
     for name, value in options.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
             raise PluginError(f"{where}({name}={value!r}): it must be a number above 0")
+
+
+def _valued(params: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Parameters whose gradients are dense: in the place of sparse ones stand their values, in the same memory."""
+    if not any(p.grad is not None and is_sparse(p.grad) for p in params):
+        return params
+    made = []
+    for p in params:
+        if p.grad is not None and is_sparse(p.grad):
+            values = sharded.values(p.grad)
+            p = torch.empty_like(values)
+            p.grad = values
+        made.append(p)
+    return made
 
 
 class ClipGradNorm(Shown):
@@ -152,8 +181,9 @@ class ClipGradNorm(Shown):
             norm = self.norm = norm_of(grads, self.norm_type)
             clip(grads, norm, self.max_norm)
         else:
-            self.norm = total_norm(grads, self.norm_type)
-            torch.nn.utils.clip_grads_with_norm_(step.params, self.max_norm, self.norm)
+            coalesce(step.params)
+            self.norm = total_norm(gradients(step.params), self.norm_type)
+            torch.nn.utils.clip_grads_with_norm_(_valued(step.params), self.max_norm, self.norm)
 
     def _clip_all(self, learner: Learner, step: Step) -> None:
         """Clip the gradients of all optimizers that the step updates, at the first one's update."""
@@ -212,7 +242,8 @@ class ClipGradValue(Shown):
     def update_begin(self, step: Step) -> None:
         """Clip."""
         if any(p.grad is not None for p in step.params):  # torch's function fails without any
-            torch.nn.utils.clip_grad_value_(step.params, self.max_value)
+            coalesce(step.params)
+            torch.nn.utils.clip_grad_value_(_valued(step.params), self.max_value)
 
 
 class GradNorm(Shown):
@@ -287,6 +318,8 @@ class GradNoise(Shown):
 
     Source: Neelakantan et al., "Adding Gradient Noise Improves Learning for Very Deep Networks" (2015), equation 1,
     with ``std ** 2 = eta`` and ``2 * decay = gamma``.
+
+    Of a sparse gradient the values get noise, and the other rows stay without.
     """
 
     name = "grad_noise"
@@ -310,7 +343,8 @@ class GradNoise(Shown):
     def update_begin(self, learner: Learner, step: Step) -> None:
         """Add the noise."""
         std = self.std * (1 + learner.progress.updates) ** -self.decay
-        for grad in gradients(step.params):
+        coalesce(step.params)
+        for grad in gradients(_valued(step.params)):
             if sharded.is_sharded(grad):  # each process draws the noise of the whole
                 noise = torch.empty(grad.shape, dtype=grad.dtype, device=grad.device)
             else:

@@ -400,7 +400,7 @@ def _largest(tensors: list[Tensor]) -> Tensor:
     """The largest absolute value: finite if all numbers are, those that other processes hold included."""
     if any(map(sharded.is_sharded, tensors)):
         return sharded.total_norm(tensors, math.inf)
-    norms = torch._foreach_norm(tensors, math.inf)
+    norms = torch._foreach_norm(sharded.with_values(tensors), math.inf)
     return torch.stack([devices.to_device(norm, norms[0].device) for norm in norms]).amax()
 
 
@@ -417,7 +417,7 @@ def _first_bad(learner: Learner, gradients: bool = True) -> tuple[str, float]:
     """
     for name, p in learner.models.named_parameters():
         for held in (p.grad if gradients else None, p.detach()):
-            tensor = None if held is None else sharded.part(held)
+            tensor = None if held is None else sharded.values(sharded.part(held))
             if tensor is not None and not bool((finite := torch.isfinite(tensor)).all()):
                 return name, tensor[~finite][0].item()
     return "", 0.0
