@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from loopkit.checkpoint.structure import structure
 from loopkit.data import TAILS
@@ -310,8 +311,22 @@ class Member(Shown):
                 f"on rank 0). Run the same script with the same arguments in every process"
             )
 
+    def _refuse_lazy(self, what: str, model: nn.Module) -> None:
+        """Refuse a model whose shapes are not known before a first batch.
+
+        Raises:
+            PluginError: It has lazy parameters.
+        """
+        lazy = [path for path, p in (*model.named_parameters(), *model.named_buffers()) if is_lazy(p)]
+        if lazy:
+            raise PluginError(
+                f"{type(self).__name__}: {lazy[0]!r} of {what} is lazy, so that there is nothing to send yet: run a "
+                f"batch through the model before Learner(...), with torch.no_grad(): model(inputs)"
+            )
+
     def _compare_models(self, what: str, model: nn.Module) -> None:
         """Refuse different models before anything of them is sent, where PyTorch would fail without saying why."""
+        self._refuse_lazy(what, model)
         named = [(path, *_kind(p)) for path, p in (*model.named_parameters(), *model.named_buffers())]
         if (odd := self.world.odd(named)) is not None:
             rank, theirs, first = odd

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from loopkit.engine.kept.buffers import strange_buffers
 from loopkit.engine.kept.differences import first, names
 from loopkit.engine.kept.extras import Extras
 from loopkit.engine.kept.extras import malformed as malformed_extras
@@ -84,12 +85,6 @@ def stateful(plugins: Mapping[str, Any]) -> dict[str, Any]:
     return {name: plugin for name, plugin in plugins.items() if callable(getattr(plugin, "state_dict", None))}
 
 
-def unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """The buffers that ``model.state_dict()`` leaves out."""
-    saved = model.state_dict()
-    return {name: buffer for name, buffer in model.named_buffers() if name not in saved}
-
-
 def _malformed(state: Mapping[str, Any]) -> list[str]:
     """List differences from the form that `collect` makes, whatever the learner."""
     parts = {
@@ -157,12 +152,12 @@ def _malformed_rounds(state: Mapping[str, Any]) -> list[str]:
 def _models(models: Mapping[str, nn.Module], state: Mapping[str, Any]) -> list[str]:
     problems = names("models", state["models"], models)
     for name, model in models.items():
-        saved = {**state["models"].get(name, {}), **state["buffers"].get(name, {})}
-        own = {**model.state_dict(), **unsaved_buffers(model)}
+        saved = state["models"].get(name, {})
+        own = model.state_dict()
         if name in state["models"]:
             problems += names(f"tensors of model {name!r}", saved, own)
-            if not problems and set(state["buffers"][name]) != set(unsaved_buffers(model)):
-                problems.append(f"model {name!r}: tensors of the state stand in the wrong part, models or buffers")
+            strange = strange_buffers(model, state["buffers"].get(name, {}))
+            problems += first(f"buffers of model {name!r} in the state that are not here", list(map(repr, strange)))
         different = [
             f"{key}: {_looks(saved[key])} in the state, {_looks(value)} here"
             for key, value in own.items()

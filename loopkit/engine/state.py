@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from loopkit import generators, sharded
-from loopkit.engine.check import VERSIONS, check, stateful, unsaved_buffers
+from loopkit.engine.check import VERSIONS, check, stateful
+from loopkit.engine.kept.buffers import put_buffers, unsaved_buffers
 from loopkit.engine.kept.modes import Modes
 from loopkit.engine.kept.optimizers import OptimizerPart
 from loopkit.engine.positions import save_position
@@ -251,6 +253,7 @@ def _load(core: Core, state: Mapping[str, Any], undo: list[tuple[str, Callable[[
     undo.append(
         ("the modules of the loss function, phases and plugins", core.models.extras.load(state.get("extras", {})))
     )
+    _materialize(core.models, state["models"])
     for name, optimizer in core.models.optimizers.items():
         try:
             undo.append((f"optimizer {name!r}", OptimizerPart(name, optimizer).load(state["optimizers"][name])))
@@ -271,8 +274,14 @@ def _load(core: Core, state: Mapping[str, Any], undo: list[tuple[str, Callable[[
             except Exception as error:
                 locate(error, f"in load_state_dict of model {name!r}")
                 raise
-            for key, buffer in unsaved_buffers(model).items():
-                buffer.copy_(state["buffers"][name][key])
+            put_buffers(model, state["buffers"][name])
+
+
+def _materialize(models: Models, saved: Mapping[str, Any]) -> None:
+    """Give lazy parameters the shapes of the state, which an optimizer's state needs."""
+    for name, model in models.items():
+        if any(map(is_lazy, model.parameters())):
+            model.load_state_dict(saved[name])
 
 
 def _undo_owner(owner: Any) -> Callable[[], None]:

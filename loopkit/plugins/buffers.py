@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from loopkit.errors import NonFiniteError
@@ -24,6 +26,27 @@ def cells(learner: Learner) -> list[tuple[dict[str, Tensor | None], str]]:
         for key, buffer in m._buffers.items()
         if buffer is not None and not is_lazy(buffer)
     ]
+
+
+def extra_states(learner: Learner) -> dict[str, Any]:
+    """Copies of what modules return from a ``get_extra_state`` of their class, by model and path."""
+    return {
+        f"{name}.{path}": copy.deepcopy(module.get_extra_state()) for name, path, module in _with_extra_state(learner)
+    }
+
+
+def put_extra_states(learner: Learner, kept: Mapping[str, Any]) -> None:
+    """Hand copies of `extra_states` to the modules."""
+    for name, path, module in _with_extra_state(learner):
+        if f"{name}.{path}" in kept:
+            module.set_extra_state(copy.deepcopy(kept[f"{name}.{path}"]))
+
+
+def _with_extra_state(learner: Learner) -> Iterator[tuple[str, str, nn.Module]]:
+    for name, model in learner.models.with_extras().items():
+        for path, module in model.named_modules():
+            if type(module).get_extra_state is not nn.Module.get_extra_state:
+                yield name, path, module
 
 
 class Buffers(Shown):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from loopkit import devices, sharded
 from loopkit.checkpoint import disk, storage
@@ -235,7 +236,7 @@ class Checkpoint(Shown):
         at = fit.position
         if epoch.resumed:
             self._tried = self._tried or 1  # its loader is not where it was yet
-        elif not self._tried:
+        elif not self._tried and not _is_lazy(learner):
             self._try(learner)
         elif not at.by_fit and at.epochs and not at.done and len(fit.open_epochs) == 1:
             if learner.world.share(self._is_epoch_due(learner)):
@@ -538,12 +539,12 @@ class Checkpoint(Shown):
     def _save(
         self, learner: Learner, reason: str, value: float | None = None, now: bool = False, at: Mark | None = None
     ) -> None:
+        if _is_lazy(learner):
+            return
         self._writer.join()
         if not now:
             self._check_writer()
-        for plugin in learner.plugins.values():
-            if (settle := getattr(plugin, "settle", None)) is not None:
-                settle(learner)
+        _settle(learner)
         _check_finite(learner)
         self._versions = _versions(learner)
         state = {**learner.state_dict(at, whole=not self.everywhere), "made": self._made}
@@ -672,6 +673,11 @@ def _is_sharded(learner: Learner) -> bool:
     return any(sharded.is_sharded(p) for model in learner.models.with_extras().values() for p in model.parameters())
 
 
+def _is_lazy(learner: Learner) -> bool:
+    """Whether a model has parameters without a shape: no batch went through it, so that there is nothing to save."""
+    return any(is_lazy(p) for model in learner.models.with_extras().values() for p in model.parameters())
+
+
 def _may_stand_in(learner: Learner) -> bool:
     """Whether other values than the models' own may be in their parameters now, in an epoch that does not train."""
     if learner.models.weights.by:
@@ -693,7 +699,14 @@ def _puts_params(plugin: Any) -> bool:
 def _versions(learner: Learner) -> int:
     """A number that changes with any change in place of parameters and buffers."""
     tensors = (t for model in learner.models.with_extras().values() for t in (*model.parameters(), *model.buffers()))
-    return sum(tensor._version for tensor in tensors if not tensor.is_inference())
+    return sum(tensor._version for tensor in tensors if not is_lazy(tensor) and not tensor.is_inference())
+
+
+def _settle(learner: Learner) -> None:
+    """Let plugins look at the numbers that they have not read yet."""
+    for plugin in learner.plugins.values():
+        if (settle := getattr(plugin, "settle", None)) is not None:
+            settle(learner)
 
 
 def _check_finite(learner: Learner) -> None:

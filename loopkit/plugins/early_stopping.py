@@ -13,6 +13,7 @@ from loopkit.criteria import Criterion, Mode, NumberSinceBest, better, checked_m
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 from loopkit.options import Shown
+from loopkit.plugins.buffers import extra_states, put_extra_states
 from loopkit.words import nearest
 
 if TYPE_CHECKING:
@@ -36,9 +37,9 @@ class EarlyStopping(Shown):
         mode: ``"min"`` if lower values are better, ``"max"`` if higher ones are; by default as the metric says, else
             the fit is refused, unless the criterion does not ask (`loopkit.criteria.InvalidValue`, limits).
         min_delta: Only what is better by more than this is an improvement for ``patience``, at least 0.
-        restore_best: When the run is over, at ``fit_end``, put back the parameters and buffers with which the best
-            value was measured, bitwise. The optimizer and ``learner.metrics`` stay as they are. After an error, a
-            signal or a pause everything does: the next fit resumes from the interrupted weights.
+        restore_best: When the run is over, at ``fit_end``, put back the parameters, buffers and extra states
+            with which the best value was measured, bitwise. The optimizer and ``learner.metrics`` stay as they are.
+            After an error, a signal or a pause everything does: the next fit resumes from the interrupted weights.
         criterion: A criterion of `loopkit.criteria` instead of ``patience`` and ``min_delta``. The plugin has a copy
             of its own.
         training: The training series, for a criterion that needs it (``ProgressQuotient`` of loopkit-control).
@@ -119,6 +120,8 @@ class EarlyStopping(Shown):
         self._ended = False
         self._asked: StopRequest | None = None
         self._best: dict[str, Tensor] | None = None
+        self._best_extra: dict[str, Any] = {}
+        """The extra states of modules that go with them."""
 
     def _hear(self) -> None:
         """A stop that a plugin has put off is none."""
@@ -147,6 +150,7 @@ class EarlyStopping(Shown):
         keep["cut"] = epoch.stopped or epoch.steps == 0
         if phase.name == self._phase and self.restore_best and learner.current is not None and not keep["cut"]:
             keep["measured"] = {name: self._copy(tensor) for name, tensor in _tensors(learner).items()}
+            keep["extra"] = extra_states(learner)
 
     def _copy(self, tensor: Tensor) -> Tensor:
         tensor = tensor.detach()
@@ -163,6 +167,7 @@ class EarlyStopping(Shown):
         if phase.name != self._phase:
             return
         measured = keep.pop("measured", None)
+        extra = keep.pop("extra", {})
         plugins = learner.plugins.values()
         mode = direction(self, plugins) if self.needs_mode else self.mode or better(self.monitor, plugins)
         value = learner.world.share(self._value(learner, phase, self.monitor))
@@ -170,6 +175,7 @@ class EarlyStopping(Shown):
             self.best = value
             self.best_epoch = learner.progress.epochs
             self._best = measured
+            self._best_extra = extra
         if reason := learner.world.share(self.criterion.update(value, mode or "min")):
             reason = f"{self.monitor}: {reason}"
             self._asked = learner.stop(reason, by=self.name)
@@ -189,6 +195,7 @@ class EarlyStopping(Shown):
             if not getattr(learner.phases.get(self._phase), "training", False):
                 learner.models.modes.receive()
             _restore(learner, self._best, self.name)
+            put_extra_states(learner, self._best_extra)
 
     @property
     def needs_mode(self) -> bool:
@@ -224,6 +231,7 @@ class EarlyStopping(Shown):
             "reason": self.reason,
             "ended": self._ended,
             "parameters": None if self._best is None else dict(self._best),  # these tensors are never changed
+            **({"extra": dict(self._best_extra)} if self._best_extra else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -233,6 +241,7 @@ class EarlyStopping(Shown):
         self.best_epoch = state["best_epoch"]
         self.reason = state["reason"]
         self._ended = state["ended"]
+        self._best_extra = dict(state.get("extra", {}))  # an older state has none
         kept = state["parameters"]
         self._best = None if kept is None or not self.restore_best else {n: self._copy(t) for n, t in kept.items()}
 

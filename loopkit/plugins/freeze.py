@@ -187,7 +187,7 @@ class Freeze(Shown):
         self._thawed.append(pattern)
         for parameter, paths in self._own.items():
             if any(covers(pattern, path) for path in paths):
-                parameter.requires_grad_(True)
+                parameter.requires_grad = True
         frozen = self._frozen_norms() if self._evals else []
         for module in [module for module in self._evals if module not in frozen]:  # eval mode was for this epoch
             module.train()
@@ -229,11 +229,11 @@ class Freeze(Shown):
             if any(path in state["frozen"] for path in paths):
                 _freeze(parameter)
             else:
-                parameter.requires_grad_(True)
+                parameter.requires_grad = True
 
 
 def _freeze(parameter: nn.Parameter) -> None:
-    parameter.requires_grad_(False)
+    parameter.requires_grad = False  # by assignment, which lazy ones allow
     parameter.grad = None  # else an optimizer would go on with it
 
 

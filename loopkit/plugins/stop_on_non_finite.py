@@ -424,7 +424,7 @@ def _first_bad(learner: Learner, gradients: bool = True) -> tuple[str, float]:
 
 
 def _take_snapshot(learner: Learner) -> dict[str, Any]:
-    from loopkit.plugins.buffers import cells  # not before it may have to go back
+    from loopkit.plugins.buffers import cells, extra_states  # not before it may have to go back
 
     models = learner.models.with_extras().values()
     with learner.models.weights.own():  # and sharded, where they are whole for the time of a step
@@ -436,18 +436,20 @@ def _take_snapshot(learner: Learner) -> dict[str, Any]:
                 name: {i: copy.deepcopy(dict(optimizer.state.get(p, {}))) for i, p in enumerate(_params(optimizer))}
                 for name, optimizer in learner.optimizers.items()
             },
+            "extra": extra_states(learner),
             "own": learner.models.own_optimizer_states(),
         }
 
 
 def _put_back(learner: Learner, snapshot: dict[str, Any]) -> None:
-    from loopkit.plugins.buffers import Buffers
+    from loopkit.plugins.buffers import Buffers, put_extra_states
 
     with learner.models.weights.own():
         params = [p for model in learner.models.with_extras().values() for p in model.parameters()]
         for p, saved in zip(params, snapshot["params"], strict=False):  # an older state has the models' only
             p.detach().copy_(sharded.like(saved, p))
     Buffers(snapshot["buffers"]).restore(learner)
+    put_extra_states(learner, snapshot.get("extra", {}))
     own = snapshot.get("own", {})  # an older state has none
     learner.models.put_optimizers_back(own, keep=changed_options(learner.plugins.values()))
     for name, optimizer in learner.optimizers.items():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 from loopkit import sharded
@@ -474,7 +475,7 @@ def _live(model: nn.Module, use_buffers: bool) -> dict[str, Tensor]:
 def _versions(learner: Learner) -> dict[str, list[int]]:
     """What an in-place change of any parameter changes."""
     return {
-        name: [0 if p.is_inference() else p._version for p in model.parameters()]
+        name: [0 if is_lazy(p) or p.is_inference() else p._version for p in model.parameters()]
         for name, model in learner.models.with_extras().items()
     }
 

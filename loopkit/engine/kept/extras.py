@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from loopkit import sharded
+from loopkit.engine.kept.buffers import put_buffers, strange_buffers, unsaved_buffers
 from loopkit.engine.kept.differences import first, names
 from loopkit.engine.kept.looks import is_left, is_shut
 from loopkit.engine.kept.walk import Found, walk
@@ -107,7 +109,7 @@ class Extras:
             **{
                 name: {
                     "tensors": {key: _plain(value) for key, value in sharded.weights(module, gather).items()},
-                    "buffers": {key: buffer.detach() for key, buffer in _unsaved(module).items()},
+                    "buffers": {key: buffer.detach() for key, buffer in unsaved_buffers(module).items()},
                 }
                 for name, module in self._kept.items()
             },
@@ -160,8 +162,7 @@ class Extras:
         try:
             with torch.no_grad():
                 module.load_state_dict({key: sharded.like(value, own[key]) for key, value in saved["tensors"].items()})
-                for key, buffer in _unsaved(module).items():
-                    buffer.copy_(saved["buffers"][key])
+                put_buffers(module, saved["buffers"])
         except Exception as error:
             locate(error, f"in load_state_dict of {in_words(name)}")
             raise
@@ -264,19 +265,16 @@ def _is_empty(module: nn.Module) -> bool:
     return not module.state_dict() and not dict(module.named_buffers())
 
 
-def _unsaved(module: nn.Module) -> dict[str, Tensor]:
-    saved = module.state_dict()
-    return {name: buffer for name, buffer in module.named_buffers() if name not in saved}
-
-
 def _plain(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
 
 
 def _problems(name: str, module: nn.Module, saved: Mapping[str, Any]) -> list[str]:
-    own = {**module.state_dict(), **_unsaved(module)}
-    there = {**saved["tensors"], **saved["buffers"]}
+    own = module.state_dict()
+    there = saved["tensors"]
+    strange = strange_buffers(module, saved["buffers"])
     problems = names(f"tensors of {in_words(name)}", there, own)
+    problems += first(f"buffers of {in_words(name)} that are not here", list(map(repr, strange)))
     different = [
         f"{key}: {_looks(there[key])} in the state, {_looks(value)} here"
         for key, value in own.items()
@@ -295,13 +293,17 @@ def in_words(name: str) -> str:
     return f"the {LOSS}" if name == LOSS else f"{kind} {own!r}"
 
 
-def _copies(module: nn.Module) -> dict[str, Any]:
-    state = {**module.state_dict(), **_unsaved(module)}
-    return {key: value.detach().clone() if isinstance(value, Tensor) else value for key, value in state.items()}
+def _copies(module: nn.Module) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Copies of the tensors of a module, and of the buffers that its ``state_dict`` leaves out."""
+    state = {key: value.detach().clone() if isinstance(value, Tensor) else value for key, value in _own(module)}
+    return state, {key: buffer.clone() for key, buffer in unsaved_buffers(module).items()}
 
 
-@torch.no_grad()
-def _put_copies(module: nn.Module, copies: Mapping[str, Any]) -> None:
-    module.load_state_dict({key: value for key, value in copies.items() if key in module.state_dict()})
-    for key, buffer in _unsaved(module).items():
-        buffer.copy_(copies[key])
+def _own(module: nn.Module) -> Iterable[tuple[str, Any]]:
+    return [(key, value) for key, value in module.state_dict().items() if not is_lazy(value)]
+
+
+def _put_copies(module: nn.Module, copies: tuple[dict[str, Any], dict[str, Tensor]]) -> None:
+    state, buffers = copies
+    module.load_state_dict(state, strict=False)
+    put_buffers(module, buffers)

@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from loopkit import sharded
 from loopkit.engine.kept.differences import first
@@ -53,7 +54,7 @@ class OptimizerPart:
         return {"class": type(self.optimizer).__name__, **state}
 
     def _check_keys(self, state: Mapping[str, Any]) -> None:
-        params = self._params()
+        params = [p for p in self._params() if not is_lazy(p)]
         foreign = {id(p) for p in params} | {p.data_ptr() for p in params if not sharded.is_sharded(p)}
         foreign.discard(0)
         for path, key in _keys(state, f"optimizers.{self.name}"):
@@ -211,6 +212,8 @@ def _group_entries(index: int, own: Mapping[str, Any], group: Mapping[str, Any])
 
 def _state_entries(index: int, values: Mapping[str, Any], param: Tensor, shaped: bool) -> list[str]:
     """What torch's optimizers could not go on with, in the state of a parameter."""
+    if is_lazy(param):
+        return []
     problems = []
     for key, value in values.items():
         where = f"state[{index}][{key!r}]"

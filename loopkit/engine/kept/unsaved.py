@@ -100,5 +100,5 @@ def _memory(tensor: Tensor) -> int:
     """The address of a tensor's memory, or 0 without one."""
     try:
         return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):  # a sparse, meta or wrapped one
+    except (RuntimeError, NotImplementedError, ValueError):  # a sparse, meta, wrapped or lazy one
         return 0

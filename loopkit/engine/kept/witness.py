@@ -137,7 +137,7 @@ def _memory(tensor: Tensor) -> int:
     """The address of a tensor's memory; 0 if it has none that can be told."""
     try:
         return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):  # a sparse, meta or wrapped one
+    except (RuntimeError, NotImplementedError, ValueError):  # a sparse, meta, wrapped or lazy one
         return 0
 
 
