@@ -17,7 +17,7 @@ __all__ = ["CutMix", "LabelSmoothing", "Mixup"]
 
 
 class _SoftTargets(Shown):
-    """What the three share: targets as probabilities of classes, until the loss is computed."""
+    """The base of the three: targets as probabilities of classes, until the loss is computed."""
 
     provides = "augment"
 

@@ -189,7 +189,7 @@ class MicroBatch(Shown):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """What has fitted."""
+        """The size of a part that has fitted into memory."""
         return {"fits": self._fits}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -199,7 +199,7 @@ class MicroBatch(Shown):
 
 
 class _Start:
-    """What a step changes before its update, as it was at the step's begin."""
+    """A copy, from the begin of a step, of all that it changes before its update."""
 
     def __init__(self, learner: Learner, step: Step) -> None:
         opened = [state.name for state in step.window_state if state.steps]
@@ -240,7 +240,7 @@ def _parts(batch: Any, samples: int, size: int) -> Iterator[tuple[Any, int]]:
 
 
 def _joined(values: Sequence[Any], what: str) -> Any:
-    """What the parts gave, as the whole batch would have given it."""
+    """Join the values of the parts into the value of the whole batch."""
     one = values[0]
     if isinstance(one, Tensor) and one.ndim:
         return torch.cat(list(values))

@@ -111,7 +111,7 @@ class StopOn(Shown):
             self._asked = asked
 
     def state_dict(self) -> dict[str, Any]:
-        """What the criterion has seen, and the mean so far."""
+        """The state of the criterion, and the mean so far."""
         return {"criterion": self.criterion.state_dict(), "mean": self._mean.state_dict(), "asked": self._asked}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

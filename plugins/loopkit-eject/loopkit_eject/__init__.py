@@ -146,7 +146,7 @@ def _made(table: Mapping[str, Any], draft: Draft, place: str, *positional: str) 
 
 
 def drafted(learner: Learner, fit: Mapping[str, Any], val: bool | None) -> Draft:
-    """What the learner and the arguments of ``fit`` come to.
+    """Draft a script from a learner and the arguments of ``fit``.
 
     Raises:
         EjectError: An argument is unknown, there is no limit, or the learner has trained already.

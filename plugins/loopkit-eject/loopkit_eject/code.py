@@ -178,7 +178,7 @@ def identifier(text: str) -> str:
 
 
 def name_of(value: Any, imports: set[str]) -> str:
-    """What a function or class is called in a script, which imports it.
+    """The name of a function or class in a script, which imports it.
 
     Args:
         value: The function or class.
@@ -199,7 +199,7 @@ def name_of(value: Any, imports: set[str]) -> str:
 
 
 def imported(name: str, imports: set[str]) -> str:
-    """What ``"package.module:name"`` is called in a script, which imports it under a word that is still free.
+    """The name of ``"package.module:name"`` in a script, which imports it under a free word.
 
     >>> imports = set()
     >>> imported("package.data:train_loader", imports), imports
@@ -285,7 +285,7 @@ def expression(value: Any, imports: set[str], *positional: str) -> str:
 
 
 def found(name: str) -> Any:
-    """What ``"package.module:name"`` names."""
+    """Import the object that ``"package.module:name"`` names."""
     module, _, path = name.partition(":")
     value: Any = import_module(module)
     for attribute in path.split("."):

@@ -53,7 +53,7 @@ class Limits:
 
 @dataclass
 class Draft:
-    """What the plugins and options come to, before it is one text."""
+    """The parts of a script, before they are one text."""
 
     learner: Learner
     limits: Limits

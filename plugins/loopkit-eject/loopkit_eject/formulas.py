@@ -82,7 +82,7 @@ def _parsed(text: str) -> ast.Call:
 
 
 def _made(node: ast.expr) -> Any:
-    """What an expression of schedules, lists, tuples and numbers makes."""
+    """Evaluate an expression of schedules, lists, tuples and numbers."""
     if isinstance(node, ast.Call):
         if not isinstance(node.func, ast.Name) or node.func.id not in schedules.__all__:
             raise ValueError(ast.unparse(node))

@@ -156,7 +156,7 @@ class Caller:
         return getattr(factory, "__name__", str(place[-1])), factory
 
     def made(self, place: Place, value: Any, *positional: Any) -> Any:
-        """What a value stands for: the table's object, with all tables in it made, or the value itself.
+        """Make a value: the table's object, with all tables in it made, or the value itself.
 
         An error of the callable passes through with a note that names the line.
         """
@@ -225,7 +225,7 @@ def _remember(made: Any, table: dict[str, Any]) -> None:
 
 
 def _state(made: Any) -> Any:
-    """Of a module: its tensors, how often each parameter was written to, which are trained; if it is lazy, nothing."""
+    """The state of a module: tensors, versions of parameters, which are trained; None for lazy ones and others."""
     if not isinstance(made, nn.Module) or any(map(is_lazy, made.parameters())):
         return None
     parameters = dict(made.named_parameters())
@@ -240,7 +240,7 @@ def _state(made: Any) -> Any:
 
 
 def _resolve(name: Any) -> Any:
-    """What ``"package.module:name"`` names; errors of the module itself pass through."""
+    """Import the object that ``"package.module:name"`` names; errors of the module itself pass through."""
     if not isinstance(name, str):
         raise _Refused(f'{name!r} is {article(name)}: write "package.module:name"')
     module_name, colon, attributes = name.partition(":")
@@ -353,7 +353,7 @@ def _shown(annotation: Any) -> str:
 
 
 def article(value: Any) -> str:
-    """What a value is, for messages."""
+    """Describe a value, for messages."""
     if isinstance(value, types.ModuleType):
         return f"the module {value.__name__}"
     words = {dict: "a table", list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}

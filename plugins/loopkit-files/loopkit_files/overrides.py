@@ -17,7 +17,7 @@ NULL = ("None", "null", "nil")
 
 
 class OverrideError(Exception):
-    """What is wrong with a value given on the command line."""
+    """A value on the command line is wrong."""
 
 
 def parse(text: str) -> tuple[tuple[str, ...], Any]:

@@ -138,7 +138,7 @@ class _Writer:
         return self.part(place, model)
 
     def part(self, place: Place, value: Any) -> Any:
-        """What the user said, or what the object tells."""
+        """The written form that the user gave, or else the object's own."""
         if not self.knows(place):
             return self.written(place, value)
         inside: Any = self.given

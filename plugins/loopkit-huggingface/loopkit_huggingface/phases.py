@@ -20,7 +20,7 @@ __all__ = ["PredictionPhase", "TrainingPhase", "ValidationPhase"]
 
 
 class ModelLoss(phases.Phase):
-    """What the phases of this module share; see `TrainingPhase`."""
+    """The base of this module's phases; see `TrainingPhase`."""
 
     def __init__(
         self,

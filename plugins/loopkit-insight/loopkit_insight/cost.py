@@ -150,7 +150,7 @@ class Cost(Shown):
 
     @hookimpl
     def step_begin(self) -> None:
-        """What came before was the wait for data."""
+        """Count the time since the last hook as the wait for data."""
         if self._epochs:  # none if it was added in the middle of one
             epoch = self._epochs[-1]
             self._close(epoch, epoch.data)
@@ -159,7 +159,7 @@ class Cost(Shown):
 
     @hookimpl
     def step_end(self) -> None:
-        """What came before was the step."""
+        """Count the time since the last hook as the step."""
         if self._epochs:
             epoch = self._epochs[-1]
             self._close(epoch, epoch.step)
@@ -168,14 +168,14 @@ class Cost(Shown):
 
     @hookimpl
     def step_cancelled(self) -> None:
-        """What came before was a step, as far as it came."""
+        """Count the time since the last hook as a step, which was cancelled."""
         if self._epochs:
             epoch = self._epochs[-1]
             self._close(epoch, epoch.step)
 
     @hookimpl
     def epoch_end(self) -> None:
-        """What came before was the end of the data, or the update of a window that the engine closed."""
+        """Count the time since the last hook as the end of the data, or as the last window's update."""
         if self._epochs:
             epoch = self._epochs[-1]
             self._close(epoch, epoch.last, 0)

@@ -95,11 +95,11 @@ class FindSyncs(Shown):
 
     @property
     def found(self) -> tuple[Sync, ...]:
-        """What was found, in the order in which it was met."""
+        """The syncs that were found, in their order."""
         return tuple(self._found)
 
     def table(self) -> Table:
-        """What was found, and how often: ``phase hook plugin line from call times deliberate``."""
+        """The syncs that were found, and how often: ``phase hook plugin line from call times deliberate``."""
         rows = [(s.phase, s.hook, s.plugin, s.line, s.origin, s.call, n, s.deliberate) for s, n in self._found.items()]
         return Table(COLUMNS, rows)
 
@@ -114,7 +114,7 @@ class FindSyncs(Shown):
         return aligned(columns, rows, width=200)
 
     def remark(self, phase: Phase, hook: str, plugin: str) -> str:
-        """What `Learner.explain` says beside a hook."""
+        """The note that `Learner.explain` shows beside a hook."""
         mine = [s for s in self._found if (s.phase, s.hook, s.plugin) == (phase.name, hook, plugin)]
         lines = [s.line + (" (deliberate)" if s.deliberate else "") for s in mine]
         return f"waits for the device: {', '.join(dict.fromkeys(lines))}" if lines else ""
@@ -198,7 +198,7 @@ class FindSyncs(Shown):
 
 @dataclass(frozen=True)
 class _Owner:
-    """Whose code runs."""
+    """The hook or phase whose code runs."""
 
     phase: str
     hook: str

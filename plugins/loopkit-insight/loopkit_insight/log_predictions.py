@@ -141,7 +141,7 @@ class LogPredictions(Shown):
                 self._log(learner, phase.name, kept)
 
     def _columns(self, learner: Learner, seen: int, step: Step, outputs: Tensor) -> Columns:
-        """What there is to know of the samples of a step."""
+        """The columns of a step's samples."""
         size = len(outputs)
         columns: Columns = {"sample": torch.arange(seen, seen + size, device=outputs.device)}
         targets = given = getattr(step, "targets", None)
@@ -245,7 +245,7 @@ class LogPredictions(Shown):
 
 @dataclass(eq=False)
 class _Kept:
-    """What is kept of one epoch."""
+    """The samples that are kept of one epoch."""
 
     columns: Columns = field(default_factory=dict)
     seen: int = 0
@@ -271,7 +271,7 @@ class _Kept:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> _Kept:
-        """What `state_dict` returned."""
+        """Restore the return value of `state_dict`."""
         return cls({name: values.clone() for name, values in state["columns"].items()}, state["seen"])
 
 
@@ -316,7 +316,7 @@ def _joined(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _missing(tensor: Tensor, sizes: Sequence[int]) -> list[int]:
-    """What each dimension but the first lacks at its end, as ``torch.nn.functional.pad`` takes it: the last first."""
+    """The padding of every dimension but the first, as ``torch.nn.functional.pad`` takes it: the last first."""
     return [n for size, own in zip(sizes[::-1], tensor.shape[:0:-1], strict=True) for n in (0, size - own)]
 
 

@@ -131,7 +131,7 @@ class _Sampler:
 
 
 class _Gauges:
-    """What can be looked at here."""
+    """The gauges of this machine."""
 
     def __init__(self) -> None:
         import psutil

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LRFinderResult:
-    """What a range test found, one entry per update."""
+    """The result of a range test, one entry per update."""
 
     rates: list[float]
     """The learning rates of the first parameter group, rising."""
@@ -261,7 +261,7 @@ class _Sweep:
                     group["lr"] = rate * ratio
 
     def result(self) -> LRFinderResult:
-        """What was found."""
+        """The result of the sweep."""
         rates = self.finder.rates[: len(self.losses)]
         steepest = _steepest(self.smoothed, len(self.finder.rates))
         suggestion = None if steepest is None else rates[steepest]

@@ -406,7 +406,7 @@ def _is_made(tensor: Tensor) -> bool:
 
 
 def _storage(tensor: Tensor) -> int:
-    """What tells a tensor's memory from others."""
+    """The identity of a tensor's memory."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):  # a sparse tensor, or a subclass without memory of its own

@@ -1,4 +1,4 @@
-"""What a learner's models hold and make of a batch, before anything is trained."""
+"""Summarize a learner's models and their outputs for a batch, before training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes the host wait for the device: calls that read tensors, observed as they are made."""
+"""Calls that make the host wait for the device, since they read tensors; observed as they are made."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def is_torch(path: str) -> bool:
 
 
 def _reads(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """What a call is that reads a tensor on the host, in words; an empty string for another one."""
+    """Describe a call that reads a tensor on the host; an empty string for another one."""
     if name == "to":
         given = (*args[1:2], kwargs.get("device"))
         moved = (
@@ -120,7 +120,7 @@ def _reads(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 
 def _indexed(index: Any, value: tuple[Any, ...]) -> str:
-    """What is read to find the elements of an index; ``value`` holds what is written there, if anything is."""
+    """Describe the read that an index needs; ``value`` holds the value that is written there, if there is one."""
     for tensor in tensors([index]):
         if tensor.dtype is torch.bool and tensor.ndim:
             if not value or (isinstance(value[0], Tensor) and value[0].numel() != 1):  # one value fills the mask

@@ -63,7 +63,7 @@ class TryValidation(Shown):
 
     @hookimpl(phase="training")
     def epoch_end(self, phase: Phase) -> None:
-        """It is seen."""
+        """Note that the phase was tried."""
         self._tried.add(phase.name)
 
 

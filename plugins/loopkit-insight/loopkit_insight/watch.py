@@ -209,7 +209,7 @@ class Watch(Shown):
         return {path: known[path] for path in self.reductions}
 
     def state_dict(self) -> dict[str, Any]:
-        """What the epochs that are running have accumulated, by phase and path."""
+        """The means of the epochs that are running, by phase and path."""
         return {
             phase: {path: mean.state_dict() for path, mean in means.items()} for phase, means in self._phases.items()
         }

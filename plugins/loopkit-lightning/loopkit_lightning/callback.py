@@ -72,7 +72,7 @@ HOOKS = (
 
 @dataclass(frozen=True)
 class Kind:
-    """What the adapter knows of a callback."""
+    """The adapter's declarations for a kind of callback."""
 
     provides: str = ""
     volatile: tuple[str, ...] = ()
@@ -358,7 +358,7 @@ class LightningCallback(Shown):
             getattr(self.callback, hook)(self._trainer, self._module, *values, **named)
 
     def _metrics(self, hook: str) -> dict[str, float]:
-        """What ``trainer.callback_metrics`` holds for this hook: what the callback monitors, or all, or nothing."""
+        """The content of ``trainer.callback_metrics`` in this hook: the monitored metric, or all, or none."""
         known = self._now.learner.metrics
         if self._takes_data:
             names = {metric: name for name, metric in self._names.items()}
@@ -466,7 +466,7 @@ def _stage(phase: Phase) -> str:
 
 
 def _outputs(phase: Phase, step: Step) -> Any:
-    """What Lightning gives as the outputs of a step: its loss in training, else what the model returned."""
+    """Lightning's outputs of a step: its loss in training, else the model's outputs."""
     if not phase.training:
         return getattr(step, "outputs", None)
     loss = getattr(step, "loss", None)
@@ -474,7 +474,7 @@ def _outputs(phase: Phase, step: Step) -> Any:
 
 
 def _interrupt(number: signal.Signals | None) -> BaseException:
-    """What Lightning's ``on_exception`` gets for a signal."""
+    """The exception that Lightning's ``on_exception`` gets for a signal."""
     if number is None or number == signal.SIGINT:
         return KeyboardInterrupt()
     return SystemExit(128 + number)

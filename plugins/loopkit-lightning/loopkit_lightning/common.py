@@ -1,4 +1,4 @@
-"""What both adapters share: the error of what a facade lacks, plain copies of states, late imports."""
+"""Helpers of both adapters: the error for an attribute that a facade lacks, plain states, late imports."""
 
 from __future__ import annotations
 
@@ -78,16 +78,16 @@ def load(module: str, package: str, extra: str, why: str) -> ModuleType:
 
 
 def made(adapter: type, cls: type, options: Mapping[str, Any], **given: Any) -> Any:
-    """What an adapter makes by name.
+    """Make an adapter's object by name.
 
-    Args:
-        adapter: It takes options of its own, by name.
-        cls: What is made.
-        options: Those of the user.
-        given: Those of the adapter.
+        Args:
+            adapter: It takes options of its own, by name.
+    cls: The class of the object.
+    options: The user's options.
+    given: The adapter's options.
 
-    Raises:
-        PluginError: An option is unknown or missing; says which there are.
+        Raises:
+            PluginError: An option is unknown or missing; says which there are.
     """
     who = f"{adapter.__name__}({cls.__name__!r})"
     signature, own = inspect.signature(cls), inspect.signature(adapter)
@@ -109,7 +109,7 @@ def made(adapter: type, cls: type, options: Mapping[str, Any], **given: Any) -> 
 
 
 def _parameters(cls: type) -> list[inspect.Parameter]:
-    """What a class is made of; one that hands on all it is given (``*args, **kwargs``) is made of its base's, too."""
+    """The parameters of a class, with its base's if it hands on all others (``*args, **kwargs``)."""
     found = list(inspect.signature(cls).parameters.values())
     rest = [p for p in found if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     return [*rest, *_parameters(cls.__mro__[1])] if len(found) - len(rest) == 2 else found

@@ -72,7 +72,7 @@ EVENTS = {
 
 @dataclass(frozen=True)
 class Kind:
-    """What the adapter knows of a handler."""
+    """The adapter's declarations for a kind of handler."""
 
     phase: str
     """The phase whose engine it is attached to, by default."""
@@ -225,7 +225,7 @@ class IgniteHandler(Shown):
         return {hook for event in self._engine.attached for hook in EVENTS[event.name]}
 
     def changed_at(self, hook: str) -> tuple[str, ...]:
-        """What it changes in a hook that it always has."""
+        """The states that it changes in a hook that it always has."""
         return self.writes if hook in self._needed else ()
 
     # The hooks

@@ -22,7 +22,7 @@ __all__ = ["Module", "Now", "Trainer"]
 
 @dataclass
 class Now:
-    """What the facades answer from; the adapter keeps it up to date."""
+    """The source of the facades' answers; the adapter keeps it up to date."""
 
     callback: str
     """The callback, for messages."""
@@ -112,7 +112,7 @@ class Accelerator(Facade):
     classes: Mapping[str, str] = {"cpu": "CPUAccelerator", "cuda": "CUDAAccelerator", "mps": "MPSAccelerator"}
 
     def get_device_stats(self, device: torch.device) -> dict[str, Any]:
-        """What Lightning's own accelerator for such a device says."""
+        """The statistics of Lightning's own accelerator for such a device."""
         if device.type not in self.classes:
             raise lacks(self._now.callback, f"{self._called} on {device}", f"it knows {', '.join(self.classes)}")
         accelerators = import_module(f"{self._now.root}.accelerators")
@@ -121,7 +121,7 @@ class Accelerator(Facade):
 
 
 class Trainer(Facade):
-    """What callbacks read of a trainer, answered by the learner; ``should_stop = True`` asks for the end of the fit."""
+    """A trainer for callbacks, answered by the learner; ``should_stop = True`` asks for the end of the fit."""
 
     _called = "trainer"
 
@@ -251,7 +251,7 @@ class Trainer(Facade):
 
 
 class Module(Facade):
-    """What callbacks use of a LightningModule: its logging, counters and parameters."""
+    """A LightningModule for callbacks: its logging, counters and parameters."""
 
     _called = "pl_module"
 

@@ -280,7 +280,7 @@ class AverageParameters(Member):
 
     @hookimpl
     def phase_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
-        """What ran between two steps does not count for this process's speed."""
+        """Leave the time between two steps out of this process's speed."""
         if self._mark is not None:
             self._mark = time.perf_counter()
 
@@ -477,7 +477,7 @@ class AverageParameters(Member):
     # State
 
     def state_dict(self) -> dict[str, Any]:
-        """What decides how averaging goes on; waits for an average that is under way."""
+        """The state that averaging resumes from; it waits for an average that is under way."""
         if self._loaded is not None:
             return copy.deepcopy(dict(self._loaded))
         pending = self._pending

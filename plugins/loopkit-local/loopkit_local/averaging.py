@@ -22,14 +22,14 @@ BUCKET_BYTES = 64 << 20
 
 @dataclass
 class Parts:
-    """What is averaged, by how it is."""
+    """The tensors to average, by how they are averaged."""
 
     params: list[Tensor] = field(default_factory=list)
-    """Averaged; what is trained meanwhile is kept."""
+    """Averaged; training in the meantime is kept."""
     others: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
     """Floating buffers and moments: those that all processes have are averaged."""
     counts: list[Tensor] = field(default_factory=list)
-    """What is not floating: rank 0's is taken."""
+    """Other dtypes than floating ones: rank 0's values are taken."""
     arrival: devices.Arrival = field(default_factory=lambda: devices.Arrival(()))
     """Before it, they are not to be read."""
 
@@ -104,7 +104,7 @@ class Average:
             self._run()
 
     def state_dict(self) -> dict[str, Any]:
-        """What taking it over needs; it must be over."""
+        """The state for `of`; the average must be done."""
         result = self.result
         return {
             "snapshot": [tensor.clone() for tensor in self.parts.params],

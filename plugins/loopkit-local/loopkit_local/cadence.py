@@ -172,7 +172,7 @@ class Controller:
         return divide(left if left <= full else -(-left // 2), self.counts)
 
     def state_dict(self) -> dict[str, Any]:
-        """What decides about the next counts."""
+        """The state that decides the next counts."""
         return {
             "anchor": self.anchor,
             "ceiling": self.ceiling,

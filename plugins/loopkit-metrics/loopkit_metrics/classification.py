@@ -1,4 +1,4 @@
-"""What classes were predicted, and how well scores tell them apart."""
+"""Metrics of predicted classes, and of how well scores separate them."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Kept(Metric):
         self.kept.append(tuple(value.detach().clone() for value in values))
 
     def columns(self) -> tuple[Tensor, ...]:
-        """What was kept, of all batches together."""
+        """The kept values of all batches, joined."""
         if len(self.kept) > 1:
             self.kept = [tuple(map(torch.cat, zip(*self.kept, strict=True)))]
         return self.kept[0]

@@ -438,7 +438,7 @@ class MLflow(Backend):
         self._append(artifacts=artifacts, tags=[tag])
 
     def _mlmodel(self, manifest: Manifest) -> dict[str, Any]:
-        """What makes a directory of artifacts a model for MLflow."""
+        """The file that makes a directory of artifacts a model for MLflow."""
         return {
             "artifact_path": f"checkpoints/{manifest.path.name}",
             "flavors": {"loopkit": {"data": "checkpoint", **manifest.about["versions"]}},
@@ -497,7 +497,7 @@ def mlflow(
 
 
 def _identity(item: dict[str, Any]) -> tuple[Any, ...]:
-    """What makes a metric, or an artifact, the same as one that was logged before a restart."""
+    """The identity of a metric or an artifact, equal to that of the same one logged before a restart."""
     if "path" in item:
         return item["path"], item.get("sha256")
     return item["key"], item["step"], item["value"]

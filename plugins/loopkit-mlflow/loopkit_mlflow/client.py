@@ -140,13 +140,13 @@ class Client:
 
 
 def kind_of(status: int) -> type[ServerError]:
-    """What an answer with this status means."""
+    """The error for an answer with this status."""
     kinds: dict[int, type[ServerError]] = {**dict.fromkeys(REFUSES, Refused), **dict.fromkeys(LATER, Unavailable)}
     return Unavailable if status >= 500 else kinds.get(status, Denied)
 
 
 def _authorization() -> Any:
-    """What adds a password or a token to a request; None leaves it to requests."""
+    """The authorization of a request: a password or a token; None leaves it to requests."""
     name, password = (os.environ.get(f"MLFLOW_TRACKING_{word}") for word in ("USERNAME", "PASSWORD"))
     if name and password:
         return name, password

@@ -1,4 +1,4 @@
-"""What was logged and is still to be sent: a directory that outlives the run."""
+"""The spool: logged values that are still to be sent, in a directory that outlives the run."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ class Spool:
 
     @property
     def refused(self) -> list[dict[str, Any]]:
-        """What the server did not take: ``kind``, ``item`` and ``why``."""
+        """The items that the server did not take: ``kind``, ``item`` and ``why``."""
         path = self.directory / REFUSED
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 

@@ -17,7 +17,7 @@ def is_store(uri: str) -> bool:
 
 
 def connect(uri: str, timeout: float = READ) -> Client:
-    """What takes the calls for a server, or for a database."""
+    """A client for a server, or for a database."""
     return Store(uri) if is_store(uri) else Client(uri, timeout)
 
 

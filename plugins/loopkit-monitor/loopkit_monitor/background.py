@@ -53,7 +53,7 @@ class Background:
         """The number of the process."""
 
     def _read_address(self) -> str:
-        """What the browser opens."""
+        """Read the address for the browser from the server's output."""
         said = self._process.stdout
         assert said is not None
         end = time.monotonic() + PATIENCE

@@ -1,4 +1,4 @@
-"""What the distribution adds to the command ``loopkit``."""
+"""The subcommands that the distribution adds to ``loopkit``."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Guard:
         await (answer or self._app)(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        """What is said to a request that nobody of this page makes."""
+        """The answer to a request that the page does not make; None for its own."""
         headers = Headers(scope=scope)
         size = len(scope["raw_path"]) + len(scope["query_string"])
         if size + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > LONGEST_HEADERS:
@@ -113,7 +113,7 @@ class Guard:
         return match[1].lower() in self._names or match[1].lower() == here
 
     def _entry(self, scope: Scope) -> Response | None:
-        """What is said to those who did not give the token, or just did."""
+        """The answer to a request without the token, or the first one with it; None for others."""
         assert self._token is not None
         assert self._pass is not None
         query = scope["query_string"].decode("latin-1")
@@ -135,7 +135,7 @@ class Guard:
 
 
 def _refusal_to_write(headers: Headers, has_origin: bool) -> Response | None:
-    """What is said to a request that writes and is none of the page's."""
+    """The answer to a request that writes and does not come from the page."""
     length = headers.get("content-length", "")
     if not has_origin:
         return _refuse(403, "only the page itself writes notes")

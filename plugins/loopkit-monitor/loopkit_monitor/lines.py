@@ -62,12 +62,12 @@ class Points:
 
 @dataclass
 class Lines:
-    """What some lines say."""
+    """The content of some lines."""
 
     points: dict[str, Points] = field(default_factory=dict)
     """By the name of the curve."""
     others: list[tuple[int, int, dict[str, Any]]] = field(default_factory=list)
-    """Lines of other kinds: where each begins, its length, and what it says."""
+    """Lines of other kinds: the begin, the length and the content of each."""
     foreign: int = 0
     """Lines that are none of a log."""
     step: int = 0
@@ -206,7 +206,7 @@ def parse_values(line: bytes) -> Values | dict[str, Any] | None:
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
-    """What one line says, or None if it is none of a log."""
+    """Parse one line; None if it is no line of a log."""
     try:
         said = json.loads(line, parse_constant=_refuse)
     except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
-"""What people write about runs: a name, a note, tags, and whether a run is archived.
+"""Notes that people write about runs: a name, a note, tags, and whether a run is archived.
 
-It is in a file of the monitor's own beside the log, ``monitor.json``; the log itself is never touched.
+They are in the monitor's own file beside the log, ``monitor.json``; the log itself is never touched.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ MOST_BYTES = 256 << 10
 
 
 class NotesError(ValueError):
-    """What is to be noted cannot be."""
+    """A note that cannot be saved."""
 
 
 @dataclass(frozen=True)
 class Notes:
-    """What people wrote about one run."""
+    """The notes about one run."""
 
     name: str = ""
-    """By which it is shown; by default that of its folder."""
+    """The name under which it is shown; by default its folder's."""
     note: str = ""
     """Markdown."""
     tags: tuple[str, ...] = ()

@@ -305,7 +305,7 @@ class Monitor(Shown):
 
     @staticmethod
     def reshard(states: Sequence[dict[str, Any]], rank: int, size: int) -> dict[str, Any]:
-        """That of the first process, which alone logs."""
+        """The state of the first process, the only one that logs."""
         return states[0]
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -516,7 +516,7 @@ class _Warnings:
         self._before(message, category, filename, lineno, file, line)
 
     def take(self) -> Iterator[str]:
-        """What came since the last time."""
+        """Take the warnings since the last call."""
         while self._heard:
             yield self._heard.popleft()
 

@@ -58,7 +58,7 @@ class BoundedProtocol(H11Protocol):
         self._stalled = self._stalled or self.loop.call_later(self.stalled_seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """The client keeps up again."""
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None

@@ -1,4 +1,4 @@
-"""What a log holds, as files to keep: a page, a table, pictures."""
+"""A log as files to keep: a page, a table, pictures."""
 
 from __future__ import annotations
 

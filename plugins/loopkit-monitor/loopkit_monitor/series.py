@@ -113,7 +113,7 @@ class Series:
 
     @property
     def value(self) -> NDArray[np.float64]:
-        """What was logged."""
+        """The logged values."""
         return _joined((part.value for part in self.parts), np.float64)
 
     @property

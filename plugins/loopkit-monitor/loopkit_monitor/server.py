@@ -72,15 +72,15 @@ class ServerError(Exception):
 
 @dataclass(frozen=True)
 class Options:
-    """What the server is started with.
+    """The options of the server.
 
-    Args:
-        root: The folder of the runs.
-        host: The address to listen on.
-        port: 0 for any that is free.
-        token: What has to be in the address; None for none, on this machine alone.
-        names: Further host names under which it is asked for.
-        idle: Seconds after which it ends if nobody asks and no run is live; None for never.
+        Args:
+            root: The folder of the runs.
+            host: The address to listen on.
+            port: 0 for any that is free.
+    token: The token that the address must have; None for none, on this machine only.
+            names: Further host names under which it is asked for.
+            idle: Seconds after which it ends if nobody asks and no run is live; None for never.
     """
 
     root: Path
@@ -111,7 +111,7 @@ class Options:
         return [socket.gethostname(), *self.names, *([] if self.host in EVERYWHERE else [_in_url(self.host)])]
 
     def address(self, port: int) -> str:
-        """What the user opens."""
+        """The address that the user opens."""
         host = socket.gethostname() if self.host in EVERYWHERE else _in_url(self.host)
         return f"http://{host}:{port}/" + ("" if self.token is None else f"?token={self.token}")
 
@@ -287,7 +287,7 @@ def _weight(request: Request) -> float:
 
 
 def _static_files() -> dict[str, bytes]:
-    """What is shipped for the page, by path. Nothing else can be asked for, so no path leads out of it."""
+    """The files of the page, by path. Only these are served, so no path leads out of the folder."""
     found = (path for path in STATIC.rglob("*") if path.is_file() and path.suffix in TYPES)
     return {path.relative_to(STATIC).as_posix(): path.read_bytes() for path in found}
 

@@ -1,6 +1,6 @@
-"""What the logs of a folder hold, kept up to date by reading what they grow by.
+"""The contents of a folder's logs, kept up to date by reading their new lines.
 
-Nothing here writes, locks or waits: a log is opened for reading, without following links, and closed again.
+It only reads: a log is opened without following links, and closed again. It takes no lock and never waits.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class Run:
 
     @property
     def folder(self) -> str:
-        """Of the log, from the root, with a final ``/`` if it is not the root."""
+        """The folder of the log, from the root, with a final ``/`` if it is not the root."""
         return self.path[: self.path.rfind("/") + 1]
 
     @property
@@ -221,7 +221,7 @@ class Run:
         return steps if type(steps) is int else None
 
     def summary(self) -> dict[str, Any]:
-        """What the list of runs says."""
+        """The row of the run in the list of runs."""
         short = (name for name in self.last if len(name) <= LONGEST_SHOWN)
         shown = sorted(short, key=_place)[:MOST_SHOWN]
         return {
@@ -309,7 +309,7 @@ class Store:
         return bool(self._ahead) and any(not run.whole for run in self.runs.values())
 
     def record(self, run: Run, name: str, index: int = -1) -> dict[str, Any] | None:
-        """What a line of another kind says, read from the log again; None if it is not there any more."""
+        """The content of a line of another kind, read from the log again; None if it is gone."""
         found = run.references.get(name)
         if found is None or not -len(found.begin) <= index < len(found.begin):
             return None

@@ -45,7 +45,7 @@ CLEAR = "\r\x1b[K"
 
 @dataclass
 class Epoch:
-    """What an epoch of training, and those after it, came to."""
+    """The results of a training epoch, and of the validations after it."""
 
     number: int
     """From 1."""
@@ -183,7 +183,7 @@ class Watch:
         return self._joined([*cells, *_resources(run, row.ended)])
 
     def _now(self, run: Run) -> str:
-        """What the run is doing."""
+        """The line on the run's current state."""
         cells = [(ALWAYS, run.status), (ALWAYS, _counted(run, "step", run.step))]
         losses = [name for name in run.last if name.startswith("train/") and name.endswith("/step")]
         cells += [(METRIC, f"{name} {_figure(run.last[name])}") for name in losses[:1]]

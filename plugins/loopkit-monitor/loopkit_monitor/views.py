@@ -1,6 +1,6 @@
-"""What the page, the report and the tests see of a store, as plain data that is JSON.
+"""Views of a store for the page, the report and the tests, as plain JSON data.
 
-Every name and text in it comes from a log, and is data: nobody may take it for markup.
+Every name and text in them comes from a log and is data: never render it as markup.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def runs(store: Store) -> dict[str, Any]:
 
 
 def rows(store: Store, since: int = -1) -> dict[str, Any]:
-    """What the table shows of the runs that have changed after a change: parameters, the last and the best values.
+    """The table's rows for the runs that changed after a change: parameters, the last and the best values.
 
     Args:
         since: The number of a change; by default, all runs are in it.
@@ -247,7 +247,7 @@ _MEANS = _Means()
 
 
 def media(store: Store, id: str, name: str, index: int | None = None, limit: int = 50) -> dict[str, Any]:
-    """What was logged under a name that is no scalar: the latest, or one.
+    """The values logged under a name that is no scalar: the latest ones, or one.
 
     Args:
         index: Which one, from 0; by default, as many of the latest as ``limit`` says.
@@ -271,7 +271,7 @@ def media(store: Store, id: str, name: str, index: int | None = None, limit: int
 
 
 def hyperparameters(store: Store, run: Run) -> dict[str, Any]:
-    """What the run was made with, and what was logged as such since."""
+    """The hyperparameters that the run was made with, and those logged since."""
     found: dict[str, Any] = {}
     given = run.header.get("hyperparameters")
     if isinstance(given, Mapping):

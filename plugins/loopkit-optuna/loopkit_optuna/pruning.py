@@ -107,7 +107,7 @@ class OptunaPruning(Shown):
             raise optuna.TrialPruned(result.message)
 
     def state_dict(self) -> dict[str, Any]:
-        """Whose trial it is, and the step that was reported last."""
+        """The study and trial, and the step that was reported last."""
         return {"study": self._study, "trial": self._number, "reported": self._reported}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ class RemoteError(LoopkitError, OSError):
 
 
 class Changed(RemoteError):
-    """What was to be uploaded is not what its manifest says: it is damaged here."""
+    """A file to upload differs from its manifest: it is damaged here."""
 
 
 class Store:
@@ -64,7 +64,7 @@ class Store:
             raise RemoteError(f"cannot {what} {self.url}/{path}: {type(error).__name__}: {error}") from error
 
     def sizes(self, path: str = "") -> dict[str, int | None]:
-        """What is directly below a folder: bytes of objects, None for folders. Nothing is there: nothing."""
+        """The entries directly below a folder: bytes of objects, None for folders. Empty if there is no such folder."""
         with self._asking("list", path):
             self._fs.invalidate_cache()
             try:
@@ -86,7 +86,7 @@ class Store:
                 yield piece
 
     def digest(self, path: str) -> FileInfo:
-        """What an object holds, read anew."""
+        """The size and the digest of an object, read again."""
         size, sha256 = 0, hashlib.sha256()
         for piece in self.pieces(path):
             size += len(piece)

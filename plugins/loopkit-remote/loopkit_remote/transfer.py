@@ -1,4 +1,4 @@
-"""What a run's directory and its folder in a store have of each other, in both directions.
+"""Transfers between a run's directory and its folder in a store, in both directions.
 
 A checkpoint is a folder of its name, with the files that it has here. Its manifest comes last, when all other files
 have arrived: a folder without a whole manifest is no checkpoint. Logs are objects below ``logs/<number>/``. Their
@@ -88,7 +88,7 @@ class Mirror:
 
     @property
     def pending(self) -> list[str]:
-        """What the store is not known to have: checkpoints by name, newest first, and files of the log."""
+        """The files that the store is not known to have: checkpoints by name, newest first, and files of the log."""
         known, left = self._known or {}, []
         for manifest in listing(self._directory):
             with suppress(OSError):

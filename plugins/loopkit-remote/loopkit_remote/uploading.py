@@ -91,7 +91,7 @@ class Upload(Shown):
         """There was a warning in this fit that the store fails."""
 
     def options(self) -> dict[str, Any]:
-        """What it was made with, without what may be secret."""
+        """The options it was made with, without those that may be secret."""
         kept = {"verify": self.verify, "logs": self.logs, "seconds": self.seconds, "wait": self.wait}
         return {"url": str(Store(self._url, self._storage_options)), **kept, "checkpoint": self.checkpoint}
 

@@ -50,7 +50,7 @@ class PartsReader(StorageReader):
         """Nothing: it reads one checkpoint."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """What there is to read."""
+        """The metadata of the tensors to read."""
         return Metadata(
             {
                 name: TensorStorageMetadata(

@@ -31,13 +31,13 @@ __all__ = ["PartContents", "PartsWriter", "write"]
 
 @dataclass
 class PartContents(Contents):
-    """What one process has to write of a checkpoint: its parts, and in rank 0 all that is not sharded."""
+    """The share of a checkpoint that one process writes: its parts, and in rank 0 all that is not sharded."""
 
     rank: int
     found: dict[str, Sharded]
     """The sharded tensors of all processes."""
     plan: SavePlan
-    """Which rectangles this process has."""
+    """The rectangles of this process."""
 
     @classmethod
     def taken(cls, learner: Any, state: Mapping[str, Any]) -> PartContents:
@@ -121,7 +121,7 @@ class PartsWriter(StorageWriter):
 
     @property
     def manifest(self) -> Manifest | None:
-        """Of the checkpoint that is there now; in rank 0 alone."""
+        """The manifest of the checkpoint that was written last; only in rank 0."""
         return self._manifest
 
     _manifest: Manifest | None = None

@@ -1,4 +1,4 @@
-"""What loopkit learners log, in TensorBoard.
+"""Logs of loopkit learners in TensorBoard.
 
 ::
 

@@ -148,7 +148,7 @@ class TensorBoard(Backend):
         self._append(events)
 
     def _scalars(self, phase: str, names: tuple[str, ...]) -> summaries.Scalars:
-        """What makes messages of scalars that are logged together."""
+        """The template for messages of scalars that are logged together."""
         if (made := self._templates.get((phase, names))) is None:
             if len(self._templates) >= MOST_TEMPLATES:
                 self._templates.clear()
@@ -236,7 +236,7 @@ class TensorBoard(Backend):
         self._templates.clear()
 
     def _session(self, records: Sequence[Record]) -> list[Logged]:
-        """What TensorBoard shall know of the run, once: it takes hyperparameters with the first of their events."""
+        """The run's first events, once: TensorBoard takes hyperparameters with the first of their events."""
         assert self._run is not None
         if summaries.START in self._shown:
             return []

@@ -1,4 +1,4 @@
-"""What was logged, as the messages that TensorBoard's plugins read."""
+"""Logged values as the messages that TensorBoard's plugins read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What loopkit learners log, for Weights & Biases: written offline, in its own format. wandb is imported by a fit.
+"""Logs of loopkit learners for Weights & Biases, written offline in its own format. A fit imports wandb.
 
 ::
 

@@ -88,7 +88,7 @@ class Session:
         self._run.log({**values, "_timestamp": time}, step=number, commit=True)
 
     def taken(self, name: str, value: Any, scratch: Path) -> dict[str, Any]:
-        """What of a value belongs into a row; hyperparameters and files have places of their own.
+        """The part of a value that belongs into a row; hyperparameters and files have their own places.
 
         Args:
             name: Its name.
@@ -120,7 +120,7 @@ class Session:
 
 
 def _media(value: Any, scratch: Path) -> Any:
-    """What wandb shows a kind as."""
+    """Convert a kind to wandb's media."""
     if isinstance(value, Text):
         return value.text
     if isinstance(value, Image):

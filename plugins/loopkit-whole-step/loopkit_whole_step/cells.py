@@ -139,23 +139,23 @@ class Cells:
         return [slots[0][0][slots[0][1]] for slots in self.slots]
 
     def constants(self) -> list[Any]:
-        """What must not change: scalars, and which tensors require grad."""
+        """The values that must not change: scalars, and whether each tensor requires grad."""
         return [holder[key] for holder, key in self.scalars] + [each.requires_grad for each in self.tensors()]
 
     def counts(self) -> list[Any]:
-        """What the optimizers keep in Python: in their state, and hyperparameters that are no inputs."""
+        """The optimizers' values in Python: of their state, and hyperparameters that are no inputs."""
         states = [values for optimizer in self.optimizers for values in optimizer.state.values()]
         kept = [(key, value) for values in states for key, value in values.items() if not isinstance(value, Tensor)]
         return kept + [(key, value) for group in self.groups for key, value in group.items() if key not in INPUTS]
 
     def changed(self, before: Sequence[Any]) -> str:
-        """What is another than in `constants` that were taken before."""
+        """The name of a value that differs from earlier `constants`; empty without one."""
         now = self.constants()
         names = [*self.names, *("requires_grad of a parameter" for _ in self.slots)]
         return next((name for name, one, other in zip(names, before, now, strict=True) if one != other), "")
 
     def replaced_by(self, others: Cells) -> str:
-        """What of the parts is another in the cells that were found later; empty if nothing is."""
+        """The name of a part that differs in cells that were found later; empty without one."""
         pairs = zip(self.parts, others.parts, strict=False)
         if name := next((name for (name, one), (_, other) in pairs if one is not other), ""):
             return name
@@ -177,7 +177,7 @@ class Cells:
         return [value for values in held for value in values.values() if isinstance(value, Tensor)]
 
     def order(self) -> list[Any]:
-        """Whose the tensors of `state` are."""
+        """The owners of the tensors of `state`, in order."""
         states = [item for optimizer in self.optimizers for item in optimizer.state.items()]
         return [(id(p), key) for p, values in states for key, value in values.items() if isinstance(value, Tensor)]
 
@@ -231,7 +231,7 @@ def _check_form(name: str, optimizer: Any) -> None:
 
 
 def optimizer_named(learner: Learner, name: str) -> str:
-    """What messages call an optimizer."""
+    """The name of an optimizer in messages."""
     return "the optimizer" if len(learner.optimizers) == 1 else f"optimizer {name!r}"
 
 

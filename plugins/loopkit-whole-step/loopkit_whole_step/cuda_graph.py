@@ -145,7 +145,7 @@ class GraphedModule(nn.Module):
         return tree_unflatten(_Detach.apply(pending, *leaves), spec)  # type: ignore[no-untyped-call]
 
     def key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a graph is recorded for; None where the module runs as it is."""
+        """The key of the graph for a call; None where the module runs without one."""
         device = self._plugin.device_type
         if not self.module.training or not torch.is_grad_enabled() or kwargs or not args:
             return None

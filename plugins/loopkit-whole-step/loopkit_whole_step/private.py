@@ -1,4 +1,4 @@
-"""What is used of torch that has no public name; tests/test_private.py says in which versions it was seen."""
+"""Names of torch that are not public; tests/test_private.py lists the versions in which they were seen."""
 
 from __future__ import annotations
 

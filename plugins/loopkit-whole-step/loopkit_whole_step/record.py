@@ -58,7 +58,7 @@ class Hook:
 
 @dataclass(frozen=True)
 class Hooks:
-    """What is recorded of the plugins' hooks."""
+    """The recorded hooks of plugins."""
 
     calls: dict[type[Event], list[Hook]]
     ends: list[Hook]
@@ -110,7 +110,7 @@ class Places:
 
 
 class Ends:
-    """What there is at the ends of the updates of a step that is recorded.
+    """The values at the ends of a recorded step's updates.
 
     Args:
         owners: The attributes that hooks set, with their plugins.
@@ -134,7 +134,7 @@ class Ends:
             p.grad = None
 
     def sets(self) -> dict[str, dict[tuple[str, str], Any]]:
-        """What was set, by the optimizer before the end of whose update it was; with one optimizer under ""."""
+        """The attributes that were set, by the optimizer whose update came next; with one optimizer under ""."""
         last, then = self._now(), self._old
         found: dict[str, dict[tuple[str, str], Any]] = {}
         for name, now in self._then.items() if len(self._then) > 1 else ():
@@ -234,7 +234,7 @@ class Recording:
         return found
 
     def inputs(self, epoch: Epoch, leaves: Sequence[Any], tensors: Sequence[Tensor]) -> list[Tensor]:
-        """What the graph takes now: the learner's tensors, the rates, what metrics and windows hold, and the batch."""
+        """The inputs of the graph now: the learner's tensors, rates, states of metrics and windows, and the batch."""
         if epoch is not self._epoch():
             every = self.metrics(epoch)
             self._epoch, self._metrics = (
@@ -267,12 +267,12 @@ class Recording:
         return [p for params in self.cells.params() for p in params]
 
     def changed(self, epoch: Epoch, cells: Cells, look: bool) -> str:
-        """What has changed of what the graph was recorded with; empty if nothing has.
+        """Describe a change since the graph was recorded; an empty string without one.
 
-        Args:
-            epoch: The epoch.
-            cells: Those found now.
-            look: Look at what functions read from outside, too.
+                Args:
+                    epoch: The epoch.
+        cells: The cells that were found now.
+                    look: Also look at the values that functions read from outside.
         """
         if name := self.cells.replaced_by(cells) or self.cells.changed(self.constants):
             return name
@@ -542,7 +542,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _drawing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Whose generator has moved; torch's may."""
+    """The generator that has moved, other than torch's; empty without one."""
     for key, name in (("python", "Python's random"), ("numpy", "NumPy")):
         leaves = zip(tree_flatten(before[key])[0], tree_flatten(now[key])[0], strict=True)
         if not all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in leaves):

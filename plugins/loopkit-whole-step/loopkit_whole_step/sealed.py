@@ -1,4 +1,4 @@
-"""What a phase and recorded hooks are given while a step is recorded: it refuses what changes from step to step."""
+"""The arguments of a phase and hooks while a step is recorded; reading what changes from step to step raises."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SealedLearner:
 
 
 class SealedEpoch:
-    """What of an epoch recorded hooks may use."""
+    """The part of an epoch that recorded hooks may use."""
 
     def __init__(self, epoch: Epoch) -> None:
         self.name, self.phase, self.trains = epoch.name, epoch.phase, epoch.trains
@@ -101,7 +101,7 @@ class SealedStep:
 
     @property
     def values(self) -> dict[str, Any]:
-        """What the phase has put on it."""
+        """The attributes that the phase has set."""
         own = ("samples", "batch", "epoch", "had_backward", "optimizer", "optimizer_name", "params", "seed")
         return {name: value for name, value in vars(self).items() if name[0] != "_" and name not in own}
 

@@ -93,7 +93,7 @@ class Comparison:
                 handle.remove()
 
     def difference(self, step: Step, updated: bool) -> str:
-        """What of the step that has been taken, as it is, differs from the graph's; empty if nothing does."""
+        """Name a difference of the plain step from the graph's; empty without one."""
         recording, (tensors, state) = self.recording, self._parts
         said = []
         for name, value in recording.values.items():
@@ -138,7 +138,7 @@ class Comparison:
         return self._compared("a metric", live, self._copies[start : start + len(live)])
 
     def difference_from_plain(self, epoch: Epoch) -> str:
-        """What of the step as it is, run on the copies, differs; the compiled one was run on the state itself."""
+        """Name a difference of the plain step, run on the copies; the compiled one ran on the state itself."""
         after = torch.get_rng_state()
         torch.set_rng_state(self._random)
         try:

@@ -68,7 +68,7 @@ def _nothing() -> None:
 
 @dataclass
 class Shape:
-    """What is known of the steps of one phase with one shape of their batches."""
+    """The record of a phase's steps with one shape of batches."""
 
     name: str
     mode: str = "counted"
@@ -442,7 +442,7 @@ class WholeStep(Shown):
         return self.when != "always" and steps * seconds * SAVES < compiling
 
     def _recorded(self, learner: Learner, phase: Phase, epoch: Epoch) -> Hooks:
-        """What is recorded of the plugins' hooks, in the plan's order.
+        """The recorded hooks of plugins, in the plan's order.
 
         Raises:
             Refused: A hook in the step has to be called.
@@ -596,7 +596,7 @@ class WholeStep(Shown):
             say(f"whole_step: {text}")
 
     def explain(self, phase: Phase, hook: str) -> str:
-        """What was decided, for ``learner.explain()``."""
+        """The decisions, for ``learner.explain()``."""
         if hook != "take_step" or not phase.training:
             return ""
         if phase.own_updates:
@@ -625,7 +625,7 @@ class WholeStep(Shown):
         return "in the graph" if recorded else "keeps the step eager, because it has to be called in it"
 
     def state_dict(self) -> dict[str, Any]:
-        """What was decided, so that a run that goes on takes the same steps compiled."""
+        """The decisions, so that a resumed run compiles the same steps."""
         shapes = {
             name: {key: copy.copy(getattr(shape, key)) for key in Shape.SAVED} for name, shape in self.shapes.items()
         }
@@ -643,7 +643,7 @@ class WholeStep(Shown):
 
 
 def _hook(name: str, plugin: Any, hook: str) -> Hook | None:
-    """What is recorded of a plugin's hook; None if it has to be called."""
+    """The recorded form of a plugin's hook; None if it has to be called."""
     function = getattr(plugin, hook)
     options = function.loopkit_options
     if options.traced is not None:
