@@ -59,7 +59,7 @@ ELSEWHERE = {"save_weights_only": "give weights_only=True", "monitor": "give bes
 
 
 class Checkpoint(Shown):
-    """Save the whole run, so that it can be killed at any time and resumes exactly.
+    """Save the whole run: it can be killed at any time and resumes exactly.
 
     Each checkpoint is a directory of its own below ``directory``, written whole or not at all: weights as
     ``model.safetensors``, all else as JSON and safetensors, and a manifest with the digest of every file. A save is due

@@ -30,7 +30,7 @@ ROUNDING = 1e-2
 
 
 class SanityCheck(Shown):
-    """Check before the first update that the training can work, and raise otherwise.
+    """Check that training can work, before the first update, and raise otherwise.
 
     Before the first step of a training phase: a model without trainable parameters, optimizers that cover none of
     them (some of them: a warning), a parameter in two optimizers. Within the first step, before its backward: outputs
