@@ -181,7 +181,8 @@ class _Encoder:
             return {"$memory_format": _plain_name(value)}
         if isinstance(value, (numpy.number, numpy.bool_)) and not isinstance(plain := value.item(), numpy.generic):
             return self.value(plain, path)
-        raise self._error(path, f"{_describe(value)} cannot be saved: {_fix(value)}")
+        more = ", or the weights alone, Checkpoint(weights_only=True)" if path[:1] == ("optimizers",) else ""
+        raise self._error(path, f"{_describe(value)} cannot be saved: {_fix(value)}{more}")
 
     def _int(self, value: int) -> Any:
         return value if SMALLEST_INT <= value <= LARGEST_INT else {"$int": hex(value)}

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from loopkit import sharded
+from loopkit.engine.kept import objects
 from loopkit.engine.kept.differences import first
 from loopkit.errors import StateError
 from loopkit.kinds import COUNTS, LIST, MAPPING, TEXT, is_number, shown, wrong
@@ -49,7 +50,7 @@ class OptimizerPart:
         Raises:
             StateError: It holds a key that is an address or id of a parameter, which no other process has.
         """
-        state = dict(self.optimizer.state_dict())
+        state: dict[str, Any] = objects.taken_apart(dict(self.optimizer.state_dict()), _package(self.optimizer))
         self._check_keys(state)
         return {"class": type(self.optimizer).__name__, **state}
 
@@ -73,6 +74,8 @@ class OptimizerPart:
         here = type(self.optimizer).__name__
         if saved["class"] != here:
             return [f"optimizer {self.name!r}: {saved['class']} in the state, {here} here"]
+        if unknown := objects.problems(saved, _package(self.optimizer)):
+            return [f"optimizer {self.name!r}: {each}" for each in unknown]
         if "param_groups" not in saved:
             return []  # of a wrapper with a form of its own
         sizes = _sizes(saved["param_groups"]), _sizes(self.optimizer.param_groups)
@@ -98,9 +101,11 @@ class OptimizerPart:
         A value that ``load_state_dict`` changes for good is named once.
         """
         undo = self._undo()
-        own = {key: value for key, value in saved.items() if key != "class"}
+        own = {key: self._made(value) for key, value in saved.items() if key not in ("class", "state")}
         if isinstance(saved.get("state"), Mapping):
-            own["state"] = {key: self._sharded(key, values) for key, values in saved["state"].items()}
+            own["state"] = {key: self._sharded(key, self._made(each, key)) for key, each in saved["state"].items()}
+        elif "state" in saved:
+            own["state"] = saved["state"]
         try:
             self.optimizer.load_state_dict(copy.copy(own))
         except BaseException:
@@ -119,6 +124,14 @@ class OptimizerPart:
             if place in state:
                 device = place.device if isinstance(place, Tensor) else None
                 state[place] = _restored(state[place], values, device)
+
+    def _made(self, saved: Any, key: Any = None) -> Any:
+        """Make the objects in a saved form again; their tensors are where the parameter of this number is."""
+        params = self._params()
+        device = params[key].device if type(key) is int and 0 <= key < len(params) else None
+        return objects.put_together(
+            saved, _package(self.optimizer), lambda tensor: tensor if device is None else tensor.to(device)
+        )
 
     def _sharded(self, key: Any, values: Any) -> Any:
         params = self._params()
@@ -187,6 +200,10 @@ def is_optimizer(value: Any) -> TypeGuard[torch.optim.Optimizer]:
 def is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
     """Whether an optimizer is one of ``torch.optim`` itself."""
     return type(optimizer).__module__.startswith("torch.optim.")
+
+
+def _package(optimizer: torch.optim.Optimizer) -> str:
+    return type(optimizer).__module__.partition(".")[0]
 
 
 def _class(optimizer: torch.optim.Optimizer) -> str:
