@@ -124,7 +124,7 @@ class Learner:
         self._core = Core(self, models, Roles(phases), order)
         self.accumulate = accumulate
         self._logbook = self._core.logbook
-        self.model = model
+        self.model = models.as_given(model)
         if not isinstance(plugins, Iterable) or isinstance(plugins, str):
             raise PluginError(f"plugins is {plugins!r}: give a list, plugins=[...]")
         if isinstance(plugins, Mapping):

@@ -312,7 +312,7 @@ class Member(Shown):
             )
 
     def _refuse_lazy(self, what: str, model: nn.Module) -> None:
-        """Refuse a model whose shapes are not known before a first batch.
+        """Check that the shapes of a model are known before a first batch.
 
         Raises:
             PluginError: It has lazy parameters.

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from loopkit.batches import describe
 from loopkit.engine.casts import Casts
+from loopkit.engine.kept.compiled import compiled_in_place
 from loopkit.engine.kept.extras import Extras, Owner
 from loopkit.engine.kept.measured import Measured
 from loopkit.engine.kept.modes import Modes
@@ -44,6 +45,7 @@ class Models(dict[str, nn.Module]):
         for name, module in self.items():
             if not isinstance(module, nn.Module):
                 raise PhaseError(f"model {name!r} is {module!r}: it must be an instance of torch.nn.Module")
+            self[name] = compiled_in_place(module)
         self._evals = {
             each: f"{name}.{path}" if len(self) > 1 else path
             for name, model in self.items()
@@ -72,6 +74,12 @@ class Models(dict[str, nn.Module]):
         """The parameters when the optimizers came, or an epoch last began, with their names."""
         self._routes: dict[str, Route] = {}
         self._wrapped: set[str] = set()
+
+    def as_given(self, given: nn.Module | Mapping[str, nn.Module]) -> nn.Module | Mapping[str, nn.Module]:
+        """Return the model or mapping that was given, with modules that were taken out of wrappers in their place."""
+        if isinstance(given, nn.Module) or not isinstance(given, Mapping):
+            return self["model"]
+        return given if all(self[name] is module for name, module in given.items()) else dict(self)
 
     def with_extras(self) -> dict[str, nn.Module]:
         """The models, and the modules of the loss function, of phases and of plugins, which are trained beside them.

@@ -15,12 +15,14 @@ from torch.nn.parameter import is_lazy
 from loopkit import generators, sharded
 from loopkit.engine.check import VERSIONS, check, stateful
 from loopkit.engine.kept.buffers import put_buffers, unsaved_buffers
+from loopkit.engine.kept.compiled import plain_names
 from loopkit.engine.kept.modes import Modes
 from loopkit.engine.kept.optimizers import OptimizerPart
 from loopkit.engine.positions import save_position
 from loopkit.engine.resume import Mark, Position
 from loopkit.errors import ReentrancyError, StateError
 from loopkit.events import PhaseEnd
+from loopkit.kinds import NAMED
 from loopkit.notes import add_note, locate
 
 if TYPE_CHECKING:
@@ -214,6 +216,7 @@ def apply(
     """Load a state for ``Learner.load_state_dict``; with ``own`` its tensors may be taken over instead of copied."""
     if core.epochs:
         raise ReentrancyError("load_state_dict: an epoch is running; load before it begins")
+    state = {**state, **{part: plain_names(state[part]) for part in ("models", "buffers") if _is_named(state, part)}}
     check(core, state, allow)
     state = _localized(core, state if own else copy.deepcopy(dict(state)))
     undo: list[tuple[str, Callable[[], None]]] = []
@@ -235,6 +238,11 @@ def apply(
     core.resume.load(state, position, replay)
     if core.fit is not None and position is not None:
         core.fit.go_on()
+
+
+def _is_named(state: Mapping[str, Any], part: str) -> bool:
+    """Whether a part of a state is a mapping of mappings by names; else it is malformed."""
+    return part in state and NAMED[1](state[part])
 
 
 def _load(core: Core, state: Mapping[str, Any], undo: list[tuple[str, Callable[[], None]]]) -> None:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from loopkit import sharded
 from loopkit.engine.kept.buffers import put_buffers, strange_buffers, unsaved_buffers
+from loopkit.engine.kept.compiled import unwrapped
 from loopkit.engine.kept.differences import first, names
 from loopkit.engine.kept.looks import is_left, is_shut
 from loopkit.engine.kept.walk import Found, walk
@@ -191,7 +192,8 @@ def _parts(owner: Owner, known: Collection[int]) -> tuple[dict[str, Any], dict[s
             left.add(id(value))
         elif id(value) not in left and (_is_extra(value, known) or _may_be_trained(value)):
             left.add(id(value))
-            (own if owner.saves is None or top in owner.saves else kept)[found.path] = value
+            part = unwrapped(value) if isinstance(value, nn.Module) else value
+            (own if owner.saves is None or top in owner.saves else kept)[found.path] = part
     return own, kept
 
 
@@ -233,7 +235,7 @@ def _may_be_trained(value: Any) -> bool:
 def _together(root: Any, parts: Mapping[str, Any]) -> nn.Module | None:
     """One module that holds modules and tensors by path; the owner itself, if it is a module."""
     if isinstance(root, nn.Module):
-        return root if "" in parts else None
+        return parts.get("")
     if not parts:
         return None
     made = _Together()
