@@ -1,5 +1,6 @@
 """The documentation site. `python docs/serve.py` builds it and shows it; links in the pages are those on disk."""
 
+import tomllib
 from pathlib import Path
 from types import MemberDescriptorType
 from typing import Any
@@ -36,8 +37,16 @@ html_additional_pages = {"index": "to_readme.html"}
 html_copy_source = False
 
 
+WORDS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("search.toml").read_text())
+"""Words that a search finds a page by, besides those of its text."""
+
+
 def complete(app: Sphinx, page: str, source: list[str]) -> None:
-    """Add to a page what it would show as code if it were read as a file: the list of pages, and the reference."""
+    """Add to a page what it would show as code if it were read as a file: words, the list of pages, the reference."""
+    if page in WORDS:
+        entries = "".join(f"   ! single: {word}\n" for word in WORDS[page])
+        title, text = source[0].split("\n", 1)
+        source[0] = f"{title}\n\n```{{eval-rst}}\n.. index::\n{entries}```\n{text}"
     if page == root_doc:
         source[0] += Path(__file__).with_name("contents.txt").read_text()
     if page == "docs/api":
