@@ -264,7 +264,7 @@ class NumberLimit(Criterion):
 class TimeLimit(Criterion):
     """So much time in fits, on a clock that is never set back; looked at when a value comes.
 
-    Saved state goes on from the time that was used before. Without `start`, the clock goes from the first value on.
+    A loaded state resumes from the time that was used before. Without `start`, the clock runs from the first value on.
 
     Args:
         seconds: Above 0.

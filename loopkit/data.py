@@ -214,7 +214,7 @@ class _Chosen:
         self.indices = chosen.long().clone()
 
     def begin(self, place: _Place) -> None:
-        """An epoch begins at this place; one that goes on has its samples."""
+        """An epoch begins at this place; a resumed one has its samples."""
         if not place.position:
             place.indices = self.indices
 
@@ -226,7 +226,7 @@ class _Chosen:
         return saved if later is now else {**saved, "next_indices": None if later is None else later.tolist()}
 
     def load(self, state: Mapping[str, Any], place: _Place) -> None:
-        """Go on from what `save` returned."""
+        """Restore the return value of `save`."""
         self.set(state.get("indices"))
         place.indices = self.indices
         if "next_indices" in state:
@@ -262,7 +262,7 @@ class Loader(ABC):
     """
 
     continues: ClassVar[bool] = False
-    """With ``steps``: an epoch goes on where the one before has ended, and so depends on the number of processes."""
+    """With ``steps``: an epoch continues where the one before has ended, and so depends on the number of processes."""
 
     def __init__(self, source: Loader | Shares | None = None, *, steps: int | None = None) -> None:
         if not isinstance(source, (Loader, Shares, type(None))):
@@ -356,7 +356,7 @@ class Loader(ABC):
     def set_indices(self, indices: Tensor | Sequence[int] | None) -> None:
         """Take these samples in the next epochs, in the place of each once: hard examples often, later ones not yet.
 
-        An epoch that has begun goes on as it was. ``shuffle`` shuffles them. Saved with the position. A loader's parts,
+        An epoch that has begun keeps its samples. ``shuffle`` shuffles them. Saved with the position. A loader's parts,
         and the loaders around it, take them, too; every process gives the same.
 
         Args:
@@ -374,7 +374,7 @@ class Loader(ABC):
         """Let the next iteration be this epoch, from its first batch.
 
         If a state of the same epoch was just loaded, its position is kept, so that a loop that sets the epoch at the
-        begin of every iteration goes on where it was.
+        begin of every iteration resumes where it was.
 
         Args:
             epoch: From 0.
@@ -411,10 +411,10 @@ class Loader(ABC):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration go on where `state_dict` was called; batches before that are not made again.
+        """Let the next iteration resume where `state_dict` was called; batches before that are not made again.
 
         The next iteration over a loader that was saved while it processed its last batch has no batch. A state of
-        another number of processes lets the iteration go on after the samples that those have used, whatever the
+        another number of processes lets the iteration resume after the samples that those have used, whatever the
         batch size.
 
         Raises:
@@ -472,7 +472,7 @@ class Loader(ABC):
             tail: What becomes of a last global batch that is not full, unless ``drop_last`` leaves it out.
                 ``"uneven"``: it is cut into parts that differ by at most one sample. ``"pad"``: samples from the
                 epoch's begin fill it up. ``"drop"``: it is left out. Batches of a function, which cannot be cut, are
-                filled up for ``"uneven"`` too; so is the rest of an epoch that goes on among more processes than it
+                filled up for ``"uneven"`` too; so is the rest of an epoch that resumes among more processes than it
                 has samples left.
             least: An uneven tail with fewer samples for each process is added to the batch before it.
 
@@ -757,7 +757,7 @@ def same(loader: Any, batches: int = 1) -> Loader:
     To see whether a model can learn a few batches by heart, which shows most mistakes in a loss or a model.
 
     The batches are taken now, so seed before where the order is random (`loopkit.seed_everything`, or the loader's own
-    seed). A run that goes on with other batches than the saved ones is refused.
+    seed). Resuming with other batches than the saved ones raises.
 
     Args:
         loader: Any iterable of batches. The position of a loader of this module stays where it is.
@@ -993,7 +993,7 @@ class SampleIndex(int):
 
 
 class ResumableSampler(Sampler[SampleIndex]):
-    """A sampler for ``DataLoader`` that can go on in mid-epoch; with other batch sizes or numbers of workers too.
+    """A sampler for ``DataLoader`` that can resume in mid-epoch; with other batch sizes or numbers of workers too.
 
     Each iteration is an epoch, counted from 0, and begins when its first index is asked for. One that was left early is
     over: the next one begins the next epoch. The order depends on the seed and the epoch alone.

@@ -1,4 +1,4 @@
-"""Devices: which one is this process's, and what goes on there beside the host.
+"""Devices: which one is this process's, and what runs there beside the host.
 
 Streams, events, pinned memory and waits are made here, and no other module of loopkit names a type of device, but for
 what only CUDA has. The host is the CPU.

@@ -210,7 +210,7 @@ class Learner:
         return self._core.result
 
     def set_optimizer(self, optimizer: Optimizers | Mapping[str, Optimizers]) -> None:
-        """Go on with another optimizer: between fits, such as for a second stage of a training.
+        """Continue with another optimizer: between fits, such as for a second stage of a training.
 
         Its state begins anew. A ``Schedule`` multiplies the rates of the new one.
 
@@ -316,7 +316,7 @@ class Learner:
         on_interrupt: str | None = "raise",
         loader_timeout: float | None = 300.0,
     ) -> FitResult:
-        """Train, and validate after every epoch; go on with the fit of a state that was loaded.
+        """Train, and validate after every epoch; resume the fit of a loaded state.
 
         However the fit ends normally, the last weights are validated once.
 
@@ -529,7 +529,7 @@ class Learner:
         return next_epoch(self._core, phase, None if data is None else Source(self._core.registry, phase, data), length)
 
     def state_dict(self, at: Mark | None = None, *, positions: bool = True, whole: bool = True) -> dict[str, Any]:
-        """Everything that decides how training goes on from here, bit for bit.
+        """Everything that decides how training continues from here, bit for bit.
 
         That is: the models' own weights (never averaged ones) and buffers, optimizers, open accumulation windows,
         counters, metrics, where the fit and its loaders are, the random generators of Python, NumPy and torch, and
@@ -553,9 +553,9 @@ class Learner:
     def load_state_dict(
         self, state: Mapping[str, Any], *, allow: Collection[str] = (), replay: bool = True, own: bool = False
     ) -> None:
-        """Go on from what `state_dict` returned: the next ``fit`` is the one that was saved, where it was.
+        """Restore the return value of `state_dict`: the next ``fit`` is the one that was saved, where it was.
 
-        Everything is checked before anything is changed. A loop of your own goes on with the epoch that was open, at
+        Everything is checked before anything is changed. Your own loop resumes the epoch that was open, at
         the step where it was (``epoch.steps``), if its data is given to `run`.
 
         Args:
@@ -598,7 +598,7 @@ class Learner:
         return self._core.requests.stop(reason, by)
 
     def pause(self, reason: str = "", by: str = "") -> None:
-        """Ask that this process ends where it is, as SIGTERM does, and the run goes on when it is started again.
+        """Ask that this process ends where it is, as SIGTERM does, and the run resumes when it is started again.
 
         It takes effect between two steps, where the state can be saved, without ``epoch_end``. With
         ``on_interrupt="raise"`` the fit raises ``SystemExit(75)``; if no plugin saves the run, one warning says so.

@@ -115,7 +115,7 @@ class Metric(Shown):
     def tensors(self, device: torch.device | str = "cpu") -> dict[str, Tensor] | None:
         """The state as tensors, by the keys of `state_dict`; from now on it holds no numbers, and nothing that is None.
 
-        A plugin that records steps goes on from them, and changes them in place. A class has it if its ``update`` only
+        A plugin that records steps resumes from them, and changes them in place. A class has it if its ``update`` only
         makes tensors of tensors. None: ``update`` has to be called.
         """
         return None
@@ -126,13 +126,13 @@ class Metric(Shown):
         return {key: value.clone() if isinstance(value, Tensor) else value for key, value in values.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Restore the return value of `state_dict`."""
         for key in self._state:
             value = state[key]
             setattr(self, key, value.clone() if isinstance(value, Tensor) else value)
 
     def merge(self, states: Sequence[dict[str, Any]]) -> None:
-        """Go on from what several of this metric have accumulated, each from other batches, as if it were all one's.
+        """Resume from what several of this metric have accumulated, each from other batches, as if it were all one's.
 
         A class whose ``reset`` sets another state has a ``merge`` of its own; where that is counts and sums, it is
         ``self.load_state_dict(added(states))``.

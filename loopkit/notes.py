@@ -21,7 +21,7 @@ def locate(error: BaseException, where: str) -> None:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add a note; an exception whose class makes that impossible goes on without."""
+    """Add a note; an exception whose class makes that impossible stays without."""
     with contextlib.suppress(Exception):  # the error itself is what matters, and must not give way to one of notes
         BaseException.add_note(error, note)
 

@@ -61,7 +61,7 @@ class Phase:
     """True: ``step.batch`` may be None, as data of steps alone gives it; ``step`` makes its own."""
     saved: ClassVar[tuple[str, ...]] = ()
     """Attributes that are the phase's state, such as ``("hidden", "baseline")``: saved with every checkpoint, and put
-    back when the run goes on. Each is of a kind that a state can hold, or has ``state_dict`` and ``load_state_dict``.
+    back when the run resumes. Each is of a kind that a state can hold, or has ``state_dict`` and ``load_state_dict``.
     """
     volatile: ClassVar[tuple[str, ...]] = ()
     """Attributes that may change and need no saving, such as caches."""

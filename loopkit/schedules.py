@@ -703,7 +703,7 @@ def piecewise(points: Mapping[int, float]) -> ScheduleFn:
 
 
 def join(parts: Sequence[tuple[ScheduleFn, int | None]]) -> ScheduleFn:
-    """Run schedules one after the other, each counting from its own 0; the last one goes on for ever.
+    """Run schedules one after the other, each counting from its own 0; the last one never ends.
 
     Args:
         parts: Pairs of a schedule and its number of updates, from 1. Only the last number may be None: what is left

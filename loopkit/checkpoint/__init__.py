@@ -1,4 +1,4 @@
-"""Exact checkpoints: what a run is made of, written so that it can go on as if it had never stopped.
+"""Exact checkpoints: a run, written so that it can resume as if it had never stopped.
 
 The plugin ``loopkit.plugins.Checkpoint`` saves and resumes by itself. This package is for what comes before and after::
 

@@ -343,7 +343,7 @@ def save(learner: Learner, directory: str | Path, reason: str = "asked for") -> 
 
 
 def load(learner: Learner, path: str | Path, *, allow: Collection[str] = (), replay: bool = True) -> Manifest:
-    """Load a checkpoint into a learner, whose next ``fit`` goes on with the one that was saved.
+    """Load a checkpoint into a learner, whose next ``fit`` resumes the saved one.
 
     Args:
         learner: Made as the one that was saved.

@@ -78,7 +78,7 @@ class Place:
         self._own.add(_identity(written))
 
     def claim(self) -> None:
-        """All checkpoints that are there are this run's: it goes on with them."""
+        """All checkpoints that are there are this run's: it resumes from them."""
         self._own.update(map(_identity, storage.listing(self.directory)))
 
     def refuse_taken(self) -> None:

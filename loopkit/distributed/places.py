@@ -29,7 +29,7 @@ BETWEEN = "between two epochs"
 def lay_out(world: World) -> None:
     """Share the memory, once for all plugins that train with these processes; all of them call it.
 
-    A process that cannot have it, such as on a full disk, goes on without.
+    A process that cannot have it, such as on a full disk, continues without.
     """
     if world.size == 1 or world.places is not None:
         return

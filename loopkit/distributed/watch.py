@@ -51,7 +51,7 @@ SIGNS = (
 
 
 class Watch:
-    """A thread that tells the others where this process is, and looks whether they still go on.
+    """A thread that tells the others where this process is, and looks whether they still make progress.
 
     The loop pays nothing for it. If another process failed and this one hangs in one and the same place, the thread
     says so on stderr and ends the process, with status 1: after five seconds without moving or computing, or after

@@ -118,7 +118,7 @@ class Epoch:
 
     @property
     def resumed(self) -> bool:
-        """Whether the epoch goes on from a saved state: its ``epoch_begin`` has come once before."""
+        """Whether the epoch resumes from a saved state: its ``epoch_begin`` has come once before."""
         return self.saved is not None
 
     @property

@@ -126,7 +126,7 @@ class Fit:
         self.beginning = self.ending = False
         """Whether its ``fit_begin``, its ``fit_end`` is running."""
         self.resumed = False
-        """Whether it goes on with a fit that was saved, or interrupted in this process."""
+        """Whether it resumes a fit that was saved, or interrupted in this process."""
         self.depth = len(core.epochs)
         """How many epochs were open around it when it began."""
         self._around = Surroundings(core.hooks)
@@ -181,7 +181,7 @@ class Fit:
 
     @property
     def resuming(self) -> str:
-        """The phase whose epoch was open in a state that was loaded, until it goes on; else an empty string."""
+        """The phase whose epoch was open in a state that was loaded, until it is resumed; else an empty string."""
         return next(iter(self._core.resume.waiting), "")
 
     @property
@@ -270,7 +270,7 @@ class Fit:
         core.witness.look()
 
     def _find_position(self) -> None:
-        """Go on where a saved state or an interrupt left the learner's last fit, or begin a new one."""
+        """Resume where a saved state or an interrupt left the learner's last fit, or begin a new one."""
         core = self._core
         dropped = core.resume.drop_held(self._is_behind)
         loaded, goes_on = core.resume.begin()
@@ -301,7 +301,7 @@ class Fit:
         return at.limits != self.limits.saved() and bool(self._limit_reached(at))
 
     def go_on(self) -> None:
-        """Go on from the position that was loaded, with the limits of this fit."""
+        """Resume from the position that was loaded, with the limits of this fit."""
         if (position := self._core.resume.take_position()) is not None:
             self._go_on(position)
 

@@ -197,7 +197,7 @@ class FitLoop(Fit):
         return self.reason_to_end() in ("max_steps", "max_updates", "minutes") or epoch.stopped
 
     def _check_progress(self, phase: Phase, before: Progress) -> None:
-        """Refuse to go on for ever without a step that is completed, where only steps or updates end the fit."""
+        """Raise where no step is completed in an epoch, and only steps or updates end the fit."""
         self._barren = 0 if self._core.progress.steps > before.steps else self._barren + 1
         limits = self.limits
         endless = limits.minutes is None and (limits.epochs is None or limits.epochs == math.inf)
@@ -209,7 +209,7 @@ class FitLoop(Fit):
             )
 
     def _check_updates(self, phase: Phase, before: Progress, idle: bool) -> None:
-        """Refuse to go on for ever with steps that update nothing, where only updates end the fit."""
+        """Raise where no step updates, and only updates end the fit."""
         progress = self._core.progress
         steps = progress.steps - before.steps
         self._fruitless = 0 if idle or progress.updates != before.updates else self._fruitless + steps

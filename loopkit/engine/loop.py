@@ -102,7 +102,7 @@ class Loop(Frame):
         self._grad_mode = GRAD_MODES[phase.grad_mode]
 
     def open(self, taken: int | None, in_hook: bool, stop: Stop | None) -> None:
-        """The epoch begins, or goes on after so many steps of it; a stop from before does not end it."""
+        """The epoch begins, or resumes after so many steps of it; a stop from before does not end it."""
         self._taken, self._goes_on, self.in_hook, self._stop_before = taken or 0, taken is not None, in_hook, stop
         if self.phase.training and not self.phase.own_updates:
             size, mean = self._core.accumulate, not is_sum(self._core.learner.loss_fn)
@@ -197,7 +197,7 @@ class Loop(Frame):
                 warn(text)
 
     def last_step(self) -> Step:
-        """The step before the first one of an epoch that goes on, as far as it is known."""
+        """The step before the first one of an epoch that resumes, as far as it is known."""
         step = Step(self, self.steps - 1, None, 0)
         step.ended = step.had_backward = True
         return step
@@ -208,7 +208,7 @@ class Loop(Frame):
             self.replan()
 
     def run(self, batches: Iterable[Any], until: Until | None = None) -> bool:
-        """Run a step for each batch; returns whether they were all taken, else it goes on where it was left.
+        """Run a step for each batch; returns whether they were all taken, else it resumes where it was left.
 
         Args:
             batches: What the steps process.

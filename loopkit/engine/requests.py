@@ -125,7 +125,7 @@ class Requests:
         self.waits = False
 
     def resume(self, stopped: Stop | None) -> None:
-        """Go on with a stop that was asked for before a state was saved."""
+        """Resume a stop that was asked for before a state was saved."""
         self._stopped = self._stopped or stopped
 
     def forget_stop(self) -> None:

@@ -136,7 +136,7 @@ class Resume:
 
     def __init__(self) -> None:
         self.position: Position | None = None
-        """Of the fit that the next one goes on with."""
+        """The position of the fit that the next one resumes."""
         self.fits = 0
         """How many fits the learner has begun."""
         self.waiting: list[str] = []
@@ -219,7 +219,7 @@ class Resume:
         return at
 
     def begin(self) -> tuple[Position | None, bool]:
-        """Where the fit that begins now goes on, None if it is new, and whether it was interrupted in this process.
+        """Where the fit that begins now resumes, None if it is new, and whether it was interrupted in this process.
 
         Its loaders are not known yet.
         """
@@ -359,7 +359,7 @@ class Resume:
         """Put the data of an epoch that is about to begin where it was.
 
         Returns:
-            What to iterate over; what a replay of it will need, if that is how it goes on after a resume; and how many
+            What to iterate over; what a replay of it will need, if that is how it resumes after a resume; and how many
             steps there will be, those before the save included.
         """
         data = epoch.data
@@ -494,7 +494,7 @@ class Resume:
         return positions
 
     def hold(self, core: Core) -> None:
-        """Keep what is open for the next fit of this process, which goes on from here."""
+        """Keep what is open for the next fit of this process, which resumes from here."""
         try:
             self._held = copy.deepcopy(self.parts(core))
         except StateError:

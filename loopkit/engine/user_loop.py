@@ -177,7 +177,7 @@ class UserLoop(Fit):
         self._round.pass_over(self._turn)
 
     def begin_turn(self, epoch: Epoch) -> None:
-        """An epoch of the user's loop begins, or goes on."""
+        """An epoch of the user's loop begins, or resumes."""
         self.arrive()
         if not self._counts and (saved := self._core.resume.take_round()) is not None:
             self._round.put_now(saved)
@@ -197,7 +197,7 @@ class UserLoop(Fit):
 
 
 class Turn(Epoch):
-    """An epoch of a fit whose loop is the user's own; one that was over before the run went on does nothing."""
+    """An epoch of a fit whose loop is the user's own; one that was over when the run was saved does nothing."""
 
     def __init__(self, fit: UserLoop, core: Core, phase: Phase, source: Source | None, length: int | None) -> None:
         super().__init__(core, phase, source, length)

@@ -238,7 +238,7 @@ class Window:
         }
 
     def reopen(self, step: object, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned, with ``step`` as the last of the window's steps.
+        """Restore the return value of `state_dict`, with ``step`` as the last of the window's steps.
 
         Raises:
             StateError: The window had another size.

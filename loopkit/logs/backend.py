@@ -26,7 +26,7 @@ class Run:
 
     learner: Learner
     resumed: bool
-    """Whether the state of this backend was loaded: the log goes on from there."""
+    """Whether the state of this backend was loaded: the log resumes from there."""
     hyperparameters: Mapping[str, bool | int | float | str | None]
     """What the run was made with, as far as it is known."""
     config: str | None
@@ -38,9 +38,9 @@ class Run:
 class Backend(Shown):
     """Where a log goes. It is no plugin: ``LogTo`` calls it, in the first process alone, and never in a step.
 
-    A subclass has at least ``write``. Whatever it raises disables it with one warning, and the fit goes on; but a
+    A subclass has at least ``write``. Whatever it raises disables it with one warning, and the fit continues; but a
     `LoopkitError` of ``open`` (a path that cannot be written, a log that another run writes) ends the fit before its
-    first step. After a ``write`` that failed it is flushed, asked for its state, so that a run that goes on keeps what
+    first step. After a ``write`` that failed it is flushed, asked for its state, so that a resumed run keeps what
     was written before, and closed.
 
     Example::
@@ -80,4 +80,4 @@ class Backend(Shown):
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next ``open`` go on from there: what was written later is not part of the log any more."""
+        """Let the next ``open`` resume from there: what was written later is not part of the log any more."""

@@ -32,7 +32,7 @@ class Csv(Backend):
     for which the file is written anew, at once or not at all; it is empty in the rows before. There are at most 1,000
     columns. Floats are written so that they read back the same, and a character that UTF-8 lacks by its code.
 
-    Which file it is, and how a run goes on or begins, is as in `JsonLines`.
+    Which file it is, and how a run resumes or begins, is as in `JsonLines`.
 
     Args:
         path: The file. The directories above it are made; a relative path is resolved now.
@@ -151,7 +151,7 @@ class Csv(Backend):
         return {"rows": self._rows, "columns": list(self._columns), "last": list(self._tail)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after so many rows."""
+        """Resume after so many rows."""
         self._rows = state.get("rows")
         self._columns, self._tail = list(state.get("columns", ())), list(state.get("last", ()))
         self._file.load_state_dict({})

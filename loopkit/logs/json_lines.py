@@ -44,12 +44,12 @@ class JsonLines(Backend):
     infinite and undefined ones are the strings ``"inf"``, ``"-inf"`` and ``"nan"``. Before the first number of a metric
     whose direction a plugin declares comes ``{"kind": "directions", "modes": {name: mode}}``. Other kinds have a line
     each, with ``"name"``, ``"kind"`` and their content, or ``"file"``, a path relative to the log's directory. A fit
-    begins, or goes on, with a line ``{"kind": "run", ...}`` and ends with ``{"kind": "end", "reason", ...}``.
+    begins, or resumes, with a line ``{"kind": "run", ...}`` and ends with ``{"kind": "end", "reason", ...}``.
     `read_log` reads it.
     The line of the run has the command and the configuration, with ``***`` for the values of options that are called
     like a password, a token or a key, and for passwords in URLs, also in the errors of the last line.
 
-    A fit that goes on from a checkpoint cuts off what was logged after it, with the first line that it adds. A new run
+    A fit that resumes from a checkpoint cuts off what was logged after it, with the first line that it adds. A new run
     renames the log of an earlier one, to ``log-1.jsonl``. While a run writes it, the file is locked. If it is removed,
     renamed or cut off meanwhile, the next write warns of that, sets aside what is left and begins another file.
 
@@ -72,7 +72,7 @@ class JsonLines(Backend):
         """The names of numbers in the file since that line, of which it has the direction, if one is declared."""
 
     def open(self, run: Run) -> None:
-        """Open the file. A run that goes on says so with its first record, so that one without any leaves no trace."""
+        """Open the file. A resumed run notes it with its first record, so that one without any leaves no trace."""
         self._file.open()
         self._run = run
         self._begun = False
@@ -208,7 +208,7 @@ class JsonLines(Backend):
     def append(self, records: Sequence[Record]) -> None:
         """Add records after the end of a fit that has logged something, such as what was saved last of all.
 
-        A fit that goes on from a checkpoint that was saved before cuts them off, and has to log them again.
+        A fit that resumes from a checkpoint that was saved before cuts them off, and has to log them again.
         """
         if self._begun and self._run is None:
             self._file.open()
@@ -253,7 +253,7 @@ class JsonLines(Backend):
         return dict(self._file.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after so many bytes."""
+        """Resume after so many bytes."""
         self._file.load_state_dict(state)
 
 

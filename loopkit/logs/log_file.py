@@ -1,4 +1,4 @@
-"""A file that one run at a time appends to, and that can go on from where a checkpoint found it."""
+"""A file that one run at a time appends to, and that can resume from where a checkpoint found it."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class LogFile:
         return {"position": self.position} if check is None else {"position": self.position, "check": check}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Let the next ``open`` go on from there."""
+        """Let the next ``open`` resume from there."""
         self.position, self._check = state.get("position"), state.get("check")
 
     def renewed(self) -> bool:

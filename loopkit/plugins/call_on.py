@@ -79,7 +79,7 @@ def call_on(
         function: Takes the arguments that it needs of ``learner``, ``phase``, ``step`` (``result`` in ``FitEnd``).
         name: The plugin's name, the function's by default.
         phase, reads, updates, writes, before, after: As in `loopkit.hookimpl`.
-        every: Call it at each n-th time that the event comes in a phase, and no other. The counts go on from epoch to
+        every: Call it at each n-th time that the event fires in a phase, and no other. The counts run on from epoch to
             epoch and from a saved state.
         at: At these times, counted from 1.
         since: From this time on.

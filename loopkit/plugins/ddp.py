@@ -480,7 +480,7 @@ class DDP(Member):
 
     @hookimpl(writes=("buffers",))
     def epoch_end(self, learner: Learner, phase: Phase) -> None:
-        """Go on with the buffers of rank 0: the last step has changed each process's own."""
+        """Take the buffers of rank 0: the last step has changed each process's own."""
         if self.world.size > 1 and phase.training and self._broadcast_buffers:
             copy_buffers(learner.models.with_extras().values())
 

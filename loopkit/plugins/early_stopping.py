@@ -55,7 +55,7 @@ class EarlyStopping(Shown):
 
     Several processes look at rank 0's value, with rank 0's criterion and clock, so that all keep the same best weights.
 
-    The state goes on from fit to fit, as the learner's counters do. After it has ended a fit, it starts from nothing in
+    The state is kept from fit to fit, as the learner's counters are. After it has ended a fit, it starts empty in
     the next one. State that was saved when it had asked for the end, but before that came, ends the next fit at once.
 
     Raises:
@@ -235,7 +235,7 @@ class EarlyStopping(Shown):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Restore the return value of `state_dict`."""
         self.criterion.load_state_dict(state["criterion"])
         self.best = state["best"]
         self.best_epoch = state["best_epoch"]

@@ -23,7 +23,7 @@ class Freeze(Shown):
     """Train a part of the parameters only: the others get ``requires_grad = False``.
 
     Batch norm whose own parameters are all frozen (or which has none and is covered by a pattern) is kept in eval mode
-    in training phases, so that its running statistics stay as they are, too. Dropout goes on as ever (`EvalMode` stops
+    in training phases, so that its running statistics stay as they are, too. Dropout still drops (`EvalMode` stops
     it). What had ``requires_grad = False`` before is never thawed. It owns ``trainable.<pattern>``, so
     another owner of the same parameters is refused. So is a training epoch in which anything else has thawed one.
 
@@ -131,7 +131,7 @@ class Freeze(Shown):
         self._check_frozen()
 
     def _check_frozen(self) -> None:
-        """Refuse to go on if something else has thawed what it keeps frozen."""
+        """Raise if another plugin or the script has thawed a frozen parameter."""
         for parameter, paths in self._own.items():
             if parameter.requires_grad and not self._is_thawed(paths):
                 raise PluginError(

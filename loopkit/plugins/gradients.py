@@ -365,6 +365,6 @@ class GradNoise(Shown):
         return {"generators": {**{key: value.clone() for key, value in self._states.items()}, **live}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Restore the return value of `state_dict`."""
         self._generators = {}
         self._states = {key: value.clone() for key, value in state["generators"].items()}

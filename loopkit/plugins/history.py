@@ -47,7 +47,7 @@ class History(Shown):
 
     Args:
         steps: Also keep the loss of every step, in `step_rows`. The values stay on the device until the epoch ends. Of
-            several processes each keeps those of its own batches, also when it goes on from a checkpoint; those of
+            several processes each keeps those of its own batches, also when it resumes from a checkpoint; those of
             processes that are no more go to the ones that are left.
 
     A row of an epoch is ``{"phase", "epoch", "steps", "updates", "samples", "seconds", "<phase>/<metric>", ...}``: the
@@ -218,7 +218,7 @@ class History(Shown):
         return {"running": {**stores[0]["running"], **joined}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from these rows."""
+        """Resume from these rows."""
         packs: dict[str, list[_Pack]] = {name: [] for name in self._packs}
         self.rows, self.step_rows = (_rows(state, name, packs[name]) for name in ("rows", "step_rows"))
         self._packs = packs

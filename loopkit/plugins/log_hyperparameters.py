@@ -37,7 +37,7 @@ class LogHyperparameters(Shown):
     or a key (``api_key``) are left out, and given values of such names are logged as ``***``. The metrics of the end
     are scalars, as ``"final/val/loss"``; a fit that an error or a signal ends has none.
 
-    A fit that goes on from a checkpoint does not log its hyperparameters again.
+    A fit that resumes from a checkpoint does not log its hyperparameters again.
 
     Args:
         values: Booleans, numbers, strings and None, by name; they replace what is known under the same name.
@@ -81,7 +81,7 @@ class LogHyperparameters(Shown):
         after=("checkpoint", "log"), before=("schedule",)
     )  # resumed; turned round, the end comes before the log's
     def fit_begin(self, learner: Learner) -> None:
-        """Log the hyperparameters, unless the fit goes on."""
+        """Log the hyperparameters, unless the fit is resumed."""
         self._learner = weakref.ref(learner)
         loaded = self._loaded
         self._loaded = None
@@ -93,7 +93,7 @@ class LogHyperparameters(Shown):
 
     @hookimpl(reads=("metrics",))
     def fit_end(self, learner: Learner, result: FitResult) -> None:
-        """Log the last metrics, unless the fit had ended before, and nothing came of going on."""
+        """Log the last metrics, unless the fit had ended before, and it was not resumed."""
         if result.reason not in ("error", "signal") and learner.progress.steps != self._ended:
             self._ended = learner.progress.steps
             for name, value in learner.metrics.items():
@@ -120,7 +120,7 @@ class LogHyperparameters(Shown):
         return {"fit": None if at is None else at.number, "ended": None if at is None else self._ended}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Restore the return value of `state_dict`."""
         self._loaded = dict(state)
 
 

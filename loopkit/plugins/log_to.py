@@ -44,8 +44,8 @@ class LogTo(Shown):
 
     What is logged is kept as it comes, read from the device late and in one transfer, and written between two steps: at
     the end of each epoch, every few seconds or 100 calls, and before each checkpoint. Training is bitwise the same as
-    without it. A backend that fails is disabled with one warning, and the fit goes on; what one cannot write is left
-    out with one warning. A run that goes on from a checkpoint goes on with its logs, from where they were then.
+    without it. A backend that fails is disabled with one warning, and the fit continues; what one cannot write is left
+    out with one warning. A run that resumes from a checkpoint resumes its logs where they were then.
 
     Args:
         backends: What writes: a `loopkit.logs.Backend`, or a path, of which the ending tells (``.jsonl``, ``.csv``; one
@@ -102,7 +102,7 @@ class LogTo(Shown):
         """Of the fit in which that was logged, if it was before the logs were opened."""
         self._open = False
         self._again = False
-        """The fit goes on from a checkpoint: what it begins with was logged when it began first."""
+        """The fit resumes from a checkpoint: what it begins with was logged when it began first."""
         self._ended = False
         """It had ended when that was saved: what it ends with was logged, too, unless it does more now."""
         self._loaded: tuple[int | None, bool] = None, False
@@ -260,7 +260,7 @@ class LogTo(Shown):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next fit go on with the logs from there; one that is not in the state begins."""
+        """Let the next fit resume with the logs from there; one that is not in the state begins."""
         self._loaded = state["fit"], state["ended"]
         for name, sink in self._sinks.items():
             sink.load(state["backends"].get(name, {}))

@@ -78,7 +78,7 @@ class _Running:
         return {"fed": self.fed, "metrics": states}
 
     def _tell_of_rest(self) -> None:
-        """Warn of metrics that go on without what they have taken in."""
+        """Warn of metrics that resume without their batches."""
         lacking = [f"{name!r} ({type(m).__name__})" for name, m in self.metrics.items() if not hasattr(m, "state_dict")]
         if lacking and self.fed and not self.told:
             self.told = True
@@ -194,7 +194,7 @@ class Metrics(Shown):
 
     @hookimpl
     def epoch_begin(self, learner: Learner, epoch: Epoch) -> None:
-        """Start from nothing, or go on from what was saved."""
+        """Start empty, or resume from the saved state."""
         if self.phase not in (None, *learner.phases):
             known = ", ".join(learner.phases)
             raise PluginError(f"Metrics: no phase is called {self.phase!r}; they are {known}")

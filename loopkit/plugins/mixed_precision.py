@@ -264,7 +264,7 @@ class MixedPrecision(Shown):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Restore the return value of `state_dict`."""
         self._skipped = state["skipped"]
         self._skipped_on_device = None
         self._state = dict(state["scaler"])

@@ -1,4 +1,4 @@
-"""Show how the run goes on: a bar for each epoch of a phase, and a line for each training epoch."""
+"""Show the progress of a run: a bar for each epoch of a phase, and a line for each training epoch."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Progress(Shown):
     A bar is drawn ten times a second at most; of epochs that are shorter than that, ten a second have one.
 
     The values on a bar are read from the device late, so that no step waits for them. If the output is closed, the
-    display ends silently and the training goes on; a character that the output cannot encode becomes a ``?``.
+    display ends silently and the training continues; a character that the output cannot encode becomes a ``?``.
 
     Of several processes only the first shows anything. Its rows have the metrics of all of them; a bar counts its own
     steps, which are as many as the others', and shows the metrics of its own batches so far.

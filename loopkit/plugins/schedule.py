@@ -330,7 +330,7 @@ class Schedule(Shown):
         return {"count": self.count, **kept, "whole_fit": self._whole_fit}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Restore the return value of `state_dict`."""
         self._loaded = True
         self.count = state["count"]
         self._kept.own = dict(state["bases"])
@@ -617,7 +617,7 @@ class TorchSchedule(Shown):
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Restore the return value of `state_dict`."""
         self._state = {key: deepcopy(value) for key, value in state.items() if key != KEPT} or None
         kept = state.get(KEPT, {"own": {}, "left": {}})  # which older states lack
         self._kept.own = dict(kept["own"])
@@ -748,7 +748,7 @@ class Plateau(Shown):
         return {"schedulers": deepcopy(states), "seen": self._seen, "kept": kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Restore the return value of `state_dict`."""
         self._seen = state["seen"]
         kept = state.get("kept", {"own": {}, "left": {}})  # which older states lack
         self._kept.own = dict(kept["own"])

@@ -139,7 +139,7 @@ class SkipSpikes(Shown):
         return {"losses": losses, "row": self._row, "skipped": self.skipped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Restore the return value of `state_dict`."""
         self._losses = {name: list(values) for name, values in state["losses"].items()}
         self._row = state["row"]
         self.skipped = state["skipped"]

@@ -44,10 +44,10 @@ class StopOnNonFinite(Shown):
     In a phase with ``own_updates`` it looks at ``step.loss`` as each step ends, after the phase's updates. There the
     other policies, and ``gradients=True``, raise when the fit begins.
 
-    The other policies go on with the next batch. On an accelerator they wait for the loss and the gradients.
+    The other policies continue with the next batch. On an accelerator they wait for the loss and the gradients.
 
-    - ``"skip"``: a step with a bad loss is cancelled, and training goes on as if its batch had not been there. An
-      update with a bad gradient is skipped, and training goes on as if the batches of its window had not been there;
+    - ``"skip"``: a step with a bad loss is cancelled, and training continues as if its batch had not been there. An
+      update with a bad gradient is skipped, and training continues as if the batches of its window had not been there;
       ``update_skipped`` comes instead of ``update_end``.
     - ``"rollback"``: the step is cancelled, open windows are dropped, and parameters, buffers and the state of the
       optimizers go back to a copy in memory, with what optimizers of other packages keep in their parameter groups.
@@ -305,7 +305,7 @@ class StopOnNonFinite(Shown):
         return {"skips": self.skips, "rollbacks": self.rollbacks, "snapshot": copy.deepcopy(self._snapshot)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Restore the return value of `state_dict`."""
         if self._goes_on and state:
             self.skips = state["skips"]
             self.rollbacks = state["rollbacks"]

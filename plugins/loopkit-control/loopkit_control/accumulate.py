@@ -77,7 +77,7 @@ class Accumulate(Shown):
         return {"steps": self.schedule[0] if learner is None else learner.accumulate}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the window go on with as many."""
+        """Set the size of the window."""
         learner = None if self._learner is None else self._learner()
         if learner is not None:
             learner.accumulate = state["steps"]

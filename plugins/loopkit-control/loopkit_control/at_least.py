@@ -26,7 +26,7 @@ class AtLeast(Shown):
         epochs: Training epochs of the fit, from 1. With both, both are waited for.
         name: The plugin's name.
 
-    A run that goes on counts from its own begin, and knows what was put off.
+    A resumed run counts from its own begin, and knows what was put off.
 
     Raises:
         PluginError: Neither is given, or one is no count.
@@ -89,5 +89,5 @@ class AtLeast(Shown):
         return {"held": None if self.held is None else list(self.held)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from it."""
+        """Restore the state."""
         self.held = None if state["held"] is None else (state["held"][0], state["held"][1])

@@ -19,7 +19,7 @@ SLURM = "SLURM_JOB_END_TIME"
 
 
 class Deadline(Shown):
-    """Pause the fit between two steps when a time has come: `Learner.pause`, after which the next start goes on.
+    """Pause the fit between two steps when a time has come: `Learner.pause`, after which the next start resumes.
 
     Args:
         minutes: After so many minutes of a fit, counted in each process that starts.

@@ -193,7 +193,7 @@ class MicroBatch(Shown):
         return {"fits": self._fits}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with what has fitted."""
+        """Resume with the size that has fitted."""
         if self.size == "auto":
             self._fits = state["fits"]
 

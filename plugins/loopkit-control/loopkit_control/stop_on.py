@@ -31,7 +31,7 @@ class StopOn(Shown):
         mode: ``"min"`` or ``"max"``; by default ``"min"`` for a loss, and asked for otherwise.
         name: The plugin's name.
 
-    Of several processes the mean is that of all; they have to train in step, as with ``DDP``. Saved and gone on with
+    Of several processes the mean is that of all; they have to train in step, as with ``DDP``. Saved and resumed
     exactly, also between two questions. After it has ended a fit, it starts from nothing in the next one.
 
     Raises:
@@ -115,7 +115,7 @@ class StopOn(Shown):
         return {"criterion": self.criterion.state_dict(), "mean": self._mean.state_dict(), "asked": self._asked}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Restore the return value of `state_dict`."""
         self.criterion.load_state_dict(state["criterion"])
         self._mean.load_state_dict(state["mean"])
         self._asked = state["asked"]

@@ -26,7 +26,7 @@ class Documents(Loader):
     A batch is a mapping: ``"inputs"`` and ``"targets"``, both ``(batch, longest of the batch)`` of int64, and
     ``"lengths"`` ``(batch,)``. Targets are the tokens one later; where a document has ended, inputs are ``padding``
     and targets -100, which ``cross_entropy`` leaves out. The order of an epoch follows from the seed and its number, so
-    processes share an epoch, and a run goes on in mid-epoch, without anything being drawn again.
+    processes share an epoch, and a run resumes in mid-epoch without drawing anything again.
 
     Args:
         documents: Documents by index, each a sequence of tokens; or a file of tokens, as `Tokens` takes it, with

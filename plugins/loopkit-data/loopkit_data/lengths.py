@@ -18,12 +18,12 @@ from loopkit.errors import EmptyDataError
 def limit(loader: Any, steps: int) -> Any:
     """The first batches of each epoch of a loader, with a length.
 
-    The next epoch begins anew: of a loader that shuffles it has other samples. A run goes on in mid-epoch exactly.
+    The next epoch begins anew: of a loader that shuffles it has other samples. A run resumes exactly in mid-epoch.
 
     Args:
         loader: A loader of `loopkit.data`, whose parts several processes take; or any iterable of batches.
         steps: Batches of an epoch, from 1; of each process. A shorter epoch stays as it is. Another number of processes
-            can go on between two epochs, not in the middle of one.
+            can resume between two epochs, not in the middle of one.
 
     Raises:
         LoaderError: ``steps`` is no count, or the loader is shuffled by a generator whose place cannot be saved.
@@ -39,15 +39,15 @@ def limit(loader: Any, steps: int) -> Any:
 
 
 def per_epoch(stream: Any, steps: int) -> Any:
-    """Epochs of so many batches over a stream that goes on in the next epoch, and begins again when it ends.
+    """Epochs of so many batches over a stream that continues in the next epoch, and begins again when it ends.
 
-    Schedules over a whole fit know its length. A run goes on in mid-epoch exactly: a loader of `loopkit.data`, one
+    Schedules over a whole fit know its length. A run resumes exactly in mid-epoch: a loader of `loopkit.data`, one
     with a ``ResumableSampler``, and data with ``state_dict`` are put where they were; of anything else the batches
     before are made again, so they have to be the same.
 
     Args:
         stream: A loader of `loopkit.data`, whose parts several processes take; or any iterable of batches.
-        steps: Batches of an epoch, from 1; of each process. A run goes on in the same number of processes alone.
+        steps: Batches of an epoch, from 1; of each process. A run resumes in the same number of processes alone.
 
     Raises:
         LoaderError: ``steps`` is no count, or the stream is shuffled by a generator whose place cannot be saved.
@@ -205,7 +205,7 @@ class _Counted:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Resume from there."""
         self.position, self.taken, self._batches = state["position"], state["taken"], None
         self._loaded = self.position > 0
         if "data" in state:

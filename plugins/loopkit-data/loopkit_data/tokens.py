@@ -25,7 +25,7 @@ class Tokens(Loader):
 
     A batch is ``(inputs, targets)``, both ``(batch, block)`` of int64: targets are the tokens one later. Only blocks of
     a batch are read, so memory does not grow with the file. The place of each block follows from the seed, the epoch
-    and its number, so processes share an epoch, and a run goes on in mid-epoch, without anything being drawn again.
+    and its number, so processes share an epoch, and a run resumes in mid-epoch without drawing anything again.
 
     Args:
         path: The file.

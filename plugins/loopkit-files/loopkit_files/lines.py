@@ -123,7 +123,7 @@ class _Scan:
                 self.at += 1
 
     def _skip(self, characters: str) -> bool:
-        """Go on to what is neither one of the characters nor, where lines may end, a comment; False at the end."""
+        """Skip these characters and, where lines may end, comments; returns False at the end."""
         while self.at < len(self.text):
             if self.text[self.at] == "#" and "\n" in characters:
                 end = self.text.find("\n", self.at)

@@ -47,7 +47,7 @@ class SaveConfig:
 
     @hookimpl
     def epoch_begin(self, learner: Learner, phase: Phase) -> None:
-        """Compare, if a run goes on."""
+        """Compare, if a run is resumed."""
         if learner.world.rank == 0 and phase.training and learner.progress.steps:
             for path in self.paths:
                 _compare(path, self.config)

@@ -25,7 +25,7 @@ class DatasetLoader(Loader):
     """Batches of a dataset with samples by index, such as ``datasets.Dataset``, made in this process.
 
     Order, position, state, ``map`` and ``shard`` are those of `loopkit.data.TensorLoader`: with the same samples, seed
-    and batch size the same samples come in the same order, and a run goes on in mid-epoch with the batch that is next.
+    and batch size the same samples come in the same order, and a run resumes in mid-epoch with the batch that is next.
     A dataset made by `loopkit.data.seeded` draws the same numbers for a sample wherever the epoch was resumed.
 
     A collator that draws random numbers draws them from torch's generator, which a checkpoint has, too.
@@ -124,10 +124,10 @@ class DatasetLoader(Loader):
 class StreamLoader(Shown):
     """Batches of a dataset whose samples come one after the other, such as ``datasets.IterableDataset``.
 
-    There is one stream of batches, epoch after epoch, and it has no length. An epoch goes on where the one before it
+    There is one stream of batches, epoch after epoch, and it has no length. An epoch continues where the one before it
     was left, in this process and after a restart: give each phase a loader of its own.
 
-    A position is a number of samples. A run goes on with the next sample, exactly: the samples of the epoch that were
+    A position is a number of samples. A run resumes with the next sample, exactly: the samples of the epoch that were
     used are read again and passed over, or, with ``replay=False``, the dataset's own state leads there at once.
 
     Args:
@@ -227,7 +227,7 @@ class StreamLoader(Shown):
         return {"epoch": self.epoch, "taken": self.taken, "dataset": state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next epoch go on where `state_dict` was called."""
+        """Let the next epoch resume where `state_dict` was called."""
         self.epoch, self.taken, self._stream = state["epoch"], state["taken"], None
         self._state = None if self.replay else state["dataset"]
 

@@ -30,7 +30,7 @@ class SavePretrained(Shown):
 
     It is saved as safetensors, whenever a metric is the best so far. Below ``directory`` there are ``best``, if a
     metric is monitored, and ``last``, at the end of the fit (unless an error or a signal ended it). Each is what
-    ``from_pretrained`` loads. They are for use, not for going on: for that, there is ``Checkpoint``, with a directory
+    ``from_pretrained`` loads. They are for use, not for resuming: for that, there is ``Checkpoint``, with a directory
     of its own.
 
     A folder is written aside and takes the place of the one before when all of it is on the disk. If that fails, or the
@@ -154,7 +154,7 @@ class SavePretrained(Shown):
         return {"best": self.best}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Restore the return value of `state_dict`."""
         self.best = state["best"]
 
     def _chosen(self, learner: Learner) -> Any:

@@ -141,7 +141,7 @@ class LogGradients(Shown):
         return {"counts": dict(self._counts)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Restore the return value of `state_dict`."""
         self._counts = dict(state["counts"])
 
 

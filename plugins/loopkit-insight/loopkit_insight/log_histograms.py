@@ -122,5 +122,5 @@ class LogHistograms(Shown):
         return {"counts": dict(self._counts)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Restore the return value of `state_dict`."""
         self._counts = dict(state["counts"])

@@ -107,7 +107,7 @@ class LogPredictions(Shown):
 
     @hookimpl
     def epoch_begin(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
-        """Start from nothing, unless a saved epoch goes on."""
+        """Start empty, unless a saved epoch is resumed."""
         if phase.training or learner.current is None or learner.world.rank > 0:
             return
         store = epoch.store(self)
@@ -239,7 +239,7 @@ class LogPredictions(Shown):
         return {"done": dict(self._done)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Restore the return value of `state_dict`."""
         self._done = dict(state["done"])
 
 

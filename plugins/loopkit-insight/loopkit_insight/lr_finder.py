@@ -84,7 +84,7 @@ class LRFinder:
         end: The last one, above ``start``.
         updates: How many, from 2. The data is passed over as often as it takes.
         smoothing: Weight of the past in the exponential mean, from 0 to below 1.
-        stop_factor: Above 1; ``math.inf`` to go on until the loss is not finite.
+        stop_factor: Above 1; ``math.inf`` to continue until the loss is not finite.
         attribute: The step's attribute that holds the loss.
         optimizer: The optimizer whose rate rises, if there are several and not all are meant.
         plugins: Names of plugins, or what they provide, that the copy trains with, too, besides those for clipping,

@@ -196,7 +196,7 @@ def replay(
 
     Args:
         path: The directory that the note on the error names.
-        learner: It is not fit to go on with afterwards.
+        learner: Its weights and plugins are overwritten; do not train it afterwards.
         debugger: Start ``pdb`` where the error was raised.
         anomaly: Run under ``torch.autograd.set_detect_anomaly``: an error in backward comes with the forward call that
             it belongs to, as a warning; after a `NonFiniteError` a note on it says which function's backward first

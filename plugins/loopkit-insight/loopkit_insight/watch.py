@@ -161,7 +161,7 @@ class Watch(Shown):
 
     @hookimpl
     def epoch_begin(self, phase: Phase, epoch: Epoch) -> None:
-        """Start from nothing, unless a saved epoch goes on."""
+        """Start empty, unless a saved epoch is resumed."""
         if not epoch.resumed or phase.name not in self._phases:
             self._phases[phase.name] = {path: Mean(path) for path in self.reductions}
 
@@ -215,7 +215,7 @@ class Watch(Shown):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned; paths that are watched no more are left out."""
+        """Restore the return value of `state_dict`; paths that are watched no more are left out."""
         for phase, values in state.items():
             means = self._phases[phase] = {path: Mean(path) for path in self.reductions}
             for path, value in values.items():
@@ -225,7 +225,7 @@ class Watch(Shown):
     def reshard(self, states: Sequence[dict[str, Any]], rank: int, size: int) -> dict[str, Any]:
         """The state of one of ``size`` processes, made of those that another number of processes saved.
 
-        Rank 0 goes on from what all of them have accumulated, the others from nothing.
+        Rank 0 resumes from all of them merged, the others empty.
         """
         if len(states) == size:
             return states[rank]

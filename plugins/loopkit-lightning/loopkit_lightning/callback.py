@@ -108,7 +108,7 @@ class LightningCallback(Shown):
         options: For a callback given by name.
 
     Where each hook comes: ``setup``, ``on_fit_start``, ``on_train_start`` at ``fit_begin``; ``on_train_epoch_start`` at
-    ``epoch_begin``, not again in an epoch that a saved state goes on with; ``on_train_batch_start`` and ``_end`` at
+    ``epoch_begin``, not again in an epoch that is resumed; ``on_train_batch_start`` and ``_end`` at
     ``step_begin`` and ``step_end``; ``on_before_backward``, ``on_after_backward`` and ``on_before_optimizer_step`` at
     ``backward_begin``, ``backward_end`` and ``update_begin``; ``on_train_epoch_end`` at ``phase_end``, and if the fit
     validates after the epoch, at the ``phase_end`` of that, as in Lightning; ``on_train_end``, ``on_fit_end`` and
@@ -250,7 +250,7 @@ class LightningCallback(Shown):
 
     @hookimpl
     def epoch_begin(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
-        """Tell it that an epoch begins, unless that goes on with a saved state."""
+        """Tell it that an epoch begins, unless it is resumed."""
         self._enter(learner, phase)
         if not epoch.resumed:
             stage = _stage(phase)
@@ -395,7 +395,7 @@ class LightningCallback(Shown):
         return {"callback": state, "epoch_ends": self._now.epoch_ends}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Restore the return value of `state_dict`."""
         self._now.epoch_ends = state["epoch_ends"]
         self.callback.load_state_dict(plain(state["callback"], self._now.callback))
 

@@ -244,7 +244,7 @@ class IgniteHandler(Shown):
 
     @hookimpl
     def epoch_begin(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
-        """Fire ``EPOCH_STARTED``, unless the epoch goes on with a saved state."""
+        """Fire ``EPOCH_STARTED``, unless the epoch is resumed."""
         if self._enter(learner, phase, epoch) and not epoch.resumed:
             if not phase.training:
                 self._fire(learner, "STARTED")
@@ -370,7 +370,7 @@ class IgniteHandler(Shown):
         return {"handler": plain(own, self._engine.who)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Restore the return value of `state_dict`."""
         if hasattr(self.handler, "load_state_dict"):
             self.handler.load_state_dict(plain(state["handler"], self._engine.who))
 

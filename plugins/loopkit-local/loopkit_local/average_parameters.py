@@ -58,7 +58,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class ThroughHost:
-    """Average copies of the parameters in the host's memory, by Gloo, in a thread, while training goes on.
+    """Average copies of the parameters in the host's memory, by Gloo, in a thread, while training continues.
 
     They are copied in parts of 64 MiB, and so are the averages; training waits for no copy where that can be.
 
@@ -81,9 +81,9 @@ class AverageParameters(Member):
     middle of an epoch each has its own. The first training epoch of a fit begins with rank 0's parameters and buffers.
 
     What one process asks for (a stop, a save, a signal) happens in all of them at the next average, where, unless it is
-    under way while training goes on, the state of one is that of all: see `synced`.
+    under way while training continues, the state of one is that of all: see `synced`.
 
-    An average that is under way while training goes on (see ``delay``) keeps what is trained meanwhile: the parameters
+    An average that runs while training continues (see ``delay``) keeps the updates made in the meantime: the parameters
     become ``local + (average - snapshot)``. Buffers and moments are then taken as they were averaged.
 
     The data: with `EverySteps` the ordinary equal parts; with `Cadence` and `Free` a `Rounds` over a loader of
@@ -267,7 +267,7 @@ class AverageParameters(Member):
 
     @hookimpl(updates=("params", "buffers", "optimizer.state"))
     def epoch_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
-        """Average at the end of a training epoch, so that all processes go on with the same parameters."""
+        """Average at the end of a training epoch, so that all processes continue with the same parameters."""
         if self.world.size == 1 or not phase.training:
             return
         self._take_time(learner)
@@ -497,7 +497,7 @@ class AverageParameters(Member):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned, when the next training epoch begins."""
+        """Restore the return value of `state_dict`, when the next training epoch begins."""
         self._loaded = copy.deepcopy(dict(state))
         self._steps, self._samples = state["steps"], state["samples"]
         self._outer, self._pending = None, None

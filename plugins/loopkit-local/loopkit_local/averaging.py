@@ -1,4 +1,4 @@
-"""Weighted averages of tensors over processes, made now or while something else goes on."""
+"""Weighted averages of tensors over processes, made now or in the background."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Average:
     ) -> None:
         self.parts = parts
         self.background = background
-        """Whether something else goes on meanwhile."""
+        """Whether it is made in the background."""
         self.result: Parts | None = None
         """The averages, in single precision at least; None if all weights were 0."""
         self.table: list[list[float]] = []

@@ -184,7 +184,7 @@ class Controller:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned; of another number of processes, only the anchor is taken over."""
+        """Restore the return value of `state_dict`; of another number of processes, only the anchor is taken over."""
         self.anchor, self.ceiling, self.lowered = state["anchor"], state["ceiling"], state["lowered"]
         self.overhead, self.divergences = state["overhead"], list(state["divergences"])
         same = len(state["counts"]) == len(self.counts)

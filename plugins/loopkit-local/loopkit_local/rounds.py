@@ -23,8 +23,8 @@ class Rounds(Shown):
     on, as many as the controller says when the round begins. All processes compute the same plan, since their
     controllers were told the same. How many steps a process will make in an epoch is not known, so this has no length.
 
-    A state is that of the whole, not of one process: saved between two rounds it goes on with any number of processes.
-    In the middle of a round each process is at a place of its own, and must go on from its own state.
+    A state is that of the whole, not of one process: saved between two rounds it resumes with any number of processes.
+    In the middle of a round each process is at a place of its own, and must resume from its own state.
 
     Args:
         source: The whole data, the same in all processes. It is not moved.
@@ -128,7 +128,7 @@ class Rounds(Shown):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next epoch go on where `state_dict` was called.
+        """Let the next epoch resume where `state_dict` was called.
 
         Raises:
             LoaderError: The state is of other data, or of the middle of a round of another process.

@@ -62,7 +62,7 @@ class MLflow(Backend):
     """Log to an MLflow tracking server: parameters, metrics, artifacts and checkpoints.
 
     What is logged is first written to a spool, a directory of its own below ``spool``; a thread sends it from there.
-    The server may be slow, go away and come back, or never answer: training goes on, with one warning, and what the
+    The server may be slow, go away and come back, or never answer: training continues, with one warning, and what the
     server does not have stays in the spool. ``loopkit mlflow send SPOOL`` sends it later, and so does a run that goes
     on from a checkpoint. The server gets everything in order, and once (README: what that means).
 
@@ -136,13 +136,13 @@ class MLflow(Backend):
         self.wait, self.timeout = wait, timeout
         self._parent_directory = Path(spool).absolute()
         self._state: dict[str, Any] = {}
-        """The run to go on with, if there is one."""
+        """The run to resume, if there is one."""
         self._learner: weakref.ref[Any] | None = None
         self._spool: Spool | None = None
         self._thread: SenderThread | None = None
         self._source: Checkpoint | None = None
         self._ahead: Counter[Any] = Counter()
-        """What is in the spool from steps after the checkpoint that the run goes on from: it is not logged again."""
+        """The items in the spool from steps after the resumed checkpoint: they are not logged again."""
         self._paths: dict[str, tuple[int, int]] = {}
         """The last step in which an artifact had this path, and how many there were."""
         self._staged: set[str] = set()
@@ -160,7 +160,7 @@ class MLflow(Backend):
         return None if self._thread is None else self._thread.sender.run_id
 
     def open(self, run: Run) -> None:
-        """Begin a spool, or go on with that of the run that was resumed, and start sending."""
+        """Begin a spool, or take the resumed run's, and start sending."""
         if not run.resumed and (self._learner is None or self._learner() is not run.learner):
             self._state = {}  # what a fit of another learner has left
             self._paths.clear()
@@ -232,7 +232,7 @@ class MLflow(Backend):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the run of the state."""
+        """Resume the run of the state."""
         self._state = dict(state)
 
     def close(self, result: FitResult | None) -> None:
@@ -260,7 +260,7 @@ class MLflow(Backend):
     # The spool
 
     def _take_spool(self) -> Spool:
-        """The spool to go on with; a new one, for the same run, if it is gone, damaged, or being written."""
+        """The spool to resume; a new one, for the same run, if it is gone, damaged, or being written."""
         state = self._state
         for directory in sorted(self._parent_directory.glob(f"*-{state['source'][:8]}")) if state else ():
             try:

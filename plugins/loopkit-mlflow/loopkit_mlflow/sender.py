@@ -116,7 +116,7 @@ class Sender:
         self._known = True
 
     def _pass_over(self, seq: int) -> None:
-        """Go on after the batch of this number, which the server has."""
+        """Resume after the batch of this number, which the server has."""
         for batch, end in self.spool.batches(self._sent.offset):
             if batch["seq"] > seq:
                 break
@@ -209,7 +209,7 @@ class Sender:
 
 
 class SenderThread(threading.Thread):
-    """Sends what a spool holds while the run goes on.
+    """Send the content of a spool during the run.
 
     It ends with the process, whatever it is waiting for. `problem` says what is in the way, if something is.
     """

@@ -110,7 +110,7 @@ class Spool:
             raise SpoolError(f"{self.directory} is no spool: {path} does not begin with a run ({error})") from error
 
     def open_for_writing(self, seq: int = 0, offset: int = 0) -> None:
-        """Go on after the last whole line; ``seq`` is the batch that ends at ``offset``, if there is one.
+        """Resume after the last whole line; ``seq`` is the batch that ends at ``offset``, if there is one.
 
         Raises:
             SpoolError: A line cannot be read.

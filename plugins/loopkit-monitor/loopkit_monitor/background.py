@@ -1,4 +1,4 @@
-"""The server in a process that goes on by itself."""
+"""The server in a background process."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def _is_live(store: Store) -> bool:
 
 
 def _begin(store: Store, last: str | None) -> tuple[bytes, int]:
-    """The first frame of a stream, and the number of the change that it goes on from."""
+    """The first frame of a stream, and the number of the change that it resumes from."""
     if last is None:
         return b"retry: 1000\n" + _frame("ping", store.last_id, store, b"{}"), store.last_id
     boot, _, number = last.partition(".")

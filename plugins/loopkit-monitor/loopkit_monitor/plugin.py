@@ -1,4 +1,4 @@
-"""Plugins that let a run be looked at: while it goes on, and afterwards."""
+"""Plugins that let a run be looked at: while it trains, and afterwards."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Monitor(Shown):
         serve: Also start the server of the page when a fit begins, and print its address: for the folder that holds the
             directory, or for the one that is given. All learners of a process share the one of a folder and port. It
             stays when the training has ended, until it is killed or, for an hour, nobody has asked and no run was live.
-            If it cannot be started, or dies, there is a warning, and the fit goes on.
+            If it cannot be started, or dies, there is a warning, and the fit continues.
         port: Where the server listens, on this machine alone; 0 for any port that is free.
         name: The plugin's name.
 
@@ -158,7 +158,7 @@ class Monitor(Shown):
 
     @hookimpl(after=("checkpoint", "log"))  # resumed; turned round, the end comes before the log's
     def fit_begin(self, learner: Learner) -> None:
-        """Log the plan and the model, unless the fit goes on; start the server."""
+        """Log the plan and the model, unless the fit is resumed; start the server."""
         loaded, self._loaded = self._loaded, None
         if learner.world.rank > 0:
             return
@@ -300,7 +300,7 @@ class Monitor(Shown):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Restore the return value of `state_dict`."""
         self._loaded = dict(state)
 
     @staticmethod

@@ -21,7 +21,7 @@ class BoundedProtocol(H11Protocol):
     header_seconds: ClassVar[float] = 10.0
     """For the first byte of a connection, or the last answer, to the end of the next request's header."""
     stalled_seconds: ClassVar[float] = 20.0
-    """For a client to go on reading."""
+    """For a client to read again."""
     most_waiting: ClassVar[int] = 64
     most_connections: ClassVar[int] = 256
     waiting: ClassVar[dict[BoundedProtocol, asyncio.TimerHandle]] = {}

@@ -41,7 +41,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """With which a cell begins that a spreadsheet runs."""
 COLUMNS = ("run", "name", "value", "phase", "epoch", "step", "update", "time")
 ENDINGS = {"step": "each step", "running": "so far"}
-"""What the values of an epoch that is going on are called."""
+"""The name of the values of a running epoch."""
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#b0508c", "#a87900", "#3a9bd6", "#6b5b95", "#55554f")
 """Those of the page."""
 LINES = ("-", "--", ":", "-.")
@@ -149,7 +149,7 @@ def write_csv(store: Store, path: Path) -> int:
 def write_png(store: Store, directory: Path) -> list[Path]:
     """Draw each chart of the runs into a file of its own; returns the files.
 
-    A chart has what was logged under the same name in all phases and runs; the values while an epoch went on have one
+    A chart has what was logged under the same name in all phases and runs; the values within an epoch have one
     of their own. It needs matplotlib.
 
     Raises:

@@ -104,7 +104,7 @@ class Change:
     ``kinds``, how many lines of other kinds there are now, by name, where that has changed.
 
     With ``cut``, what has a higher step is to be forgotten before ``series`` is added: the log was cut back by a fit
-    that went on from a checkpoint. With ``reload``, all of the run is to be asked for again.
+    that resumed from a checkpoint. With ``reload``, all of the run is to be asked for again.
     """
 
     id: int
@@ -159,7 +159,7 @@ class Run:
     changed: int = 0
     """The number of its last change."""
     read: float = 0.0
-    """The part of the log that is read, while that goes on."""
+    """The part of the log that is read, while it grows."""
     status: str = "live"
     """``"live"``, ``"finished"``, ``"crashed"`` or ``"silent"``."""
     used: float = 0.0

@@ -1,4 +1,4 @@
-"""A run in the terminal: a line for each epoch, and one that moves while it goes on.
+"""A run in the terminal: a line for each epoch, and one that moves while it trains.
 
 It runs in a process of its own, ``python -P -m loopkit_monitor.terminal RUN``, which ``loopkit watch`` becomes. All
 that it does is to read the log.
@@ -265,7 +265,7 @@ def _counted(run: Run, what: str, number: int) -> str:
 
 
 def _begin(run: Run, what: str) -> int:
-    """The ``"epoch"`` or ``"step"`` at which the last fit began, before it went on from any checkpoint."""
+    """The ``"epoch"`` or ``"step"`` at which the last fit began, before it was resumed from any checkpoint."""
     first = next((each for each in run.runs if each.get("fit") == run.header.get("fit")), run.header)
     return int(_number(first.get(what)))
 
@@ -352,7 +352,7 @@ def main(words: Sequence[str] | None = None, out: TextIO | None = None, prog: st
     """Show a run until it has ended.
 
     Returns:
-        0 if it has finished, or goes on; 1 if it has crashed; 2 if there is none.
+        0 if it has finished, or is running; 1 if it has crashed; 2 if there is none.
     """
     given = arguments.watch(argparse.ArgumentParser(prog=prog)).parse_args(words)
     if out is None:

@@ -24,7 +24,7 @@ class OptunaPruning(Shown):
     as pruned.
 
     A state of another trial is refused, unless this trial retries that one (by Optuna's
-    ``RetryHeartbeatStaleTrialCallback``). A trial that goes on from its own state reports no step twice.
+    ``RetryHeartbeatStaleTrialCallback``). A trial that resumes from its own state reports no step twice.
 
     Args:
         trial: What ``study.optimize`` gives to the objective. Of several processes rank 0 reports, and all of them end;
@@ -111,7 +111,7 @@ class OptunaPruning(Shown):
         return {"study": self._study, "trial": self._number, "reported": self._reported}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the trial."""
+        """Resume the trial."""
         mine, saved = (self._study, self._number), (state["study"], state["trial"])
         if self.trial is not None and saved != mine and not (saved[0] == mine[0] and saved[1] in self._retried):
             raise StateError(

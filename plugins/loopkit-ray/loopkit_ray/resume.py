@@ -22,7 +22,7 @@ def in_worker() -> bool:
 
 @contextmanager
 def resume_from() -> Iterator[Path | None]:
-    """The checkpoint from which Ray wants this run to go on, for ``Checkpoint(..., resume=...)``.
+    """The checkpoint from which Ray wants this run to resume, for ``Checkpoint(..., resume=...)``.
 
     It is there when Ray has restarted the workers, and when a run of the same name is started again. Call it once, at
     the beginning of the training function, and fit inside the block: what had to be fetched from another machine is

@@ -340,7 +340,7 @@ def download(
 
     Args:
         url: The folder in the store.
-        directory: Of the ``Checkpoint`` that goes on; it is made if it is not there.
+        directory: Of the ``Checkpoint`` that resumes; it is made if it is not there.
         logs: The files of the log that are not in the directory come, too.
         tries: How often to try each, with waits of 0.5 s, twice as long after each.
         storage_options: For the file system, such as credentials.

@@ -1,4 +1,4 @@
-"""The plugin that uploads a run while it trains, and fetches it where another machine goes on."""
+"""The plugin that uploads a run while it trains, and fetches it where another machine resumes it."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Upload(Shown):
 
     @hookimpl(before=("checkpoint", "log"))  # and so, turned round, after both in fit_end
     def fit_begin(self, learner: Learner) -> None:
-        """Fetch what the run goes on from, and begin to upload."""
+        """Fetch the checkpoint that the run resumes from, and start to upload."""
         saver, self._said = self._saver(learner), False
         refusal: Exception | None = None
         if learner.world.rank == 0:

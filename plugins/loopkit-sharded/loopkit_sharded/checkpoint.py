@@ -35,10 +35,10 @@ class ShardedCheckpoint(Checkpoint):
     """`loopkit.plugins.Checkpoint`, with which no process gathers what is sharded.
 
     Each process writes its part of the parameters, moments and averages, and reads its part again; any number of
-    processes can go on, also one. Rank 0 writes all else. All processes must see the directory. Where nothing is
+    processes can resume, also one. Rank 0 writes all else. All processes must see the directory. Where nothing is
     sharded, the checkpoints are those of `Checkpoint`, and either reads those of a model that is in one piece.
 
-    Processes speak of a save in a group of their own, so that it can go on beside steps
+    Processes speak of a save in a group of their own, so that it can run beside steps
     (``options=SaveOptions(background=True)``), from copies in main memory.
 
     Args: As those of `Checkpoint`.

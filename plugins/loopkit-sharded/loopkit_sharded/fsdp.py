@@ -42,7 +42,7 @@ class FSDP(Member):
     the sharded parameters. Training equals, bitwise, the loop that is written by hand with ``fully_shard``.
 
     ``learner.state_dict()`` is a collective here: every process must call it, and gets whole tensors in main memory. It
-    is the state that a learner without this plugin has, so a run can go on with another number of processes, or one.
+    is the state that a learner without this plugin has, so a run can resume with another number of processes, or one.
     Where the model does not fit into the main memory of each process, that cannot be done.
 
     Args:
@@ -54,7 +54,7 @@ class FSDP(Member):
         reshard_after_forward: Let go of a unit's whole parameters between forward and backward: less memory, one more
             collective for each unit. The last unit, what is left of the model, keeps them.
         sync_each_step: When an update takes several steps, sum gradients over the processes in each of them, not in the
-            last alone: less memory, more communication. It also makes a run that goes on with a state from between
+            last alone: less memory, more communication. It also makes a run that resumes with a state from between
             such steps bitwise the one that was not interrupted; without, it differs in how that update is rounded.
         mesh: Over which processes to shard, all of them by default. ``(2, 4)``: two copies of the model, each sharded
             over four processes; gradients are averaged over both. Or a ``DeviceMesh`` of one or two such dimensions.

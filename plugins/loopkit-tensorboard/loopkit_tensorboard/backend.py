@@ -54,13 +54,13 @@ PLUGINS = {"figure": "image", "hyperparameters": "text", "table": "text"}
 
 
 class TensorBoard(Backend):
-    """Writes what is logged to event files, which TensorBoard shows while the run goes on.
+    """Write what is logged to event files, which TensorBoard shows during the run.
 
     What is logged as ``loss`` in the phase ``train`` is shown as ``train/loss``; other kinds than scalars as images,
     texts, and so on. The table of hyperparameters has those that are known of the learner, those that are logged before
     the first writing, and the last value of each tag.
 
-    Each fit makes a new file. One that goes on from a checkpoint cuts off what was logged after it, with the first
+    Each fit makes a new file. One that resumes from a checkpoint cuts off what was logged after it, with the first
     record that it adds, so that curves have neither gap nor duplicate. A new run moves the files of an earlier one from
     ``runs/a`` to ``runs/a-1``. While a run writes there, the directory is locked.
 
@@ -85,7 +85,7 @@ class TensorBoard(Backend):
         self._lock: int | None = None
         """The directory, opened and locked."""
         self._file: EventFile | None = None
-        """The file of this fit; none before a fit that goes on has something to add."""
+        """The file of this fit; none before a fit that resumes has something to add."""
         self._position: tuple[str, int] | None = None
         """The last file of this run and its size in bytes; None before the first ``open``."""
         self._first_step = 0
@@ -98,7 +98,7 @@ class TensorBoard(Backend):
         """By tag, which plugin of TensorBoard shows it, and the name that has it: there can be only one of each."""
 
     def open(self, run: Run) -> None:
-        """Lock the directory and begin a file. A run that goes on begins it when it has something to add."""
+        """Lock the directory and begin a file. A resumed run begins it when it has something to add."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.directory, os.O_RDONLY | os.O_CLOEXEC)
@@ -181,7 +181,7 @@ class TensorBoard(Backend):
         return {"file": name, "bytes": size, "shown": dict(self._shown)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after so many bytes of that file."""
+        """Resume after so many bytes of that file."""
         self._position = (state["file"], state["bytes"]) if state else None
         self._forget_tags()
         self._shown |= state.get("shown", {})

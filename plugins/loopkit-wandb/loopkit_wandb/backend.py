@@ -46,7 +46,7 @@ class Wandb(Backend):
     ``wandb leet runs/wandb`` shows it, ``wandb sync runs/wandb`` sends it when you like. Each group of values that were
     logged together is a row, with the training step as ``loopkit/step`` and the epoch as ``loopkit/epoch``.
 
-    Each fit has a folder of its own. One that goes on from a checkpoint has the same id, in another folder; what the
+    Each fit has a folder of its own. One that resumes from a checkpoint has the same id, in another folder; what the
     first one has from after the checkpoint is cut off, so that both together are the log of a run that nobody stopped.
 
     Args:
@@ -82,7 +82,7 @@ class Wandb(Backend):
         self.run_id: str | None = None
         """The run's id; None before the first fit."""
         self._loaded: dict[str, Any] = {}
-        """The state to go on from."""
+        """The state to resume from."""
         self._session: Session | None = None
         self._file: LogFile | None = None
         """The log of this fit, or of the last one."""
@@ -184,7 +184,7 @@ class Wandb(Backend):
         return {"id": self.run_id, "folder": self._file.path.parent.name, "bytes": self._file.end, "rows": self._rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with this run, after so many bytes of that folder's log."""
+        """Resume with this run, after so many bytes of that folder's log."""
         self._loaded = dict(state)
 
     def _read(self) -> None:

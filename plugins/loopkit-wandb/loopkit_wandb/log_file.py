@@ -31,7 +31,7 @@ class LogFile:
         """How many records up to there are rows of the history."""
 
     def read(self) -> None:
-        """Go on to the end of what is there."""
+        """Read to the end of the file."""
         from wandb.proto.wandb_internal_pb2 import Record
 
         if not self.path.exists():

@@ -126,7 +126,7 @@ class WholeStep(Shown):
     Raises:
         PluginError: An option is none of these.
 
-    What it does not promise: the bits of eager steps. A run that goes on from a checkpoint is bitwise the one that was
+    What it does not promise: the bits of eager steps. A run that resumes from a checkpoint is bitwise the one that was
     not interrupted, once it is decided which steps are compiled: the decision is saved. Not compiled are: recurrent
     modules, ``.item()`` and choices that depend on data, several backwards, closures, modules with hooks, windows of
     uneven weights, several processes, optimizers that count in Python.
@@ -526,7 +526,7 @@ class WholeStep(Shown):
         default: Callable[[], None],
         leaves: Sequence[Any],
     ) -> None:
-        """A compiled step, and the same as it is on copies: an epoch begins, or goes on."""
+        """A compiled step, and the same as it is on copies: an epoch begins, or resumes."""
         shape.epoch, shape.looks, shape.since = ref(epoch), shape.looks + 1, 0
         comparison = Comparison(recording, epoch, leaves, len(recording.where), live=True)
         if recording.votes and not comparison.kept:
@@ -632,7 +632,7 @@ class WholeStep(Shown):
         return {"torch": str(torch.__version__), "shapes": shapes, "after": sorted(self._after)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Restore the return value of `state_dict`."""
         self.shapes = {name: Shape(name, **copy.deepcopy(values)) for name, values in state["shapes"].items()}
         if state["torch"] != str(torch.__version__):
             for shape in self.shapes.values():
