@@ -856,7 +856,7 @@ class Prefetch(Loader):
     """A loader of the same batches on a device, each of which is copied while the one before it is used.
 
     A thread makes the next batch and pins it, and a side stream copies it. Where both take less time than a step, no
-    step waits for data. On the CPU, MPS and XPU the thread alone works ahead.
+    step waits for data. On the CPU, MPS and XPU only the thread works ahead.
 
     The state is the loader's own: it tells of the batches that were yielded, not of those that were made ahead.
 
@@ -996,7 +996,7 @@ class ResumableSampler(Sampler[SampleIndex]):
     """A sampler for ``DataLoader`` that can resume in mid-epoch; with other batch sizes or numbers of workers too.
 
     Each iteration is an epoch, counted from 0, and begins when its first index is asked for. One that was left early is
-    over: the next one begins the next epoch. The order depends on the seed and the epoch alone.
+    over: the next one begins the next epoch. The order depends only on the seed and the epoch.
 
     A ``DataLoader`` with workers reads ahead, so the sampler cannot know how much was used: who saves its state says
     so. `loopkit.Learner` does.

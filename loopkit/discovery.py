@@ -130,7 +130,7 @@ def _source(module: str) -> ast.Module | None:
 
 
 def load_plugin(name: str) -> Callable[..., Any]:
-    """The class of an installed plugin, or the function that makes it. Its module alone is imported.
+    """The class of an installed plugin, or the function that makes it. Only its module is imported.
 
     Args:
         name: As ``loopkit plugins`` lists it; ``"distribution:name"`` where several have the same name.
@@ -367,7 +367,7 @@ def bound(function: Callable[..., Any], options: Options, *positional: Any) -> f
 
 
 def _check_options(entry_point: EntryPoint, factory: Callable[..., Any], options: Options) -> None:
-    """Refuse options that the factory does not take, and say which it does."""
+    """Check that the factory takes these options."""
     try:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):

@@ -66,7 +66,7 @@ class Event:
     """A point of the loop where plugins are called. Subclass it to add one.
 
     The name of a subclass ends in ``Begin`` or ``End``. Defining a class of the same name again in the
-    same module (a notebook cell run twice) replaces it; in another module it is refused, since both
+    same module (a notebook cell run twice) replaces it; in another module it raises, since both
     would have the same hook.
 
     Raises:

@@ -25,7 +25,7 @@ def seed_everything(seed: int, deterministic: bool = False) -> None:
 
     Args:
         seed: From 0 to 2**32 - 1.
-        deterministic: Also make torch refuse operations that have no deterministic form, choose deterministic
+        deterministic: Also make torch raise for operations that have no deterministic form, choose deterministic
             convolutions, and switch off the search for the fastest ones. On CUDA set the environment variable
             ``CUBLAS_WORKSPACE_CONFIG=:4096:8`` before the process starts; it is set here if nothing has set it,
             which is in time only if cuBLAS was not used yet.

@@ -86,7 +86,7 @@ def param_groups(
         options: Optimizer options by pattern.
 
     Returns:
-        The groups that hold a parameter, the default one first. A shared parameter is in one group alone; a pattern
+        The groups that hold a parameter, the default one first. A shared parameter is in only one group; a pattern
         covers it if it covers any of its names.
 
     Raises:

@@ -162,7 +162,7 @@ def _own() -> tuple[EntryPoint, ...]:
 
 @cache
 def plugin_names() -> frozenset[str]:
-    """The names of the plugins that are installed, as they were when somebody first asked; for spelling alone."""
+    """The names of the plugins that are installed, as they were when somebody first asked; only for spelling."""
     return frozenset(each.name for each in installed().of(PLUGINS))
 
 

@@ -192,7 +192,7 @@ class Learner:
 
     @property
     def world(self) -> World:
-        """The processes that train together; this one alone, unless a plugin joins others."""
+        """The processes that train together; only this one, unless a plugin joins others."""
         return self._core.world
 
     @world.setter
@@ -292,7 +292,7 @@ class Learner:
         """The plan; print it. Of a phase: hook by hook, which plugin runs when, and why.
 
         Args:
-            phase: The phase; None: all of them, on one screen, with what changes gradients and weights alone.
+            phase: The phase; None: all of them, on one screen, with only the changes of gradients and weights.
             full: All of them, hook by hook.
         """
         from loopkit.engine.explain import Explanation
@@ -504,7 +504,7 @@ class Learner:
             data: Batches, as for `fit`; or one batch of inputs, a tensor.
             phase: The phase that predicts; the standard one by default.
             device: Where the outputs go, each batch as soon as it is made; None: they stay where the model made them.
-            everywhere: False: where several processes share the data, rank 0 alone gets the outputs, the others None.
+            everywhere: False: where several processes share the data, only rank 0 gets the outputs, the others None.
         """
         place = None if device is None else torch.device(device)
         return predict(self._core, self.phases.of("predict", phase), data, place, everywhere)
@@ -562,7 +562,7 @@ class Learner:
             state: It is not kept or changed.
             allow: Plugins that may be missing, in the state (they begin anew) or here.
             replay: Let data that has no position of its own be passed over up to where it was, with the generators of
-                that time; otherwise it is refused.
+                that time; otherwise it raises.
             own: Its tensors may be taken over instead of copied.
 
         Raises:

@@ -183,7 +183,7 @@ class Mean(Metric):
         """A number while all values were float32 on the host and their weights whole: it has the bits of a tensor."""
         self.weight: Tensor | float = 0.0
         self.only: Tensor | float | None = None
-        """The value, while there is one alone: the mean has its very bits."""
+        """The value, while there is only one: the mean has its very bits."""
 
     def add(self, value: Tensor | float, weight: Tensor | float) -> None:
         """Add one value.
@@ -314,7 +314,7 @@ class FunctionMetric(Metric):
         self.mean.add(number, count_samples(outputs) if weight is None else weight)
 
     def _check_size(self, value: Tensor, outputs: Any, targets: Any) -> None:
-        """Refuse several values for each sample, such as those of all classes: their mean says nothing."""
+        """Raise for several values for each sample, such as those of all classes: their mean says nothing."""
         samples = count_samples(outputs)
         many = value.numel()
         if many in (1, samples) or any(isinstance(each, Tensor) and each.numel() == many for each in leaves(targets)):

@@ -58,7 +58,7 @@ class Phase:
     """How steps that do not train run: ``"inference_mode"`` is faster, but what modules cache there is unusable
     for training; ``"grad"`` is for steps that differentiate without training."""
     batchless: ClassVar[bool] = False
-    """True: ``step.batch`` may be None, as data of steps alone gives it; ``step`` makes its own."""
+    """True: ``step.batch`` may be None, as data of only steps gives it; ``step`` makes its own."""
     saved: ClassVar[tuple[str, ...]] = ()
     """Attributes that are the phase's state, such as ``("hidden", "baseline")``: saved with every checkpoint, and put
     back when the run resumes. Each is of a kind that a state can hold, or has ``state_dict`` and ``load_state_dict``.
@@ -265,7 +265,7 @@ class ValidationPhase(SupervisedPhase):
 
 
 class PredictionPhase(SupervisedPhase):
-    """Forward alone, in eval mode without gradients. Events of a step: StepBegin, ForwardBegin, StepEnd.
+    """Only the forward, in eval mode without gradients. Events of a step: StepBegin, ForwardBegin, StepEnd.
 
     The inputs are the first of a tuple or list, ``inputs`` of a mapping or dataclass, else the batch itself; so
     the data that a model was trained on can be given as it is. ``step.targets`` is None.

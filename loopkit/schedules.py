@@ -80,7 +80,7 @@ class OfLength:
     make: Callable[[int], ScheduleFn]
 
     def __call__(self, update: int) -> NoReturn:
-        """Refuse: there is no value before the length is known."""
+        """Raise: there is no value before the length is known."""
         raise TypeError(
             f"{self.name} was called with update {update}, but its length is not known yet: "
             "give it updates=, or resolve(schedule, total)"

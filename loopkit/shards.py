@@ -217,7 +217,7 @@ def gather(world: World, data: Any, outputs: Sequence[Any], everywhere: bool = T
         world: The processes.
         data: What was shared out.
         outputs: What it made of its batches.
-        everywhere: False: in rank 0 alone; none elsewhere.
+        everywhere: False: only in rank 0; none elsewhere.
     """
     samples = len(cast(Sized, data.dataset)) if isinstance(data, DataLoader) else getattr(data, "samples", sys.maxsize)
     own = [_mapped(_on_host, [batch]) for batch in outputs]

@@ -75,7 +75,7 @@ def count_of_bytes(count: int) -> str:
 
 
 def _of_numbers(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[bool]:
-    """Which columns hold numbers alone."""
+    """Which columns hold only numbers."""
     return [all(_is_number(row[i]) or row[i] is None for row in rows) for i in range(len(columns))]
 
 

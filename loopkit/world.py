@@ -29,7 +29,7 @@ _current: World | None = None
 
 
 class World:
-    """The processes that train together, as one of them sees them; without arguments, this process alone.
+    """The processes that train together, as one of them sees them; without arguments, only this process.
 
     What it sends goes through the host's memory, in a group of its own: nothing here waits for a device. All processes
     must make the same calls in the same order. It lasts as long as the process.
@@ -51,7 +51,7 @@ class World:
         self.timeout = timeout
         """Seconds that a process waits for the others."""
         self.store = store
-        """What all can write to and read from, also while they wait for each other; None for a process alone."""
+        """What all can write to and read from, also while they wait for each other; None for a single process."""
         self.broken = False
         """Whether a process is gone: nothing may be sent any more."""
         self.in_step = False
@@ -70,7 +70,7 @@ class World:
         return f"World(rank={self.rank}, size={self.size})"
 
     def gather(self, value: Any) -> list[Any]:
-        """Every process's value, by rank, in each process; two collectives. Values are pickled, between these alone."""
+        """Every process's value, by rank, in each process; two collectives. Values are pickled, only between these."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -79,7 +79,7 @@ class World:
         return [_unpacked(each) for each in values]
 
     def collect(self, value: Any) -> list[Any]:
-        """Every process's value, by rank, in rank 0 alone; none elsewhere; two collectives."""
+        """Every process's value, by rank, only in rank 0; none elsewhere; two collectives."""
         if self.size == 1:
             return [value]
         values: list[Any] | None = [None] * self.size if self.rank == 0 else None
@@ -192,7 +192,7 @@ def join(backend: str | None = None, *, timeout: float = 300.0) -> World:
     """The world of this process, joined at the first call, as a launcher's environment says.
 
     It is the environment of torchrun, `loopkit.launch`, or any launcher that sets ``RANK``, ``WORLD_SIZE``,
-    ``MASTER_ADDR`` and ``MASTER_PORT``; without it, the process is alone. A default process group that exists already
+    ``MASTER_ADDR`` and ``MASTER_PORT``; without it, there is one process. A default process group that exists already
     is used as it is. Each run of torchrun, and each of its restarts, meets under a name of its own, so that no process
     finds one that is dead.
 
@@ -361,6 +361,6 @@ def _leave() -> None:
 def must_agree(learner: Learner) -> bool:
     """Whether processes make the same steps from the same parameters, so that a step is cancelled in all or none.
 
-    Not for a process alone, nor where each trains by itself between two averages.
+    Not for a single process, nor where each trains by itself between two averages.
     """
     return learner.world.size > 1 and all(getattr(each, "agrees_in_steps", True) for each in learner.plugins.values())

@@ -5,7 +5,7 @@ The plugin ``loopkit.plugins.Checkpoint`` saves and resumes by itself. This pack
     from loopkit import checkpoint
 
     print(checkpoint.inspect("runs/a"))                    # what is there, without loading it
-    checkpoint.load_weights(model, "runs/a")               # the weights alone, of the newest valid checkpoint
+    checkpoint.load_weights(model, "runs/a")               # only the weights, of the newest valid checkpoint
     checkpoint.load_best(learner, "runs/a")                # those of the best one, into a learner
     checkpoint.save(learner, "runs/b")                     # a whole run, from a loop of your own
     checkpoint.load(learner, "runs/b")                     # and on with it

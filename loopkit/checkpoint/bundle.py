@@ -87,7 +87,7 @@ class Contents:
     def weights(
         cls, learner: Learner, own: Mapping[str, Mapping[str, Tensor]], measured: Mapping[str, Any] | None = None
     ) -> Contents:
-        """The models' ``own`` weights alone, and in files beside them those with each average; all processes call it.
+        """The models' ``own`` weights, and in files beside them those with each average; all processes call it.
 
         Args:
             learner: The learner.
@@ -235,7 +235,7 @@ def _beside(manifest: Manifest) -> list[str]:
 
 
 def check_whole(manifest: Manifest) -> None:
-    """Refuse a checkpoint that holds the parts of several processes.
+    """Raise for a checkpoint that holds the parts of several processes.
 
     Raises:
         CheckpointError: It does.

@@ -1,4 +1,4 @@
-"""Disk: every call that checkpoints make into the operating system, what it refuses, and what dead processes left."""
+"""Disk: the calls of checkpoints into the operating system, their failures, and the files of dead processes."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def refused(action: str, path: Path, error: BaseException) -> CheckpointError:
 
 
 def is_ours(error: BaseException) -> bool:
-    """Whether the operating system refused something, and `refused` has not put it into words."""
+    """Whether an error is the operating system's, without the words of `refused`."""
     return isinstance(error, OSError) and not isinstance(error, CheckpointError)
 
 
@@ -206,7 +206,7 @@ os.register_at_fork(after_in_child=_in_use.clear)
 
 @contextmanager
 def hidden(directory: Path, word: str = "tmp") -> Iterator[Path]:
-    """A hidden name in a directory, which says whose it is; `clean` leaves it alone meanwhile."""
+    """A hidden name in a directory, which says whose it is; `clean` keeps it until then."""
     path = directory / f".{word}-{identity().token}-{secrets.token_hex(4)}"
     _in_use.add(path)
     try:

@@ -91,7 +91,7 @@ class Lock:
         """Take the lock.
 
         Raises:
-            CheckpointError: somebody else has it, and the message says who; or the operating system refused.
+            CheckpointError: somebody else has it, and the message says who; or the operating system failed.
         """
         if self._file is not None:
             raise CheckpointError(f"{self.path} is already held by this very object. Release it first")

@@ -156,7 +156,7 @@ def number_of(name: str) -> int | None:
 
 
 def check_about(about: Mapping[str, Any]) -> None:
-    """Refuse what a manifest could not say.
+    """Raise for values that a manifest cannot hold.
 
     Raises:
         StateError: it is no plain JSON, or too much.

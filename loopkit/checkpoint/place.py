@@ -82,13 +82,13 @@ class Place:
         self._own.update(map(_identity, storage.listing(self.directory)))
 
     def refuse_taken(self) -> None:
-        """Refuse checkpoints of a run that has begun in the directory since this one last saved there."""
+        """Raise for checkpoints of a run that has begun in the directory since this one last saved there."""
         found = storage.listing(self.directory)
         if not self._own.issuperset(map(_identity, found)):
             self.refuse_others(found)
 
     def refuse_others(self, found: Listing) -> None:
-        """Refuse these checkpoints, of another run.
+        """Raise for these checkpoints, of another run.
 
         Raises:
             CheckpointError: There are any.

@@ -12,7 +12,7 @@ from loopkit.words import is_count
 
 
 def check_count(what: str, count: Any) -> None:
-    """Refuse what is no count of checkpoints from 1."""
+    """Check that it is a count of checkpoints from 1."""
     if not is_count(count):
         raise PluginError(f"{what} is {count!r}: it counts checkpoints, from 1")
 

@@ -69,7 +69,7 @@ def write(
             newest checkpoint that has it can be linked to.
 
     Raises:
-        CheckpointError: the operating system refused; its error is the cause.
+        CheckpointError: the operating system failed; its error is the cause.
         StateError: ``about`` is no plain JSON.
 
     >>> import tempfile
@@ -129,7 +129,7 @@ def drafted(
 
 
     Raises:
-        CheckpointError: the operating system refused; its error is the cause.
+        CheckpointError: the operating system failed; its error is the cause.
         StateError: ``about`` is no plain JSON.
     """
     if not LABEL.fullmatch(label):
@@ -250,7 +250,7 @@ def _check_file(path: Path, info: os.stat_result, said: FileInfo) -> None:
 
 
 def _open_regular(path: Path) -> tuple[int, int]:
-    """Open a regular file for reading -> the file and its size; whatever else lies there is refused, not waited for."""
+    """Open a regular file for reading -> the file and its size; anything else raises at once."""
     try:
         file = disk.system.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError as error:
@@ -303,7 +303,7 @@ def open_file(manifest: Manifest, name: str, *, kept: bool = False) -> Iterator[
 
 
 def read_file(manifest: Manifest, name: str, limit: int = READ_LIMIT) -> bytes:
-    """The whole content of one file, verified; refused if it has more than ``limit`` bytes."""
+    """The whole content of one file, verified; raises if it has more than ``limit`` bytes."""
     with open_file(manifest, name) as reader:
         if reader.size > limit:
             raise CheckpointError(
@@ -417,7 +417,7 @@ def remove(paths: Iterable[Path]) -> None:
     """Remove checkpoints; each first gets a hidden name, so that a half removed one is never listed.
 
     Raises:
-        CheckpointError: the operating system refused.
+        CheckpointError: the operating system failed.
     """
     for path in paths:
         with disk.hidden(path.parent, "old") as old:

@@ -105,7 +105,7 @@ def pieces(buffer: Buffer) -> Iterator[memoryview]:
 
 
 def create(path: Path, chunks: Iterable[Buffer]) -> FileInfo:
-    """Write one new file, durably; what the operating system refuses is raised as it is."""
+    """Write one new file, durably; errors of the operating system are raised as they are."""
     file = disk.system.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         info = write_stream(file, chunks)
@@ -119,7 +119,7 @@ def write_file(path: Path, chunks: Iterable[Buffer]) -> FileInfo:
     """Write one new file, durably.
 
     Raises:
-        CheckpointError: the operating system refused; its error is the cause.
+        CheckpointError: the operating system failed; its error is the cause.
     """
     try:
         return create(path, chunks)
@@ -225,7 +225,7 @@ def write_plain(path: Path | str, chunks: Iterable[Buffer]) -> FileInfo:
     A regular file that is there is replaced, or stays as it was. A link is followed.
 
     Raises:
-        CheckpointError: something else is at ``path``, or the operating system refused; its error is the cause.
+        CheckpointError: something else is at ``path``, or the operating system failed; its error is the cause.
     """
     path = Path(os.path.realpath(path))
     try:

@@ -1,4 +1,4 @@
-"""JSON read with suspicion: what no writer of ours has written is refused, in time linear in its size."""
+"""JSON read with suspicion: input that no writer of ours makes raises, in time linear in its size."""
 
 from __future__ import annotations
 

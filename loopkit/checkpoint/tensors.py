@@ -198,7 +198,7 @@ def refusal(tensor: Tensor) -> str:
 
 
 def check(tensors: Mapping[str, Tensor], where: str) -> None:
-    """Refuse what cannot be saved, before anything is written.
+    """Check that all can be saved, before anything is written.
 
     Args:
         tensors: By name.

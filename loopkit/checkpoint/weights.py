@@ -215,7 +215,7 @@ def load_weights(
             ``{"layers.*.attn": "blocks.*.attention"}``; a leading ``*.`` stands for nothing, too:
             ``{"*.gamma": "*.weight"}``. The first entry that fits a name decides, and nothing is renamed twice.
         which: The model's name, if a checkpoint holds several.
-        strict: Refuse to load anything if something is missing, unexpected, or does not fit; else it is reported.
+        strict: Raise, and load nothing, if something is missing, unexpected, or does not fit; else it is reported.
         positional: What is left after the names is assigned by shape and dtype, if each left over occurs just once on
             both sides.
         freeze: Exclude the loaded parameters from training: ``requires_grad`` is False, ``grad`` is None.
@@ -251,7 +251,7 @@ def load_best(learner: Learner, directory: str | Path) -> Manifest:
 
     They are the weights with which the metric was measured. If a plugin put them in the place of the models' own, such
     as an average, and the learner has that plugin, the models take their own weights and the plugin its state of then,
-    so that ``learner.evaluate`` measures what the metric measured. If the learner has no such plugin, or weights alone
+    so that ``learner.evaluate`` measures what the metric measured. If the learner has no such plugin, or only weights
     were saved, the models take what was measured, and averages begin anew. Optimizers, counters and other plugins stay
     as they are: to resume the training, `load` the checkpoint.
 

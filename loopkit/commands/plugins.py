@@ -30,7 +30,7 @@ CLAUSE = re.compile(r"[:;.](?= [a-zA-Z])")
 def list_plugins(options: argparse.Namespace) -> int:
     """List the plugins that are installed, and import none of them; or say what the one called NAME is.
 
-    Each can be given to a Learner by its name, alone or with options, and is imported then:
+    Each can be given to a Learner by its name, with or without options, and is imported then:
 
         Learner(..., plugins=["grad_norm", {"clip_grad_norm": {"max_norm": 1.0}}])
 

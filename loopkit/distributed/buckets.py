@@ -64,7 +64,7 @@ class Overlap:
         self._hooks = [p.register_post_accumulate_grad_hook(partial(made, index)) for index, p in enumerate(each)]
 
     def remove(self) -> None:
-        """Leave the parameters alone from now on."""
+        """Stop watching the parameters."""
         for hook in self._hooks:
             hook.remove()
 

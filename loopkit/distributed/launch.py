@@ -116,7 +116,7 @@ def _count(processes: int | Literal["auto"]) -> int:
 
 
 def _check(fn: Any, args: tuple[Any, ...], count: int, timeout: float, restarts: int, start: str) -> None:
-    """Refuse what cannot work, before anything is started."""
+    """Check the arguments before anything is started."""
     if start not in STARTS:
         raise WorldError(f"launch(start={start!r}): it is one of {', '.join(map(repr, STARTS))}")
     if not timeout > 0:
@@ -141,7 +141,7 @@ def _check(fn: Any, args: tuple[Any, ...], count: int, timeout: float, restarts:
 
 
 def _check_sendable(fn: Any, args: tuple[Any, ...], start: str) -> None:
-    """Refuse what a new process cannot find or get."""
+    """Check that a new process can find and get it."""
     name = getattr(fn, "__qualname__", "")
     code = "<locals>"
     why = ""

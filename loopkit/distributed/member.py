@@ -57,9 +57,9 @@ class _Pace:
 class Member(Shown):
     """The base of what syncs, such as `DDP`: one of the processes that train one model together.
 
-    It joins the others, gives each its part of the data, refuses processes that differ, lets all act together on stops,
+    It joins the others, gives each its part of the data, raises if processes differ, lets all act together on stops,
     cancels, saves and signals, and names the one that failed where another one only sees that nothing comes any more.
-    For a process alone it does nothing.
+    For a single process it does nothing.
 
     Args:
         shard: Give each process its part of the data. Without, every process is to bring its own.
@@ -158,7 +158,7 @@ class Member(Shown):
 
     @hookimpl(before=("checkpoint",))  # and so, turned round, after it in fit_end
     def fit_begin(self, learner: Learner) -> None:
-        """Watch the others from now on; refuse processes that differ."""
+        """Watch the others from now on; raise for processes that differ."""
         if self.world.size > 1:
             self._start_watch(learner)
             try:
@@ -299,7 +299,7 @@ class Member(Shown):
         return blamed
 
     def _compare(self, learner: Learner) -> None:
-        """Refuse to train with processes that are set up in another way."""
+        """Raise for processes that are set up in another way."""
         data = self._data
         self._data = {}
         if (odd := self.world.odd({**_setup(learner), **data})) is not None:
@@ -325,7 +325,7 @@ class Member(Shown):
             )
 
     def _compare_models(self, what: str, model: nn.Module) -> None:
-        """Refuse different models before anything of them is sent, where PyTorch would fail without saying why."""
+        """Raise for different models before anything of them is sent, where PyTorch would fail without saying why."""
         self._refuse_lazy(what, model)
         named = [(path, *_kind(p)) for path, p in (*model.named_parameters(), *model.named_buffers())]
         if (odd := self.world.odd(named)) is not None:

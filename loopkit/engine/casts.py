@@ -71,7 +71,7 @@ class Casts:
 
     @contextmanager
     def unobserved(self) -> Iterator[None]:
-        """Inside, forwards are none of the step's: no change of weights between them is refused."""
+        """Inside, forwards are none of the step's: weights may change between them."""
         before = self._versions, self._compares, self._values
         self._compares = False
         try:
@@ -82,7 +82,7 @@ class Casts:
     # What versions do not tell
 
     def compare_values(self, compares: bool) -> None:
-        """Refuse a change that moves no version, from now on or no longer; it waits for the device."""
+        """Also compare values, or stop; it waits for the device."""
         self._compares = compares
         self._values = ()
 

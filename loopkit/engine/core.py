@@ -85,7 +85,7 @@ class Core:
         return self.progress.epochs + any(epoch.trains for epoch in self.open_epochs)
 
     def say_once(self, text: str) -> None:
-        """Print a line for people on standard error, unless it was printed before; in the first process alone."""
+        """Print a line for people on standard error, unless it was printed before; in the first process only."""
         if text not in self._said and self.world.rank == 0:
             self._said.add(text)
             say(text)

@@ -80,9 +80,9 @@ class Epoch:
         self.length = length
         """How many steps there will be, if that is known."""
         self.loop = Loop(core, self, phase, length)
-        """Its steps, for the engine alone."""
+        """Its steps, for the engine only."""
         self.contexts = Contexts(core, phase)
-        """What it runs in, for the engine alone."""
+        """What it runs in, for the engine only."""
         self._stores: dict[str, dict[str, Any]] = {}
         self._kept: dict[int, tuple[Any, dict[str, Any]]] = {}
         self._source = source
@@ -308,7 +308,7 @@ class Epoch:
         return mark(self._core, self)
 
     def compare_casts(self) -> None:
-        """Refuse that weights change through ``.data`` between two forwards of its first step, under autocast.
+        """Raise if weights change through ``.data`` between two forwards of its first step, under autocast.
 
         Versions do not show such a change, so it is looked at by value, which waits for the device.
         """
@@ -346,7 +346,7 @@ class Epoch:
         Args:
             timeout: Seconds that the workers of a ``DataLoader`` may take for a batch.
             first: It is the first epoch over these data.
-            run: What runs the steps, and says whether they were all taken; by default the loop of the steps alone.
+            run: What runs the steps, and says whether they were all taken; by default the plain loop of the steps.
         """
         with bounded_wait(self.data, timeout, lambda: self.steps):
             if self._core.requests.waits and self._source is not None and self._source.made:
@@ -474,7 +474,7 @@ def _say_short(core: Core, epoch: Epoch) -> None:
 
 
 def _compare(world: World, epoch: Epoch) -> None:
-    """Refuse an epoch that is not the same in all processes."""
+    """Raise for an epoch that is not the same in all processes."""
     said = world.gather((epoch.name, epoch.length, epoch.steps))
     if any(each != said[0] for each in said):
         each = "; ".join(f"rank {rank}: {_described(*what)}" for rank, what in enumerate(said))

@@ -489,7 +489,7 @@ def next_epoch(core: Core, phase: Phase, source: Source | None, length: int | No
 
 
 def check_count(name: str, value: Any, endless: bool = False) -> None:
-    """Refuse what is no count from 1.
+    """Check that it is a count from 1.
 
     Raises:
         ValueError: It is not.

@@ -301,7 +301,7 @@ class Loop(Frame):
         return True
 
     def _pass_over(self, step: Step, samples: int) -> None:
-        """Leave out a batch that is None, or holds no sample, or refuse it."""
+        """Leave out a batch that is None, or holds no sample, or raise for it."""
         if step.batch is not None or not self.phase.skip_none or self.agrees:
             raise PhaseInputError(f"batch {step.index} is {describe(step.batch)}: {NONE if samples else EMPTY}")
         step.ended = True
@@ -411,7 +411,7 @@ class Loop(Frame):
                     self.casts.clear()
 
     def _refuse_unasked(self, window: Window) -> None:
-        """Refuse gradients for which no update was asked, or name them, if the phase has asked before."""
+        """Raise for gradients for which no update was asked, or name them, if the phase has asked before."""
         if self._proof is not None and window.asked_in < 0:
             raise StepResultError(no_update(self.phase))
         steps = "1 step" if window.count == 1 else f"{window.count} steps"

@@ -46,7 +46,7 @@ OTHER_WORDS = {
 def check_names(
     plugins: Mapping[str, Any], implementations: Sequence[Implementation], chains: Iterable[tuple[str, ...]]
 ) -> None:
-    """Refuse names of states and plugins that nobody knows."""
+    """Raise for names of states and plugins that nobody knows."""
     names = {*plugins, *map(provided, plugins.values())} - {""}
     written = {s for i in implementations for s in (*i.entry.writes, *i.entry.updates)}
     declared = [(i.entry.plugin, i.hook.name, i.entry) for i in implementations]
@@ -80,7 +80,7 @@ def _check_word(word: str, where: str, names: set[str]) -> None:
 
 
 def check_owners(plugins: Mapping[str, Any]) -> None:
-    """Refuse two owners of one thing."""
+    """Raise for two owners of one state."""
     owners: list[tuple[str, str]] = []
     for name, plugin in plugins.items():
         for state in declared(plugin, "owns", getattr(plugin, "owns", ())):
@@ -95,14 +95,14 @@ def check_owners(plugins: Mapping[str, Any]) -> None:
 
 
 def check_replacement(hook: str, plugins: Sequence[str], phase: Phase) -> None:
-    """Refuse two plugins that do one thing, of which no order makes sense."""
+    """Raise for two plugins that do one thing, of which no order makes sense."""
     if len(plugins) > 1:
         names = " and ".join(map(repr, plugins))
         raise PluginConflict(f"{names} both implement {hook} in phase {phase.name!r}: keep one")
 
 
 def check_trainable(plugins: Mapping[str, Any], models: Mapping[str, nn.Module]) -> None:
-    """Refuse two plugins that decide whether the same parameter is trained: owners of ``trainable.<pattern>``."""
+    """Raise for two plugins that decide whether the same parameter is trained: owners of ``trainable.<pattern>``."""
     owned = [
         (name, pattern)
         for name, plugin in plugins.items()
@@ -135,7 +135,7 @@ def _way_out(state: str) -> str:
 
 
 def check_run(plugins: Mapping[str, Any], implementations: Sequence[Implementation], phases: Sequence[Phase]) -> None:
-    """Refuse what can never work with these phases: events that none emits, state that nobody makes."""
+    """Check that hooks can work with these phases: their events are emitted, their states are made."""
     emitted = {event.hook for phase in phases for event in phase.events()}
     emitted |= {FitBegin.hook, SignalBegin.hook, FitEnd.hook, "log_value"}
     if any(phase.training and phase.own_updates for phase in phases):  # `check_own` goes by the phase and the plugin
@@ -173,7 +173,7 @@ def check_run(plugins: Mapping[str, Any], implementations: Sequence[Implementati
 
 
 def _check_phase_names(chosen: Any, where: str, known: Sequence[str]) -> None:
-    """Refuse the name of a phase that is a misspelling of a known one; of others, no hook is ever called."""
+    """Raise for the name of a phase that is a misspelling of a known one; of others, no hook is ever called."""
     for name in chosen if isinstance(chosen, tuple) else (chosen,):
         if not isinstance(name, str) or name == TRAINING or name in known:
             continue
@@ -230,7 +230,7 @@ def idle(name: str, hooks: Sequence[str], phases: Sequence[Phase]) -> str:
 def check_monitors(
     implementations: Sequence[Implementation], phases: Mapping[str, Phase], runs: Container[str]
 ) -> None:
-    """Refuse a metric that is read, and that a fit never makes, since it does not run the phase.
+    """Raise for a metric that is read, and that a fit never makes, since it does not run the phase.
 
     Phases of the user's own count as run: a hook may run them.
     """
@@ -244,7 +244,7 @@ def check_monitors(
 
 
 def check_modes(plugins: Mapping[str, Any]) -> None:
-    """Refuse a plugin that goes by a metric of which nobody says when it is better, before any has done a thing."""
+    """Raise for a plugin that reads a metric of unknown mode, before any plugin has acted."""
     for plugin in plugins.values():
         if (
             isinstance(getattr(plugin, "monitor", None), str)
@@ -301,7 +301,7 @@ def shown_plugin(plugin: Any) -> str:
 
 
 def check_plugin(plugin: Any, name: str) -> None:
-    """Refuse what pluggy would take silently, or with a message that does not say what to write instead."""
+    """Check a plugin where pluggy would accept it silently, or raise without a fix."""
     known = hooks()
     where = f"plugin {name!r} ({type(plugin).__name__})"
     word = provided(plugin)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class _Manager(pluggy.PluginManager):
-    """One that looks at the names of hooks alone: pluggy looks up whatever an object has, at some expense."""
+    """One that looks only at the names of hooks: pluggy looks up whatever an object has, at some expense."""
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
         """Return the options of a plugin's method, if its name is a hook's."""
@@ -201,7 +201,7 @@ class Registry:
     def fit_order(self) -> list[Placed]:
         """The plugins that set up or tear down a fit, in the order of ``fit_begin``.
 
-        A plugin with a ``fit_end`` alone stands where its ``before`` and ``after``, turned round, put it.
+        A plugin with only a ``fit_end`` stands where its ``before`` and ``after``, turned round, put it.
         """
         entries = {impl.entry.plugin: _reverse(impl.entry) for impl in self.implementations(FitEnd.hook)}
         entries.update({impl.entry.plugin: impl.entry for impl in self.implementations(FitBegin.hook)})

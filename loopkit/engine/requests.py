@@ -1,6 +1,6 @@
 """Requests: the one mailbox of a run, for stops, pauses, saves and signals.
 
-Alone, a request takes effect at the next place between two steps or two epochs. Where several processes train
+In one process, a request takes effect at the next place between two steps or epochs. Where several processes train
 together, it takes effect in all of them, at the place where they next agree (`Requests.agree`).
 """
 

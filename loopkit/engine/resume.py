@@ -250,7 +250,7 @@ class Resume:
         return saved
 
     def check_given(self, epoch: Epoch) -> None:
-        """Refuse an open epoch of the user's loop that is given other data than before the save.
+        """Raise for an open epoch of the user's loop that is given other data than before the save.
 
         Raises:
             StateError: It is.

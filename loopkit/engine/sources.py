@@ -140,7 +140,7 @@ def length_of(data: Any) -> int | None:
 
 
 def check_given(train: Any, val: Any) -> None:
-    """Refuse what is no data among the first two arguments of ``fit``.
+    """Raise for other things than data among the first two arguments of ``fit``.
 
     Raises:
         PhaseInputError: It is none.

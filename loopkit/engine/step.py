@@ -569,7 +569,7 @@ def _check_shared_seed(windows: Sequence[Window]) -> None:
 
 
 def _check_loss(step: Step, loss: Any, whose: str = "") -> None:
-    """Refuse a loss that no backward can start from."""
+    """Raise for a loss that no backward can start from."""
     frame = step.frame
     where = f"phase {frame.phase.name!r}, step {step.index}"
     _check_not_own(step, "backward")
@@ -590,7 +590,7 @@ def _check_loss(step: Step, loss: Any, whose: str = "") -> None:
 
 
 def _check_not_own(step: Step, call: str) -> None:
-    """Refuse a call that a phase with updates of its own does not have."""
+    """Raise for a call that a phase with ``own_updates`` does not have."""
     phase = step.frame.phase
     if phase.training and phase.own_updates:
         own = "loss.backward()" if call == "backward" else "optimizer.step(), and then step.updated()"

@@ -23,7 +23,7 @@ def bounded_wait(data: Any, seconds: float | None, batch: Callable[[], int] | No
     would delay: there no timeout is set.
 
     Args:
-        data: What ``iter()`` is called on; anything but a ``DataLoader`` with workers is left alone.
+        data: What ``iter()`` is called on; anything but a ``DataLoader`` with workers stays as it is.
         seconds: How long a batch may take; None for no limit.
         batch: Tells the index of the batch that is waited for.
     """

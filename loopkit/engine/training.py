@@ -43,7 +43,7 @@ BEFORE_UPDATES = (*[event.hook for event in (BackwardBegin, BackwardEnd, UpdateB
 
 
 def check_own(core: Core, phase: Phase) -> None:
-    """Refuse what can have no effect in a phase with ``own_updates``, and say what acts in another way there.
+    """Raise for plugins without effect in a phase with ``own_updates``, and list those with another one.
 
     If another phase of the learner trains through the engine, a line names the plugins that act there only.
 
@@ -157,7 +157,7 @@ class Proof:
             _remove(handles)
 
     def _see_step(self, name: str, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Refuse a step of an optimizer that the engine does not make."""
+        """Raise for a step of an optimizer that the engine does not make."""
         frame = sys._getframe(1)
         backward = False
         while frame is not None:

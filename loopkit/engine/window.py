@@ -146,7 +146,7 @@ class Window:
     def has_lost(self, step: object) -> bool:
         """Whether the gradients of the steps before this one were cleared since the last backward.
 
-        As a rule it looks at the first gradient alone, and never at values if nothing has changed it in place.
+        As a rule it looks only at the first gradient, and never at values if nothing has changed it in place.
         """
         if self._left is None or self.count <= (self.last is step):
             return False

@@ -1,4 +1,4 @@
-"""Logging: what is logged (kinds, `Record`), and where it goes (`Backend`). It imports the ground alone."""
+"""Logging: what is logged (kinds, `Record`), and where it goes (`Backend`). It imports only the ground."""
 
 from typing import TYPE_CHECKING
 

@@ -36,7 +36,7 @@ class Run:
 
 
 class Backend(Shown):
-    """Where a log goes. It is no plugin: ``LogTo`` calls it, in the first process alone, and never in a step.
+    """Where a log goes. It is no plugin: ``LogTo`` calls it, in the first process only, and never in a step.
 
     A subclass has at least ``write``. Whatever it raises disables it with one warning, and the fit continues; but a
     `LoopkitError` of ``open`` (a path that cannot be written, a log that another run writes) ends the fit before its

@@ -133,7 +133,7 @@ class JsonLines(Backend):
         return _line({"kind": "directions", "modes": found, "time": _time(time.time())}) if found else b""
 
     def _lines(self, group: Group) -> bytes:
-        """The lines of a group: most are of finite numbers alone, and one line."""
+        """The lines of a group: most are of only finite numbers, and one line."""
         if group.kinds == {float} and isfinite(sum(group.values.values())):
             with suppress(UnicodeEncodeError, TypeError):  # half of a surrogate pair, a kind of string of its own
                 return ENCODER.encode({**_place(group), "values": group.values}) + b"\n"

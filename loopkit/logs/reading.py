@@ -88,7 +88,7 @@ class Log:
     def frame(self, phase: str | None = None) -> Any:
         """The metrics of epochs as a table of pandas, as `History.frame`: a row an epoch and phase.
 
-        A phase's metrics are what was logged where its first epoch ended. What steps alone have logged is not in it:
+        A phase's metrics are what was logged where its first epoch ended. Values logged only by steps are not in it:
         ``pandas.DataFrame(log.records)`` has a row for each record.
 
         Raises:

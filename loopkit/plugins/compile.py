@@ -31,7 +31,7 @@ class Compile(Shown):
         mode: As in ``torch.compile``; by default ``"default"``. With ``"reduce-overhead"`` or ``"max-autotune"``, whose
             graphs write to the same memory in each step, outputs are copies: what is kept of them does not change.
         backend: A name of ``torch.compiler.list_backends()``, or a function.
-        fullgraph: Refuse a model that cannot be compiled in one piece: this is an error, not a warning.
+        fullgraph: Raise for a model that cannot be compiled in one piece, instead of a warning.
 
     Forward hooks that are put on modules later, as some plugins do for an epoch, lead to another compilation.
 

@@ -34,7 +34,7 @@ COMPRESSION = {None: None, "fp16": torch.float16, "bf16": torch.bfloat16}
 class DDP(Member):
     """Train one model in many processes, each on its part of every batch; the gradients are averaged.
 
-    The script is the same for one process and for many: it is started by torchrun or `loopkit.launch`. A process alone
+    The script is the same for one process and for many: it is started by torchrun or `loopkit.launch`. A single process
     trains as if the plugin were not there.
 
     The average of the gradients is the gradient of the global batch, also if the processes have batches of unequal

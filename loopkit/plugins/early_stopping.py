@@ -35,7 +35,7 @@ class EarlyStopping(Shown):
         monitor: The metric, as ``"<phase>/<metric>"``.
         patience: Stop after so many values without an improvement, from 1: `loopkit.criteria.NumberSinceBest`.
         mode: ``"min"`` if lower values are better, ``"max"`` if higher ones are; by default as the metric says, else
-            the fit is refused, unless the criterion does not ask (`loopkit.criteria.InvalidValue`, limits).
+            the fit raises, unless the criterion does not ask (`loopkit.criteria.InvalidValue`, limits).
         min_delta: Only what is better by more than this is an improvement for ``patience``, at least 0.
         restore_best: When the run is over, at ``fit_end``, put back the parameters, buffers and extra states
             with which the best value was measured, bitwise. The optimizer and ``learner.metrics`` stay as they are.

@@ -25,10 +25,10 @@ class Freeze(Shown):
     Batch norm whose own parameters are all frozen (or which has none and is covered by a pattern) is kept in eval mode
     in training phases, so that its running statistics stay as they are, too. Dropout still drops (`EvalMode` stops
     it). What had ``requires_grad = False`` before is never thawed. It owns ``trainable.<pattern>``, so
-    another owner of the same parameters is refused. So is a training epoch in which anything else has thawed one.
+    another owner of the same parameters raises. So does a training epoch in which anything else has thawed one.
 
-    The optimizer may hold frozen parameters: they have no gradient, so it leaves them alone, weight decay and momentum
-    included, and takes them up when they are thawed. Its state for them begins then.
+    The optimizer may hold frozen parameters: without a gradient they do not change, not by weight
+    decay or momentum either. Its state for them begins when they are thawed.
 
     Args:
         patterns: Patterns of parameter or module names, as in `loopkit.groups`: ``"encoder"``, ``"*.bias"``; with

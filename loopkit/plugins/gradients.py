@@ -86,7 +86,7 @@ def single(number: float) -> float:
 
 
 def check_positive(where: str, **options: Any) -> None:
-    """Refuse what is no number above 0."""
+    """Check that it is a number above 0."""
     for name, value in options.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
             raise PluginError(f"{where}({name}={value!r}): it must be a number above 0")
@@ -150,7 +150,7 @@ class ClipGradNorm(Shown):
 
     @hookimpl
     def fit_begin(self, learner: Learner) -> None:
-        """Refuse one norm over gradients that are not all ready in the first optimizer's update."""
+        """Raise for one norm over gradients that are not all ready in the first optimizer's update."""
         if self.over == "each" or len(learner.optimizers) < 2:
             return
         for name, plugin in learner.plugins.items():
@@ -311,7 +311,7 @@ class GradNoise(Shown):
     Args:
         std: The first update's standard deviation, at least 0.
         decay: At least 0.
-        seed: Of its own generators, one per device; the global ones are left alone.
+        seed: Of its own generators, one per device; the global ones stay as they are.
 
     Raises:
         PluginError: An option is out of range.

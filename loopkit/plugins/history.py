@@ -148,8 +148,8 @@ class History(Shown):
         """The rows as a table of pandas, if that is installed: a row an epoch and phase, metrics without the phase.
 
         Args:
-            phase: Rows of this phase alone, with its own metrics. In a table of several phases, a metric that one of
-                them does not have, such as one of the validation alone, is nan there.
+            phase: Only rows of this phase, with its own metrics. In a table of several phases, a metric that one of
+                them does not have, such as one of only the validation, is nan there.
 
         Raises:
             ImportError: There is no pandas.

@@ -101,7 +101,7 @@ class Metrics(Shown):
 
     A metric is a number, ``"val/f1"``; or several: a vector is ``"val/f1/0"``, ``"val/f1/1"``, ... or has the names
     that the metric's ``labels`` list, a mapping has its own; or a matrix, which is logged as a `loopkit.logs.Table`, is
-    in `tables`, and in no row; so is a table. What is none of these is refused when the first epoch begins, if the
+    in `tables`, and in no row; so is a table. Other values raise when the first epoch begins, if the
     metric has a value by then, else after its first step.
 
     A phase that does not put ``outputs`` and ``targets`` (or ``loss``) on its steps is left without the metrics that
@@ -420,7 +420,7 @@ def _table(matrix: Tensor, names: list[str]) -> Table:
 
 
 def _try(name: str, metric: Any, fed: bool = False) -> None:
-    """Refuse a value that cannot be logged, not after an epoch: of one step, or of none if that says enough."""
+    """Raise for a value that cannot be logged before the epoch's end: of one step, or of none if that is enough."""
     tried = copy.deepcopy(metric)
     apart(tried)
     try:

@@ -45,7 +45,7 @@ class MixedPrecision(Shown):
 
     Autocast casts a weight once a step, and again after a backward, an update, or a change in place of any weight of
     the models, or of modules that the phase holds. A change through ``.data`` between two forwards cannot be seen: call
-    ``torch.clear_autocast_cache()`` after it. `SanityCheck` refuses one in the first step.
+    ``torch.clear_autocast_cache()`` after it. `SanityCheck` raises for one in the first step.
 
     A model of float64 parameters is warned of: autocast leaves them as they are.
 
@@ -123,7 +123,7 @@ class MixedPrecision(Shown):
 
     @hookimpl(reads=("model",), after=("device",))
     def setup_model(self, learner: Learner, name: str, model: nn.Module) -> nn.Module:
-        """Refuse half-precision parameters; decide the dtype and make the scaler."""
+        """Raise for half-precision parameters; decide the dtype and make the scaler."""
         for path, p in model.named_parameters():
             if p.dtype in (torch.float16, torch.bfloat16):
                 raise PluginError(
@@ -157,7 +157,7 @@ class MixedPrecision(Shown):
 
     @hookimpl
     def step_context(self, step: Step) -> AbstractContextManager[Any] | None:
-        """Autocast; an epoch inside the step of another leaves that one's cache of cast weights alone."""
+        """Autocast; an epoch inside the step of another keeps that one's cache of cast weights."""
         if self.dtype == torch.float32:
             return None
         keep = step.epoch.keep(self)

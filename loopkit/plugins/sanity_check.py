@@ -48,7 +48,7 @@ class SanityCheck(Shown):
 
     Args:
         checks: Functions of your own, called with the learner before the first step of each training phase. What one
-            returns, a sentence, or raises is refused.
+            returns, a sentence, or raises is an error.
     """
 
     name = "sanity_check"

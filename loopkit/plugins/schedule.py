@@ -51,7 +51,7 @@ class Schedule(Shown):
             ``len()``, or ``max_updates``. The length is counted for phases that update each optimizer once per window;
             a warning says so where there are more updates.
         key: The hyperparameter in ``optimizer.param_groups``, such as ``"lr"``, ``"momentum"``, ``"weight_decay"``;
-            ``"betas[0]"`` is the first of a tuple. Groups that do not have it are left alone.
+            ``"betas[0]"`` is the first of a tuple. Groups that do not have it stay as they are.
         attribute: Instead of a key, an attribute of modules, as a pattern: ``"*.dropout.p"``.
         optimizer: A pattern for the optimizers' names.
         groups: A pattern for the groups: their ``"name"`` if they have one, else their number.
@@ -642,7 +642,7 @@ class Plateau(Shown):
         monitor: The metric, such as ``"val/loss"``.
         optimizer: A pattern for the optimizers' names.
         name: The plugin's name.
-        mode: ``"min"`` or ``"max"``; by default as the metric says, else the fit is refused.
+        mode: ``"min"`` or ``"max"``; by default as the metric says, else the fit raises.
         options: Those of ``torch.optim.lr_scheduler.ReduceLROnPlateau``: ``factor``, ``patience``, ``threshold``,
             ``threshold_mode``, ``cooldown``, ``min_lr``, ``eps``.
 
@@ -687,7 +687,7 @@ class Plateau(Shown):
 
     @hookimpl(reads=lambda plugin: plugin.owns(), after=("checkpoint",))  # which may load the state of a fit
     def fit_begin(self, learner: Learner) -> None:
-        """Make the schedulers, so that wrong options are refused before the first step."""
+        """Make the schedulers, so that wrong options raise before the first step."""
         self._make(learner)
         fit = learner.current
         self._kept.look(self._places(learner), new=fit is None or not fit.resumed)

@@ -145,7 +145,7 @@ class CutMix(_SoftTargets):
 
 
 class LabelSmoothing(_SoftTargets):
-    """Move a part of each target to all classes alike, in training alone.
+    """Move a part of each target to all classes alike, only in training.
 
     Targets become ``(1 - smoothing) y + smoothing / classes``, after `Mixup` and `CutMix`. The loss must take
     probabilities ``(batch, classes)`` as targets, as ``nn.CrossEntropyLoss`` does; it is then that of

@@ -73,7 +73,7 @@ class MicroBatch(Shown):
 
     @hookimpl
     def epoch_begin(self, learner: Learner, phase: Phase) -> None:
-        """Refuse a phase whose steps have no parts."""
+        """Raise for a phase whose steps have no parts."""
         if phase.training and type(phase).step is not TrainingPhase.step:
             raise PluginError(
                 f"plugin {self.name!r} takes the steps of TrainingPhase in parts, and {type(phase).__name__} has a "
@@ -103,7 +103,7 @@ class MicroBatch(Shown):
             step.seed = step.seed * self._share
 
     def _refuse_synced(self, learner: Learner, phase: Phase) -> None:
-        """Refuse layers in whose forward the processes wait for each other."""
+        """Raise for layers in whose forward the processes wait for each other."""
         for name, model in learner.models.items():
             for path, module in model.named_modules():
                 if isinstance(module, nn.SyncBatchNorm) and module.training:

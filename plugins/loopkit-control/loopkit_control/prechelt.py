@@ -57,7 +57,7 @@ class ProgressQuotient(GeneralisationLoss):
 
     Args:
         alpha: Above 0.
-        k: The training values of a strip, from 2 (one value alone shows no progress).
+        k: The training values of a strip, from 2 (a single value shows no progress).
 
     Source: Prechelt's ``PQ_alpha``: ``GL(t) / P_k(t) > alpha`` with ``P_k(t) = 1000 (sum of E_tr over the strip /
     (k min of E_tr over the strip) - 1)``. With ``mode="max"`` the maximum and the size of the difference are meant. If

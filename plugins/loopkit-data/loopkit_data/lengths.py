@@ -47,7 +47,7 @@ def per_epoch(stream: Any, steps: int) -> Any:
 
     Args:
         stream: A loader of `loopkit.data`, whose parts several processes take; or any iterable of batches.
-        steps: Batches of an epoch, from 1; of each process. A run resumes in the same number of processes alone.
+        steps: Batches of an epoch, from 1; of each process. A run resumes only in the same number of processes.
 
     Raises:
         LoaderError: ``steps`` is no count, or the stream is shuffled by a generator whose place cannot be saved.

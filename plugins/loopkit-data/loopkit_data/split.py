@@ -14,7 +14,7 @@ from loopkit.data import LoaderError
 
 
 def train_val_split(*data: Any, val: float | int = 0.2, seed: int = 0, strata: Any = None) -> tuple[Any, Any]:
-    """Divide samples in two, in an order that depends on the seed alone.
+    """Divide samples in two, in an order that depends only on the seed.
 
     Args:
         data: Tensors or arrays of one length, ``(samples, ...)``; or a dataset with samples by index.

@@ -224,7 +224,7 @@ def _look_at(draft: Draft) -> None:
 
 
 def check(draft: Draft, partial: bool) -> None:
-    """Refuse what has no written form, all of it in one error.
+    """Raise one error for all that has no written form.
 
     Raises:
         EjectError: There is such a part, and it is not allowed for by ``partial``, or nothing is left to be written.

@@ -99,7 +99,7 @@ class Draft:
         return self.places.get(place, [])
 
     def name(self, wanted: str, *endings: str) -> str:
-        """A word that the script does not use yet, alone or with one of these endings; the wanted one if it can be."""
+        """A free word of the script, by itself and with each of these endings; the wanted one if it is free."""
         words = chain([wanted], (f"{wanted}_{i}" for i in itertools.count(2)))
         word = next(word for word in words if not self.names & {word, *(word + ending for ending in endings)})
         self.names |= {word, *(word + ending for ending in endings)}

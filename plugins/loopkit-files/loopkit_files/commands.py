@@ -34,7 +34,7 @@ FULL = argument("--full", action="store_true", help="every hook of every phase, 
 def run(options: argparse.Namespace) -> int:
     """Train what a configuration describes, and print the result.
 
-    A file is a program: what it names in `call` is imported and called. Run files of people you trust alone.
+    A file is a program: what it names in `call` is imported and called. Run only files of people you trust.
 
     Modules are found in the working directory, as by `python -m`, and among what is installed. The file is checked as
     a whole before anything is made; `loopkit explain` does that, too.

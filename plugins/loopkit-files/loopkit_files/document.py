@@ -183,7 +183,7 @@ class Config:
         return Built(self._learner(caller), train, val, fit)
 
     def learner(self) -> Learner:
-        """Make the learner alone, and no data: for looking at its plan."""
+        """Make only the learner, and no data: for looking at its plan."""
         caller = self._checked()
         self._seed()
         return self._learner(caller)

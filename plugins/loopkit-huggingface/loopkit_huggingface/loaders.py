@@ -33,7 +33,7 @@ class DatasetLoader(Loader):
     Args:
         dataset: Anything with a length and samples by index.
         batch_size: Samples per batch, from 1; the last batch holds what is left.
-        shuffle: Take the samples in a new order in every epoch, which depends on the seed and the epoch alone.
+        shuffle: Take the samples in a new order in every epoch, which depends only on the seed and the epoch.
         collate: Makes a batch of a list of samples; ``transformers.default_data_collator`` by default, which stacks
             what has the same shape in all samples.
         seed: For ``shuffle``.

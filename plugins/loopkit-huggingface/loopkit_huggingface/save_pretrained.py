@@ -40,7 +40,7 @@ class SavePretrained(Shown):
         directory: Where the folders are; those of an earlier run are replaced. A relative one is resolved now.
         tokenizer: The tokenizer or processor to save along, or None if there is none.
         monitor: The metric that says which is the best, such as ``"val/loss"``. A value that is not finite never is.
-        mode: ``"min"`` or ``"max"``; by default as the metric says, else the fit is refused.
+        mode: ``"min"`` or ``"max"``; by default as the metric says, else the fit raises.
         last: Save ``last``.
         averaged: Where a plugin averages the weights and validates with the average (``WeightAverage``), save the
             average; False: the weights as they are trained.

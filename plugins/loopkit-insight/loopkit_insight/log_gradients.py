@@ -174,7 +174,7 @@ def _mixed(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def check_count(where: str, **options: Any) -> None:
-    """Refuse what is no whole number above 0."""
+    """Check that it is a whole number above 0."""
     for name, value in options.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise PluginError(f"{where}({name}={value!r}): it is a whole number, from 1")

@@ -35,7 +35,7 @@ class LogResources(Shown):
       uses one.
 
     A thread of its own looks at them, with psutil and, where there are NVIDIA GPUs and nvidia-ml-py, through NVML; what
-    a GPU does not tell is left out. It is logged at the end of the next step or epoch, the latest alone. Each process
+    a GPU does not tell is left out. It is logged at the end of the next step or epoch, only the latest. Each process
     looks for itself, and of several the first one's is written.
 
     Args:

@@ -77,7 +77,7 @@ class LRFinder:
     generators of its samplers. Models, optimizers, loss function and phases are deep copies, which need as much memory
     again; what a function holds by its closure cannot be copied.
 
-    It is for a process alone: what several would find is that of the batches of one of them.
+    It is for a single process: what several would find is that of the batches of one of them.
 
     Args:
         start: The first rate, above 0.

@@ -44,7 +44,7 @@ Node = torch.autograd.graph.Node
 class ModuleProfile(Shown):
     """Measure each module's time, activations and memory, at chosen steps.
 
-    Hooks are on the modules and the graph during those steps alone. They change no bit; other steps cost nothing.
+    Hooks are on the modules and the graph only during those steps. They change no bit; other steps cost nothing.
 
     - *forward* and *backward seconds* hold what the modules inside take; *own seconds* do not. Backward is measured
       node by node of the graph: each belongs to the module that made it, so in-place operations, views and residual

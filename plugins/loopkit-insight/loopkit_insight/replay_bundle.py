@@ -192,7 +192,7 @@ def replay(
     The learner must be made as for the failed run, its plugins included. Those that save checkpoints or bundles are
     removed from it first. The step comes without the events of a fit, and without those of the end of its epoch. An
     error that `StopOnNonFinite` found late, on an accelerator, does not come in its step; look with ``late=False``.
-    The step of one of several processes is run again in a process alone.
+    The step of one of several processes is run again in a single process.
 
     Args:
         path: The directory that the note on the error names.

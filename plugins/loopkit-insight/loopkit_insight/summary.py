@@ -110,9 +110,9 @@ def summarize(
 
     Args:
         learner: Whose modules; nothing of it changes.
-        batch: What a loader yields; None for the modules alone, without shapes.
+        batch: What a loader yields; None for only the modules, without shapes.
         phase: How the models are run; the standard prediction by default: ``learner.model(inputs)``.
-        depth: Leave out modules with more than so many others around them; 0 is the models alone.
+        depth: Leave out modules with more than so many others around them; 0 is only the models.
 
     Raises:
         PhaseError: The phase trains, or a model has parameters whose shape only a first forward will tell.

@@ -33,7 +33,7 @@ class TryValidation(Shown):
     They are the first ones of each validation set. A mistake in the validation shows before an epoch is trained. What
     was is back to the bit. It needs a copy of the models, and of the plugins that take part: those that make metrics,
     set devices and precision, or declare that they read or change batches, inputs, outputs or targets. Each process
-    looks alone, at the whole data. Generators that a dataset or its functions hold are put back; what else they change
+    only looks, at the whole data. Generators that a dataset or its functions hold are put back; what else they change
     stays so. A resumed fit is not looked at.
 
     Args:
@@ -68,7 +68,7 @@ class TryValidation(Shown):
 
 
 class _First:
-    """Takes the first batches alone, of the data as the other plugins have set it up."""
+    """Take only the first batches, of the data as the other plugins have set it up."""
 
     name = "first_batches"
     volatile = ("*",)

@@ -117,7 +117,7 @@ class LightningCallback(Shown):
     ``on_validation_epoch_end`` at ``epoch_end``, ``on_validation_end`` at ``phase_end``.
 
     Raises:
-        PluginError: The callback is refused, or Lightning is not installed; says why and what to use.
+        PluginError: The callback is not supported, or Lightning is not installed; says why and what to use.
         UnsupportedError: During a hook: the callback uses what the facades do not have.
 
     Example::

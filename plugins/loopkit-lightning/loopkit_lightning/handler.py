@@ -110,12 +110,12 @@ class IgniteHandler(Shown):
         name: The plugin's name; by default ``ignite_`` and the class in snake case.
         options: For a handler given by name.
 
-    A scheduler owns its hyperparameter of its optimizers, as ``Schedule`` does: two of them for the same are refused.
+    A scheduler owns its hyperparameter of its optimizers, as ``Schedule`` does: two of them for the same raise.
     ``TerminateOnNan`` reads the loss in each step and so waits for the device. ``ProgressBar`` takes the place of the
-    standard display, and is drawn by the first process alone.
+    standard display, and is drawn by the first process only.
 
     Raises:
-        PluginError: The handler is refused, or Ignite is not installed; says why and what to use.
+        PluginError: The handler is not supported, or Ignite is not installed; says why and what to use.
         UnsupportedError: The handler uses what the engine does not have.
 
     Example::
@@ -339,7 +339,7 @@ class IgniteHandler(Shown):
         return f"{self._engine.who} called engine.terminate()"
 
     def _check_groups(self, learner: Learner) -> None:
-        """Refuse a scheduler of an optimizer that is not the learner's."""
+        """Raise for a scheduler of an optimizer that is not the learner's."""
         chosen = {name: each for name, each in learner.optimizers.items() if fnmatchcase(name, self._optimizer)}
         known = [id(group) for optimizer in chosen.values() for group in optimizer.param_groups]
         groups = self.handler.optimizer_param_groups

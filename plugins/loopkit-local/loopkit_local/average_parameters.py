@@ -161,7 +161,7 @@ class AverageParameters(Member):
         self.how = how
         self.moments = moments
         self.controller: Controller | None = None
-        """What decides about rounds, and what it has measured; None with `EverySteps`, and for a process alone."""
+        """What decides about rounds, and what it has measured; None with `EverySteps`, and for a single process."""
         self.outer = outer
         self._outer: torch.optim.Optimizer | None = None
         self._outer_params: list[Tensor] = []

@@ -76,7 +76,7 @@ class Sender:
         return len(batches)
 
     def send_refused(self) -> tuple[int, int]:
-        """Send again what was refused; returns how much was there, and how much is refused again.
+        """Send refused items again; returns how many there were, and how many the server refused again.
 
         Raises:
             ServerError: The server cannot be reached; nothing is lost.
@@ -308,7 +308,7 @@ def create_run(tracking_uri: str, experiment: str, run_name: str | None = None) 
     """Make a run and return its id: one to be the ``parent`` of others.
 
     Raises:
-        ServerError: The server did not answer within seconds, or refused.
+        ServerError: The server did not answer within seconds, or answered with an error.
 
     Example::
 

@@ -251,7 +251,7 @@ class Spool:
                 file.write(_line({"kind": kind, "item": item, "why": why}))
 
     def forget_refused(self) -> None:
-        """Begin anew with what was refused."""
+        """Start again with the refused items."""
         (self.directory / REFUSED).unlink(missing_ok=True)
 
 

@@ -40,7 +40,7 @@ LONGEST_CONTENT = 64 << 10
 
 
 class Guard:
-    """Lets through what the user's own page asks for, and refuses all else before it is looked at.
+    """Lets through what the user's own page asks for, and rejects all else before it is looked at.
 
     - ``Host`` is a name of this server; so a foreign name that was made to lead here (DNS rebinding) is of no use.
     - ``Origin``, if it is sent, is the page's own.

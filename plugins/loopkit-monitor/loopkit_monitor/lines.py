@@ -1,7 +1,7 @@
 """The lines of a log, many at a time.
 
 Nearly all lines of a long log are lines of values, as `loopkit.logs.JsonLines` writes them: msgspec reads these, in a
-fraction of the time that `json` takes. What it refuses is left to `json`.
+fraction of the time that `json` takes. Other lines are left to `json`.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class Monitor(Shown):
             directory, or for the one that is given. All learners of a process share the one of a folder and port. It
             stays when the training has ended, until it is killed or, for an hour, nobody has asked and no run was live.
             If it cannot be started, or dies, there is a warning, and the fit continues.
-        port: Where the server listens, on this machine alone; 0 for any port that is free.
+        port: Where the server listens, only on this machine; 0 for any port that is free.
         name: The plugin's name.
 
     Raises:

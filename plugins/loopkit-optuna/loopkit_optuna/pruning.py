@@ -23,7 +23,7 @@ class OptunaPruning(Shown):
     event to the last ``fit_end``. Then ``fit`` raises ``optuna.TrialPruned``, and ``study.optimize`` counts the trial
     as pruned.
 
-    A state of another trial is refused, unless this trial retries that one (by Optuna's
+    A state of another trial raises, unless this trial retries that one (by Optuna's
     ``RetryHeartbeatStaleTrialCallback``). A trial that resumes from its own state reports no step twice.
 
     Args:

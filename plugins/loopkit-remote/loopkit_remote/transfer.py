@@ -98,7 +98,7 @@ class Mirror:
         return [*left, *self._changed_logs()]
 
     def bring(self, logs: bool = True) -> bool:
-        """Upload one checkpoint that the store lacks, with the log before it, or ``logs`` alone; False: all is there.
+        """Upload one checkpoint that the store lacks, with the log before it, or only ``logs``; False: all is there.
 
         Raises:
             RemoteError: The store fails.

@@ -40,7 +40,7 @@ class Upload(Shown):
     was not uploaded; `loopkit_remote.upload` brings it later.
 
     Where ``Checkpoint(resume="auto")`` or ``True`` begins, checkpoints that are newer than those in the directory, the
-    best one and the log are fetched first. Without ``resume`` a store that holds checkpoints is refused.
+    best one and the log are fetched first. Without ``resume`` a store that holds checkpoints raises.
 
     Args:
         url: A folder of its own for this run, such as ``"s3://bucket/runs/a"``; what ``fsspec`` knows.
@@ -147,7 +147,7 @@ class Upload(Shown):
         return saver
 
     def _fetch(self, saver: Checkpoint) -> None:
-        """Fetch what is newer in the store; refuse one of another run."""
+        """Fetch what is newer in the store; raise for one of another run."""
         if self._begun:  # a second fit with this plugin: what the store holds is its own
             return
         store, here = Store(self._url, self._storage_options), listing(saver.directory)
@@ -236,7 +236,7 @@ class _Thread(threading.Thread):
             self.wake.wait(LOOK)
 
     def _pause(self, seconds: float) -> None:
-        """Wait before the next attempt; the end of the fit alone makes it earlier."""
+        """Wait before the next attempt; only the end of the fit makes it earlier."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and not self._given_up:
             was = self._ending

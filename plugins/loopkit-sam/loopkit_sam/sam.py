@@ -1,4 +1,4 @@
-"""SAM and ASAM: a forward before the phase's own, from whose gradients the weights are moved for that step alone."""
+"""SAM and ASAM: a forward before the phase's own, from whose gradients the weights are moved for only that step."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class SAM(Shown):
 
     @hookimpl
     def fit_begin(self, learner: Learner) -> None:
-        """Refuse parameters of which each process holds a part: the norm would be that of the part."""
+        """Raise for parameters of which each process holds a part: the norm would be that of the part."""
         for name, model in learner.models.items():
             if any(hasattr(p, "device_mesh") for p in model.parameters()):
                 raise PluginError(

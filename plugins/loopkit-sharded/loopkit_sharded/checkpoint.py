@@ -87,7 +87,7 @@ def _own_group(learner: Learner) -> dist.ProcessGroup | None:
 
 
 def _check_shared(learner: Learner, directory: Path) -> None:
-    """Refuse a directory that another process does not see."""
+    """Raise for a directory that another process does not see."""
     path = learner.world.share(str(directory))
     seen = learner.world.gather(os.path.isdir(path))
     if not all(seen):
@@ -98,7 +98,7 @@ def _check_shared(learner: Learner, directory: Path) -> None:
 
 
 def save(learner: Learner, directory: str | Path, reason: str = "asked for") -> Manifest | None:
-    """Save a learner as a new checkpoint below a directory; all processes call it. The manifest is rank 0's alone.
+    """Save a learner as a new checkpoint below a directory; all processes call it. Only rank 0 has the manifest.
 
     Raises:
         CheckpointError: It cannot be written.

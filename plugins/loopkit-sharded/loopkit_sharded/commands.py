@@ -23,7 +23,7 @@ def sharded(options: argparse.Namespace) -> int:
     """Write a checkpoint of several processes in one piece, or one that is in one piece in parts.
 
     What comes out holds the same bits. One in one piece is that of `Checkpoint`: its weights are one .safetensors file,
-    and loopkit checkpoint inspect and diff read it. One in parts lets each process read its part alone.
+    and loopkit checkpoint inspect and diff read it. One in parts lets each process read only its part.
 
     Example: loopkit sharded export runs/a exported
 

@@ -293,13 +293,13 @@ class FSDP(Member):
 
     @hookimpl(before=("checkpoint",))
     def fit_begin(self, learner: Learner) -> None:
-        """Refuse optimizers of other parameters; begin as all members do."""
+        """Raise for optimizers of other parameters; begin as all members do."""
         self._check_optimizers(learner)
         super().fit_begin(learner)
 
     @hookimpl(writes=("buffers",))
     def epoch_begin(self, learner: Learner, phase: Phase) -> None:
-        """Refuse optimizers of other parameters; give all processes the buffers of rank 0, where it does not train."""
+        """Raise for optimizers of other parameters; take the buffers of rank 0, where the phase does not train."""
         if self.world.size == 1:
             return
         if phase.training:
@@ -333,7 +333,7 @@ class FSDP(Member):
 
     @hookimpl
     def step_context(self, learner: Learner, phase: Phase, step: Step) -> AbstractContextManager[None] | None:
-        """Sum gradients in the last step of a window alone; leave sharded parameters behind."""
+        """Sum gradients only in the last step of a window; leave sharded parameters behind."""
         return self._around(learner, phase, step) if self._roots else None
 
     @contextmanager
@@ -379,7 +379,7 @@ class FSDP(Member):
             devices.scale(grads, factor)
 
     def _compare_weights(self, learner: Learner, phase: Phase, step: Step) -> None:
-        """Refuse gradients that were summed before all weights of their window were known, if these differ."""
+        """Raise for gradients that were summed before all weights of their window were known, if these differ."""
         factor = float(step.epoch.window(step.optimizer_name).factor())  # host sync: a weight that is a tensor
         most, least = learner.world.highest(factor, -factor)
         if most != -least:
@@ -466,7 +466,7 @@ ALREADY = (
 
 
 def _check(plugin: str, name: str, model: nn.Module, units: list[nn.Module], fills: bool) -> str:
-    """Refuse what cannot be sharded; returns the type of the device."""
+    """Check that the models can be sharded; returns the type of the device."""
     where = f"plugin {plugin!r}: model {name!r}"
     if any(is_sharded(p) for p in model.parameters()):
         raise PluginError(f"plugin {plugin!r}: {ALREADY.format(name=name)}")

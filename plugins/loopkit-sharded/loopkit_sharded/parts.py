@@ -53,7 +53,7 @@ class Sharded:
 
 
 def is_part(value: Tensor) -> bool:
-    """Whether this process holds a part of a tensor alone."""
+    """Whether this process holds only a part of a tensor."""
     return isinstance(value, DTensor)
 
 

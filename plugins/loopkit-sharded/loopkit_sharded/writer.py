@@ -171,7 +171,7 @@ class PartsWriter(StorageWriter):
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the index and the manifest, and give the directory its name; rank 0 alone does it."""
+        """Write the index and the manifest, and give the directory its name; only rank 0 does it."""
         assert self._draft is not None
         draft, files = self._draft, {}
         for result in (result for each in results for result in each):

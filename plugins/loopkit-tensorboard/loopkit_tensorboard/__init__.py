@@ -19,7 +19,7 @@ __all__ = ["TensorBoard", "tensorboard"]
 
 
 def tensorboard(directory: str | os.PathLike[str], *, every: int | None = None, name: str = "tensorboard") -> LogTo:
-    """A `LogTo` that writes to TensorBoard alone, for configurations to name.
+    """A `LogTo` that writes only to TensorBoard, for configurations to name.
 
     Args:
         directory: As for `TensorBoard`.

@@ -65,7 +65,7 @@ class TensorBoard(Backend):
     ``runs/a`` to ``runs/a-1``. While a run writes there, the directory is locked.
 
     Args:
-        directory: Of this run alone, such as ``runs/a``; ``tensorboard --logdir runs`` shows all that are in ``runs``.
+        directory: Only of this run, such as ``runs/a``; ``tensorboard --logdir runs`` shows all that are in ``runs``.
             It is made; a relative path is resolved now.
 
     Raises:

@@ -36,7 +36,7 @@ class EventFile:
         """Write events, as messages, after those that are there.
 
         Raises:
-            OSError: The system refused; the file is as it was, if the system lets us.
+            OSError: The system failed; the file is as it was, if the system lets us.
         """
         rest = memoryview(b"".join(map(_frame, events)))
         size = len(rest)

@@ -41,7 +41,7 @@ def modules_graph(model: nn.Module) -> GraphDef:
 def traced_graph(model: nn.Module, inputs: Any) -> GraphDef:
     """The operations of a forward pass with their shapes, in the scopes of the modules that call them.
 
-    The forward pass is made by a copy of the model that has shapes alone: it takes no memory for values, draws no
+    The forward pass is made by a copy of the model that has only shapes: it takes no memory for values, draws no
     random numbers, and neither the model nor its hooks notice it.
 
     Args:

@@ -221,7 +221,7 @@ class Cells:
 
 
 def _check_form(name: str, optimizer: Any) -> None:
-    """Refuse an optimizer whose rates or state are not in the form that torch's have."""
+    """Raise for an optimizer whose rates or state are not in the form that torch's have."""
     for number, group in enumerate(optimizer.param_groups):
         if isinstance(rate := group.get("lr"), bool) or not isinstance(rate, (int, float, Tensor)):
             raise Refused(f"parameter group {number} of {name} has no learning rate that is a number")

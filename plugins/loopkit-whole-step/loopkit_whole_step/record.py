@@ -164,7 +164,7 @@ class Recording:
         cells: The tensors and constants.
         batch: The leaves of a batch, and how it is made of them.
         samples: Of a batch.
-        windows: Those of the optimizers, as the step finds them; they differ by their names alone.
+        windows: Those of the optimizers, as the step finds them; they differ only by their names.
     """
 
     given: InitVar[Learner]
