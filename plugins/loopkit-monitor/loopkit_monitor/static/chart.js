@@ -215,7 +215,7 @@ class Chart {
     this.legend = h("p", { class: "keys" });
     this.state = h("span", { class: "where" });
     this.more = popover("\u22ef", (close) => this.#menu(close), { class: "quiet small", "aria-label": `More of ${options.title}` });
-    this.head = h("h3", {}, h("span", { class: "chart-title", title: options.title }, options.title), this.state, this.more.element);
+    this.head = h("h2", {}, h("span", { class: "chart-title", title: options.title }, options.title), this.state, this.more.element);
     this.element = h("section", { class: "chart", "aria-label": options.title }, this.head, this.legend, this.plot.element);
     this.plot.layer.tabIndex = 0;
     this.plot.layer.removeAttribute("aria-hidden");

@@ -8,7 +8,7 @@ const LOGARITHMIC = 50; // the largest to the smallest, from which on a scale of
 const MOST_SIDES = 12; // runs whose settings are beside each other
 const MOST_MEDIA = 6; // runs whose media are
 const MOST_AXES = 8;
-const sayNone = (title, text) => h("div", { class: "empty" }, h("h3", {}, title), h("p", {}, text));
+const sayNone = (title, text) => h("div", { class: "empty" }, h("h2", {}, title), h("p", {}, text));
 
 /** Where values lie on an axis: numbers by size, at powers of ten if they are far apart; all else by name. */
 function axisOf(values, begin, end, most = 5) {

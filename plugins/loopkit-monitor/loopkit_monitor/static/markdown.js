@@ -41,7 +41,7 @@ export function markdown(text) {
       at += 1;
       continue;
     }
-    if (heading) { made.push(h("p", { class: "heading", role: "heading", "aria-level": Math.min(heading[1].length + 3, 6) }, inline(heading[2]))); at += 1; continue; }
+    if (heading) { made.push(h("p", { class: "heading", role: "heading", "aria-level": Math.min(heading[1].length + 2, 6) }, inline(heading[2]))); at += 1; continue; }
     if (/^\s*\|.*\|\s*$/.test(line) && /^\s*\|[\s:|-]+\|\s*$/.test(lines[at + 1] ?? "")) {
       const head = cellsOf(line), rows = [];
       at += 2;

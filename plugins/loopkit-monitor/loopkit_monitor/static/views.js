@@ -5,9 +5,9 @@ import { DASH, ago, bytes, choice, count, duration, figure, flag, h, labelled, m
 import { markdown } from "./markdown.js";
 import { rangeText } from "./state.js";
 
-const empty = (title, text) => h("div", { class: "empty" }, h("h3", {}, title), h("p", {}, text));
+const empty = (title, text) => h("div", { class: "empty" }, h("h2", {}, title), h("p", {}, text));
 const code = (text) => h("code", {}, text);
-const heading = (text, note) => h("h3", { class: "section" }, text, note ? h("span", { class: "muted" }, note) : null);
+const heading = (text, note) => h("h2", { class: "section" }, text, note ? h("span", { class: "muted" }, note) : null);
 
 /** A table; cells are text or elements. `numeric` are the columns that are aligned to the right, `long` those of texts. */
 function table(columns, rows, { numeric = [], long = [], label, classes = [] } = {}) {
@@ -218,7 +218,7 @@ function plan({ details: [detail] }) {
   const share = (seconds) => percent((100 * seconds) / (whole || 1));
   const parts = [];
   if (cost.length) {
-    parts.push(heading("Where the time goes", `${duration(whole)} in all`), table(["", "share", "", "time"],
+    parts.push(heading("Where the time goes", `${duration(whole)} in all`), table(["part", "share", "bar", "time"],
       ordered.map(([name, { seconds, plugin }]) => [h("span", { class: "nowrap" }, name), share(seconds), bar(seconds / (whole || 1), plugin ? "" : "strong"), duration(seconds)]),
       { numeric: [1, 3], label: "time by plugin" }));
     const device = cost.filter((row) => row.hook === "device");
@@ -441,7 +441,7 @@ function card(data, id, { name, kind, count: total }) {
     if (latest) { slider.value = now - 1; show(); }
   };
   slider.addEventListener("input", show);
-  const element = h("section", { class: `card ${kind}` }, h("h3", {}, h("span", { class: "chart-title" }, name), where), body, slider);
+  const element = h("section", { class: `card ${kind}` }, h("h2", {}, h("span", { class: "chart-title" }, name), where), body, slider);
   return { name, element, load, grow };
 }
 
@@ -544,7 +544,7 @@ function messages({ details: [detail] }) {
     warnings.length ? h("ul", { class: "messages" }, warnings.map((each) => h("li", {}, h("span", { class: "muted" }, `step ${count(each.step)} \u00b7 ${moment(each.time)}`), h("pre", {}, each.text ?? JSON.stringify(each)))))
       : h("p", { class: "muted" }, "None."),
     heading("Begins and ends"),
-    table(["what", "when", "step", "epochs", ""], [
+    table(["what", "when", "step", "epochs", "details"], [
       ...(end ? [["ended", nowrap(moment(end.time)), count(detail.step), count(detail.epoch), [end.reason, end.by, end.message].filter(Boolean).join(" \u00b7 ")]] : []),
       ...starts.map((each) => [each.resumed ? "went on" : "began", nowrap(moment(each.time)), count(each.step), count(each.epoch), ago(each.time)])],
     { numeric: [2, 3], label: "begins and ends" }),

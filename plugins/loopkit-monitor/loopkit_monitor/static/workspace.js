@@ -33,7 +33,7 @@ export class Workspace {
     this.group = h("span", {});
     this.panes = h("div", { class: "panes", role: "group", "aria-label": "What is shown" });
     const base = (show, text) => h("button", { type: "button", class: "small", on: { click: () => this.change({ show, on: [], off: [] }) } }, text);
-    this.left = h("section", { class: "left", "aria-label": "Runs" },
+    this.left = h("section", { class: "left", "aria-label": "Choose runs" },
       h("div", { class: "bar-of-tools" }, this.search, this.total), this.said,
       h("div", { class: "tools" }, h("span", { class: "eyes" }, this.shown, base("all", "All"), base("none", "None"), base("first", "First 10")), this.group, this.columnsPop.element,
         flag("archived", get().archived, (archived) => this.change({ archived }))),
@@ -234,11 +234,11 @@ export class Workspace {
     this.nothing.hidden = !empty;
     if (empty) {
       const clear = h("button", { type: "button", on: { click: () => { this.search.value = ""; this.change({ q: "", brush: [] }); } } }, "Clear the filter");
-      this.nothing.replaceChildren(...(data.failure ? [h("h3", {}, "No answer"), h("p", {}, `${data.failure.message}; it is asked again every two seconds.`)]
+      this.nothing.replaceChildren(...(data.failure ? [h("h2", {}, "No answer"), h("p", {}, `${data.failure.message}; it is asked again every two seconds.`)]
         : data.state === "loading" && data.seq === undefined ? [h("p", { class: "loading" }, "Loading the runs")]
-          : this.there.length ? [h("h3", {}, "No run matches"), h("p", {}, "The filter takes words, comparisons such as lr<=0.1 or state!=crashed, and or not, and brackets."), clear]
-            : data.runs.size ? [h("h3", {}, "All runs are archived"), h("button", { type: "button", on: { click: () => this.change({ archived: true }) } }, "Show them")]
-              : [h("h3", {}, "No runs yet"), h("p", {}, "A run shows up here with the first line of its log. Add this to the plugins of a learner:"), h("pre", {}, 'Monitor("runs/first")')]));
+          : this.there.length ? [h("h2", {}, "No run matches"), h("p", {}, "The filter takes words, comparisons such as lr<=0.1 or state!=crashed, and or not, and brackets."), clear]
+            : data.runs.size ? [h("h2", {}, "All runs are archived"), h("button", { type: "button", on: { click: () => this.change({ archived: true }) } }, "Show them")]
+              : [h("h2", {}, "No runs yet"), h("p", {}, "A run shows up here with the first line of its log. Add this to the plugins of a learner:"), h("pre", {}, 'Monitor("runs/first")')]));
       return;
     }
     const columns = this.columns.filter((column) => column.on).sort((a, b) => b.pinned - a.pinned);
@@ -326,7 +326,7 @@ export class Workspace {
     }));
     const elements = this.board.show(all.map((chart) => ({ ...chart, marks: marks(chart) })));
     if (elements.length !== this.charts.children.length || elements.some((element, at) => element !== this.charts.children[at])) this.charts.replaceChildren(...elements);
-    if (!elements.length) this.charts.replaceChildren(h("div", { class: "empty" }, h("h3", {}, this.visible.length ? "No chart has such a name" : this.found.length ? "No run is shown" : "Nothing to draw"), h("p", {}, this.visible.length ? "Change the filter of the charts." : "Click on the eyes of some runs in the table.")));
+    if (!elements.length) this.charts.replaceChildren(h("div", { class: "empty" }, h("h2", {}, this.visible.length ? "No chart has such a name" : this.found.length ? "No run is shown" : "Nothing to draw"), h("p", {}, this.visible.length ? "Change the filter of the charts." : "Click on the eyes of some runs in the table.")));
     this.more.replaceChildren(...["updates", "system"].map((kind) => flag({ updates: "Also learning rates and gradients", system: "Also the machine" }[kind], state.hide.includes(kind), (on) => this.change({ hide: on ? [...state.hide, kind] : state.hide.filter((each) => each !== kind) }))));
     this.tools.update();
     if (writeState(state).length > LONGEST_ADDRESS) this.board.note.hidden = false;
