@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections import Counter
@@ -626,10 +627,27 @@ class TorchSchedule(Shown):
             self._load(self.scheduler, self._state)
 
     def _load(self, scheduler: LRScheduler, state: dict[str, Any]) -> None:
+        """Put the state back, and name the arguments of the script that it replaces."""
+        every = (scheduler, *getattr(scheduler, "_schedulers", ()))
+        given = [_arguments(each) for each in every]
         scheduler.load_state_dict(deepcopy(state))
-        for each in (scheduler, *getattr(scheduler, "_schedulers", ())):
+        for each, here in zip(every, given, strict=True):
             if isinstance(each, MultiStepLR):
                 each.milestones = Counter(each.milestones)  # the state holds it as a dict
+            for name, value in _arguments(each).items():
+                if name in here and here[name] != value:
+                    warn(
+                        f"plugin {self.name!r}: {type(each).__name__} has {name}={value!r} in the checkpoint, and "
+                        f"{name}={here[name]!r} here. Its load_state_dict restores the checkpoint's, so {value!r} "
+                        f"holds. Schedule(...) of loopkit follows the length of the fit"
+                    )
+
+
+def _arguments(scheduler: LRScheduler) -> dict[str, Any]:
+    """The arguments of a scheduler that it keeps as plain attributes, which its state holds."""
+    names = inspect.signature(type(scheduler)).parameters.keys() - {"optimizer", "last_epoch"}
+    kept = {name: value for name, value in vars(scheduler).items() if name in names}
+    return {name: value for name, value in kept.items() if isinstance(value, int | float | str | list | tuple | dict)}
 
 
 class Plateau(Shown):

@@ -1013,3 +1013,35 @@ def test_plateau_needs_phase_and_metric():
 )
 def test_plugin_keeps_the_contract(factory, skip):
     check_plugin(factory, skip=skip)
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "there", "here"),
+    [
+        (lambda optimizer, n: lr_scheduler.CosineAnnealingLR(optimizer, T_max=n), "T_max", 10, 20),
+        (lambda optimizer, n: lr_scheduler.StepLR(optimizer, step_size=n), "step_size", 3, 5),
+        (lambda optimizer, n: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=n), "total_steps", 20, 30),
+    ],
+    ids=["cosine", "steps", "one cycle"],
+)
+def test_argument_of_a_scheduler_that_the_checkpoint_replaces_is_named(make, name, there, here):
+    def learner(n):
+        return tiny(TorchSchedule(lambda optimizer: make(optimizer, n)))
+
+    saved = learner(there)
+    saved.fit(make_batches(4), epochs=1)
+    other = learner(here)
+    other.load_state_dict(saved.state_dict())
+    with pytest.warns(UserWarning, match=rf"has {name}={there} in the checkpoint, and {name}={here} here"):
+        other.fit(make_batches(4), epochs=1)
+
+
+def test_scheduler_with_the_arguments_of_the_checkpoint_resumes_without_a_word():
+    def learner():
+        return tiny(TorchSchedule(lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [2, 4])))
+
+    saved = learner()
+    saved.fit(make_batches(3), epochs=1)
+    other = learner()
+    other.load_state_dict(saved.state_dict())
+    other.fit(make_batches(3), epochs=1)
