@@ -339,8 +339,9 @@ class Step:
 
         Args:
             name: The optimizer; each in the mapping's order by default.
-            closure: For optimizers that evaluate the loss themselves (LBFGS): computes it, calls
-                ``step.backward`` and returns it. ``UpdateBegin`` fires after each evaluation.
+            closure: For optimizers that evaluate the loss themselves (LBFGS, SAM): computes it, calls
+                ``step.backward`` and returns it. ``UpdateBegin`` fires after each evaluation. One with ``first_step``
+                and ``second_step``, as SAM, gets its first gradients from it, too.
 
         Raises:
             PhaseError: There was no ``step.backward`` for this optimizer, or a closure meets accumulation.
@@ -382,7 +383,7 @@ class Step:
             if window.count >= window.size or self.index == frame.last_index:
                 self.apply(window, skip=frame.reason_to_skip(window))
 
-    def apply(self, window: Window, closure: Callable[[], Any] | None = None, skip: str | None = None) -> None:
+    def apply(self, window: Window, closure: Closure | None = None, skip: str | None = None) -> None:
         """Update the parameters of a window now (the engine's part of `update`), or skip that for a reason."""
         frame, optimizer = self.frame, window.optimizer
         begin = frame.fire[UpdateBegin]
@@ -395,7 +396,7 @@ class Step:
                 if begin is not None:
                     begin(self)
             if self.skip_reason is None:
-                default = optimizer.step if closure is None else partial(optimizer.step, closure)
+                default = optimizer.step if closure is None else partial(closure.take, optimizer)
                 if frame.optimizer_step is None:
                     default()
                 else:
@@ -536,9 +537,37 @@ class Closure:
         self._window = window
         self._given = given
         self._ambient = ambient
+        self._evaluated = False
+
+    def take(self, optimizer: Any) -> Any:
+        """Let an optimizer take its step with this closure.
+
+        One that moves the weights along their gradients before it evaluates the loss, as SAM in its ``first_step``,
+        finds the gradients at the weights as they are.
+        """
+        kind = type(optimizer)
+        if not (hasattr(kind, "first_step") and hasattr(kind, "second_step")):
+            return optimizer.step(self)
+        own = vars(optimizer).get("first_step")
+        first = optimizer.first_step
+
+        def first_step(*args: Any, **kwargs: Any) -> Any:
+            if not self._evaluated:
+                self()
+            return first(*args, **kwargs)
+
+        optimizer.first_step = first_step
+        try:
+            return optimizer.step(self)
+        finally:
+            if own is None:
+                del optimizer.first_step
+            else:
+                optimizer.first_step = own
 
     def __call__(self) -> Any:
         """Clear the gradients, make new ones, and return the loss that backward started from."""
+        self._evaluated = True
         step = self._step
         step._start_over(self._window)
         with ExitStack() as stack:

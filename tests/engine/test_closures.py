@@ -9,6 +9,7 @@ from torch import nn
 
 from loopkit import Learner, Phase, TrainingPhase
 from loopkit.errors import PhaseError
+from loopkit.plugins import ClipGradNorm
 
 
 class Needs(torch.optim.SGD):
@@ -108,3 +109,98 @@ def test_optimizers_with_defaults_pass():
             return super().step(closure)
 
     assert make(lambda params: Further(params, lr=0.1), phases=[TrainingPhase()]).fit(batches(), epochs=1).updates == 4
+
+
+class Sharp(torch.optim.SGD):
+    """A SAM: its step asks for gradients before the closure that it calls."""
+
+    @torch.no_grad()
+    def first_step(self):
+        grads = [p.grad for p in self.param_groups[0]["params"]]
+        norm = nn.utils.get_total_norm(grads) + 1e-12
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["moved"] = p.grad * (0.1 / norm)
+            p.add_(self.state[p]["moved"])
+
+    @torch.no_grad()
+    def second_step(self):
+        for p in self.param_groups[0]["params"]:
+            p.sub_(self.state[p].pop("moved"))
+        super().step()
+
+    @torch.no_grad()
+    def step(self, closure):
+        self.first_step()
+        with torch.enable_grad():
+            loss = closure()
+        self.second_step()
+        return loss
+
+
+class Whole(Sharp):
+    """One whose step evaluates the first gradients itself."""
+
+    @torch.no_grad()
+    def step(self, closure):
+        with torch.enable_grad():
+            closure()
+        return super().step(closure)
+
+
+class Looking(Sharp):
+    """One that moves the weights in each other step alone."""
+
+    @torch.no_grad()
+    def step(self, closure):
+        self.turn = not getattr(self, "turn", False)
+        if self.turn:
+            return super().step(closure)
+        with torch.enable_grad():
+            loss = closure()
+        torch.optim.SGD.step(self)
+        return loss
+
+
+class WithClosure(TrainingPhase):
+    def step(self, learner, step):
+        step.inputs, step.targets = self.unpack(step.batch)
+
+        def closure():
+            step.outputs = self.forward(learner, step.inputs)
+            step.loss = self.loss(learner, step.outputs, step.targets)
+            step.backward(step.loss)
+            return step.loss
+
+        step.update(closure=closure)
+
+
+@pytest.mark.parametrize("kind", [Sharp, Whole, Looking])
+@pytest.mark.parametrize("clip", [False, True])
+def test_optimizer_with_two_steps_gets_gradients_for_both(kind, clip):
+    torch.manual_seed(1)
+    data = [(torch.randn(2, 3), torch.randn(2, 1)) for _ in range(4)]
+    torch.manual_seed(0)
+    model, loss_fn = nn.Linear(3, 1), nn.MSELoss()
+    optimizer = kind(model.parameters(), lr=0.1, momentum=0.9)
+    for index, (x, y) in enumerate(data):
+
+        def closure(x=x, y=y):
+            optimizer.zero_grad()
+            loss = loss_fn(model(x), y)
+            loss.backward()
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            return loss
+
+        if kind is Sharp or (kind is Looking and index % 2 == 0):
+            closure()
+        optimizer.step(closure)
+    learner = make(
+        lambda params: kind(params, lr=0.1, momentum=0.9),
+        phases=[WithClosure()],
+        plugins=[ClipGradNorm(0.05)] if clip else [],
+    )
+    learner.fit(data, epochs=1)
+    assert torch.equal(learner.model.weight, model.weight)
+    assert "first_step" not in vars(learner.optimizer)
+    assert learner.progress.updates == 4
