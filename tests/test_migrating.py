@@ -1,4 +1,4 @@
-"""docs/migrating.md: the programs of each pair leave the same parameters behind, bitwise."""
+"""docs/migrating-*.md: the programs of each page leave the same parameters behind, bitwise."""
 
 from __future__ import annotations
 
@@ -24,17 +24,20 @@ from torch import Tensor
 import loopkit
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "migrating.md").read_text()
-SECTIONS = dict(re.findall(r"(?ms)^## From (.+?)$\n(.*?)(?=^## |\Z)", PAGE))
+DOCS = ROOT / "docs"
+SECTIONS = {path.stem.removeprefix("migrating-"): path.read_text() for path in sorted(DOCS.glob("migrating-*.md"))}
+"""The pages by the library that one comes from."""
+BEGIN = blocks(SECTIONS["loop"])[0].text
+"""The data and the model of every page."""
 MODULES = {
-    "a loop by hand": "torch",
-    "Lightning": "lightning",
-    "Ignite": "ignite",
+    "loop": "torch",
+    "lightning": "lightning",
+    "ignite": "ignite",
     "fastai": "fastai",
-    "Accelerate": "accelerate",
-    "the HF Trainer": "transformers",
-    "Keras": "keras",
-    "Composer": "composer",
+    "accelerate": "accelerate",
+    "hf-trainer": "transformers",
+    "keras": "keras",
+    "composer": "composer",
     "skorch": "skorch",
 }
 SCRIPT = """
@@ -57,7 +60,7 @@ for section, programs in sections.items():
     found[section] = ends, printed, said
 torch.save(found, "found")
 """
-"""All sections in one process, as its start takes longest: each in a namespace of its own."""
+"""All pages in one process, as its start takes longest: each in a namespace of its own."""
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +68,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[list[list
     """For each section: the parameters that its programs end with, what each prints, and a traceback."""
     directory = tmp_path_factory.mktemp("migrating")
     sections = {section: programs(section) for section, module in MODULES.items() if find_spec(module) is not None}
-    (directory / "sections").write_bytes(pickle.dumps((blocks(PAGE)[0].text, sections)))
+    (directory / "sections").write_bytes(pickle.dumps((BEGIN, sections)))
     (directory / "programs.py").write_text(SCRIPT)
     done = subprocess.run(
         [sys.executable, "programs.py"],
@@ -83,19 +86,19 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[list[list
 
 def programs(section: str) -> list[str]:
     """The programs of a section: loopkit's last, after those that load what the first one has saved."""
-    there, here, *more = [block.text for block in blocks(SECTIONS[section]) if block.language == "python"]
+    _, there, here, *more = [block.text for block in blocks(SECTIONS[section]) if block.language == "python"]
     return [there, *more, here]
 
 
 ROWS = {
     name: [row.strip("| ").split(" | ") for row in text.splitlines() if row.startswith("|")]
-    for name, text in re.findall(r"(?ms)^## (?:From )?(.+?)$\n(.*?)(?=^## |\Z)", PAGE)
+    for name, text in {**SECTIONS, "all": (DOCS / "migrating.md").read_text()}.items()
 }
-"""The rows of the tables of each section."""
+"""The rows of the tables of each page."""
 
 
 def named(section: str) -> set[str]:
-    """The words in the left columns of a section."""
+    """The words in the left columns of a page."""
     return {word for row in ROWS[section] for word in re.findall(r"\w+", row[0])}
 
 
@@ -185,13 +188,13 @@ def skorch() -> Iterator[Iterable[str]]:
 @pytest.mark.parametrize(
     ("section", "library"),
     [
-        ("Lightning", lightning),
-        ("Ignite", ignite),
+        ("lightning", lightning),
+        ("ignite", ignite),
         ("fastai", fastai),
-        ("Accelerate", accelerate),
-        ("the HF Trainer", transformers),
-        ("Keras", keras),
-        ("Composer", composer),
+        ("accelerate", accelerate),
+        ("hf-trainer", transformers),
+        ("keras", keras),
+        ("composer", composer),
         ("skorch", skorch),
     ],
 )
@@ -252,6 +255,10 @@ def test_classes_that_the_tables_name_are_there() -> None:
 
 def test_each_section_is_compared() -> None:
     assert set(SECTIONS) == set(MODULES)
+
+
+def test_each_page_begins_with_the_same_data_and_model() -> None:
+    assert {blocks(page)[0].text for page in SECTIONS.values()} == {BEGIN}
 
 
 @pytest.mark.slow

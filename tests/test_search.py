@@ -43,7 +43,7 @@ QUESTIONS = {
     "docs/metrics": ["f1 score"],
     "docs/determinism": ["seed", "reproducibility"],
     "docs/debugging": ["nan loss", "out of memory"],
-    "docs/migrating": ["pytorch lightning"],
+    "docs/migrating-lightning": ["pytorch lightning"],
     "docs/inference": ["predict"],
     "docs/data": ["dataloader"],
     "docs/own-loop": ["training loop"],
