@@ -57,6 +57,9 @@ class Phase:
     grad_mode: Literal["no_grad", "inference_mode", "grad"] = "no_grad"
     """How steps that do not train run: ``"inference_mode"`` is faster, but what modules cache there is unusable
     for training; ``"grad"`` is for steps that differentiate without training."""
+    takes_empty: bool = False
+    """True: batches without samples go to ``step``, as those of Poisson sampling in private training. Then
+    ``step.samples`` is 0, the update is made, and the step's loss counts in no metric. A plugin can declare it, too."""
     batchless: ClassVar[bool] = False
     """True: ``step.batch`` may be None, as data of only steps gives it; ``step`` makes its own."""
     saved: ClassVar[tuple[str, ...]] = ()

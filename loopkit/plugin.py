@@ -78,6 +78,10 @@ class Plugin(Protocol):
         """Whether higher values of one of its metrics are better; None if unknown, or for another plugin's metric."""
         ...
 
+    takes_empty: bool
+    """Whether batches without samples go to the phases, as those of Poisson sampling; see `Phase.takes_empty`. Without
+    it, False."""
+
     # When a check asks for it
 
     syncs: tuple[str, ...] | bool
@@ -174,6 +178,9 @@ class Plugin(Protocol):
         """
         ...
 
+    loss_scale: float
+    """The factor of the loss, and so of the gradients until its ``update_begin`` divides by it; reading it may wait for
+    the device. `ClipGradNorm` looks for it. Without it, 1."""
     norm: Tensor | None
     """The norm of the last gradients. Plugins that log look for it where ``"clip"`` is provided."""
     last: dict[str, Tensor]

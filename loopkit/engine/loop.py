@@ -171,6 +171,7 @@ class Loop(Frame):
                 window.refresh(self._core.accumulate)
         check_own(self._core, self.phase)
         plan = self.plan = self._core.registry.plan(self.phase)
+        self._samples.consider(self._core.registry.plugins.values())
         self.fire, self.optimizer_step = plan.fire, plan.optimizer_step
         if self.awaited is not None:
             self.fire = self.awaited.watch(plan.fire)
@@ -261,8 +262,8 @@ class Loop(Frame):
             logbook.place, slot[0] = None, index
             try:
                 if not samples or (batch is None and not phase.batchless):
-                    self._pass_over(step, samples)
-                    continue
+                    if self._passes_over(step, samples):
+                        continue
                 if begin is not None:
                     begin(step)
                 if contexts and self._around is not None:
@@ -300,11 +301,14 @@ class Loop(Frame):
                 return False
         return True
 
-    def _pass_over(self, step: Step, samples: int) -> None:
-        """Leave out a batch that is None, or holds no sample, or raise for it."""
+    def _passes_over(self, step: Step, samples: int) -> bool:
+        """Whether to leave out a batch that is None, or holds no sample; raises if nobody said what to do with it."""
+        if self._samples.takes_empty and step.batch is not None:
+            return False
         if step.batch is not None or not self.phase.skip_none or self.agrees:
             raise PhaseInputError(f"batch {step.index} is {describe(step.batch)}: {NONE if samples else EMPTY}")
         step.ended = True
+        return True
 
     def _look_again(self) -> None:
         """The plan or the size of windows has changed, or something was asked for: take it over, and do that."""
@@ -376,7 +380,7 @@ class Loop(Frame):
 
         Where processes share their gradients, what syncs them decides, for all alike.
         """
-        if not window.is_void():
+        if self._samples.takes_empty or not window.is_void():
             return None
         plugins = self._core.registry.plugins.values()
         shared = self._core.world.size > 1 and all(getattr(each, "agrees_in_steps", True) for each in plugins)
@@ -432,5 +436,8 @@ def stronger(one: Cancel | None, other: Cancel | None) -> Cancel | None:
     return other if one is None or (isinstance(other, CancelFit) and not isinstance(one, CancelFit)) else one
 
 
-EMPTY = "it has no samples; drop empty batches in the loader"
+EMPTY = (
+    "it has no samples; drop empty batches in the loader, or, if they are meant, as in Poisson sampling, let the phase "
+    "or a plugin take them: takes_empty = True"
+)
 NONE = "drop such batches in the loader, or let the phase pass over them with skip_none=True (in one process alone)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
@@ -11,6 +11,7 @@ from loopkit.batches import count_samples, describe, odd_lengths
 from loopkit.errors import PhaseInputError
 from loopkit.notes import locate
 from loopkit.phases import Phase
+from loopkit.plugin import unwrapped
 
 
 class Samples:
@@ -30,12 +31,19 @@ class Samples:
         """Counts the samples of any batch."""
         self.tensor = None if own else Tensor
         """The class of a first part whose length is the number of samples."""
+        self.takes_empty = False
+        """Whether the phase or a plugin takes batches without any."""
         self.failure: BaseException | None = None
         """The error of the phase's own method."""
 
     def ways(self) -> tuple[type[Tensor] | None, Callable[[Any], int]]:
         """Return the class of a first part whose length counts, and the function that counts any other batch."""
         return self.tensor, self.count
+
+    def consider(self, plugins: Iterable[Any]) -> None:
+        """See whether the phase or one of these plugins takes batches without samples."""
+        takers = (self._phase, *map(unwrapped, plugins))
+        self.takes_empty = any(getattr(each, "takes_empty", False) for each in takers)
 
     def look(self, batch: Any) -> None:
         """Print one note if the first batch of the epoch begins with lengths that disagree."""

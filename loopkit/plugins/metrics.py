@@ -231,8 +231,8 @@ class Metrics(Shown):
         """Take in one step."""
         name = ""
         made = vars(step)  # to ask the step for what it has not costs 3 us
-        if made.get("targets") is None and self._attributes.isdisjoint(made):
-            return  # it predicts
+        if not made["samples"] or (made.get("targets") is None and self._attributes.isdisjoint(made)):
+            return  # an empty batch has no mean, and a prediction no targets
         now = step.epoch.keep(self).get("now") or self._begin(learner, step.epoch)
         try:
             if not now.placed:

@@ -95,7 +95,7 @@ class SkipSpikes(Shown):
         """Compare the loss with the limit."""
         loss = getattr(step, "loss", None)
         keep = step.epoch.keep(self)
-        if not isinstance(loss, Tensor) or step.had_backward:
+        if not isinstance(loss, Tensor) or step.had_backward or not step.samples:
             return
         if loss.device.type != "cpu" and not self.wait:
             raise PluginError(

@@ -179,7 +179,7 @@ class StopOnNonFinite(Shown):
     def backward_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
         """Look at the loss, or at earlier ones that have arrived."""
         loss = getattr(step, "loss", None)
-        if not isinstance(loss, Tensor):
+        if not isinstance(loss, Tensor) or not step.samples:  # of an empty batch, a mean is undefined
             return
         if self._late or (self._late is None and not loss.is_cpu):
             self._look_later(loss.detach(), learner, step)
@@ -247,7 +247,7 @@ class StopOnNonFinite(Shown):
     def step_end(self, learner: Learner, step: Step) -> None:
         """Look at the loss of a step that has made its updates itself."""
         loss = vars(step).get("loss")
-        if not isinstance(loss, Tensor):
+        if not isinstance(loss, Tensor) or not step.samples:
             return
         if self._late or (self._late is None and not loss.is_cpu):
             self._look_later(loss.detach(), learner, step)

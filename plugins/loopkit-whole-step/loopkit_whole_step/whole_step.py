@@ -170,7 +170,7 @@ class WholeStep(Shown):
     def take_step(self, learner: Learner, phase: Phase, step: Step, default: Callable[[], None]) -> None:
         """Replay the step, or run it."""
         epoch = step.frame.epoch
-        if not phase.training or epoch is self._rests() or phase.own_updates:
+        if not phase.training or epoch is self._rests() or phase.own_updates or not step.samples:
             default()
             return
         batch = step.batch
