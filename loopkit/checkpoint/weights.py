@@ -286,7 +286,8 @@ def load_best(learner: Learner, directory: str | Path) -> Manifest:
     word = _word_to_load(learner, manifest, averages)
     plans = [_planned(model, _from_checkpoint(manifest, name, word)) for name, model in learner.models.items()]
     learner.models.modes.receive()
-    _load_all(averages, states, [pair for plan in plans for pair in plan.copies()])
+    with learner.models.module_modes.in_training_form():
+        _load_all(averages, states, [pair for plan in plans for pair in plan.copies()])
     return manifest
 
 

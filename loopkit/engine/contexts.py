@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from loopkit.engine.kept.modes import TRAIN
@@ -25,21 +26,29 @@ class Contexts:
         self._core = core
         self._phase = phase
         self._stack = ExitStack()
+        self._form = ExitStack()
+        """The evaluation form of modules with a ``train`` of their own."""
+        self._exact = False
+        """Whether weights are to be what they were when the epoch is left, bit for bit."""
         self._modes: list[tuple[nn.Module, bool]] = []
 
     def enter(self, epoch: Epoch, makers: Iterable[Callable[[Epoch], Any]]) -> None:
         """Put the models in the phase's mode, and enter the contexts of plugins, which these make."""
         weights = self._core.models.weights
         try:
-            if self._phase.training and weights.stack and weights.by:
-                self._stack.enter_context(weights.own())
+            self._exact = epoch.alone
+            if self._phase.training:
+                self._set_modes()
+                if weights.stack and weights.by:
+                    self._stack.enter_context(weights.own())
             if self._core.models.modes.optimizers:
                 self._switch(epoch)
-            self._modes = self._core.models.set_modes(self._phase.training)
-            self._stack.callback(self.restore_modes)
+            if not self._phase.training:
+                self._set_modes()
             for make in makers:
                 if (context := make(epoch)) is not None:
                     self._stack.enter_context(context)
+            self._enter_form()
         except (CancelEpoch, CancelFit):
             raise
         except BaseException as error:
@@ -56,16 +65,32 @@ class Contexts:
         elif not models.modes.evaluated:
             self._stack.enter_context(models.modes.in_place(models.weights.replaced, stays=not epoch.alone))
 
+    def _set_modes(self) -> None:
+        self._modes = self._core.models.set_modes(self._phase.training)
+        self._stack.callback(lambda: self._core.models.restore(self._modes))
+
+    def _enter_form(self) -> None:
+        """Put modules with a ``train`` of their own in eval mode, after what stands in the weights' place."""
+        if self._phase.training:
+            return
+        models = self._core.models
+        replaced = partial(models.weights.replaced, is_form=True)
+        self._stack.callback(self._form.close)
+        self._form.enter_context(models.module_modes.evaluated(replaced, lambda: self._exact))
+
     def set_modes(self) -> None:
         """Put the modules in the phase's mode, remembering the one that each was in."""
         self._modes = self._core.models.set_modes(self._phase.training)
+        self._enter_form()
 
     def restore_modes(self) -> None:
         """Put the modules back in the modes in which `set_modes` found them."""
+        self._form.close()
         self._core.models.restore(self._modes)
 
     def leave(self, error: BaseException | None) -> None:
         """Leave them, be it because of an error, which none of them may swallow."""
+        self._exact = self._exact or error is not None
         try:
             self._stack.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
         except BaseException as raised:

@@ -245,8 +245,10 @@ class Epoch:
         core.logbook.move_to(self)
         try:
             try:
-                if self.trains and core.models.kept_in_eval:
-                    core.say_once(core.models.kept_in_eval)
+                if self.trains:
+                    core.models.module_modes.wake(core.say_once)
+                if self.trains and core.models.module_modes.kept:
+                    core.say_once(core.models.module_modes.kept)
                 if self.trains and self.length is not None and self.length < core.accumulate:
                     _say_short(core, self)
                 if core.metrics:

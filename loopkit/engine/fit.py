@@ -254,6 +254,7 @@ class Fit:
                     "neither end nor save it; call learner.pause() or learner.stop() where they arrive"
                 )
         core.find_extras()
+        core.models.module_modes.wake(core.say_once)
         self._find_position()
         self.beginning = True
         core.registry.owners.begin(core.registry.plugins)

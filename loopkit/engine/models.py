@@ -19,6 +19,7 @@ from loopkit.engine.kept.measured import Measured
 from loopkit.engine.kept.modes import Modes
 from loopkit.engine.kept.optimizers import OptimizerPart, is_of_torch, is_optimizer
 from loopkit.engine.kept.unsaved import params_of
+from loopkit.engine.module_modes import ModuleModes, has_own_train, turn, write
 from loopkit.engine.refusals import check_trainable
 from loopkit.engine.routing import Route
 from loopkit.errors import PhaseError, PluginError
@@ -46,15 +47,9 @@ class Models(dict[str, nn.Module]):
             if not isinstance(module, nn.Module):
                 raise PhaseError(f"model {name!r} is {module!r}: it must be an instance of torch.nn.Module")
             self[name] = compiled_in_place(module)
-        self._evals = {
-            each: f"{name}.{path}" if len(self) > 1 else path
-            for name, model in self.items()
-            for path, each in model.named_modules()
-            if model.training and not each.training
-        }
-        """The modules that stay in eval mode in training, with their names: they were so, in a model in train mode."""
-        self.kept_in_eval = _kept([name for each, name in self._evals.items() if not list(each.children())])
-        """What to say of them; empty without any."""
+        self.module_modes = ModuleModes(self.with_extras)
+        """Which modules are in train and eval mode."""
+        self.module_modes.meet(self.values())
         self.optimizer: Any = None
         """The optimizer, or the mapping of them, as it was given."""
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
@@ -68,8 +63,6 @@ class Models(dict[str, nn.Module]):
         """Whether a forward now is a plugin's own, in `Learner.aside`: hooks of modules leave it out."""
         self.extras = Extras(self)
         """The modules of the loss function, of phases and of plugins."""
-        self._met: set[nn.Module] = set()
-        """The modules among them whose mode was looked at."""
         self._known: dict[nn.Parameter, str] = {}
         """The parameters when the optimizers came, or an epoch last began, with their names."""
         self._routes: dict[str, Route] = {}
@@ -100,39 +93,58 @@ class Models(dict[str, nn.Module]):
             for path, buffer in module.named_buffers():
                 yield f"{prefix}{path}", buffer
 
-    def _prefixed(self) -> Iterator[tuple[str, nn.Module]]:
+    def _prefixed_models(self) -> Iterator[tuple[str, nn.Module]]:
         for name, model in self.items():
             yield f"{name}." if len(self) > 1 else "", model
+
+    def _prefixed(self) -> Iterator[tuple[str, nn.Module]]:
+        yield from self._prefixed_models()
         for name, extra in self.extras.modules.items():
             yield f"{name}.", extra
 
     def find_extras(self, owners: Iterable[Owner]) -> None:
-        """Look for the modules of these owners; those that are in eval mode when they are first seen stay there."""
-        self.extras.find(owners, {id(p) for each in self.optimizers.values() for p in params_of(each)})
-        for name, extra in self.extras.modules.items():
-            for path, module in extra.named_modules():
-                if module not in self._met:
-                    self._met.add(module)
-                    if not module.training:
-                        self._evals[module] = f"{name}.{path}"
+        """Look for the modules of these owners, and decide which modules stay in eval mode."""
+        trained = {id(p) for each in self.optimizers.values() for p in params_of(each)}
+        self.extras.find(owners, trained)
+        self.module_modes.decide(trained, [*self._prefixed_models(), *self.extras.parts()])
 
     def set_modes(self, training: bool) -> list[tuple[nn.Module, bool]]:
         """Put the modules in train or eval mode; returns the mode in which each was.
 
         In train mode, those that the user had put into eval mode before stay there.
         """
-        evals = self._evals if training else {}
         modules = self._modules()
         if training:
             self._check_replaced(modules)
-        modes = [(module, module.training) for module in modules]
-        if {type(module).train for module in modules} - {nn.Module.train}:
-            for model in self.with_extras().values():
-                model.train(training)
-            self.restore([(each, False) for each in evals])
-        else:
-            self.restore([(each, training and each not in evals) for each in modules])
-        return modes
+        return self.module_modes.switch(training, modules)
+
+    def restore(self, modes: list[tuple[nn.Module, bool]]) -> None:
+        """Put modules back in the modes that `set_modes` returned."""
+        if not has_own_train([module for module, _ in modes]):
+            write(modes)
+            return
+        want = dict(modes)
+        for top in self.with_extras().values():
+            turn(top, want)
+
+    def take_measured(self, phase: str) -> None:
+        """Copy what stands in the weights' place now, in the form in which modules are trained."""
+        with self.weights.in_training_form():
+            self.measured.take(phase)
+
+    def put_in_eval(self, module: nn.Module) -> None:
+        """Put a module and its parts in eval mode, those that are not."""
+        turn(module, dict.fromkeys(module.modules(), False), keep=True)
+
+    @contextmanager
+    def in_train_mode(self, module: nn.Module) -> Iterator[None]:
+        """Inside, a module and its parts are in train mode."""
+        before = {each: each.training for each in module.modules()}
+        turn(module, dict.fromkeys(before, True), keep=True)
+        try:
+            yield
+        finally:
+            turn(module, before)
 
     def _modules(self) -> list[nn.Module]:
         """Every module of every model; ``modules()`` of torch takes several times as long, at each epoch."""
@@ -144,16 +156,6 @@ class Models(dict[str, nn.Module]):
                     seen.add(child)
                     found.append(child)
         return found
-
-    @staticmethod
-    def restore(modes: Iterable[tuple[nn.Module, bool]]) -> None:
-        """Put modules back in the modes that `set_modes` returned."""
-        for module, training in modes:
-            if module.training is not training:
-                if type(module).__setattr__ is nn.Module.__setattr__ and "training" in vars(module):
-                    vars(module)["training"] = training  # what assigning comes to, in a twentieth of the time
-                else:
-                    module.training = training
 
     def device(self) -> str:
         """Where the first parameter is, in words."""
@@ -314,21 +316,14 @@ class Models(dict[str, nn.Module]):
         return made
 
 
-def _kept(names: list[str]) -> str:
-    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    said = (
-        f"{', '.join(names[:3])}{rest} had been put into eval mode when the learner was made, and stay so in training; "
-        f"model.train() before Learner(...) if that is not meant"
-    )
-    return said if names else ""
-
-
 class StandIn(NamedTuple):
     """Something that stands in the weights' place."""
 
     by: str
     put: Callable[[], None]
     away: Callable[[], None]
+    is_form: bool = False
+    """Whether it is the evaluation form of modules, of the weights that are in place below it."""
 
 
 class Weights:
@@ -349,15 +344,18 @@ class Weights:
         return ""
 
     @contextmanager
-    def replaced(self, put: Callable[[], None], away: Callable[[], None], by: str = "") -> Iterator[None]:
+    def replaced(
+        self, put: Callable[[], None], away: Callable[[], None], by: str = "", is_form: bool = False
+    ) -> Iterator[None]:
         """Inside, something stands in the weights' place.
 
         Args:
             put: Puts it there.
             away: Puts the weights back.
             by: The plugin whose weights these are; empty if the models' own weights stay, in another form.
+            is_form: Whether it is the evaluation form of modules.
         """
-        entry = StandIn(by, put, away)
+        entry = StandIn(by, put, away, is_form)
         put()
         self.stack.append(entry)
         try:
@@ -377,6 +375,20 @@ class Weights:
         del self.stack[at]
         for each in above:
             each.put()
+
+    @contextmanager
+    def in_training_form(self) -> Iterator[None]:
+        """Inside, what stands in the weights' place does so in the form in which modules are trained."""
+        forms: list[StandIn] = []
+        while self.stack and self.stack[-1].is_form:
+            forms.append(self.stack.pop())
+            forms[-1].away()
+        try:
+            yield
+        finally:
+            for each in reversed(forms):
+                each.put()
+                self.stack.append(each)
 
     @contextmanager
     def own(self) -> Iterator[None]:

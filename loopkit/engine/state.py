@@ -68,7 +68,6 @@ def collect(core: Core, mark: Mark | None, positions: bool = True, whole: bool =
     core.requests.settle()  # a plugin that puts a stop off keeps it in its state
     plugins, models = core.registry.plugins, core.models
     replaced = bool(models.weights.stack)
-    core.witness.warn()
     kept = {} if mark is None else mark.plugins
     state: dict[str, Any] = {
         "versions": dict(VERSIONS),
@@ -77,8 +76,11 @@ def collect(core: Core, mark: Mark | None, positions: bool = True, whole: bool =
         "optimizers": {},
         "progress": asdict(core.progress),
         "metrics": dict(core.metrics if mark is None else mark.metrics),
-        "plugins": {**_states({n: p for n, p in plugins.items() if n not in kept}), **kept},
+        "plugins": {},
     }
+    with models.weights.in_training_form():
+        core.witness.warn()
+        state["plugins"] = {**_states({n: p for n, p in plugins.items() if n not in kept}), **kept}
     with models.weights.own():
         phases = core.phase_states.collect()
         state["phases"] = copy.deepcopy(phases) if replaced else phases
@@ -272,7 +274,7 @@ def _load(core: Core, state: Mapping[str, Any], undo: list[tuple[str, Callable[[
     before = generators.save()
     undo.append(("the random generators", lambda: generators.restore(before)))
     generators.restore(state["generators"])
-    with torch.no_grad():
+    with torch.no_grad(), core.models.module_modes.in_training_form():
         for name, model in core.models.items():
             if any(not isinstance(value, Tensor) for value in model.state_dict().values()):
                 undo.append((f"model {name!r}", partial(model.load_state_dict, copy.deepcopy(model.state_dict()))))

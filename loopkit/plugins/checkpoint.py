@@ -275,7 +275,7 @@ class Checkpoint(Shown):
         """Take what stands in the weights' place while the metric is measured."""
         if self._is_monitored(phase) and learner.current is not None and not (self.everywhere and _is_sharded(learner)):
             if _may_stand_in(learner):
-                learner.models.measured.take(phase.name)
+                learner.models.take_measured(phase.name)
                 self._stands_in = learner.models.weights.by
 
     def _is_monitored(self, phase: Phase) -> bool:

@@ -149,7 +149,8 @@ class EarlyStopping(Shown):
         keep = epoch.keep(self)
         keep["cut"] = epoch.stopped or epoch.steps == 0
         if phase.name == self._phase and self.restore_best and learner.current is not None and not keep["cut"]:
-            keep["measured"] = {name: self._copy(tensor) for name, tensor in _tensors(learner).items()}
+            with learner.models.weights.in_training_form():
+                keep["measured"] = {name: self._copy(tensor) for name, tensor in _tensors(learner).items()}
             keep["extra"] = extra_states(learner)
 
     def _copy(self, tensor: Tensor) -> Tensor:
@@ -194,7 +195,8 @@ class EarlyStopping(Shown):
         if self._best is not None:
             if not getattr(learner.phases.get(self._phase), "training", False):
                 learner.models.modes.receive()
-            _restore(learner, self._best, self.name)
+            with learner.models.module_modes.in_training_form():
+                _restore(learner, self._best, self.name)
             put_extra_states(learner, self._best_extra)
 
     @property

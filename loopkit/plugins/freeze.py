@@ -82,7 +82,7 @@ class Freeze(Shown):
     @hookimpl(updates=("params",), before=("compile", "sync"))
     def setup_model(self, learner: Learner, name: str, model: nn.Module) -> nn.Module:
         """Freeze."""
-        self._models = learner.models
+        self._models = dict(learner.models)
         names = [path for path, _ in named_parameters(self._models)]
         for pattern in self._patterns:
             self._check(pattern, names)
@@ -278,4 +278,4 @@ class EvalMode(Shown):
         if phase.training:
             for path, module in named_modules(learner.models):
                 if any(covers(pattern, path) for pattern in self._patterns):
-                    module.train(False)
+                    learner.models.put_in_eval(module)

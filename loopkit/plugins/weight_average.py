@@ -317,21 +317,18 @@ class WeightAverage(Shown):
             ids = {id(buffer) for buffer in own}
             pairs = [pair for pair in average.look_up(model, self.use_buffers) if id(pair[0]) not in ids]
             pairs += zip(own, estimated, strict=True)
-            modes = [(module, module.training) for module in model.modules()]
-            sharded.exchange(pairs)
-            try:
-                with torch.random.fork_rng(devices=_devices(model), device_type=_device_type(model)):
-                    model.train()
+            seeds = torch.random.fork_rng(devices=_devices(model), device_type=_device_type(model))
+            with learner.models.in_train_mode(model), seeds:
+                sharded.exchange(pairs)
+                try:
                     for norm in norms:
                         norm.reset_running_stats()
                         norm.momentum = None
                     self._forward(learner, name, data)
-            finally:
-                sharded.exchange(pairs)
-                for norm, momentum in norms.items():
-                    norm.momentum = momentum
-                for module, training in modes:
-                    module.training = training
+                finally:
+                    sharded.exchange(pairs)
+                    for norm, momentum in norms.items():
+                        norm.momentum = momentum
             names = {id(buffer): key for key, buffer in model.named_buffers()}
             average.bn = {names[id(b)]: new for b, new in zip(own, estimated, strict=True)}
             average.bn_count = average.count

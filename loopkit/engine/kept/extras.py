@@ -98,6 +98,15 @@ class Extras:
             self._made[owner.name + mark] = ids, made
         return made
 
+    def parts(self) -> Iterator[tuple[str, nn.Module]]:
+        """Yield the modules themselves, each with the beginning of the names in it."""
+        for owner, module in self.modules.items():
+            if not isinstance(module, _Together):
+                yield f"{owner}.", module
+                continue
+            for name, part in module.named_children():
+                yield f"{owner}.{name}.", part
+
     def collected(self, gather: Callable[[Any], Any] = sharded.whole) -> dict[str, Any]:
         """Return what a state has of them: nothing if there are none."""
         saved = self.saved(gather)
