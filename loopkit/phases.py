@@ -58,7 +58,7 @@ class Phase:
     """How steps that do not train run: ``"inference_mode"`` is faster, but what modules cache there is unusable
     for training; ``"grad"`` is for steps that differentiate without training."""
     takes_empty: bool = False
-    """True: batches without samples go to ``step``, as those of Poisson sampling in private training. Then
+    """True: batches without samples go to ``step``, such as Poisson sampling makes in private training. Then
     ``step.samples`` is 0, the update is made, and the step's loss counts in no metric. A plugin can declare it, too."""
     batchless: ClassVar[bool] = False
     """True: ``step.batch`` may be None, as data of only steps gives it; ``step`` makes its own."""

@@ -79,7 +79,7 @@ class Plugin(Protocol):
         ...
 
     takes_empty: bool
-    """Whether batches without samples go to the phases, as those of Poisson sampling; see `Phase.takes_empty`. Without
+    """Whether batches without samples go to the phases, such as Poisson sampling makes (`Phase.takes_empty`). Without
     it, False."""
 
     # When a check asks for it
@@ -208,6 +208,36 @@ class Plugin(Protocol):
 
         Define it if the plugin does not keep every option in an attribute with the same name.
         """
+        ...
+
+
+class Average(Protocol):
+    """All that a plugin with ``provides = "average"`` has, beside its hooks: other weights than the models' own.
+
+    ``learner.evaluate(data, weights=...)``, `Checkpoint` and `load_best` ask for it; it is checked when it is added.
+
+    Example::
+
+        class Slow:
+            name, provides, owns = "slow", "average", ("weights.val",)
+    """
+
+    provides: str
+    """``"average"``."""
+    owns: Declaration
+    """The places where it stands: ``("weights",)`` in all epochs that do not train, ``("weights.val",)`` in epochs of a
+    phase, and ``()`` in none. `load_best` takes the models' own weights, and its state, where it stands there again."""
+
+    def averaged(self, learner: Learner) -> AbstractContextManager[None]:
+        """Context in which its weights replace the models' own, by ``learner.models.weights.replaced``."""
+        ...
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """The averaged weights, and what it goes on with."""
+        ...
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on from what `state_dict` returned; `load_best` calls it outside of a fit."""
         ...
 
 

@@ -146,7 +146,7 @@ def _puts_weights(impl: Implementation) -> bool:
 
 
 def _enter_step(core: Core, phase: Phase, epoch: Epoch, stack: ExitStack) -> None:
-    """Enter the contexts of a step, such as autocast, but for those of plugins that only look on."""
+    """Enter the contexts of a step, such as autocast, without plugins that only look on."""
     step = Step(epoch.loop, 0, None, 1)
     plan = core.registry.plan(phase)
     for make, placed in zip(plan.step_contexts, plan.order["step_context"], strict=True):
@@ -162,7 +162,7 @@ def _modules(core: Core) -> list[nn.Module]:
 
 
 def _keep_generators(modules: list[nn.Module], stack: ExitStack) -> None:
-    """Put the global generators, and those of modules, back in the end."""
+    """Restore the global generators and the modules' generators in the end."""
     stack.callback(generators.restore, generators.save())
     own = {id(each): each for module in modules for each in vars(module).values() if generators.is_generator(each)}
     for generator in own.values():

@@ -25,7 +25,7 @@ from loopkit.hooks import (
     plain_arguments,
 )
 from loopkit.phases import TRAINING_EVENTS, is_standard
-from loopkit.plugin import declared, provided
+from loopkit.plugin import declared, provided, unwrapped
 from loopkit.words import STATE, half_a_state, nearest
 
 if TYPE_CHECKING:
@@ -328,8 +328,21 @@ def check_plugin(plugin: Any, name: str) -> None:
             raise PluginError(f"{where}: {attribute} belongs to no phase, so it takes no phase=...")
     if not any(hasattr(method, "loopkit_options") for method in found.values()):
         raise PluginError(f"{where} has no hooks, so nothing would call it: mark its methods with @hookimpl")
+    _check_average(unwrapped(plugin), where)
     if half := half_a_state([each for each in STATE if callable(getattr(plugin, each, None))]):
         raise PluginError(f"{where} {half}")
+
+
+def _check_average(plugin: Any, where: str) -> None:
+    """Refuse an average without what savers and evaluations ask of one."""
+    parts = ("averaged", "state_dict", "load_state_dict", "owns")
+    missing = [part for part in parts if not hasattr(plugin, part)]
+    if provided(plugin) == "average" and missing:
+        raise PluginError(
+            f"{where}: provides is 'average', and it has no {' and no '.join(missing)}. An average has "
+            f"averaged(learner), a context with its weights in place; state_dict and load_state_dict; and owns, as "
+            f"('weights.val',), the phases in whose epochs it stands there, or (): see loopkit.plugin.Average"
+        )
 
 
 def _check_arguments(method: Callable[..., Any], hook: Hook, where: str) -> None:

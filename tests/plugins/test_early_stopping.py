@@ -73,10 +73,20 @@ class Averaged:
 
     name = "averaged"
     provides = "average"
+    owns = ("weights",)
 
     @hookimpl(updates=("params",))
     def epoch_context(self, learner, phase):
         return None if phase.training else self.swapped(learner.model)
+
+    def averaged(self, learner):
+        return self.swapped(learner.model)
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
 
     @contextmanager
     def swapped(self, model):
