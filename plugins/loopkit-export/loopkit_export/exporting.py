@@ -63,7 +63,8 @@ def export(
     if chosen not in names:
         raise PhaseError(f"export: model is {model!r}: it is one of {', '.join(map(repr, names))}")
     with _averaged(learner, weights):
-        module = copy.deepcopy(learner.models[chosen]).cpu().eval()
+        module = copy.deepcopy(learner.models[chosen]).cpu()
+        module.eval()  # a module's own may return None
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if onnx and missing:
         raise ImportError(f"export(onnx=True) needs {' and '.join(missing)}: pip install 'loopkit-export[onnx]'")
