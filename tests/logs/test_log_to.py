@@ -263,7 +263,8 @@ def test_run_tells_what_it_was_made_with() -> None:
 @pytest.mark.filterwarnings("ignore:Lazy modules", "ignore:log 'memory' cannot write Hyperparameters")
 def test_model_whose_shapes_are_not_known_yet_is_logged() -> None:
     memory = Memory()
-    model, optimizer = nn.LazyLinear(1), torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    model = nn.LazyLinear(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     plugins = [LogTo(memory), LogHyperparameters(), log_index()]
     Learner(model, nn.MSELoss(), optimizer, plugins=plugins, standard=False).fit(batches(1), epochs=1)
     known = memory.runs[0].hyperparameters

@@ -84,6 +84,7 @@ def test_log_hyperparameters_knows_the_options_of_plugins() -> None:
     assert {name: found[name] for name in found if name.startswith("plugins.")} == {
         "plugins.clip_grad_norm.max_norm": 0.75,
         "plugins.clip_grad_norm.norm_type": 2.0,
+        "plugins.clip_grad_norm.over": "each",
     }
 
 

@@ -49,7 +49,7 @@ GIVEN = {
         },
         {"directory": Path("/tmp/runs/a"), "overwrite": True, "weights_only": True},
     ],
-    "ClipGradNorm": [{"max_norm": 0.5, "norm_type": 1.0, "name": "clip"}],
+    "ClipGradNorm": [{"max_norm": 0.5, "norm_type": 1.0, "over": "all", "name": "clip"}],
     "ClipGradValue": [{"max_value": 0.5, "name": "clip"}],
     "Compile": [{"dynamic": True, "mode": "default", "backend": "eager", "fullgraph": True}],
     "DDP": [
