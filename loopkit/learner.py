@@ -177,8 +177,7 @@ class Learner:
     def accumulate(self, steps: int) -> None:
         if not is_count(steps):
             raise PhaseError(f"accumulate is {steps!r}: it counts the steps of an update, from 1")
-        self._core.accumulate = steps
-        self._core.requests.change()
+        self._core.set_accumulate(steps)
 
     @property
     def progress(self) -> Progress:

@@ -104,6 +104,7 @@ def test_state_names_everything_that_decides_how_training_goes_on():
         "progress",
         "metrics",
         "plugins",
+        "flags",
         "phases",
         "epochs",
         "data",

@@ -15,6 +15,8 @@ from loopkit.engine.kept.buffers import strange_buffers
 from loopkit.engine.kept.differences import first, names
 from loopkit.engine.kept.extras import Extras
 from loopkit.engine.kept.extras import malformed as malformed_extras
+from loopkit.engine.kept.flags import Flags
+from loopkit.engine.kept.flags import malformed as malformed_flags
 from loopkit.engine.kept.measured import Measured
 from loopkit.engine.kept.modes import Modes
 from loopkit.engine.kept.optimizers import OptimizerPart
@@ -51,6 +53,7 @@ VERSIONS = {
     "parts": 1,
     "round": 1,
     Extras.name: Extras.version,
+    Flags.name: Flags.version,
     Measured.name: Measured.version,
     Modes.name: Modes.version,
 }
@@ -127,6 +130,7 @@ def _malformed(state: Mapping[str, Any]) -> list[str]:
         for key, saved in state.get(part, {}).items():
             problems += malformed(f"{part}.{key}", saved)
     problems += _malformed_rounds(state)
+    problems += malformed_flags(state["flags"]) if "flags" in state else []
     problems += malformed_extras(state.get("extras", {}))
     if "fit" not in state:
         problems.append("fit is missing")

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from loopkit.engine.kept.extras import LOSS, Owner
+from loopkit.engine.kept.flags import Flags
 from loopkit.engine.kept.roots import RootsOfLearner, has_state
 from loopkit.engine.kept.rounds import Round
 from loopkit.engine.kept.unsaved import check_saved
@@ -18,7 +19,7 @@ from loopkit.engine.requests import Requests
 from loopkit.engine.resume import Resume
 from loopkit.notes import add_note, say, shown
 from loopkit.phases import is_standard
-from loopkit.plugin import unwrapped
+from loopkit.plugin import declared, unwrapped
 from loopkit.progress import Progress
 from loopkit.world import World
 
@@ -59,6 +60,7 @@ class Core:
         """The round of a loop of the user's."""
         self.phase_states = PhaseStates(phases)
         self.witness = Witness(self._roots)
+        self.flags = Flags(models, lambda: self.accumulate, self.set_accumulate, self._owned_flags)
         self.epochs: list[Epoch] = []
         """The epochs that are open, the outermost first."""
         self.fit: Fit | None = None
@@ -129,6 +131,17 @@ class Core:
                 saves = None if stateful else ()
                 owners.append(Owner(f"plugin {name}", own, saves, trained=stateful or home.startswith("loopkit_")))
         return owners
+
+    def set_accumulate(self, steps: int) -> None:
+        """Set the steps of an update, from the next window on."""
+        self.accumulate = steps
+        self.requests.change()
+
+    def _owned_flags(self) -> list[str]:
+        """The patterns of the parameters whose training a plugin owns."""
+        plugins = [unwrapped(plugin) for plugin in self.registry.plugins.values()]
+        owned = [name for each in plugins for name in declared(each, "owns", getattr(each, "owns", ()))]
+        return [name.removeprefix("trainable.") for name in owned if name.startswith("trainable.")]
 
     def join(self, world: World) -> None:
         """Train together with these processes."""

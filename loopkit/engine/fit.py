@@ -255,6 +255,7 @@ class Fit:
                 )
         core.find_extras()
         core.models.module_modes.wake(core.say_once)
+        core.flags.note()
         self._find_position()
         self.beginning = True
         core.registry.owners.begin(core.registry.plugins)

@@ -272,7 +272,7 @@ def turn(module: nn.Module, want: Mapping[nn.Module, bool], keep: bool = False) 
 
 
 def _call_train(module: nn.Module, goal: bool, want: Mapping[nn.Module, bool]) -> None:
-    """Call ``train`` of a module, which calls that of its parts, but of those that have their mode already."""
+    """Call ``train`` of a module; it does not reach the parts that have their mode already."""
     stay = [
         part
         for part in module.modules()

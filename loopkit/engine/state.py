@@ -81,6 +81,7 @@ def collect(core: Core, mark: Mark | None, positions: bool = True, whole: bool =
     with models.weights.in_training_form():
         core.witness.warn()
         state["plugins"] = {**_states({n: p for n, p in plugins.items() if n not in kept}), **kept}
+    state.update(core.flags.collected())
     with models.weights.own():
         phases = core.phase_states.collect()
         state["phases"] = copy.deepcopy(phases) if replaced else phases
@@ -263,6 +264,7 @@ def _load(core: Core, state: Mapping[str, Any], undo: list[tuple[str, Callable[[
     undo.append(
         ("the modules of the loss function, phases and plugins", core.models.extras.load(state.get("extras", {})))
     )
+    undo.append(("which parameters are trained", core.flags.load(state.get("flags", {}))))
     _materialize(core.models, state["models"])
     for name, optimizer in core.models.optimizers.items():
         try:

@@ -43,7 +43,7 @@ def norm_of(grads: list[Tensor], norm_type: float) -> Tensor:
 def total_norm(grads: list[Tensor], norm_type: float = 2.0) -> Tensor:
     """The norm of all gradients together, as one scalar tensor; bitwise ``torch.nn.utils.get_total_norm``.
 
-    Of sharded gradients it is the norm of the whole, equal in all processes; of sparse ones that of their values.
+    Of sharded gradients it is the norm of the whole, equal in all processes; of sparse ones, the norm of their values.
     """
     if alike(grads):
         return norm_of(grads, norm_type)

@@ -1,0 +1,154 @@
+"""Flags: which parameters are trained, and how many steps make an update, where a run has changed them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from loopkit.groups import covers
+from loopkit.kinds import COUNT, FLAG, LIST, MAPPING, wrong
+from loopkit.notes import say, warn
+
+SAVED = {"frozen": LIST, "changed": MAPPING, "accumulate": LIST}
+
+
+class Models(Protocol):
+    """The parameters and optimizers of a learner."""
+
+    optimizers: dict[str, torch.optim.Optimizer]
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield every parameter with its name."""
+
+
+class Flags:
+    """The ``requires_grad`` of parameters and ``learner.accumulate``, of which a state holds what a run has changed.
+
+    Parameters whose training a plugin owns, such as those of `Freeze`, are left to the plugin.
+
+    Args:
+        models: The parameters.
+        get: Returns the steps of an update.
+        put: Sets them.
+        owned: Returns the patterns of the parameters that plugins own.
+    """
+
+    name = "flags"
+    version = 1
+
+    def __init__(
+        self, models: Models, get: Callable[[], int], put: Callable[[int], None], owned: Callable[[], Collection[str]]
+    ) -> None:
+        self._models = models
+        self._get = get
+        self._put = put
+        self._owned = owned
+        self._began: dict[str, bool] | None = None
+        """Whether each parameter was trained when the learner's first fit began."""
+        self._steps = 0
+        """The steps of an update then."""
+        self._groups: dict[str, int] = {}
+        """How many groups each optimizer had when the fit began."""
+
+    def note(self) -> None:
+        """A fit begins."""
+        self._groups = self._counts()
+        if self._began is None:
+            self._began = self._now()
+            self._steps = self._get()
+
+    def _counts(self) -> dict[str, int]:
+        return {name: len(optimizer.param_groups) for name, optimizer in self._models.optimizers.items()}
+
+    def _now(self) -> dict[str, bool]:
+        patterns = self._owned()
+        return {
+            name: p.requires_grad
+            for name, p in self._models.named_parameters()
+            if not any(covers(pattern, name) for pattern in patterns)
+        }
+
+    def warn(self) -> None:
+        """Warn of parameter groups that were added since the fit began: a resume needs them before it loads."""
+        for name, count in self._counts().items():
+            before = self._groups.get(name, count)
+            if count != before:
+                self._groups[name] = count
+                warn(
+                    f"optimizer {name!r} has {count} parameter groups, and had {before} when the fit began: a script "
+                    f"that resumes must make them before it loads, or the checkpoint does not fit. Give the optimizer "
+                    f"all its groups when it is made, those that are not trained yet with requires_grad=False"
+                )
+
+    def collected(self) -> dict[str, Any]:
+        """Return the part of a state; nothing before the first fit."""
+        self.warn()
+        return {} if self._began is None else {self.name: self.saved()}
+
+    def saved(self) -> dict[str, Any]:
+        """Return its saved form."""
+        began = self._began or {}
+        changed = {name: flag for name, flag in self._now().items() if began.get(name, flag) is not flag}
+        return {
+            "frozen": [name for name, flag in began.items() if not flag],
+            "changed": changed,
+            "accumulate": [self._steps, self._get()],
+        }
+
+    def load(self, saved: Mapping[str, Any]) -> Callable[[], None]:
+        """Put back what the run has changed, and print where the script begins with another value; return the undo."""
+        params = dict(self._models.named_parameters())
+        before = {name: p.requires_grad for name, p in params.items()}
+        steps = self._get()
+
+        def undo() -> None:
+            _set(params, before)
+            self._put(steps)
+
+        if not saved:
+            return undo
+        if self._began is None:
+            self._began = self._now()
+            self._steps = steps
+        changed = {name: flag for name, flag in saved["changed"].items() if name in self._began}
+        frozen = set(saved["frozen"])
+        other = [name for name, flag in self._began.items() if flag is (name in frozen)]
+        for by_run in (False, True):
+            if differing := [name for name in other if (name in changed) is by_run]:
+                _say(f"requires_grad of {_some(differing)}", by_run)
+        _set(params, changed)
+        then, last = saved["accumulate"]
+        if then != self._steps:
+            _say(f"accumulate ({self._steps} here, {then} there)", last != then)
+        if last != then:
+            self._put(last)
+        return undo
+
+
+def malformed(saved: Any) -> list[str]:
+    """List what in a saved form is not as `Flags.saved` makes it."""
+    if problems := wrong("flags", saved, SAVED):
+        return problems
+    steps = saved["accumulate"]
+    right = len(steps) == 2 and all(COUNT[1](each) for each in steps)
+    right = right and all(FLAG[1](flag) for flag in saved["changed"].values())
+    return [] if right else ["flags are no flags and counts"]
+
+
+def _set(params: Mapping[str, nn.Parameter], flags: Mapping[str, bool]) -> None:
+    for name, flag in flags.items():
+        if name in params and params[name].requires_grad is not flag:
+            params[name].requires_grad = flag
+
+
+def _say(what: str, changed: bool) -> None:
+    why = "has changed it since: the run's holds" if changed else "never changed it: the script's holds"
+    say(f"{what} begins otherwise in this script than in the saved run, which {why}")
+
+
+def _some(names: list[str]) -> str:
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(map(repr, names[:3])) + rest
