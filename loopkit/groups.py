@@ -9,7 +9,7 @@ path begins with the model's name: ``"generator.encoder.*"``.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -102,12 +102,7 @@ def param_groups(
     paths: dict[nn.Parameter, list[str]] = {}
     for path, parameter in named_parameters(models):
         paths.setdefault(parameter, []).append(path)
-    names = [path for each in paths.values() for path in each]
-    for pattern, given in options.items():
-        if "params" in given:
-            raise ValueError(f"param_groups: the options of {pattern!r} hold params, which the pattern chooses")
-        if not any(covers(pattern, name) for name in names):
-            raise ValueError(f"param_groups: pattern {nothing_matches(pattern, names)}")
+    _check_patterns(options, [path for each in paths.values() for path in each])
     members: dict[tuple[str, ...], list[nn.Parameter]] = {}
     for parameter, own in paths.items():
         chosen = tuple(pattern for pattern in options if any(covers(pattern, path) for path in own))
@@ -121,6 +116,15 @@ def param_groups(
         merged["name"] = "+".join(str(options[pattern].get("name", pattern)) for pattern in chosen) or DEFAULT
         groups.append({"params": members[chosen], **merged})
     return groups
+
+
+def _check_patterns(options: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> None:
+    """Raise for a pattern that matches no name, or whose options hold ``params``."""
+    for pattern, given in options.items():
+        if "params" in given:
+            raise ValueError(f"param_groups: the options of {pattern!r} hold params, which the pattern chooses")
+        if not any(covers(pattern, name) for name in names):
+            raise ValueError(f"param_groups: pattern {nothing_matches(pattern, names)}")
 
 
 def auto_fused(cls: type[torch.optim.Optimizer], **options: Any) -> Callable[[Any], torch.optim.Optimizer]:

@@ -246,32 +246,44 @@ def _shard(data: Any, rank: int, size: int, tail: Tail, seed: int, epoch: int, t
         _checked(data, sampler.rank, sampler.num_replicas, rank, size)
         if training:
             return data, f"{_name(data)}: left as it is, with its {_name(sampler)}"
-        if not _is_distributed(sampler) and not _of_torchdata(sampler, "StatefulDistributedSampler"):
-            raise _refused(data, f"{_name(sampler)} decides which samples come, in a way of its own")
-        whole = ResumableSampler(len(cast(Sized, sampler.dataset)), shuffle=False)
-        what = f"; ResumableSampler without shuffle in the place of {_name(sampler)}, which repeats samples to fill up"
-    elif isinstance(sampler, ResumableSampler):
-        if (shares := sampler.shares) is not None:
-            return _checked(data, sampler.rank, shares.size, rank, size), ""
-        whole = sampler
-        what = ""
-    elif type(sampler) is SequentialSampler:
-        whole = ResumableSampler(len(sampler), shuffle=False)
-        what = "; ResumableSampler without shuffle in the place of SequentialSampler"
-    elif _is_random(sampler):
-        generator = data.generator if _of_torchdata(sampler, "RandomSampler") else sampler.generator
-        seed = seed if generator is None else generator.initial_seed()
-        whole = ResumableSampler(len(sampler), seed=seed)
-        whole.set_epoch(epoch)
-        what = f"; ResumableSampler with seed {seed} in the place of RandomSampler"
-    else:
-        unknown = data.batch_sampler if sampler is None else sampler
-        raise _refused(data, f"{_name(unknown)} decides which samples come, in a way of its own")
+    elif isinstance(sampler, ResumableSampler) and sampler.shares is not None:
+        return _checked(data, sampler.rank, sampler.shares.size, rank, size), ""
+    whole, what = _whole_sampler(data, sampler, seed, epoch)
     if drop_last:
         tail = "drop"
     elif data.batch_sampler is None and tail == "uneven":
         tail = "pad"  # a batch that is one sample cannot get another
     batches = whole.shard(rank, size, tail, batch_size=batch_size, least=LEAST if training else 1)
+    assert batches.sampler.shares is not None
+    return _with_batches(data, batches), f"{_name(data)}: {_steps(batches.sampler.shares, 'samples')}{what}"
+
+
+def _whole_sampler(data: DataLoader[Any], sampler: Any, seed: int, epoch: int) -> tuple[ResumableSampler, str]:
+    """A sampler of all samples in the order of the loader's sampler, and a note on the change."""
+    if isinstance(sampler, ResumableSampler):
+        return sampler, ""
+    if isinstance(sampler, DistributedSampler):
+        if not _is_distributed(sampler) and not _of_torchdata(sampler, "StatefulDistributedSampler"):
+            raise _refused(data, f"{_name(sampler)} decides which samples come, in a way of its own")
+        whole = ResumableSampler(len(cast(Sized, sampler.dataset)), shuffle=False)
+        what = f"; ResumableSampler without shuffle in the place of {_name(sampler)}, which repeats samples to fill up"
+        return whole, what
+    if type(sampler) is SequentialSampler:
+        whole = ResumableSampler(len(sampler), shuffle=False)
+        return whole, "; ResumableSampler without shuffle in the place of SequentialSampler"
+    if not _is_random(sampler):
+        unknown = data.batch_sampler if sampler is None else sampler
+        raise _refused(data, f"{_name(unknown)} decides which samples come, in a way of its own")
+    generator = data.generator if _of_torchdata(sampler, "RandomSampler") else sampler.generator
+    if generator is not None:
+        seed = generator.initial_seed()
+    whole = ResumableSampler(len(sampler), seed=seed)
+    whole.set_epoch(epoch)
+    return whole, f"; ResumableSampler with seed {seed} in the place of RandomSampler"
+
+
+def _with_batches(data: DataLoader[Any], batches: ResumableBatchSampler) -> DataLoader[Any]:
+    """A copy of a loader with this process's batches."""
     part = copy.copy(data)
     state: dict[str, Any] = {"sampler": batches.sampler, "batch_size": None, "drop_last": False, "_iterator": None}
     if data.batch_sampler is not None:
@@ -279,8 +291,7 @@ def _shard(data: Any, rank: int, size: int, tail: Tail, seed: int, epoch: int, t
     if hasattr(data, "next_iter_state"):  # of a StatefulDataLoader
         state["next_iter_state"] = None
     vars(part).update(state)  # a DataLoader's attributes cannot be assigned
-    assert batches.sampler.shares is not None
-    return part, f"{_name(data)}: {_steps(batches.sampler.shares, 'samples')}{what}"
+    return part
 
 
 def _order_of(data: DataLoader[Any]) -> tuple[Any, int, bool]:

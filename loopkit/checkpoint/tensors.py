@@ -317,15 +317,20 @@ def _empty(info: TensorInfo) -> Tensor:
 # ------------------------------------------------------------------------------------------------------------- writing
 
 
-def _plan(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> tuple[bytes, list[Tensor]]:
-    """The header with its length, and the tensors in the order of their bytes."""
-    check(tensors, "tensors")
-    texts = dict(metadata or {})
+def _check_metadata(texts: Mapping[str, str]) -> None:
+    """Raise for metadata that the file format cannot hold."""
     for key, value in texts.items():
         if not isinstance(key, str) or not isinstance(value, str) or not _is_text(key) or not _is_text(value):
             raise StateError(f"metadata: {key!r} is {value!r:.80}, but the file format holds only text. Use str()")
     if OURS in texts:
         raise StateError(f"metadata: the key {OURS!r} is kept for what the file format lacks. Choose another")
+
+
+def _plan(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> tuple[bytes, list[Tensor]]:
+    """The header with its length, and the tensors in the order of their bytes."""
+    check(tensors, "tensors")
+    texts = dict(metadata or {})
+    _check_metadata(texts)
 
     # Detached first, so that nothing below records a graph.
     kept = {name: tensors[name].detach() for name in sorted(tensors)}

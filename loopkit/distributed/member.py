@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -340,18 +340,28 @@ class Member(Shown):
             )
 
 
+def _described(optimizer: torch.optim.Optimizer) -> tuple[str, list[dict[str, Any]]]:
+    """The class and the groups of an optimizer, with the number of parameters instead of them."""
+    groups = [
+        {key: len(value) if key == "params" else repr(value) for key, value in group.items()}
+        for group in optimizer.param_groups
+    ]
+    return type(optimizer).__qualname__, groups
+
+
+def _options(plugins: Mapping[str, Any]) -> dict[str, str]:
+    """The options of plugins that must be the same in all processes."""
+    return {
+        f"option {option} of plugin {name!r}": fact(value)
+        for name, plugin in plugins.items()
+        for option, value in options_of(plugin).items()
+        if option not in getattr(plugin, "per_process", ())
+    }
+
+
 def _setup(learner: Learner) -> dict[str, str]:
     """The setup that must be the same in all processes before the first step, part by part."""
-    optimizers = {
-        name: (
-            type(optimizer).__qualname__,
-            [
-                {key: len(value) if key == "params" else repr(value) for key, value in group.items()}
-                for group in optimizer.param_groups
-            ],
-        )
-        for name, optimizer in learner.optimizers.items()
-    }
+    optimizers = {name: _described(optimizer) for name, optimizer in learner.optimizers.items()}
     plugins = {name: unwrapped(plugin) for name, plugin in learner.plugins.items() if has_a_say(plugin)}
     models = {name: structure(model).hash for name, model in learner.models.items()}
     trained = {
@@ -362,12 +372,7 @@ def _setup(learner: Learner) -> dict[str, str]:
     fit = learner.current
     return {
         "list of plugins": ", ".join(listed),
-        **{
-            f"option {option} of plugin {name!r}": fact(value)
-            for name, plugin in plugins.items()
-            for option, value in options_of(plugin).items()
-            if option not in getattr(plugin, "per_process", ())
-        },
+        **_options(plugins),
         "order of plugins": fact([chain for chain in order if len(chain) > 1]),
         "model": str(models),
         "choice of trained parameters": hashed(trained),

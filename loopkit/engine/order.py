@@ -122,12 +122,7 @@ Links = dict[tuple[int, int], str]
 
 def _explicit(entries: Sequence[Entry], chains: Sequence[Sequence[str]]) -> Links:
     """The links that the user's chains and the plugins' ``before`` and ``after`` give."""
-    links: Links = {}
-    for chain in chains:
-        members = [[i for i, entry in enumerate(entries) if entry.is_called(word)] for word in chain]
-        for k, group in enumerate(members):
-            for later in members[k + 1 :]:
-                links.update({(i, j): BY_USER for i in group for j in later if i != j})
+    links = _chained(entries, chains)
     chained = _closure(len(entries), links)
     for i, entry in enumerate(entries):
         for j, other in enumerate(entries):
@@ -137,6 +132,17 @@ def _explicit(entries: Sequence[Entry], chains: Sequence[Sequence[str]]) -> Link
                 links[i, j] = f"{entry.plugin!r} says before {other.plugin!r}"
             if any(other.is_called(word) for word in entry.after):
                 links[j, i] = f"{entry.plugin!r} says after {other.plugin!r}"
+    return links
+
+
+def _chained(entries: Sequence[Entry], chains: Sequence[Sequence[str]]) -> Links:
+    """The links that the user's chains give."""
+    links: Links = {}
+    for chain in chains:
+        members = [[i for i, entry in enumerate(entries) if entry.is_called(word)] for word in chain]
+        for k, group in enumerate(members):
+            for later in members[k + 1 :]:
+                links.update({(i, j): BY_USER for i in group for j in later if i != j})
     return links
 
 
@@ -160,26 +166,33 @@ def _clash(one: Entry, other: Entry) -> str:
     return ""
 
 
-def _precedes(first: Entry, second: Entry) -> str:
-    """Why ``first`` runs before ``second`` by access, or an empty string."""
+def _precedes_by_everything(first: Entry, second: Entry) -> str:
+    """Why ``first`` runs before ``second``, where one of them reads or writes everything, or an empty string."""
     if EVERYTHING in second.reads and EVERYTHING not in first.reads:
         return f"{second.plugin!r} reads everything"
     if EVERYTHING in second.reads and second.provides == SAVER != first.provides:
         return f"{second.plugin!r} saves what was done by then"
     if EVERYTHING in first.writes and EVERYTHING not in second.writes:
         return f"{first.plugin!r} writes everything"
+    return ""
+
+
+def _precedes(first: Entry, second: Entry) -> str:
+    """Why ``first`` runs before ``second`` by access, or an empty string."""
+    if reason := _precedes_by_everything(first, second):
+        return reason
     own = tuple(word for word in (first.plugin, first.provides) if word and word not in STATES)
     changed = second.updates + second.writes
     reads = tuple(r for r in second.reads if not any(_covers(state, r) for state in changed))
-    for how, states, others in (
-        ("writes", first.writes + own, (("updates", second.updates), ("reads", reads))),
-        ("updates", first.updates, (("reads", reads),)),
-    ):
-        for state in states:
-            for word, theirs in others:
-                for name in theirs:
-                    if name != EVERYTHING and overlaps(state, name):
-                        return f"{first.plugin!r} {how} {state!r}, {second.plugin!r} {word} {name!r}"
+    later = [*(("updates", name) for name in second.updates), *(("reads", name) for name in reads)]
+    for state in first.writes + own:
+        for word, name in later:
+            if name != EVERYTHING and overlaps(state, name):
+                return f"{first.plugin!r} writes {state!r}, {second.plugin!r} {word} {name!r}"
+    for state in first.updates:
+        for name in reads:
+            if name != EVERYTHING and overlaps(state, name):
+                return f"{first.plugin!r} updates {state!r}, {second.plugin!r} reads {name!r}"
     return ""
 
 

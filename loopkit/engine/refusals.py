@@ -156,20 +156,25 @@ def check_run(plugins: Mapping[str, Any], implementations: Sequence[Implementati
         for state in impl.entry.reads:
             root, _, rest = state.partition(".")
             if root == "metrics" and rest:
-                phase = rest.split("/")[0]
-                made = [other.partition(".")[2] for other in written if other.startswith("metrics.")]
-                if "/" in rest and "*" not in phase and phase not in phase_names:
-                    raise PluginError(
-                        f"{where}: reads {state!r}, but no phase is called {phase!r}{nearest(phase, phase_names)}"
-                    )
-                if not any(overlaps(state, other) for other in written):
-                    names = sorted({name.replace("*/", f"{phase}/") for name in made})
-                    raise PluginError(
-                        f"{where}: reads {state!r}, which no plugin makes{nearest(rest, names)}; "
-                        f"made are {', '.join(names) or 'none'}"
-                    )
+                _check_metric(state, where, phase_names, written)
             elif root in PROVIDES and root not in STATES and root not in makers:
                 raise PluginError(f"{where}: reads {state!r}, but no plugin is called {root!r} or provides it")
+
+
+def _check_metric(state: str, where: str, phases: Sequence[str], written: Sequence[str]) -> None:
+    """Raise for a metric that is read, and whose phase is not known or that no plugin makes."""
+    metric = state.partition(".")[2]
+    phase = metric.split("/")[0]
+    if "/" in metric and "*" not in phase and phase not in phases:
+        raise PluginError(f"{where}: reads {state!r}, but no phase is called {phase!r}{nearest(phase, phases)}")
+    if any(overlaps(state, other) for other in written):
+        return
+    made = [other.partition(".")[2] for other in written if other.startswith("metrics.")]
+    names = sorted({name.replace("*/", f"{phase}/") for name in made})
+    raise PluginError(
+        f"{where}: reads {state!r}, which no plugin makes{nearest(metric, names)}; "
+        f"made are {', '.join(names) or 'none'}"
+    )
 
 
 def _check_phase_names(chosen: Any, where: str, known: Sequence[str]) -> None:

@@ -506,15 +506,18 @@ def _scalar(where: str, value: Any) -> Scalar:
             return float(value)
         except OverflowError as error:
             raise LogError(f"{where}: {error}: log its logarithm") from None
+    raise LogError(f"{where}: it is {describe(value)}, which is no number: log {_instead_of(value)}")
+
+
+def _instead_of(value: Any) -> str:
+    """Suggest what to log in the place of a value that is no number."""
     if value is None:
-        fix = "nothing where there is no value, or float('nan')"
-    elif isinstance(value, (str, bytes)):
-        fix = "Text(...)"
-    elif isinstance(value, Mapping):
-        fix = "its values one by one, or Hyperparameters(...)"
-    else:
-        fix = "a number, a scalar tensor or a kind of loopkit.logs"
-    raise LogError(f"{where}: it is {describe(value)}, which is no number: log {fix}")
+        return "nothing where there is no value, or float('nan')"
+    if isinstance(value, (str, bytes)):
+        return "Text(...)"
+    if isinstance(value, Mapping):
+        return "its values one by one, or Hyperparameters(...)"
+    return "a number, a scalar tensor or a kind of loopkit.logs"
 
 
 def _copied(values: Any) -> Any:

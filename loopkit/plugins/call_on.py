@@ -92,11 +92,7 @@ def call_on(
 
         call_on(EpochEnd, lambda phase: print(phase.name), name="shout")
     """
-    if isinstance(event, str) and event in Event.by_hook:
-        event = Event.by_hook[event]
-    if not (isinstance(event, type) and issubclass(event, Event)):
-        near = nearest(event, Event.by_hook) if isinstance(event, str) else ""
-        raise PluginError(f"call_on: {event!r} is no event{near}; give a class of loopkit.events, such as EpochEnd")
+    event = _event(event)
     name = name or str(getattr(function, "__name__", type(function).__name__))
     if name == "<lambda>":
         raise PluginError('call_on: a lambda has no name; give it one, call_on(..., name="...")')
@@ -124,3 +120,12 @@ def call_on(
     names = [each.name for each in (*wanted, *more)]
     counted.__signature__ = inspect.Signature([*wanted, *more])  # type: ignore[attr-defined]
     return _CountedCallOn(name, event.hook, mark(counted), counts)
+
+
+def _event(given: Any) -> type[Event]:
+    """The class of an event, given by itself or by its hook's name."""
+    event = Event.by_hook.get(given, given) if isinstance(given, str) else given
+    if isinstance(event, type) and issubclass(event, Event):
+        return event
+    near = nearest(event, Event.by_hook) if isinstance(event, str) else ""
+    raise PluginError(f"call_on: {event!r} is no event{near}; give a class of loopkit.events, such as EpochEnd")
