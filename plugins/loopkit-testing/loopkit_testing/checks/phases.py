@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
 from loopkit.errors import StepStateError
-from loopkit.phases import PredictionPhase
+from loopkit.phases import Phase, PredictionPhase
 from loopkit_testing.case import Case, described, refuses_model
-from loopkit_testing.problems import adversarial_problem, tiny_problem
+from loopkit_testing.problems import Problem, adversarial_problem, tiny_problem
 from loopkit_testing.troubles import Adversarial, Bare, NoBackward, Strange, TwoBackwards
 
 
@@ -23,6 +24,22 @@ class _Stream:
         return iter(self.batches)
 
 
+def _problem_for(case: Case, phase: Phase) -> Problem | None:
+    """Return a fresh problem for a phase: the case's own, if the phase runs on it without plugins; None if not."""
+    if case.problem is tiny_problem:
+        problem = tiny_problem()
+        return adversarial_problem(problem.train) if isinstance(phase, Adversarial) else problem
+    if isinstance(phase, Adversarial):
+        return None  # it has models of its own
+    problem = case.problem()
+    try:
+        learner = problem.learner(phases=[copy.deepcopy(phase)], standard=False)
+        learner.run(phase.name, problem.train)
+    except Exception:
+        return None
+    return case.problem()
+
+
 def unknown_phases(case: Case) -> list[str]:
     """The plugin works in unknown phases, with accumulation, and with data without a length.
 
@@ -30,12 +47,13 @@ def unknown_phases(case: Case) -> list[str]:
     for one update, one whose step puts nothing on the step, and prediction; and validation and prediction outside of a
     fit. A plugin that is for some phases only limits its hooks to them with ``@hookimpl(phase=...)``. A
     `PluginError` in ``setup_model`` is a plain refusal of a model that does not suit the plugin.
+    With ``problem=``, the phases that run on that problem without plugins run on it, and the others are left out.
     """
     broken = []
     for phase in (NoBackward(), Adversarial(), TwoBackwards(), Bare(), PredictionPhase()):
-        problem = tiny_problem()
-        if isinstance(phase, Adversarial):
-            problem = adversarial_problem(problem.train)
+        problem = _problem_for(case, phase)
+        if problem is None:
+            continue
         try:
             others = [each for each in case.fresh_phases() if each.name != phase.name]
             learner = problem.learner(plugins=case.plugins(), phases=[*others, phase], standard=False)
