@@ -386,7 +386,8 @@ def _snapshot(learner: Learner) -> dict[Key, Any]:
             seen.add(id(p))
             found[("params",), name] = _print(p)
             found[("trainable", "params", "model"), name] = p.requires_grad
-            found[("grads",), name] = None if p.grad is None else _print(p.grad)
+            if p.grad is not None:  # so that a new parameter changes no gradients
+                found[("grads",), name] = _print(p.grad)
     found[("progress",), ""] = astuple(learner.progress)
     found[("rng",), "torch"] = Bits(torch.get_rng_state())
     found[("rng",), "python"] = random.getstate()

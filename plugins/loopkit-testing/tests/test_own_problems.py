@@ -77,3 +77,34 @@ def test_no_graph_kept_takes_an_optimizer_that_needs_the_plugin():
 def test_no_graph_kept_still_finds_a_kept_graph_there():
     with pytest.raises(ContractError, match="it keeps the graph of step 0 alive"):
         check_plugin(AllowsAndKeeps, problem=needy, checks=["no_graph_kept"])
+
+
+class Adds:
+    @hookimpl(updates=("model", "trainable"))
+    def setup_model(self, model):
+        model.register_parameter("extra", nn.Parameter(torch.zeros(3)))
+        return model
+
+
+class AddsWithGradients(Adds):
+    @hookimpl(updates=("model", "trainable"))
+    def setup_model(self, model):
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        return model
+
+
+class Clears:
+    @hookimpl(reads=("grads",))
+    def update_end(self, step):
+        step.params[0].grad = None
+
+
+def test_declared_access_takes_a_parameter_that_is_added():
+    check_plugin(Adds, checks=["declared_access"])
+
+
+@pytest.mark.parametrize("mutant", [AddsWithGradients, Clears])
+def test_declared_access_still_finds_gradients_that_come_and_go(mutant):
+    with pytest.raises(ContractError, match="changes 'grads'"):
+        check_plugin(mutant, checks=["declared_access"])
