@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor, nn
@@ -136,7 +137,8 @@ class Learner:
         """What it was made with, beside what it holds."""
         self._core.find_extras()
         models.set_up(self._core.registry, self._core.registry.plugins)
-        models.modes = Modes({}, optimizer_modes, self._core.registry.owner_of_weights)
+        owner = WeakMethod(self._core.registry.owner_of_weights)  # plugins may keep the models, not the learner
+        models.modes = Modes({}, optimizer_modes, lambda: found() if (found := owner()) is not None else "")
         self._set_optimizers(optimizer)
 
     # What it is

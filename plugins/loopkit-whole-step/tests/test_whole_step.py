@@ -862,7 +862,8 @@ def test_batch_of_what_a_graph_cannot_take_stays_eager():
 
 def test_optimizer_of_other_parameters_stays_eager():
     def with_a_stranger(parameters):
-        return sgd([*parameters, nn.Parameter(torch.ones(1))])
+        first, *others = parameters
+        return sgd([nn.Parameter(first.detach().view(-1)), *others])  # the memory of a model's, in another parameter
 
     stays_eager("its optimizer has parameters that are in no model", optimizer=with_a_stranger)
 
