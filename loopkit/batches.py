@@ -9,8 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from loopkit import devices
+
+IMAGE = 3
+"""Dimensions of an image: channels, height, width."""
 
 
 def parts(batch: Any) -> Iterator[tuple[str, Any]]:
@@ -24,7 +28,11 @@ def parts(batch: Any) -> Iterator[tuple[str, Any]]:
 
 
 def count_samples(batch: Any) -> int:
-    """The length of the first tensor (or array) in a batch, looked for in order and depth first; 1 without one."""
+    """Return the samples of a batch: the length of its first tensor or array that is not empty; 1 without one.
+
+    Graphs are counted by ``num_graphs``, packed sequences by their first step, and images of several sizes in a tuple
+    or list one by one.
+    """
     if type(batch) in (tuple, list) and batch and isinstance(batch[0], Tensor) and batch[0].ndim:
         return batch[0].shape[0]
     found = _leading(batch)
@@ -47,12 +55,53 @@ def odd_lengths(batch: Any) -> tuple[int, int] | None:
 
 
 def _leading(value: Any) -> int | None:
-    if (shape := getattr(value, "shape", None)) is not None:
-        return int(shape[0]) if len(shape) else None
+    """Return the samples of a value, looked for in order and depth first; 0 if all its tensors are empty."""
+    graphs = getattr(value, "num_graphs", None)
+    if type(graphs) is int:
+        return graphs
+    if isinstance(value, PackedSequence):
+        return int(value.batch_sizes[0])
+    shape = getattr(value, "shape", None)
+    if shape is not None and len(shape):
+        return int(shape[0])
+    if shape is not None and not isinstance(value, Mapping):
+        return None
+    return _leading_of_parts(value)
+
+
+def _leading_of_parts(value: Any) -> int | None:
+    """Return the samples of a value without a shape."""
+    if type(value) in (tuple, list) and value and _are_samples(value[0], value[1:]):
+        return len(value[0])
+    found = None
     for _, part in parts(value):
-        if (found := _leading(part)) is not None:
+        held = _leading(part)
+        if held:
+            return held
+        found = held if found is None else found
+    return found
+
+
+def _are_samples(value: Any, others: Any) -> bool:
+    """Whether a sequence of tensors has one for each sample, such as images of several sizes, beside other parts."""
+    if type(value) not in (tuple, list) or not value or not all(isinstance(each, Tensor) for each in value):
+        return False
+    for other in others:
+        found = _has_one_each(other, value)
+        if found is not None:
             return found
-    return None
+    shapes = {tuple(each.shape) for each in value}
+    return len(shapes) > 1 and all(each.ndim == IMAGE for each in value)
+
+
+def _has_one_each(other: Any, tensors: Any) -> bool | None:
+    """Whether another part of a batch has an item for each tensor, and not for each row of them; None if unknown."""
+    lengths = {each.shape[0] if each.ndim else 0 for each in tensors}
+    if isinstance(other, Tensor) and other.ndim:
+        return other.shape[0] == len(tensors) and lengths != {len(tensors)}
+    if type(other) not in (tuple, list) or len(other) != len(tensors):
+        return None
+    return {_leading(each) for each in other} != lengths or all(isinstance(each, Mapping) for each in other)
 
 
 def leaves(value: Any) -> Iterator[Any]:

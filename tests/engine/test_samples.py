@@ -9,7 +9,7 @@ from helpers import make_learner, on
 from torch import nn
 
 from loopkit import TrainingPhase, ValidationPhase
-from loopkit.batches import odd_lengths
+from loopkit.batches import count_samples, odd_lengths
 from loopkit.errors import PhaseInputError
 from loopkit.plugins import Metrics
 
@@ -140,3 +140,51 @@ def test_step_has_the_samples_of_the_phase():
     learner = make_learner(on("step_end", lambda step: seen.append((step.samples, step.weight))), phases=[Train()])
     learner.fit([LONG], epochs=1)
     assert seen == [(4, 4)]
+
+
+class GraphBatch:
+    """A batch of graphs, as torch_geometric makes it."""
+
+    num_graphs = 4
+    x = torch.zeros(9, 2)
+
+
+class TensorMapping(dict):  # type: ignore[type-arg]
+    """A mapping of tensors with a batch size, as tensordict makes it."""
+
+    shape = torch.Size([])
+
+
+IMAGES = tuple(torch.zeros(3, size, 8) for size in (8, 9, 10, 11))
+BOXES = tuple({"boxes": torch.zeros(number, 4)} for number in (0, 1, 3, 2))
+PACKED = torch.nn.utils.rnn.pack_sequence([torch.zeros(length, 2) for length in (7, 5, 2)])
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        (GraphBatch(), 4),
+        ((GraphBatch(), torch.zeros(4)), 4),
+        (PACKED, 3),
+        ((PACKED, torch.zeros(3)), 3),
+        ({"texts": PACKED}, 3),
+        ((IMAGES, BOXES), 4),
+        ([list(IMAGES), list(BOXES)], 4),
+        ((IMAGES[:1], BOXES[:1]), 1),
+        ((IMAGES[:3], BOXES[1:]), 3),
+        ((IMAGES, torch.zeros(4)), 4),
+        ((IMAGES[:1], torch.zeros(1)), 1),
+        ((IMAGES, tuple(torch.zeros(n, 5) for n in (1, 2, 3, 4))), 4),
+        (((torch.zeros(8, 2), torch.zeros(8, 3)), torch.zeros(8)), 8),
+        (((torch.zeros(8, 2), torch.zeros(8, 3)), (torch.zeros(8), torch.zeros(8))), 8),
+        (((torch.zeros(8, 5, 2), torch.zeros(8, 9, 2)), torch.zeros(8)), 8),
+        (TensorMapping(x=torch.zeros(8, 2), y=torch.zeros(8)), 8),
+        ({"boxes": torch.zeros(0, 4), "images": torch.zeros(3, 1)}, 3),
+        ({"boxes": torch.zeros(0, 4), "ids": torch.zeros(0)}, 0),
+        ({"scale": torch.tensor(1.0), "x": torch.zeros(5)}, 5),
+        (torch.tensor(1.0), 1),
+        (object(), 1),
+    ],
+)
+def test_samples_of_batches_whose_kind_is_known(batch, expected):
+    assert count_samples(batch) == expected
