@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from loopkit.engine.kept.data_roots import is_looked_at, name_of_data
 from loopkit.engine.kept.extras import LOSS, Owner
 from loopkit.engine.kept.flags import Flags
 from loopkit.engine.kept.roots import RootsOfLearner, has_state
@@ -94,9 +95,8 @@ class Core:
 
     def look_at_data(self, phase: str, data: Any) -> None:
         """Let the witness look at the data of a phase, or at the function that makes it."""
-        root = self._roots().of_data(phase, data)
-        if root is not None:
-            self.witness.add(root)
+        if is_looked_at(data) and not self.witness.knows(name_of_data(phase), data):
+            self.witness.add(self._roots().of_data(phase, data))
 
     def _roots(self) -> RootsOfLearner:
         models = self.models

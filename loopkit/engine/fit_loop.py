@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from loopkit.engine.epoch import Epoch
@@ -18,7 +17,6 @@ from loopkit.result import Planned
 if TYPE_CHECKING:
     from loopkit.engine.core import Core
     from loopkit.phases import Phase
-    from loopkit.progress import Progress
 
 
 class FitLoop(Fit):
@@ -122,14 +120,15 @@ class FitLoop(Fit):
     def _train(self, source: Source) -> None:
         core = self._core
         at = self.position
-        before = replace(core.progress)
+        steps = core.progress.steps
+        updates = core.progress.updates
         epoch = Epoch(core, source.phase, source)
         cancel = self._run(epoch, first=at.epochs == 0)
         at.count_epoch()
         if self.validations:
             self._want("epoch")
-        self._check_progress(source.phase, before)
-        self._check_updates(source.phase, before, epoch.loop.idle)
+        self._check_progress(source.phase, steps)
+        self._check_updates(source.phase, steps, updates, epoch.loop.idle)
         epoch.finish(cancel)
 
     def _validate(self, phase: str) -> None:
@@ -196,9 +195,9 @@ class FitLoop(Fit):
                 self._validate(at.due[0])
         return self.reason_to_end() in ("max_steps", "max_updates", "minutes") or epoch.stopped
 
-    def _check_progress(self, phase: Phase, before: Progress) -> None:
+    def _check_progress(self, phase: Phase, steps: int) -> None:
         """Raise where no step is completed in an epoch, and only steps or updates end the fit."""
-        self._barren = 0 if self._core.progress.steps > before.steps else self._barren + 1
+        self._barren = 0 if self._core.progress.steps > steps else self._barren + 1
         limits = self.limits
         endless = limits.minutes is None and (limits.epochs is None or limits.epochs == math.inf)
         if self._barren >= 2 and endless and not self.stopped:
@@ -208,11 +207,11 @@ class FitLoop(Fit):
                 f"end. Give epochs=, or look at what cancels the steps"
             )
 
-    def _check_updates(self, phase: Phase, before: Progress, idle: bool) -> None:
+    def _check_updates(self, phase: Phase, steps: int, updates: int, idle: bool) -> None:
         """Raise where no step updates, and only updates end the fit."""
         progress = self._core.progress
-        steps = progress.steps - before.steps
-        self._fruitless = 0 if idle or progress.updates != before.updates else self._fruitless + steps
+        updated = idle or progress.updates != updates
+        self._fruitless = 0 if updated else self._fruitless + progress.steps - steps
         if self._fruitless >= SKIPS * self._core.accumulate and self.ends_by_updates and not self.stopped:
             raise PhaseError(
                 f"phase {phase.name!r} made no update in {self._fruitless:,} steps, and the fit ends by max_updates "

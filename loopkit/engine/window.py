@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Mapping, Sequence
@@ -65,7 +66,7 @@ class Window:
         self._left: tuple[Tensor, Tensor, int] | None = None
         """How the last backward left them: a parameter with a gradient, that, and its version."""
         self._clears_itself = type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
-        self.needs_closure = _needs_closure(optimizer)
+        self.needs_closure = _needs_closure(type(optimizer))
         """Whether the optimizer's step cannot do without a closure."""
         self.refresh(size)
 
@@ -269,9 +270,10 @@ class Window:
         self.clear()
 
 
-def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the step of an optimizer has an argument without a default."""
-    step = getattr(type(optimizer), "step", None)
+@functools.cache
+def _needs_closure(cls: Any) -> bool:
+    """Whether the step of an optimizer's class has an argument without a default."""
+    step = getattr(cls, "step", None)
     if step is None:  # of a wrapper that hands on what it has not
         return False
     if getattr(step, "__code__", None) is None and not hasattr(step, "__wrapped__"):

@@ -37,17 +37,25 @@ SHUT = ("datasets", "fsspec", "h5py", "lmdb", "pandas", "pyarrow", "zarr")
 SCOPE = Scope(deep=DEEP, long=LONG, held_by=named_by, lazy=True)
 
 
-def root_of_data(phase: str, data: Any, owned: Collection[int]) -> Root | None:
-    """Return the root of what a phase goes over; None for a list, which holds batches, and data with a state.
+def is_looked_at(data: Any) -> bool:
+    """Whether data is looked at: no list, which holds batches only, and no data with a state."""
+    return type(data) not in (list, tuple) and not has_own_state(data)
+
+
+def name_of_data(phase: str) -> str:
+    """The name of the data's root."""
+    return f"the data of phase {phase!r}"
+
+
+def root_of_data(phase: str, data: Any, owned: Collection[int]) -> Root:
+    """Return the root of what a phase goes over.
 
     Args:
         phase: The name of the phase.
         data: The data, or the function that makes it.
         owned: The ids of objects that are saved, or looked at otherwise.
     """
-    if type(data) in (list, tuple) or has_own_state(data):
-        return None
-    return Root(f"the data of phase {phase!r}", data, CURE, _Saved(owned), scope=SCOPE)
+    return Root(name_of_data(phase), data, CURE, _Saved(owned), scope=SCOPE)
 
 
 class _Saved:

@@ -87,8 +87,8 @@ class RootsOfLearner:
             if not has_state(plugin):
                 yield Root(f"plugin {name!r}", plugin, OF_A_PLUGIN, self._leave())
 
-    def of_data(self, phase: str, data: Any) -> Root | None:
-        """Return the root of the data of a phase, or of the function that makes it; None if it holds batches alone."""
+    def of_data(self, phase: str, data: Any) -> Root:
+        """Return the root of the data of a phase, or of the function that makes it."""
         return root_of_data(phase, data, self._owned)
 
     def _written(self) -> frozenset[str]:
