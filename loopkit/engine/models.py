@@ -120,7 +120,7 @@ class Models(dict[str, nn.Module]):
 
     def restore(self, modes: list[tuple[nn.Module, bool]]) -> None:
         """Put modules back in the modes that `set_modes` returned."""
-        if not has_own_train([module for module, _ in modes]):
+        if not has_own_train(module for module, _ in modes):
             write(modes)
             return
         want = dict(modes)

@@ -239,10 +239,11 @@ class _Form:
 
 def has_own_train(modules: Iterable[nn.Module]) -> bool:
     """Whether a module works in ``train`` and ``eval``: its class, or itself, has a ``train`` of its own."""
-    modules = list(modules)
-    return bool({type(module).train for module in modules} - {nn.Module.train}) or any(
-        "train" in vars(module) for module in modules
-    )
+    plain = nn.Module.train
+    for module in modules:  # a loop, since each epoch asks
+        if type(module).train is not plain or "train" in module.__dict__:
+            return True
+    return False
 
 
 def turn(module: nn.Module, want: Mapping[nn.Module, bool], keep: bool = False) -> None:

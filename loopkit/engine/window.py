@@ -66,7 +66,7 @@ class Window:
         self._left: tuple[Tensor, Tensor, int] | None = None
         """How the last backward left them: a parameter with a gradient, that, and its version."""
         self._clears_itself = type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
-        self.needs_closure = _needs_closure(type(optimizer))
+        self.needs_closure = _needs_closure(type(optimizer))  # type: ignore[arg-type]  # of which it says that it has no hash
         """Whether the optimizer's step cannot do without a closure."""
         self.refresh(size)
 
