@@ -42,7 +42,7 @@ class Shield:
         self._depth: int | None = None
 
     def __enter__(self) -> Shield:
-        if threading.current_thread() is threading.main_thread():
+        if threading.get_ident() == threading.main_thread().ident:
             depth = len(_state.firm)
             if not depth:
                 _state.count = 0
