@@ -205,7 +205,7 @@ def test_run_leaves_a_loss_function_with_parameters_alone():
 
     problem, loss_fn = tiny_problem(), Scaled()
     optimizer = SGD([*problem.model.parameters(), *loss_fn.parameters()], lr=0.1)
-    learner = Learner(problem.model, lambda *given: loss_fn(*given), optimizer, standard=False)
+    learner = Learner(problem.model, loss_fn, optimizer, standard=False)
     LRFinder(1e-4, 1.0, 9).run(learner, problem.train)
     assert loss_fn.scale.item() == 1.0
     assert loss_fn.scale.grad is None
