@@ -169,7 +169,7 @@ def test_what_others_find_out_is_in_the_plan_at_the_end(tmp_path):
 
 def test_the_model_is_logged_once_all_shapes_are_known(tmp_path):
     model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 1))
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, of lazy modules
         make_learner(Monitor(tmp_path), model=model, optimizer=optimizer).fit(batches(2), epochs=1)
