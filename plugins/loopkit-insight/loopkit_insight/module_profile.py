@@ -213,7 +213,7 @@ class _Watch:
 
     def __init__(self, learner: Learner, step: int) -> None:
         self.step = step
-        self._models = models = dict(learner.models)
+        self._models = models = learner.models
         self._modules: dict[str, nn.Module] = {}
         self._opaque: dict[str, str] = {}
         for key, model in models.items():
