@@ -3,6 +3,7 @@
 ``python .ci/install_lines.py``: each line runs as ``pip install --dry-run`` in the root of the clone, in a fresh
 environment that has what others need of the active one: packages of others, and no distribution of this project. So pip
 finds `loopkit-engine` and the distributions only in the line itself; whatever of them comes from an index is an error.
+A folder of the clone is given as the wheel that is built from it, once: pip would make its metadata in each line anew.
 README's two commands run in full elsewhere.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -25,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", *ROOT.glob("docs/*.md"), *ROOT.glob("plugins/*/README.md")]
 CODE = re.compile(r"^```sh\n(.*?)^```|`([^`\n]+)`", re.DOTALL | re.MULTILINE)
 LINE = re.compile(r"(?:python3? -m )?pip install ([^#&|;\n]+)")
+FOLDER = re.compile(r"(\.|plugins/[\w-]+)(\[.*\])?")
 
 
 def lines() -> dict[str, list[str]]:
@@ -37,9 +40,47 @@ def lines() -> dict[str, list[str]]:
     return found
 
 
-def problems(arguments: str, python: Path, report: Path) -> Iterator[str]:
+def build(source: Path, wheels: Path) -> dict[str, Path]:
+    """Build a wheel of the core and of each distribution; returns them by their folders.
+
+    Args:
+        source: A folder for a copy of the clone, since a build leaves folders beside the sources.
+        wheels: The folder for the wheels.
+    """
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in listed.split("\0")[:-1]:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, source / name)
+    folders = [".", *(f"plugins/{each.name}" for each in sorted((source / "plugins").iterdir()))]
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", wheels]
+    subprocess.run([*command, *[f"./{folder}" for folder in folders]], cwd=source, check=True)
+    built = {normalized(each.name.partition("-")[0]): each for each in wheels.iterdir()}
+    return {folder: built["loopkit-engine" if folder == "." else folder.removeprefix("plugins/")] for folder in folders}
+
+
+def with_wheels(words: list[str], built: dict[str, Path], made: Path) -> list[str]:
+    """Put wheels in the place of folders, in a line's words and in the files of requirements that it names."""
+    found = []
+    before = ""
+    for word in words:
+        folder = FOLDER.fullmatch(word)
+        if before == "-r":
+            lines = [
+                with_wheels(shlex.split(line, comments=True), built, made)
+                for line in (ROOT / word).read_text().splitlines()
+            ]
+            made.write_text("\n".join(map(shlex.join, lines)) + "\n")
+            found.append(str(made))
+        elif folder is not None:
+            found.append(f"{built[folder[1]]}{folder[2] or ''}")
+        elif word != "-e":
+            found.append(word)
+        before = word
+    return found
+
+
+def problems(words: list[str], python: Path, report: Path) -> Iterator[str]:
     """What is wrong with a line."""
-    words = shlex.split(arguments)
     command = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--dry-run", "--no-build-isolation"]
     done = subprocess.run(
         [*command, "--report", report, *words], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
@@ -49,8 +90,9 @@ def problems(arguments: str, python: Path, report: Path) -> Iterator[str]:
         return
     for item in json.loads(report.read_text())["install"]:
         name = normalized(item["metadata"]["name"])
-        if name.startswith("loopkit") and "dir_info" not in item["download_info"]:
-            yield f"{name} would come from {item['download_info']['url']}"
+        url = item["download_info"]["url"]
+        if name.startswith("loopkit") and not url.startswith(report.parent.as_uri()):
+            yield f"{name} would come from {url}"
 
 
 def main() -> int:
@@ -63,8 +105,10 @@ def main() -> int:
         venv.create(home / "venv", symlinks=True)
         site = next((home / "venv" / "lib").glob("python*/site-packages"))
         (site / "shared.pth").write_text(f"{home / 'shared'}\n")
+        built = build(home / "source", home / "wheels")
         for arguments, pages in found.items():
-            for problem in problems(arguments, home / "venv" / "bin" / "python", home / "report.json"):
+            words = with_wheels(shlex.split(arguments), built, home / "requirements.txt")
+            for problem in problems(words, home / "venv" / "bin" / "python", home / "report.json"):
                 wrong += 1
                 print(f"{', '.join(pages)}: pip install {arguments}: {problem}")
     print(f"{len(found)} install lines, {wrong} problems")
