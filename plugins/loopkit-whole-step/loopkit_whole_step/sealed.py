@@ -126,7 +126,8 @@ class SealedStep:
         vars(self).update(seed=self._window.seed, loss=loss)
         self.emit(BackwardBegin)
         if isinstance(self.weight, Tensor):
-            self.seed = self.seed * self.weight.ne(0).to(self.loss.dtype)
+            counts = self.weight.ne(0).to(loss.dtype)
+            vars(self)["seed"] = vars(self)["seed"] * counts
         given, total = self.seed, self.loss  # a plugin may have put another loss there
         gradient = given.to(total) if isinstance(given, Tensor) else torch.full_like(total, given)
         with autocast_off():
