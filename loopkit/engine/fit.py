@@ -233,11 +233,15 @@ class Fit:
         """
         if self._core.fit is not None:
             raise ReentrancyError("a fit is running: call run, evaluate or predict from a hook, not fit")
+        flags = self._core.flags
+        noted = flags.noted
         try:
             self._core.enter(self)
             self._begin()
         except BaseException as error:
             self.beginning = False
+            if not noted:
+                flags.forget()
             self.end(error)
             raise
         self.beginning = False

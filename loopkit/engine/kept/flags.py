@@ -53,6 +53,15 @@ class Flags:
         self._groups: dict[str, int] = {}
         """How many groups each optimizer had when the fit began."""
 
+    @property
+    def noted(self) -> bool:
+        """Whether a fit has begun, so that a state has them."""
+        return self._began is not None
+
+    def forget(self) -> None:
+        """The learner's first fit could not begin."""
+        self._began = None
+
     def note(self) -> None:
         """A fit begins."""
         self._groups = self._counts()
@@ -103,10 +112,12 @@ class Flags:
         params = dict(self._models.named_parameters())
         before = {name: p.requires_grad for name, p in params.items()}
         steps = self._get()
+        began = self._began
 
         def undo() -> None:
             _set(params, before)
             self._put(steps)
+            self._began = began
 
         if not saved:
             return undo
