@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from loopkit import sharded
+from loopkit.engine.kept.swapped import MISSING, Swapped
 
-FORM = "module.eval"
-"""The name of the evaluation form of modules in the stack of `Weights`; no plugin can be called so."""
-MISSING = object()
 Modes = list[tuple[nn.Module, bool]]
 Replaced = Callable[[Callable[[], None], Callable[[], None]], AbstractContextManager[None]]
 
@@ -174,7 +171,7 @@ class ModuleModes:
                     turn(module, was)
 
 
-class _Form:
+class _Form(Swapped):
     """The training form of modules, kept while they are in their evaluation form.
 
     Args:
@@ -182,6 +179,7 @@ class _Form:
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
+        super().__init__()
         self._holders = [held for each in modules for held in (each._parameters, each._buffers, vars(each))]
         """Where modules keep tensors, and attributes such as whether an adapter is merged."""
         self._before = [dict(holder) for holder in self._holders]
@@ -190,9 +188,6 @@ class _Form:
             for tensor in held.values():
                 if isinstance(tensor, Tensor) and id(tensor) not in self._copies:
                     self._copies[id(tensor)] = tensor.detach().clone()
-        self._pairs: list[tuple[Tensor, Tensor]] = []
-        self._cells: list[tuple[dict[str, Any], str, Any]] = []
-        """Tensors and attributes that were made or replaced, with the one that is not there now."""
         self._is_first = True
 
     @torch.no_grad()
@@ -204,10 +199,10 @@ class _Form:
                 was = before.get(key, MISSING)
                 now = holder.get(key, MISSING)
                 if was is not now:
-                    self._cells.append((holder, key, was))
+                    self.cells.append((holder, key, was))
                 if isinstance(was, Tensor) and not _same(was, self._copies[id(was)]):
                     pairs[id(was)] = was, self._copies[id(was)]
-        self._pairs = list(pairs.values())
+        self.pairs = list(pairs.values())
         self._copies = {}
         self._before = []
 
@@ -217,22 +212,10 @@ class _Form:
             self.exchange()
         self._is_first = False
 
-    def exchange(self) -> None:
-        """Swap the two forms."""
-        sharded.exchange(self._pairs)
-        cells = []
-        for holder, key, other in self._cells:
-            cells.append((holder, key, holder.get(key, MISSING)))
-            if other is MISSING:
-                holder.pop(key, None)
-            else:
-                holder[key] = other
-        self._cells = cells
-
     @torch.no_grad()
     def restore(self) -> None:
         """Put the training form back, bit for bit, into modules that are in train mode again."""
-        for tensor, kept in self._pairs:
+        for tensor, kept in self.pairs:
             if tensor.shape == kept.shape:
                 sharded.part(tensor).detach().copy_(sharded.part(kept))
 

@@ -82,7 +82,7 @@ class Freeze(Shown):
     @hookimpl(updates=("params",), before=("compile", "sync"))
     def setup_model(self, learner: Learner, name: str, model: nn.Module) -> nn.Module:
         """Freeze."""
-        self._models = dict(learner.models)
+        self._models = learner.models
         names = [path for path, _ in named_parameters(self._models)]
         for pattern in self._patterns:
             self._check(pattern, names)

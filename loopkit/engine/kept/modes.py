@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from loopkit import sharded
+from loopkit.engine.kept.swapped import MISSING, Swapped
 
 TRAIN, EVAL = "train", "eval"
 BY = "optimizer.eval"
@@ -20,7 +21,6 @@ BY = "optimizer.eval"
 PLAIN = (type(None), bool, int, float, str, Tensor)
 """Types of attributes and options that a switch may change."""
 Replaced = Callable[[Callable[[], None], Callable[[], None], str], AbstractContextManager[None]]
-MISSING = object()
 
 
 class Modes:
@@ -189,7 +189,7 @@ class Modes:
         return saved[0]
 
 
-class _Form:
+class _Form(Swapped):
     """What a switch of an optimizer to evaluation has changed, and what was there before: `exchange` swaps them.
 
     Args:
@@ -199,18 +199,17 @@ class _Form:
     """
 
     def __init__(self, optimizer: Any, still: set[str], lend: bool) -> None:
+        super().__init__()
         self._optimizer = optimizer
         self._still = still
         params = {id(p): p for group in optimizer.param_groups for p in group["params"]}
-        self._pairs = [(p, p.detach().clone()) for p in params.values()]
+        self.pairs = [(p, p.detach().clone()) for p in params.values()]
         self._versions: dict[int, int] = {}
         self._lent: list[tuple[dict[Any, Any], Any]] = []
         self._places = _places(optimizer)
         self._before = [(holder, self._kept(holder, lend)) for holder in _holders(optimizer)]
-        self._cells: list[tuple[dict[Any, Any], Any, Any]] = []
-        """Where something has changed, with what is not there now."""
         if lend:
-            sharded.exchange(self._pairs)
+            sharded.exchange(self.pairs)
 
     def _kept(self, holder: dict[Any, Any], lend: bool) -> dict[Any, Any]:
         """Return what a mapping holds, with copies of tensors that a switch may change in place."""
@@ -234,25 +233,13 @@ class _Form:
         for holder, before in self._before:
             changed = _changed(before, holder, self._versions)
             back = changed | {key for lent, key in self._lent if lent is holder}
-            self._cells += [(holder, key, before.get(key, MISSING)) for key in back]
+            self.cells += [(holder, key, before.get(key, MISSING)) for key in back]
             moved |= changed
             seen |= {key for key, value in before.items() if isinstance(value, Tensor)}
         self._still |= seen - moved
         for place in _places(self._optimizer)[len(self._places) :]:
-            self._cells.append((self._optimizer.state, place, MISSING))
+            self.cells.append((self._optimizer.state, place, MISSING))
         self._before.clear()
-
-    def exchange(self) -> None:
-        """Swap what is there now with what was there before."""
-        sharded.exchange(self._pairs)
-        cells = []
-        for holder, key, kept in self._cells:
-            cells.append((holder, key, holder.get(key, MISSING)))
-            if kept is MISSING:
-                holder.pop(key, None)
-            else:
-                holder[key] = kept
-        self._cells = cells
 
 
 def has_modes(optimizer: Any) -> bool:
