@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from loopkit.words import nearest
+from loopkit.words import nearest, some
 
 __all__ = ["auto_fused", "param_groups"]
 __dir__ = __all__.copy
@@ -67,8 +67,7 @@ def nothing_matches(pattern: str, names: Iterable[str]) -> str:
             path = ".".join(parts[:end])
             known |= {path, f"{path}.*", f"*.{last}", f"*{last}*", f"*{last}"}
     hint = next(filter(None, (nearest(one, known) for one in pattern.split("|"))), "")
-    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-    return f"{pattern!r} matches nothing{hint}; there are: {shown or 'none'}"
+    return f"{pattern!r} matches nothing{hint}; there are: {some(names, 8) or 'none'}"
 
 
 def param_groups(

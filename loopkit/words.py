@@ -17,6 +17,16 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
+def some(items: Collection[str], most: int = 3) -> str:
+    """The first of some words, and how many there are besides.
+
+    >>> some(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    rest = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(list(items)[:most]) + rest
+
+
 def takes(**instead: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Let a function say what to write where it is given an argument that it does not have.
 

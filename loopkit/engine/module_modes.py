@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from loopkit import sharded
 from loopkit.engine.kept.swapped import MISSING, Swapped
+from loopkit.words import some
 
 Modes = list[tuple[nn.Module, bool]]
 Replaced = Callable[[Callable[[], None], Callable[[], None]], AbstractContextManager[None]]
@@ -328,9 +329,8 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _kept(names: list[str]) -> str:
-    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
     said = (
-        f"{', '.join(names[:3])}{rest} had been put into eval mode when the learner was made, and stay so in training; "
+        f"{some(names)} had been put into eval mode when the learner was made, and stay so in training; "
         f"model.train() before Learner(...) if that is not meant"
     )
     return said if names else ""

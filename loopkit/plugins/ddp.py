@@ -22,6 +22,7 @@ from loopkit.notes import say
 from loopkit.phases import TrainingPhase
 from loopkit.plugin import provided
 from loopkit.shards import Parts, parts_of
+from loopkit.words import some
 
 if TYPE_CHECKING:
     from loopkit import Epoch, Step
@@ -531,5 +532,4 @@ def _disarm(params: list[nn.Parameter]) -> None:
 
 
 def _listed(names: list[str], most: int = 5) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"parameter{'s' * (len(names) > 1)} {', '.join(names[:most])}{more}"
+    return f"parameter{'s' * (len(names) > 1)} {some(names, most)}"

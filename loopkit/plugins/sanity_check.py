@@ -15,7 +15,7 @@ from loopkit.notes import warn
 from loopkit.options import Shown
 from loopkit.phases import PredictionPhase, TrainingPhase, ValidationPhase
 from loopkit.plugin import declared, hook_states, unwrapped
-from loopkit.words import takes
+from loopkit.words import some, takes
 
 if TYPE_CHECKING:
     from loopkit import Epoch, Step
@@ -237,15 +237,11 @@ def _check_coverage(learner: Learner) -> None:
     missing = [names[p] for p in trainable if p not in owners]
     if len(missing) == len(trainable):
         raise PhaseError(
-            f"the optimizer covers 0 of {len(trainable)} trainable parameters ({_some(missing)}): it was made for "
+            f"the optimizer covers 0 of {len(trainable)} trainable parameters ({some(missing, 5)}): it was made for "
             f"another model, or before the parameters were replaced; give a factory, optimizer=lambda params: ..."
         )
     if missing and learner.world.rank == 0:
         warn(
             f"the optimizer covers {len(trainable) - len(missing)} of {len(trainable)} trainable parameters; "
-            f"not covered: {_some(missing)}. Freeze them (requires_grad=False) if that is meant"
+            f"not covered: {some(missing, 5)}. Freeze them (requires_grad=False) if that is meant"
         )
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

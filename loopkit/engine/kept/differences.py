@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from loopkit.words import nearest
+from loopkit.words import nearest, some
 
 
 def first(what: str, items: list[str], most: int = 5) -> list[str]:
     """One line that counts items and lists the first of them; nothing if there are none."""
     if not items:
         return []
-    rest = f" and {len(items) - most} more" if len(items) > most else ""
-    return [f"{len(items)} {what}: {', '.join(items[:most])}{rest}"]
+    return [f"{len(items)} {what}: {some(items, most)}"]
 
 
 def names(what: str, saved: Collection[str], own: Collection[str]) -> list[str]:

@@ -11,6 +11,7 @@ from torch import nn
 from loopkit.groups import covers
 from loopkit.kinds import COUNT, FLAG, LIST, MAPPING, wrong
 from loopkit.notes import say, warn
+from loopkit.words import some
 
 SAVED = {"frozen": LIST, "changed": MAPPING, "accumulate": LIST}
 
@@ -129,7 +130,7 @@ class Flags:
         other = [name for name, flag in self._began.items() if flag is (name in frozen)]
         for by_run in (False, True):
             if differing := [name for name in other if (name in changed) is by_run]:
-                _say(f"requires_grad of {_some(differing)}", by_run)
+                _say(f"requires_grad of {some([*map(repr, differing)])}", by_run)
         _set(params, changed)
         then, last = saved["accumulate"]
         if then != self._steps:
@@ -158,8 +159,3 @@ def _set(params: Mapping[str, nn.Parameter], flags: Mapping[str, bool]) -> None:
 def _say(what: str, changed: bool) -> None:
     why = "has changed it since: the run's holds" if changed else "never changed it: the script's holds"
     say(f"{what} begins otherwise in this script than in the saved run, which {why}")
-
-
-def _some(names: list[str]) -> str:
-    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(map(repr, names[:3])) + rest

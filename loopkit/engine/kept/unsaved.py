@@ -13,6 +13,7 @@ from loopkit.engine.kept.extras import Owner, in_words
 from loopkit.engine.kept.walk import walk
 from loopkit.errors import PhaseError
 from loopkit.notes import shown
+from loopkit.words import some
 
 DEEP = 8
 """How deep an owner is searched for a parameter that was not found otherwise."""
@@ -65,7 +66,7 @@ def _refuse(name: str, param: Tensor, foreign: bool, models: Mapping[str, nn.Mod
     if foreign and trainable:
         raise PhaseError(
             f"{what} of no model: the optimizer covers 0 of {len(trainable)} trainable parameters "
-            f"({_some(trainable)}). It was made for another model, or before the parameters were replaced: give a "
+            f"({some(trainable)}). It was made for another model, or before the parameters were replaced: give a "
             f"factory, optimizer=lambda params: ..."
         )
     given = ", ".join(f"{key!r}: {shown(type(model).__name__)[1:-1]}" for key, model in models.items())
@@ -74,11 +75,6 @@ def _refuse(name: str, param: Tensor, foreign: bool, models: Mapping[str, nn.Mod
         f"module as a further model, Learner({{{given}, 'other': module}}, ...), or keep it in an attribute of a phase "
         f"that names it, saved = ('other',)"
     )
-
-
-def _some(names: list[str]) -> str:
-    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + rest
 
 
 def _path(owner: Any, param: Tensor) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from loopkit.engine.kept.looks import ATTRIBUTES, Clocks, Leave, Scope, look, moved
 from loopkit.engine.kept.module_looks import ModuleLooks
 from loopkit.notes import warn
+from loopkit.words import some
 
 NAMED = 5
 """How many attributes a message names at most."""
@@ -142,12 +143,11 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _message(root: Root, paths: list[str]) -> str:
-    listed = ", ".join(map(repr, paths[:NAMED]))
-    rest = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
+    listed = some([*map(repr, paths)], NAMED)
     attributes = dict.fromkeys(_attribute(path, last=root.scope is not ATTRIBUTES) for path in paths)
     names = "".join(f"{name!r}, " for name in list(attributes)[:NAMED]).removesuffix(" ")
     return (
-        f"{root.name} ({type(root.object).__name__}) has changed its {listed}{rest} since the fit began, and no "
+        f"{root.name} ({type(root.object).__name__}) has changed its {listed} since the fit began, and no "
         f"checkpoint holds that: a resumed run starts without it. {root.cure.format(names)}"
     )
 
