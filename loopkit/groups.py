@@ -70,6 +70,11 @@ def nothing_matches(pattern: str, names: Iterable[str]) -> str:
     return f"{pattern!r} matches nothing{hint}; there are: {some(names, 8) or 'none'}"
 
 
+def params_of(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """The parameters of all groups of an optimizer."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
 def param_groups(
     model: nn.Module | Mapping[str, nn.Module], options: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:

@@ -25,6 +25,7 @@ from loopkit.engine.kept.rounds import Round
 from loopkit.engine.positions import malformed
 from loopkit.engine.resume import Position
 from loopkit.errors import StateError
+from loopkit.groups import params_of
 from loopkit.kinds import (
     ANY,
     COUNT,
@@ -186,7 +187,7 @@ def _windows(optimizers: Mapping[str, torch.optim.Optimizer], state: Mapping[str
         if (optimizer := optimizers.get(name)) is None:
             problems += names("windows of optimizers", [name], optimizers)
             continue
-        params = [p for group in optimizer.param_groups for p in group["params"]]
+        params = params_of(optimizer)
         grads = window["grads"]
         if len(grads) != len(params):
             problems.append(f"window of {name!r}: {len(grads)} gradients in the state, {len(params)} parameters here")

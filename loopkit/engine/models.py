@@ -18,11 +18,11 @@ from loopkit.engine.kept.extras import Extras, Owner
 from loopkit.engine.kept.measured import Measured
 from loopkit.engine.kept.modes import Modes
 from loopkit.engine.kept.optimizers import OptimizerPart, is_of_torch, is_optimizer
-from loopkit.engine.kept.unsaved import params_of
 from loopkit.engine.module_modes import ModuleModes, has_own_train, turn, write
 from loopkit.engine.refusals import check_trainable
 from loopkit.engine.routing import Route
 from loopkit.errors import PhaseError, PluginError
+from loopkit.groups import params_of
 from loopkit.notes import locate
 from loopkit.sharded import is_sharded
 from loopkit.words import nearest
@@ -280,7 +280,7 @@ class Models(dict[str, nn.Module]):
         if not (gone := known.keys() - here.keys()):
             return
         for optimizer in self.optimizers.values():
-            for p in (p for group in optimizer.param_groups for p in group["params"]):
+            for p in params_of(optimizer):
                 if p in gone and not is_sharded(p):
                     self._known = known
                     raise PhaseError(

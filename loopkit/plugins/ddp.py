@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from loopkit import devices
 from loopkit.distributed.buckets import BUCKET_BYTES, Overlap, average, copy_buffers, copy_state
 from loopkit.distributed.member import Member
 from loopkit.errors import PhaseError, PluginError, WorldError
+from loopkit.groups import params_of
 from loopkit.hooks import hookimpl
 from loopkit.losses import is_sum
 from loopkit.notes import say
@@ -223,7 +224,7 @@ class DDP(Member):
         if self.world.size > 1 and phase.training:
             own = set(map(id, self._params))
             self._optimizers = len(learner.optimizers)
-            self._beside = any(id(p) not in own for p in _params_of(learner.optimizers.values()))
+            self._beside = any(id(p) not in own for each in learner.optimizers.values() for p in params_of(each))
             self._in_parts = any(provided(plugin) == "micro_batch" for plugin in learner.plugins.values())
             self._phases[id(phase)] = phase, self._choose(phase)[0]
             self._overlaps = {key: overlap for key, overlap in self._overlaps.items() if overlap is not None}
@@ -484,13 +485,6 @@ class DDP(Member):
         """Take the buffers of rank 0: the last step has changed each process's own."""
         if self.world.size > 1 and phase.training and self._broadcast_buffers:
             copy_buffers(learner.models.with_extras().values())
-
-
-def _params_of(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[Tensor]:
-    """The parameters of all groups of optimizers."""
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            yield from group["params"]
 
 
 class _Synced(nn.Module):

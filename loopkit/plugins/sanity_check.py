@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from loopkit.errors import PhaseError, PhaseInputError, PluginError
+from loopkit.groups import params_of
 from loopkit.hooks import hookimpl, implemented
 from loopkit.notes import warn
 from loopkit.options import Shown
@@ -227,7 +228,7 @@ def _check_coverage(learner: Learner) -> None:
         raise PhaseError(f"none of the {len(names)} parameters requires grad: there is nothing to train")
     owners: dict[Tensor, str] = {}
     for name, optimizer in learner.optimizers.items():
-        for p in (p for group in optimizer.param_groups for p in group["params"]):
+        for p in params_of(optimizer):
             if p in owners and owners[p] != name:
                 raise PhaseError(
                     f"parameter {names.get(p, tuple(p.shape))!r} is in the optimizers {owners[p]!r} and {name!r}: "

@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from loopkit import devices, sharded
 from loopkit.batches import describe
 from loopkit.errors import CancelStep, NonFiniteError, PluginError
+from loopkit.groups import params_of
 from loopkit.hooks import OWN_UPDATES, hookimpl
 from loopkit.notes import warn
 from loopkit.options import Shown
@@ -433,7 +434,7 @@ def _take_snapshot(learner: Learner) -> dict[str, Any]:
             "params": [p.detach().clone() for model in models for p in model.parameters()],
             "buffers": [holder[key].detach().clone() for holder, key in cells(learner)],  # type: ignore[union-attr]
             "optimizers": {
-                name: {i: copy.deepcopy(dict(optimizer.state.get(p, {}))) for i, p in enumerate(_params(optimizer))}
+                name: {i: copy.deepcopy(dict(optimizer.state.get(p, {}))) for i, p in enumerate(params_of(optimizer))}
                 for name, optimizer in learner.optimizers.items()
             },
             "extra": extra_states(learner),
@@ -455,15 +456,11 @@ def _put_back(learner: Learner, snapshot: dict[str, Any]) -> None:
     for name, optimizer in learner.optimizers.items():
         if name in own:
             continue
-        for i, param in enumerate(_params(optimizer)):
+        for i, param in enumerate(params_of(optimizer)):
             optimizer.state.pop(param, None)
             if values := snapshot["optimizers"][name][i]:
                 values = copy.deepcopy(values)
                 optimizer.state[param] = {key: sharded.like_parameter(value, param) for key, value in values.items()}
-
-
-def _params(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 class _Watched:

@@ -15,6 +15,7 @@ from loopkit import sharded
 from loopkit.engine.kept import objects
 from loopkit.engine.kept.differences import first
 from loopkit.errors import StateError
+from loopkit.groups import params_of
 from loopkit.kinds import COUNTS, LIST, MAPPING, TEXT, is_number, shown, wrong
 from loopkit.notes import warn
 from loopkit.raw import raw
@@ -55,7 +56,7 @@ class OptimizerPart:
         return {"class": type(self.optimizer).__name__, **state}
 
     def _check_keys(self, state: Mapping[str, Any]) -> None:
-        params = [p for p in self._params() if not is_lazy(p)]
+        params = [p for p in params_of(self.optimizer) if not is_lazy(p)]
         foreign = {id(p) for p in params} | {p.data_ptr() for p in params if not sharded.is_sharded(p)}
         foreign.discard(0)
         for path, key in _keys(state, f"optimizers.{self.name}"):
@@ -65,9 +66,6 @@ class OptimizerPart:
                     f"process has another one, so the state could not be loaded. Save the weights only, "
                     f"Checkpoint(weights_only=True), or let state_dict() number the parameters"
                 )
-
-    def _params(self) -> list[Tensor]:
-        return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def problems(self, saved: Mapping[str, Any]) -> list[str]:
         """Compare a saved form, which is well-formed, with the optimizer."""
@@ -90,7 +88,7 @@ class OptimizerPart:
             problems += _group_entries(index, own, group)
         if is_of_torch(self.optimizer) and type(self.optimizer).__name__ != "LBFGS":
             shaped = type(self.optimizer).__name__ != "Adafactor"
-            params = self._params()
+            params = params_of(self.optimizer)
             for index, values in saved["state"].items():
                 problems += _state_entries(index, values, params[index], shaped)
         return problems
@@ -118,7 +116,7 @@ class OptimizerPart:
         return undo
 
     def _restore_types(self, saved: Mapping[str, Any]) -> None:
-        params, state = self._params(), self.optimizer.state
+        params, state = params_of(self.optimizer), self.optimizer.state
         for key, values in saved.get("state", {}).items():
             place = params[key] if type(key) is int and 0 <= key < len(params) else key
             if place in state:
@@ -127,14 +125,14 @@ class OptimizerPart:
 
     def _made(self, saved: Any, key: Any = None) -> Any:
         """Make the objects in a saved form again; their tensors are where the parameter of this number is."""
-        params = self._params()
+        params = params_of(self.optimizer)
         device = params[key].device if type(key) is int and 0 <= key < len(params) else None
         return objects.put_together(
             saved, _package(self.optimizer), lambda tensor: tensor if device is None else tensor.to(device)
         )
 
     def _sharded(self, key: Any, values: Any) -> Any:
-        params = self._params()
+        params = params_of(self.optimizer)
         if type(key) is not int or not 0 <= key < len(params) or not isinstance(values, Mapping):
             return values
         return {name: sharded.like_parameter(value, params[key]) for name, value in values.items()}

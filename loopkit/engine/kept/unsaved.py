@@ -12,6 +12,7 @@ from loopkit import sharded
 from loopkit.engine.kept.extras import Owner, in_words
 from loopkit.engine.kept.walk import walk
 from loopkit.errors import PhaseError
+from loopkit.groups import params_of
 from loopkit.notes import shown
 from loopkit.words import some
 
@@ -85,11 +86,6 @@ def _path(owner: Any, param: Tensor) -> str:
         if isinstance(found.value, nn.Module) and any(p is param for p in found.value.parameters()):
             return found.path
     return ""
-
-
-def params_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """The parameters of all groups of an optimizer."""
-    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _memory(tensor: Tensor) -> int:
