@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from loopkit.engine.kept.modes import TRAIN
@@ -73,10 +72,8 @@ class Contexts:
         """Put modules with a ``train`` of their own in eval mode, after what stands in the weights' place."""
         if self._phase.training:
             return
-        models = self._core.models
-        replaced = partial(models.weights.replaced, is_form=True)
         self._stack.callback(self._form.close)
-        self._form.enter_context(models.module_modes.evaluated(replaced, lambda: self._exact))
+        self._form.enter_context(self._core.models.evaluated(lambda: self._exact))
 
     def set_modes(self) -> None:
         """Put the modules in the phase's mode, remembering the one that each was in."""

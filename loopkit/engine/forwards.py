@@ -103,6 +103,7 @@ def inference(core: Core, phase: Phase) -> Iterator[None]:
         if not models.weights.by and all(each.phase is not phase for each in core.epochs):
             _put_weights(core, phase, epoch, stack)
         stack.callback(models.restore, models.set_modes(False))
+        stack.enter_context(models.evaluated(lambda: True))
         stack.enter_context(torch.no_grad())
         _enter_step(core, phase, epoch, stack)
         yield

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -117,6 +118,10 @@ class Models(dict[str, nn.Module]):
         if training:
             self._check_replaced(modules)
         return self.module_modes.switch(training, modules)
+
+    def evaluated(self, exact: Callable[[], bool]) -> AbstractContextManager[None]:
+        """Inside, modules with a ``train`` of their own are in eval mode; see `ModuleModes.evaluated`."""
+        return self.module_modes.evaluated(partial(self.weights.replaced, is_form=True), exact)
 
     def restore(self, modes: list[tuple[nn.Module, bool]]) -> None:
         """Put modules back in the modes that `set_modes` returned."""

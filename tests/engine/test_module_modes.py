@@ -318,3 +318,26 @@ def test_part_in_train_mode_below_a_top_in_eval_mode_trains_alone(inside):
     learner.add(on("step_end", lambda: seen.append([each.training for each in model.modules()])))
     learner.fit(batches(1), epochs=1)
     assert seen == [modes]
+
+
+@pytest.mark.parametrize("average", [False, True], ids=["own weights", "average"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_inference_in_a_hook_is_in_the_evaluation_form_and_leaves_training_bitwise_alone(kind, average):
+    def trained(*hooks):
+        torch.manual_seed(1)
+        model = make(kind)
+        learner = build(model, *([WeightAverage(0.5)] if average else []), *hooks)
+        learner.fit(batches(3), epochs=2)
+        return model
+
+    def look(learner, phase):
+        if phase.training:
+            with learner.inference():
+                seen.append((any(each.training for each in learner.model.modules()), adapted(learner.model)[0].merged))
+            seen.append((adapted(learner.model)[0].training, not adapted(learner.model)[0].merged))
+
+    seen = []
+    watched = trained(on("step_end", look))
+    assert seen == [(False, True), (True, True)] * 6
+    alone = trained()
+    assert all(torch.equal(one, other) for one, other in zip(watched.parameters(), alone.parameters(), strict=True))
