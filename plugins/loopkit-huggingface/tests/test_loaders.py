@@ -233,22 +233,25 @@ def sharded(shards):
             yield {"input_ids": [shard, *row["input_ids"][1:]], "labels": row["labels"]}
 
 
-def streamed(loader, shuffled):
+def streamed(loader, shuffled, workers):
     dataset = IterableDataset.from_generator(sharded, gen_kwargs={"shards": [3, 4, 5, 6]})
     dataset = dataset.shuffle(seed=1, buffer_size=3) if shuffled else dataset
     collate = random_mask if loader is DataLoader else stacked  # the state has no generators of workers
-    return loader(dataset, batch_size=2, num_workers=2, collate_fn=collate)
+    return loader(dataset, batch_size=2, num_workers=workers, collate_fn=collate)
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata's use of torch
-@pytest.mark.parametrize(("loader", "shuffled"), [(StatefulDataLoader, False), (DataLoader, True)])
+@pytest.mark.parametrize(
+    ("loader", "shuffled", "workers"),
+    [(StatefulDataLoader, False, 0), (StatefulDataLoader, False, 2), (DataLoader, True, 2)],
+)
 @pytest.mark.parametrize("step", [3, 11])
-def test_a_stream_in_loaders_with_workers_goes_on_with_the_same_bits(loader, shuffled, step):
+def test_a_stream_in_loaders_goes_on_with_the_same_bits_and_whole_epochs(loader, shuffled, workers, step):
     def run(model, *plugins, state=None):
         used = learner(model, *plugins, seed=0)
         if state is not None:
             used.load_state_dict(state)
-        used.fit(streamed(loader, shuffled), epochs=2, on_interrupt="return")
+        used.fit(streamed(loader, shuffled, workers), epochs=2, on_interrupt="return")
         return used
 
     whole, cut, again = gpt2(), gpt2(), gpt2()
