@@ -1,9 +1,9 @@
 """Resolve every install line of README, pages and READMEs of distributions, in an environment without loopkit.
 
-``python .ci/install_lines.py``: each line runs as ``pip install --dry-run`` in the root of the clone, in a fresh
-environment that has what others need of the active one: packages of others, and no distribution of this project. So pip
-finds `loopkit-engine` and the distributions only in the line itself; whatever of them comes from an index is an error.
-A folder of the clone is given as the wheel that is built from it, once: pip would make its metadata in each line anew.
+``python .ci/install_lines.py WHEELS SITE``: each line runs as ``pip install --dry-run`` in the root of the clone, in a
+fresh environment that sees the packages of others in SITE, a site-packages, and no distribution of this project. So
+pip finds `loopkit-engine` and the distributions only in the line itself; if one comes from an index, that is an error.
+A folder of the clone is given as its wheel in WHEELS: pip would make its metadata in each line again.
 README's two commands run in full elsewhere.
 """
 
@@ -12,10 +12,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import venv
 from collections.abc import Iterator
@@ -40,22 +38,10 @@ def lines() -> dict[str, list[str]]:
     return found
 
 
-def build(source: Path, wheels: Path) -> dict[str, Path]:
-    """Build a wheel of the core and of each distribution; returns them by their folders.
-
-    Args:
-        source: A folder for a copy of the clone, since a build leaves folders beside the sources.
-        wheels: The folder for the wheels.
-    """
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    for name in listed.split("\0")[:-1]:
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, source / name)
-    folders = [".", *(f"plugins/{each.name}" for each in sorted((source / "plugins").iterdir()))]
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", wheels]
-    subprocess.run([*command, *[f"./{folder}" for folder in folders]], cwd=source, check=True)
-    built = {normalized(each.name.partition("-")[0]): each for each in wheels.iterdir()}
-    return {folder: built["loopkit-engine" if folder == "." else folder.removeprefix("plugins/")] for folder in folders}
+def by_folder(wheels: Path) -> dict[str, Path]:
+    """The wheels of the core and of each distribution, by their folders in the clone."""
+    built = {normalized(each.name.partition("-")[0]): each for each in wheels.glob("loopkit*.whl")}
+    return {"." if name == "loopkit-engine" else f"plugins/{name}": wheel for name, wheel in built.items()}
 
 
 def with_wheels(words: list[str], built: dict[str, Path], made: Path) -> list[str]:
@@ -79,7 +65,7 @@ def with_wheels(words: list[str], built: dict[str, Path], made: Path) -> list[st
     return found
 
 
-def problems(words: list[str], python: Path, report: Path) -> Iterator[str]:
+def problems(words: list[str], wheels: Path, python: Path, report: Path) -> Iterator[str]:
     """What is wrong with a line."""
     command = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--dry-run", "--no-build-isolation"]
     done = subprocess.run(
@@ -91,24 +77,24 @@ def problems(words: list[str], python: Path, report: Path) -> Iterator[str]:
     for item in json.loads(report.read_text())["install"]:
         name = normalized(item["metadata"]["name"])
         url = item["download_info"]["url"]
-        if name.startswith("loopkit") and not url.startswith(report.parent.as_uri()):
+        if name.startswith("loopkit") and not url.startswith(wheels.as_uri()):
             yield f"{name} would come from {url}"
 
 
-def main() -> int:
+def main(wheels: Path, site: Path) -> int:
     """Try all of them."""
     found = lines()
     wrong = 0
     with tempfile.TemporaryDirectory() as temporary:
         home = Path(temporary)
-        share(Path(sysconfig.get_path("purelib")), home / "shared")
+        share(site, home / "shared")
         venv.create(home / "venv", symlinks=True)
-        site = next((home / "venv" / "lib").glob("python*/site-packages"))
-        (site / "shared.pth").write_text(f"{home / 'shared'}\n")
-        built = build(home / "source", home / "wheels")
+        own = next((home / "venv" / "lib").glob("python*/site-packages"))
+        (own / "shared.pth").write_text(f"{home / 'shared'}\n")
+        built = by_folder(wheels)
         for arguments, pages in found.items():
             words = with_wheels(shlex.split(arguments), built, home / "requirements.txt")
-            for problem in problems(words, home / "venv" / "bin" / "python", home / "report.json"):
+            for problem in problems(words, wheels, home / "venv" / "bin" / "python", home / "report.json"):
                 wrong += 1
                 print(f"{', '.join(pages)}: pip install {arguments}: {problem}")
     print(f"{len(found)} install lines, {wrong} problems")
@@ -116,4 +102,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()))
