@@ -181,9 +181,15 @@ class ClipGradNorm(Shown):
             norm = self.norm = norm_of(grads, self.norm_type)
             clip(grads, norm, self.max_norm)
         else:
-            coalesce(step.params)
-            self.norm = total_norm(gradients(step.params), self.norm_type)
-            torch.nn.utils.clip_grads_with_norm_(_valued(step.params), self.max_norm, self.norm)
+            self._clip_any(step.params)
+
+    def _clip_any(self, params: Sequence[Tensor]) -> None:
+        """Clip gradients of any kind."""
+        coalesce(params)
+        grads = gradients(params)
+        self.norm = total_norm(grads, self.norm_type) if grads else None
+        if self.norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(_valued(params), self.max_norm, self.norm)
 
     def _clip_all(self, learner: Learner, step: Step) -> None:
         """Clip the gradients of all optimizers that the step updates, at the first one's update."""
@@ -198,10 +204,7 @@ class ClipGradNorm(Shown):
         params = [
             p for p in dict.fromkeys((*learner.models.parameters(), *updated)) if p in updated
         ]  # as clip_grad_norm_(model.parameters())
-        grads = gradients(params)
-        self.norm = total_norm(grads, self.norm_type) if grads else None
-        if self.norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(params, self.max_norm, self.norm)
+        self._clip_any(params)
 
 
 def _due(step: Step) -> list[Any]:

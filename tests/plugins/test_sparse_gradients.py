@@ -64,6 +64,7 @@ def test_norm_of_sparse_gradients_is_the_norm_of_dense_ones(norm_type, dense):
     [
         lambda: ClipGradNorm(0.1),
         lambda: ClipGradNorm(0.1, math.inf),
+        lambda: ClipGradNorm(0.1, over="all"),
         lambda: ClipGradValue(0.01),
         lambda: StopOnNonFinite("skip"),
         lambda: StopOnNonFinite("rollback"),
