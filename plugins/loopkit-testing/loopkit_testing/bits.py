@@ -80,6 +80,21 @@ def difference(one: Any, other: Any, path: str, volatile: Sequence[str]) -> str:
     return "" if one == other or (one != one and other != other) else path
 
 
+def largest_move(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    """How far the values of tensors have moved, at most, relative to the largest of each; inf if that is unknown."""
+    return max((_move(tensor.detach(), other[name].detach()) for name, tensor in one.items()), default=0.0)
+
+
+def _move(before: Tensor, after: Tensor) -> float:
+    if not before.numel() or Bits(before) == Bits(after):
+        return 0.0
+    if before.shape != after.shape or not before.is_floating_point():
+        return float("inf")
+    far = float((after.double() - before.double()).abs().max())
+    size = max(1.0, float(before.double().abs().max()))
+    return far / size if far == far else float("inf")
+
+
 def weights(learner: Learner) -> dict[str, Tensor]:
     """Parameters and buffers by name."""
     return {f"{name}.{k}": v for name, model in learner.models.items() for k, v in model.state_dict().items()}

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -42,6 +43,11 @@ class Case:
     def ignored(self, plugins: Iterable[Any]) -> tuple[str, ...]:
         """The keys of state whose values need not repeat: those given, and those that the classes name."""
         return (*self.volatile, *(key for plugin in plugins for key in getattr(plugin, "volatile", ())))
+
+    def repeats(self, name: str, plugins: Iterable[Any]) -> bool:
+        """Whether the values that are logged under this name must repeat; a pattern may be of the phase or without."""
+        names = (name, name.partition("/")[2])
+        return not any(fnmatchcase(each, key) for key in self.ignored(plugins) for each in names)
 
     @property
     def train_phase(self) -> str:

@@ -13,11 +13,12 @@ from loopkit.errors import LoopkitError, PluginError
 from loopkit.phases import Phase
 from loopkit.plugin import plugin_name
 from loopkit.words import nearest
+from loopkit_testing import leftovers
 from loopkit_testing.case import Case, alone, described
 from loopkit_testing.checks import CHECKS
 from loopkit_testing.declaration import declaration
 from loopkit_testing.guard import MOVED
-from loopkit_testing.leftovers import Calls, impatient
+from loopkit_testing.leftovers import Calls, impatient, patience
 from loopkit_testing.overhead import measured
 from loopkit_testing.problems import Problem, tiny_problem
 from loopkit_testing.processes import case_of, two_processes
@@ -186,7 +187,7 @@ def _outcome(case: Case, names: Sequence[str]) -> tuple[list[str], BaseException
     if blocking and {"fit_twice"} < set(names):
         return [f"fit_twice: {blocking}. The other checks, which fit a hundred times, were not run"], None
     failed: set[str] = set()
-    with _only_new_objects():
+    with _only_new_objects(), patience(leftovers.SECONDS + 1.0):
         for name in names:
             if failed.intersection(SAYS_MORE.get(name, ())):
                 continue

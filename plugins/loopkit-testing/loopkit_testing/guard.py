@@ -12,7 +12,7 @@ from loopkit.hooks import hookimpl, hooks
 from loopkit.learner import Learner
 from loopkit.phases import Phase
 from loopkit.plugin import plugin_name
-from loopkit_testing.bits import difference, weights
+from loopkit_testing.bits import difference, largest_move, weights
 from loopkit_testing.case import Case
 from loopkit_testing.troubles import Trouble
 
@@ -20,6 +20,10 @@ FIRST, LAST = "!!before", "~~after"
 UNTOUCHED = ("move_batch", "step_begin", "step_context")
 """The hooks of a step that come before the model runs, which changes buffers by itself."""
 MOVED = "weights are left moved"
+ROUNDING = 1e-4
+"""The largest move, for weights of size 1, that rounding leaves where what was added is subtracted again."""
+BEYOND = 16
+"""How much larger than the rounding of whole steps a move is that was left."""
 
 
 class Guard:
@@ -29,8 +33,9 @@ class Guard:
         self._trouble = trouble
         self.plugins = [_Before(self), _After(self)]
         self.order = [pair for p in plugins for pair in ([FIRST, plugin_name(p)], [plugin_name(p), LAST])]
-        self.whole = ""
-        """What differs after a step that nobody cancelled."""
+        self.whole = 0.0
+        """The largest move, relative to the weights, that a step without an update has left that nobody cancelled."""
+        self._rounding = 0.0
         self._moved = ""
         self._off = False
         self._untouched = False
@@ -43,9 +48,10 @@ class Guard:
         """The next step that makes no update ends in this hook."""
         self._before, self._moved, self._untouched = {}, "", hook in UNTOUCHED
 
-    def switch_off(self) -> None:
-        """Compare nothing any more."""
-        self._off = True
+    def tolerate(self, whole: float) -> None:
+        """Whole steps leave moves of this size: rounding is allowed for, and where it is more nothing is compared."""
+        self._off = whole > ROUNDING
+        self._rounding = whole * BEYOND
 
     def begin(self, learner: Learner) -> None:
         """A step begins. It is not compared where other weights stand in the place of the models' own."""
@@ -59,17 +65,21 @@ class Guard:
         """An optimizer has evaluated its closure, and may move the weights to evaluate it again."""
         self._at_work = True
 
-    def end(self, learner: Learner) -> str:
-        """A step has ended: the path of what differs, if it made no update, and no optimizer was at one."""
+    def end(self, learner: Learner) -> tuple[str, float]:
+        """A step has ended: the path of what has moved, and how far, if no update was made and none was tried."""
         before, self._before = self._before, {}
         if not before or self._at_work or learner.progress.updates != self._updates:
-            return ""
+            return "", 0.0
         now, kept = weights(learner), _own(learner, self.order[0][1], self._untouched)
-        return difference({k: before[k] for k in kept}, {k: now[k] for k in kept}, "params", ())
+        was, are = {k: before[k] for k in kept}, {k: now[k] for k in kept}
+        path = difference(was, are, "params", ())
+        return path, largest_move(was, are) if path else 0.0
 
     def compare(self, learner: Learner) -> None:
         """The step was cancelled, or has failed; not compared if a plugin has cancelled it by itself."""
-        moved = self.end(learner)
+        moved, far = self.end(learner)
+        if far <= self._rounding:
+            return
         if self._trouble is None or not self._trouble.armed:
             self._moved = self._moved or moved
 
@@ -126,16 +136,18 @@ class _After:
 
     @hookimpl
     def step_end(self, learner: Learner) -> None:
-        self.guard.whole = self.guard.whole or self.guard.end(learner)
+        self.guard.whole = max(self.guard.whole, self.guard.end(learner)[1])
 
 
 def guarded(case: Case, plugins: list[Any], trouble: Trouble) -> Guard:
-    """A guard for these plugins, which is off if they move weights in whole steps without an update, too."""
+    """A guard for these plugins, which is off if they move weights in whole steps without an update.
+
+    Moves as small as rounding are no such moves: the guard then looks for larger ones.
+    """
     guard = Guard(plugins, trouble)
     again = case.plugins()
     trial = Guard(again)
     with suppress(Exception):  # another check reports it
         case.bench([*again, *trial.plugins], order=trial.order, accumulate=2).train(epochs=1, short=True)
-    if trial.whole:
-        guard.switch_off()
+    guard.tolerate(trial.whole)
     return guard

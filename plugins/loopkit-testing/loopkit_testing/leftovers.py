@@ -325,6 +325,25 @@ SECONDS = 5.0
 """How long it may take to end."""
 
 
+class _Patience:
+    """How long it may still be waited in a check of one plugin; it is not limited outside of one."""
+
+    left = float("inf")
+    slowest = 0.0
+    """How long it took, at most, until all had ended."""
+
+
+@contextmanager
+def patience(seconds: float) -> Iterator[None]:
+    """Wait for so long in all for what is slow to end; what is not waited for is not reported."""
+    kept = _Patience.left, _Patience.slowest
+    _Patience.left, _Patience.slowest = seconds, 0.0
+    try:
+        yield
+    finally:
+        _Patience.left, _Patience.slowest = kept
+
+
 @contextmanager
 def impatient() -> Iterator[None]:
     """Wait for nothing to end: it is known already that something does not."""
@@ -345,13 +364,21 @@ class Running:
 
     def more(self) -> list[str]:
         """A message for each that is there now and was not before, and does not end soon; processes are killed."""
-        until = time.monotonic() + SECONDS
+        begun, allowed = time.monotonic(), min(SECONDS, _Patience.left)
+        until = begun + allowed
         for thread in set(threading.enumerate()) - self.threads:
             thread.join(max(until - time.monotonic(), 0))
         while _children().keys() - self.children and time.monotonic() < until:
             time.sleep(0.01)
+        enough = min(SECONDS, max(1.0, 2 * _Patience.slowest))
+        waited = time.monotonic() - begun
+        _Patience.left = max(_Patience.left - waited, 0.0)
         threads = {thread.name for thread in set(threading.enumerate()) - self.threads}
         children = {pid: name for pid, name in _children().items() if pid not in self.children}
+        if not threads and not children:
+            _Patience.slowest = max(_Patience.slowest, waited)
+        elif allowed < enough:
+            return []
         for pid in children:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -1131,3 +1131,37 @@ class LeavesATensorHook:
         for model in learner.models.values():
             for p in model.parameters():
                 p.register_post_accumulate_grad_hook(_nothing)
+
+
+class _MovesByAdding:
+    """Moves weights by adding, and back by subtracting, but only after a backward."""
+
+    far = 0.01
+
+    @hookimpl(phase=TrainingPhase, updates=("params",))
+    def step_begin(self, learner):
+        self.moved = [p for m in learner.models.values() for p in m.parameters()]
+        with torch.no_grad():
+            for p in self.moved:
+                p.add_(self.far)
+
+    @hookimpl(phase=TrainingPhase, updates=("params",))
+    def backward_end(self):
+        with torch.no_grad():
+            for p in self.moved:
+                p.sub_(self.far)
+
+
+@breaks("cancelled_step", "weights are left moved", "params[")
+class AddsAndSubtractsAfterABackward(_MovesByAdding):
+    pass
+
+
+@breaks("error_elsewhere", "weights are left moved", "params[")
+class AddsLittle(_MovesByAdding):
+    far = 1e-5
+
+
+@breaks("cancelled_step", "weights are left moved", "params[")
+class AddsMuch(_MovesByAdding):
+    far = 30.0

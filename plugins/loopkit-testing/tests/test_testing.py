@@ -665,6 +665,23 @@ def test_fit_twice_reports_threads_that_pile_up(monkeypatch):
     assert message == "fit_twice: after the second fit a thread is left running: 'spawned'; end it in fit_end"
 
 
+class EndsLate:
+    """A thread that outlives each fit by a while."""
+
+    @hookimpl
+    def fit_end(self):
+        threading.Thread(target=time.sleep, args=(0.8,), name="late").start()
+
+
+def test_what_ends_late_is_waited_for_once(monkeypatch):
+    monkeypatch.setattr("loopkit_testing.leftovers.SECONDS", 1.0)
+    waited = []
+    join = threading.Thread.join
+    monkeypatch.setattr(threading.Thread, "join", lambda self, t=None: waited.append(t or 0) or join(self, t))
+    check_plugin(EndsLate, checks=["fit_twice", "cancelled_step", "error_elsewhere"])
+    assert sum(waited) < 2.5  # two checks of some thirty fits, each of which could have waited for a second
+
+
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="this system does not say which processes there are")
 def test_fit_twice_reports_a_process_that_is_left_and_kills_it(started):
     (message,) = broken(Starts, "fit_twice")
@@ -1275,6 +1292,31 @@ def test_checks_of_state_leave_out_volatile_keys(check):
     check_plugin(type("Timed", (Timed,), {"volatile": ("seconds",)}), checks=[check])
     (message,) = broken(Timed, check)
     assert "seconds" in message
+
+
+class SamplesByTheClock:
+    """Logs a number now and then, so that another run has another number of them."""
+
+    provides = "observer"
+    calls = itertools.count()
+
+    def __init__(self, name="resources/ms"):
+        self.logged = name
+
+    @hookimpl
+    def step_end(self, learner):
+        if next(self.calls) % 5 == 0:
+            learner.log(self.logged, 1.0)
+
+
+@pytest.mark.parametrize("key", ["resources/ms", "ms", "resources/*"])
+def test_volatile_covers_how_many_rows_there_are(key):
+    check_plugin(SamplesByTheClock, checks=["exact_resume"], volatile=[key])
+
+
+def test_rows_that_are_not_volatile_are_compared():
+    (message,) = broken(SamplesByTheClock, "exact_resume")
+    assert "logs something else" in message
 
 
 # exact_resume

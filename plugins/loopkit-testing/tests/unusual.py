@@ -529,3 +529,36 @@ class LeavesOneOut:
     def step_begin(self, step):
         if step.index == 1:
             raise CancelStep("the second one")
+
+
+@right
+class AddsAndSubtracts:
+    """Moves weights by adding, and back by subtracting, on each way out of a step: rounding is left."""
+
+    def __init__(self):
+        self.moved: list[torch.Tensor] = []
+
+    @hookimpl(phase=TrainingPhase, updates=("params",))
+    def step_context(self, learner):
+        return self.around(learner)
+
+    @contextlib.contextmanager
+    def around(self, learner):
+        self.moved = list(_parameters(learner))
+        with torch.no_grad():
+            for p in self.moved:
+                p.add_(0.01)
+        try:
+            yield
+        finally:
+            self.back()
+
+    @hookimpl(phase=TrainingPhase, updates=("params",))
+    def backward_end(self):
+        self.back()
+
+    def back(self):
+        with torch.no_grad():
+            for p in self.moved:
+                p.sub_(0.01)
+        self.moved = []

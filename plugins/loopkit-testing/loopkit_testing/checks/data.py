@@ -6,7 +6,6 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import Tensor
@@ -100,10 +99,8 @@ def metrics_reset(case: Case) -> list[str]:
             after = _metrics(case, phase, data, first=True)
         except (PluginError, ValueError):
             continue
-        ignored = case.ignored(plugins)
         for name in alone.keys() & after.keys():
-            volatile = any(fnmatchcase(each, name) or fnmatchcase(each, name.partition("/")[2]) for each in ignored)
-            if not volatile and difference(alone[name], after[name], name, ()):
+            if case.repeats(name, plugins) and difference(alone[name], after[name], name, ()):
                 found.append(
                     f"metrics[{name!r}] is {after[name]!r} where another epoch came before, and {alone[name]!r} "
                     f"without: begin anew in each epoch, with epoch.store(self), which is empty then; or, if it is "

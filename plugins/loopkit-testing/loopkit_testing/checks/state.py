@@ -6,9 +6,10 @@ import copy
 import random
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from loopkit.checkpoint import bundle, disk
@@ -225,16 +226,18 @@ class _Kill:
 
 
 class _Records:
-    """Write down what is logged."""
+    """Write down what is logged and must repeat."""
 
     name = "~~records"
     volatile = ("*",)
 
-    def __init__(self, logged: list[Any]) -> None:
-        self.logged = logged
+    def __init__(self, logged: list[Any], repeats: Callable[[str], bool]) -> None:
+        self.logged, self.repeats = logged, repeats
 
     @hookimpl
     def log_value(self, record: Any) -> None:
+        if not self.repeats(record.name):
+            return
         said = (record.name, record.phase, record.epoch, record.step, record.update)
         self.logged.append({record.name: (*said, plain(record.value))})
 
@@ -248,7 +251,7 @@ def _run(case: Case, kills: Sequence[int], accumulate: int = 1) -> _Run:
         for index, at in enumerate((*kills, None)):
             plugins = case.plugins()
             run.ignored = case.ignored(plugins)
-            watch = [_Kill(run, at, directory), _Records(run.logged)]
+            watch = [_Kill(run, at, directory), _Records(run.logged, partial(case.repeats, plugins=plugins))]
             learner = case.bench([*plugins, *watch], accumulate=accumulate)
             if index:
                 seed_all()
