@@ -99,13 +99,13 @@ def metrics_reset(case: Case) -> list[str]:
             after = _metrics(case, phase, data, first=True)
         except (PluginError, ValueError):
             continue
-        for name in alone.keys() & after.keys():
-            if case.repeats(name, plugins) and difference(alone[name], after[name], name, ()):
-                found.append(
-                    f"metrics[{name!r}] is {after[name]!r} where another epoch came before, and {alone[name]!r} "
-                    f"without: begin anew in each epoch, with epoch.store(self), which is empty then; or, if it is "
-                    f'meant to go on, say volatile = ("{name.partition("/")[2]}",) in the class'
-                )
+        found += [
+            f"metrics[{name!r}] is {after[name]!r} where another epoch came before, and {alone[name]!r} without: begin "
+            f"anew in each epoch, with epoch.store(self), which is empty then; or, if it is meant to go on, say "
+            f'volatile = ("{name.partition("/")[2]}",) in the class'
+            for name in alone.keys() & after.keys()
+            if case.repeats(name, plugins) and difference(alone[name], after[name], name, ())
+        ]
     return found
 
 
