@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from weakref import WeakMethod
 
 import torch
@@ -300,7 +300,8 @@ class Learner:
 
         phases = list(self.phases.values()) if phase is None else [self.phases.find(phase)]
         modes = self.models.modes.explained()
-        return Explanation.of(self._core.registry, phases, full or phase is not None, modes)
+        unproved = self._core.resume.unproved.values()
+        return Explanation.of(self._core.registry, phases, full or phase is not None, modes, unproved)
 
     # Running
 
@@ -552,7 +553,13 @@ class Learner:
         return saved(self._core, at, positions, whole)
 
     def load_state_dict(
-        self, state: Mapping[str, Any], *, allow: Collection[str] = (), replay: bool = True, own: bool = False
+        self,
+        state: Mapping[str, Any],
+        *,
+        allow: Collection[str] = (),
+        replay: bool = True,
+        own: bool = False,
+        data: Literal["stop", "warn"] = "stop",
     ) -> None:
         """Restore the return value of `state_dict`: the next ``fit`` is the one that was saved, where it was.
 
@@ -565,12 +572,13 @@ class Learner:
             replay: Let data that has no position of its own be passed over up to where it was, with the generators of
                 that time; otherwise it raises.
             own: Its tensors may be taken over instead of copied.
+            data: ``"warn"``: resume an open epoch also if its data differ from the saved ones.
 
         Raises:
             StateError: The state does not fit; says what differs.
             ReentrancyError: An epoch is running.
         """
-        apply(self._core, state, allow=allow, replay=replay, own=own)
+        apply(self._core, state, allow=allow, replay=replay, own=own, data=data)
 
     def forget(self) -> None:
         """Forget where a fit was interrupted, or a loaded state was: the next fit is a new one."""

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 import torch
@@ -361,7 +361,13 @@ def load(learner: Learner, path: str | Path, *, allow: Collection[str] = (), rep
 
 
 def restore(
-    learner: Learner, manifest: Manifest, state: dict[str, Any], *, allow: Collection[str], replay: bool
+    learner: Learner,
+    manifest: Manifest,
+    state: dict[str, Any],
+    *,
+    allow: Collection[str],
+    replay: bool,
+    data: Literal["stop", "warn"] = "stop",
 ) -> None:
     """Load a state that was read from a checkpoint.
 
@@ -375,7 +381,7 @@ def restore(
             f"{manifest.path} was saved with other versions of plugins: {'; '.join(changed)}. It may go on differently"
         )
     try:
-        learner.load_state_dict(state, allow=allow, replay=replay, own=True)
+        learner.load_state_dict(state, allow=allow, replay=replay, own=True, data=data)
     except LoopkitError as error:
         add_note(error, f"the state is that of {manifest.path}")
         raise

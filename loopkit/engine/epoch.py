@@ -367,6 +367,16 @@ class Epoch:
                 self._core.resume.restore_generators()
                 leave(self.data)
 
+    @property
+    def first_process(self) -> bool:
+        """Whether it runs in the process of rank 0, whose data a state knows."""
+        return self._core.world.rank == 0
+
+    def agree_on(self, problem: str) -> str:
+        """Return the problem of the first process that has one, if the epoch was resumed."""
+        world = self._core.world
+        return problem if world.size == 1 else next(filter(None, world.gather(problem)), "")
+
     def check_count(self, first: bool) -> None:
         """After all batches: look at how many they were."""
         assert self._source is not None

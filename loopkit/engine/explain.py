@@ -66,8 +66,18 @@ class Explanation:
     modes: tuple[str, ...] = ()
     """The optimizers that have modes, and who switches them, in words."""
 
+    unproved: tuple[str, ...] = ()
+    """The data that the last state has no digest of, in words."""
+
     @classmethod
-    def of(cls, registry: Registry, phases: Sequence[Phase], full: bool, modes: Iterable[str] = ()) -> Explanation:
+    def of(
+        cls,
+        registry: Registry,
+        phases: Sequence[Phase],
+        full: bool,
+        modes: Iterable[str] = (),
+        unproved: Iterable[str] = (),
+    ) -> Explanation:
         """Explain the plan that a registry has for these phases."""
         rows: list[Row] = []
         for name in ("instrument_call", "setup_model", "fit_begin", "fit_end"):
@@ -86,14 +96,14 @@ class Explanation:
                 if name in order and (hook.kind != "event" or name in fired):
                     rows += [_noted(row, registry.plugins, phase) for row in _rows(phase.name, name, order[name])]
         idle = tuple(registry.idle(phases)) if len(phases) > 1 else ()
-        return cls(tuple(rows), full, idle, tuple(modes))
+        return cls(tuple(rows), full, idle, tuple(modes), tuple(unproved))
 
     def __repr__(self) -> str:
         return str(self)
 
     def __str__(self) -> str:
         lines = self._whole() if self.full else self._short()
-        for more in (self.never_called, self.modes):
+        for more in (self.never_called, self.modes, self.unproved):
             lines += ["", *more] if more else []
         return "\n".join(lines).lstrip("\n") or "no plugins"
 
@@ -112,9 +122,9 @@ class Explanation:
                 for title, chains in self._changes()
             ]
             parts += map(paragraph, self._onlookers())
-        if not self.rows and not self.modes:
+        if not (self.rows or self.modes or self.unproved):
             return paragraph("no plugins")
-        return "".join([*parts, *map(paragraph, (*self.never_called, *self.modes))])
+        return "".join([*parts, *map(paragraph, (*self.never_called, *self.modes, *self.unproved))])
 
     def _changes(self) -> list[tuple[str, dict[str, list[str]]]]:
         """List the changes of gradients and weights by hook: steps first, phases with equal lists together."""

@@ -12,6 +12,7 @@ import torch
 from loopkit.batches import describe
 from loopkit.engine.awaited import Awaited
 from loopkit.engine.casts import autocast_off
+from loopkit.engine.kept.proof import Seen
 from loopkit.engine.phase_step import PhaseStep, bad_result, explained
 from loopkit.engine.plan import Plan
 from loopkit.engine.samples import Samples
@@ -95,6 +96,8 @@ class Loop(Frame):
         """The phase's step, where plugins have a part in how it is run."""
         self._samples = Samples(phase, core.say_once)
         """How many samples a batch has."""
+        self.seen_data = Seen()
+        """The last batch, as the loader gave it."""
         self._phase_step: Callable[[Learner, Step], Any] = phase.step
         """The phase's own step, or with a plugin in its place."""
         if phase.grad_mode not in GRAD_MODES:
@@ -128,6 +131,7 @@ class Loop(Frame):
     def close(self) -> None:
         """Let go of the last step, whose graph would live on in the cycle of epoch and step."""
         self._taken, self.current = self.steps, None
+        self.seen_data.batch = None
         if self._around is not None:
             self._around.end()
         if self._watch is not None:
@@ -245,6 +249,7 @@ class Loop(Frame):
         learner, logbook, requests, slot = core.learner, core.logbook, core.requests, core.world.slot
         progress, proof = core.progress if phase.training else None, self._proof
         tensor, count = self._samples.ways()
+        seen = self.seen_data
         index = self.steps
         version: int | None = None
         for batch in batches:
@@ -253,6 +258,8 @@ class Loop(Frame):
                 begin, end = plan.fire[StepBegin], plan.fire[StepEnd]
                 contexts, move, phase_step = plan.step_contexts, plan.move_batch, self._phase_step
                 self._samples.look(batch)
+                seen.begin(batch)
+            seen.batch = batch
             if move is not None and batch is not None:
                 batch = move(batch, index)
             first = batch[0] if batch.__class__ in PAIRS and batch else batch

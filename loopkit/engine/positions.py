@@ -37,6 +37,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from loopkit import generators
 from loopkit.data import Loader, LoaderError, ResumableBatchSampler, ResumableSampler, Shares
 from loopkit.engine.kept.data_parts import DataParts, plain, same
+from loopkit.engine.kept.proof import Proof, batch_of_loader, batch_of_sampler
 from loopkit.engine.kept.torchdata_loaders import (
     draw_order,
     drawn_again,
@@ -301,7 +302,13 @@ def _changes(data: Any, kind: str, saved: Mapping[str, Any]) -> tuple[Mapping[st
 
 
 def resume(
-    data: Any, saved: Mapping[str, Any], skip: int, *, function: Any = None, shared: Collection[int] = ()
+    data: Any,
+    saved: Mapping[str, Any],
+    skip: int,
+    *,
+    function: Any = None,
+    shared: Collection[int] = (),
+    proof: Proof | None = None,
 ) -> Iterator[Any]:
     """An iterator over the rest of the epoch, after `load_position`.
 
@@ -313,11 +320,15 @@ def resume(
         skip: What `load_position` returned.
         function: The function that made the data of this epoch.
         shared: Generators, by ``id``, that others draw from, too: a replay does not bring them where they were.
+        proof: Looks at the batch before the position.
 
     Raises:
         StateError: The data ended before the position.
     """
     replayed = skip > 0
+    proof = Proof(None, True) if proof is None else proof
+    if saved["running"]:
+        _read_last(data, saved, skip, function, proof)
     if skip and _kind(data) == SEQUENCE:
         batches: Iterator[Any] = map(data.__getitem__, range(skip, len(data)))
         replayed = False
@@ -325,14 +336,40 @@ def resume(
         if is_of_nodes(data):  # begin another at an epoch's end
             vars(data)["restart_on_stop_iteration"] = not saved["running"]
         batches = _go_over(data, saved, replayed, function)
-        if (used := sum(1 for _ in zip(range(skip), batches, strict=False))) < skip:
+        used = proof.skip(batches, skip)
+        if used < skip:
             raise StateError(
                 f"{_name(data)} ended after {used} batches, but {skip} of this epoch were used before: "
                 f"the data is not the same. Begin without its position, or restore the data"
             )
+        if proof.differs and replayed:
+            _put_begun(data, saved["begun"], function)
+            proof.look_again(iter(batches_of(data, saved["begun"])), skip)
     if saved["running"]:
         _settle(data, _parts(data, function), saved, replayed, shared)
     return batches
+
+
+def _put_begun(data: Any, begun: Mapping[str, Any], function: Any) -> None:
+    """Put all random generators to where an epoch began."""
+    generators.restore(begun["generators"])
+    _parts(data, function).load_generators(_held(begun))
+
+
+def _read_last(data: Any, saved: Mapping[str, Any], skip: int, function: Any, proof: Proof) -> None:
+    """Read the batch before a position that was reached at once, where that is quick."""
+    kind = _kind(data)
+    make: Any = None
+    if kind == SEQUENCE:
+        make = partial(data.__getitem__, saved["steps"] - 1)
+    elif skip or saved["kind"] != kind:
+        return
+    elif kind == LOADER:
+        make = batch_of_loader(data, saved["state"])
+    elif kind == SAMPLER:
+        make = batch_of_sampler(data, _sampler(data), saved["state"], saved["steps"])
+    if make is not None:
+        proof.read(_parts(data, function), make)
 
 
 def _go_over(data: Any, saved: Mapping[str, Any], replayed: bool, function: Any) -> Iterator[Any]:

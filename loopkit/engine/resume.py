@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 from loopkit import generators, sharded
 from loopkit.engine.kept.data_parts import DataParts
 from loopkit.engine.kept.digest import content
+from loopkit.engine.kept.proof import STOP, VARIABLE, Proof, passes
 from loopkit.engine.kept.worker_draws import lost, lost_when_it_begins
 from loopkit.engine.positions import (
     batches_of,
     begin,
     epoch_length,
+    facts,
     keeps_place,
     load_position,
     resume,
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
     from loopkit.engine.epoch import Epoch
     from loopkit.engine.sources import Source
     from loopkit.phases import Phase
+
+
+OPTIONS = ("length", "batch_size", "samples", "workers", "in_order", "processes")
+"""Facts of data that have to be alike for their batches to be compared."""
 
 
 @dataclass
@@ -153,6 +159,10 @@ class Resume:
         self._round: Any = None
         """What the state holds of a round of the user's loop."""
         self._replay = True
+        self._other_data = STOP
+        """What happens if the data of an open epoch are others than before."""
+        self.unproved: dict[str, str] = {}
+        """By phase: why the last state has no digest of its data, in words."""
         self._loaders: dict[str, Any] = {}
         """What the last epoch of each phase went over, in this fit; the function, if one makes its data."""
         self._met: dict[int, weakref.ref[Any]] = {}
@@ -177,8 +187,9 @@ class Resume:
 
     # What was open
 
-    def load(self, state: Mapping[str, Any], position: Position | None, replay: bool) -> None:
+    def load(self, state: Mapping[str, Any], position: Position | None, replay: bool, data: str = STOP) -> None:
         """Take over what a state left open."""
+        self._other_data = data
         self._epochs = list(state["epochs"])
         self._data = dict(state["data"])
         self._nested = dict(state["nested"])
@@ -380,10 +391,44 @@ class Resume:
             elif begun is not None:
                 generators.restore(begun["generators"])
             length = epoch_length(data, saved)
-            batches = resume(data, saved, passed, function=function, shared=self._shared(epoch.phase.name))
+            proof = self._proof(epoch)
+            shared = self._shared(epoch.phase.name)
+            batches = resume(data, saved, passed, function=function, shared=shared, proof=proof)
+            self._judge(epoch, proof)
         if not epoch.alone and not epoch.made:  # else it is of this epoch alone
             self._remember(epoch.phase.name, data)
         return batches, begun, length
+
+    def _proof(self, epoch: Epoch) -> Proof:
+        """Return what knows the data of an open epoch again, if they were given as they were."""
+        assert epoch.saved is not None
+        held = epoch.saved.get("proof") or {}
+        then = epoch.saved["data"]["facts"]
+        here = facts(epoch.data)
+        alike = epoch.first_process and all(then.get(name) == here.get(name) for name in ("kind", *OPTIONS))
+        return Proof(held.get("digest") if alike else None, held.get("repeats", True))
+
+    def _judge(self, epoch: Epoch, proof: Proof) -> None:
+        """Stop, or warn, if the data of an open epoch are others than before.
+
+        Raises:
+            StateError: They are.
+        """
+        problem = proof.problem(epoch.phase.name, epoch.data, epoch.steps)
+        problem = epoch.agree_on(problem)
+        if not problem:
+            return
+        if not proof.repeats:
+            warn(
+                f"{problem}; these data yield other batches each time they are read. The run continues over other data"
+            )
+        elif passes(self._other_data):
+            warn(f"{problem}. The run continues over other data")
+        else:
+            raise StateError(
+                f"{problem}. Give the data as they were, with the same files, seeds and options. To continue, "
+                f'give Checkpoint(..., data="warn"), or set {VARIABLE}=warn in the environment'
+            )
 
     def _shared(self, phase: str) -> set[int]:
         """The generators, by ``id``, that the data of other phases draw from."""
@@ -461,6 +506,21 @@ class Resume:
             "generators": self.random_state() if mark is None else mark.generators,
         }
 
+    def proof_of(self, epoch: Epoch) -> dict[str, Any]:
+        """Return what a state holds to know the data of an open epoch again."""
+        if not epoch.steps:
+            return {}
+        name = epoch.phase.name
+        if epoch.loop.seen_data.batch is None:  # no step since it was resumed
+            held = None if epoch.saved is None else epoch.saved.get("proof")
+            return {} if held is None else {"proof": held}
+        found, why = epoch.loop.seen_data.digest()
+        if found is None:
+            self.unproved[name] = f"data of phase {name!r}: unproved at a resume, as {why}"
+            return {}
+        self.unproved.pop(name, None)
+        return {"proof": {"digest": found, "repeats": True}}
+
     def _saved_round(self, core: Core, mark: Mark | None) -> Any:
         """Return the saved form of the round of the user's loop; None without one."""
         if mark is not None:
@@ -527,6 +587,7 @@ def _record(core: Core, epoch: Epoch) -> dict[str, Any]:
         },
         "windows": {window.name: window.state_dict() for window in epoch.windows if window.count},
         "stores": epoch.saved_stores(),
+        **core.resume.proof_of(epoch),
         **({} if not by_fit or (whole := core.resume.whole(epoch)) is None else {"whole": whole}),
         **({} if by_fit or (made := content(epoch.data, epoch.steps)) is None else {"content": made}),
     }

@@ -18,6 +18,7 @@ from loopkit.engine.kept.buffers import put_buffers, unsaved_buffers
 from loopkit.engine.kept.compiled import plain_names
 from loopkit.engine.kept.modes import Modes
 from loopkit.engine.kept.optimizers import OptimizerPart
+from loopkit.engine.kept.proof import STOP
 from loopkit.engine.positions import save_position
 from loopkit.engine.resume import Mark, Position
 from loopkit.errors import ReentrancyError, StateError
@@ -214,7 +215,13 @@ def _stores(core: Core, saved: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def apply(
-    core: Core, state: Mapping[str, Any], *, allow: Collection[str] = (), replay: bool = True, own: bool = False
+    core: Core,
+    state: Mapping[str, Any],
+    *,
+    allow: Collection[str] = (),
+    replay: bool = True,
+    own: bool = False,
+    data: str = STOP,
 ) -> None:
     """Load a state for ``Learner.load_state_dict``; with ``own`` its tensors may be taken over instead of copied."""
     if core.epochs:
@@ -238,7 +245,7 @@ def apply(
     core.metrics.clear()
     core.metrics.update(state["metrics"])
     position = None if state["fit"] is None else Position.of(state["fit"])
-    core.resume.load(state, position, replay)
+    core.resume.load(state, position, replay, data)
     if core.fit is not None and position is not None:
         core.fit.go_on()
 

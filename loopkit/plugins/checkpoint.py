@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -52,6 +52,8 @@ LOGGED = re.compile(r"\.lock|media|log(-\d+)?\.(jsonl|csv)|events\.out\.tfevents
 """What a run has beside its checkpoints: the lock, and logs."""
 Chosen = tuple[Manifest, dict[str, Any]]
 """A checkpoint, and the state in it."""
+WORDS = ("stop", "warn")
+"""What a resume does over other data."""
 EVERY_EPOCH, SAVE_OPTIONS = every(epochs=1), SaveOptions()
 """The defaults."""
 ELSEWHERE = {"save_weights_only": "give weights_only=True", "monitor": "give best='val/loss'"}
@@ -84,6 +86,8 @@ class Checkpoint(Shown):
             stay: `LogTo` renames an earlier one.
         weights_only: Save the models' weights alone, and those with the averages of plugins in files beside them, such
             as ``model.weight_average.safetensors``. When, where and how many is the same; no run can go on from them.
+        data: ``"stop"``: a resumed run raises `StateError` before its first step if the batch before it is not the one
+            of the saved run. ``"warn"``, or ``LOOPKIT_DATA=warn`` in the environment: it only warns.
         options: What is rarely needed.
         name: The plugin's name; a second one, with a directory of its own, needs another.
 
@@ -120,6 +124,7 @@ class Checkpoint(Shown):
         resume: str | Path | bool | None = None,
         overwrite: bool = False,
         weights_only: bool = False,
+        data: Literal["stop", "warn"] = "stop",
         options: SaveOptions = SAVE_OPTIONS,
         name: str = "checkpoint",
     ) -> None:
@@ -135,6 +140,9 @@ class Checkpoint(Shown):
                 f"Checkpoint: {given}, and no metric says which checkpoints are the best, so it would have no effect: "
                 f"give best='val/loss', or leave it out"
             )
+        if data not in WORDS:
+            raise PluginError(f"Checkpoint: data is {data!r}: it is 'stop' or 'warn'{nearest(str(data), WORDS)}")
+        self.data: Literal["stop", "warn"] = data
         if isinstance(resume, str) and resume.lower() == "auto" and resume != "auto":
             raise PluginError(f"Checkpoint: resume is {resume!r}: did you mean 'auto'?")
         if overwrite and resume is not None:
@@ -483,7 +491,8 @@ class Checkpoint(Shown):
         return None
 
     def _load(self, learner: Learner, manifest: Manifest, state: dict[str, Any]) -> None:
-        restore(learner, manifest, state, allow=self._options.allow, replay=self._options.replay)
+        options = self._options
+        restore(learner, manifest, state, allow=options.allow, replay=options.replay, data=self.data)
         versions = manifest.about.get("versions")
         saved = versions.get("torch") if isinstance(versions, dict) else None, manifest.about.get("threads")
         here = torch.__version__, torch.get_num_threads()

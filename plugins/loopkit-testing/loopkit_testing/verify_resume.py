@@ -41,6 +41,9 @@ CHANGED = "saving the state changes the run: a state_dict() has side effects"
 RECORDS = ("plugins.metrics", "plugins.history")
 """They write down what was trained; when that differs, too, they are not the cause."""
 SUSPECTS = "Look for what is kept from step to step and not saved, first in plugins that are not loopkit's own: "
+OTHER_DATA = "differ from the saved ones: batch"
+"""What the error of a run over other data says."""
+DATA = "the data are the cause, which give other batches in the resumed process than before: "
 UNSEEDED = "the script itself is not reproducible: seed it. Two runs that nothing interrupted differ"
 
 
@@ -177,7 +180,9 @@ class _Verification:
             return Outcome(what, f"it did not end by {name} (exit code {code}), see its output:\n{_output(killed)}")
         code, resumed = self.run(f"resumed-{at}", checkpoints=f"checkpoints-{at}")
         if code:
-            return Outcome(what, f"it could not be resumed (exit code {code}), see its output:\n{_output(resumed)}")
+            output = _output(resumed)
+            cause = DATA if OTHER_DATA in output else ""
+            return Outcome(what, f"{cause}it could not be resumed (exit code {code}), see its output:\n{output}")
         traced = _trace(resumed)
         begun = traced[0].steps if traced and traced[0].loaded else 0
         what += f", resumed at step {begun}" if begun else ", begun anew as nothing had been saved yet"

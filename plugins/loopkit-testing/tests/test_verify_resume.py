@@ -400,3 +400,35 @@ def test_verify_resume_points_at_a_phase_that_keeps_unsaved_state(tmp_path, monk
     assert found.problem.startswith("DIFFERENT")
     assert "phase 'train'" in found.problem
     assert "baseline" in found.problem
+
+
+COUNTS = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from loopkit import Learner
+
+class Batches:
+    volatile = ("epoch",)  # else a line names it
+    epoch = 0
+
+    def __len__(self):
+        return 3
+
+    def __iter__(self):
+        self.epoch += 1
+        order = torch.randperm(12, generator=torch.Generator().manual_seed(self.epoch))
+        return iter(order.view(3, 4).tolist())
+
+def make():
+    model = nn.Linear(2, 1)
+    learner = Learner(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), seed=0)
+    data = TensorDataset(torch.arange(24.0).view(12, 2), torch.ones(12, 1))
+    return learner, {"train": DataLoader(data, batch_sampler=Batches()), "epochs": 3}
+"""
+
+
+def test_verify_resume_names_the_data_as_the_cause(tmp_path):
+    (tmp_path / "counts.py").write_text(COUNTS)
+    *_, found = verify_resume(f"{tmp_path}/counts.py:make", kill_at=[5], launch=forked)
+    assert found.problem.startswith("the data are the cause, which give other batches in the resumed process")

@@ -1,0 +1,187 @@
+"""proof: a digest of the last batch of an open epoch, by which a resumed run knows its data again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from loopkit import generators
+from loopkit.batches import describe, leaves
+from loopkit.data import Loader, Shares
+from loopkit.engine.kept.data_parts import DataParts, same
+from loopkit.engine.kept.digest import digest
+
+VARIABLE = "LOOPKIT_DATA"
+"""The environment variable that lets other data pass, if it is ``warn``."""
+STOP = "stop"
+WARN = "warn"
+
+
+def passes(data: str) -> bool:
+    """Whether a run resumes over data that differ, with a warning."""
+    return WARN in (data, os.environ.get(VARIABLE, ""))
+
+
+class Seen:
+    """The last batch of an epoch, as the loader gave it, and how its tensors look when they are new."""
+
+    def __init__(self) -> None:
+        self.batch: Any = None
+        self._fresh: frozenset[int | None] | None = None
+
+    def begin(self, batch: Any) -> None:
+        """Look at the first batch of an epoch, which nothing has changed yet."""
+        if self._fresh is None:
+            self._fresh = _versions(batch)
+
+    def digest(self) -> tuple[str | None, str]:
+        """Return a digest of the last batch, or None and the reason."""
+        if self.batch is None or self._fresh is None:
+            return None, ""
+        versions = _versions(self.batch)
+        if None in versions or not versions <= self._fresh:
+            return None, "a tensor of its batch was changed in place"
+        found = digest(self.batch)
+        return found, "" if found is not None else f"{describe(self.batch)} has no digest"
+
+
+def _versions(batch: Any) -> frozenset[int | None]:
+    """The numbers of changes in place of the tensors in a batch; None for those that do not count."""
+    tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)]
+    return frozenset(None if tensor.is_inference() else tensor._version for tensor in tensors)
+
+
+class Proof:
+    """Compares the batch before a position with the one that a state has a digest of.
+
+    Args:
+        expected: The digest; None if the state has none.
+        repeats: Whether the data gave the same batches twice, as far as the state knows.
+    """
+
+    def __init__(self, expected: str | None, repeats: bool) -> None:
+        self.expected = expected
+        self.repeats = repeats
+        self._found: str | None = None
+        self._after_first: Any = None
+
+    @property
+    def differs(self) -> bool:
+        """Whether the batch is another one."""
+        return None not in (self.expected, self._found) and self.expected != self._found
+
+    def skip(self, batches: Iterator[Any], count: int) -> int:
+        """Leave out so many batches, and look at the last; returns how many there were."""
+        used = 0
+        for batch in islice(batches, count):
+            used += 1
+            if self.expected is None:
+                continue
+            if used == 1:
+                self._after_first = generators.save()
+            if used == count:
+                self._look(batch)
+        return used
+
+    def _look(self, batch: Any) -> None:
+        """Look at a batch, unless it depends on random numbers that training drew in between."""
+        if same(generators.save(), self._after_first):
+            self._found = digest(batch)
+
+    def read(self, parts: DataParts, make: Callable[[], Any]) -> None:
+        """Look at a batch that is made once more, which leaves all generators where they are."""
+        if self.expected is None:
+            return
+        before = [generators.save(), parts.saved()]
+        try:
+            found = digest(make())
+        except (StopIteration, IndexError):  # the data are others, or have no batch there
+            found = ""
+        drew = not same([generators.save(), parts.saved()], before)
+        generators.restore(before[0])
+        parts.load_generators(before[1])
+        if found == self.expected or not drew:
+            self._found = found
+
+    def look_again(self, batches: Iterator[Any], count: int) -> None:
+        """Find out whether the data repeat, by reading the same batches a second time."""
+        second = Proof(self.expected, self.repeats)
+        second.skip(batches, count)
+        self.repeats = second._found == self._found
+
+    def problem(self, phase: str, data: Any, steps: int) -> str:
+        """Describe the difference; empty if there is none."""
+        if not self.differs:
+            return ""
+        return (
+            f"the data of phase {phase!r} ({type(data).__name__}) differ from the saved ones: batch "
+            f"{steps - 1} of the open epoch is another one than before"
+        )
+
+
+def batch_of_loader(data: Loader, state: Mapping[str, Any]) -> Callable[[], Any] | None:
+    """Return what makes the batch before the position in a state; None if that takes long or cannot be told."""
+    position = int(state["position"])
+    if position < 1 or getattr(data, "replay", False):
+        return None
+    earlier = _before(data.shares, state.get("consumed"), position)
+    if earlier is None:
+        return None
+    consumed = {"consumed": earlier} if "consumed" in state else {}
+
+    def make() -> Any:
+        data.load_state_dict({**state, "position": position - 1, **consumed})
+        try:
+            return next(iter(data))
+        finally:
+            data.load_state_dict(state)
+
+    return make
+
+
+def batch_of_sampler(data: DataLoader[Any], sampler: Any, state: Mapping[str, Any], steps: int) -> Any:
+    """Return what makes the batch before the position of a `ResumableSampler`; None if it cannot be told."""
+    size = getattr(data.batch_sampler, "batch_size", 1)
+    shares = sampler.shares or Shares(sampler.samples, size)
+    earlier = _before(shares, state["position"], steps)
+    if earlier is None:
+        return None
+
+    def make() -> Any:
+        sampler.load_state_dict({**state, "position": earlier})
+        try:
+            indices = next(iter(data.sampler if data.batch_sampler is None else data.batch_sampler))
+        finally:
+            sampler.load_state_dict(state)
+        if data.batch_sampler is None:
+            return data.collate_fn(data.dataset[indices])
+        return next(iter(_one_batch(data, indices)))
+
+    return make
+
+
+def _one_batch(data: DataLoader[Any], indices: Any) -> DataLoader[Any]:
+    """Return a loader of one batch, made as the loader makes its own: by a worker, if it has any."""
+    workers = 1 if data.num_workers else 0
+    return DataLoader(
+        data.dataset,
+        batch_sampler=[indices],
+        collate_fn=data.collate_fn,
+        num_workers=workers,
+        multiprocessing_context=data.multiprocessing_context if workers else None,
+        worker_init_fn=data.worker_init_fn,
+        generator=torch.Generator(),  # else it draws a seed from the global one
+    )
+
+
+def _before(shares: Shares, used: int | None, steps: int) -> int | None:
+    """Return the samples that were used a step earlier; None where steps have not had equal sizes."""
+    if used is not None and used != shares.used(0, steps):
+        return None
+    return shares.used(0, steps - 1)
