@@ -96,8 +96,6 @@ class Loop(Frame):
         """The phase's step, where plugins have a part in how it is run."""
         self._samples = Samples(phase, core.say_once)
         """How many samples a batch has."""
-        self.seen_data = Seen()
-        """The last batch, as the loader gave it."""
         self._phase_step: Callable[[Learner, Step], Any] = phase.step
         """The phase's own step, or with a plugin in its place."""
         if phase.grad_mode not in GRAD_MODES:
@@ -145,6 +143,11 @@ class Loop(Frame):
     def steps(self) -> int:
         """Steps begun so far, cancelled ones included."""
         return self._taken if self.current is None else self.current.index + 1
+
+    @property
+    def seen_data(self) -> Seen:
+        """The last batch, as the loader gave it."""
+        return self._samples.seen
 
     @property
     def at_edge(self) -> bool:
@@ -258,7 +261,6 @@ class Loop(Frame):
                 begin, end = plan.fire[StepBegin], plan.fire[StepEnd]
                 contexts, move, phase_step = plan.step_contexts, plan.move_batch, self._phase_step
                 self._samples.look(batch)
-                seen.begin(batch)
             seen.batch = batch
             if move is not None and batch is not None:
                 batch = move(batch, index)
@@ -293,8 +295,6 @@ class Loop(Frame):
                 if end is not None:
                     try:
                         end(step)
-                    except CancelStep:
-                        pass  # the step has ended already
                     except Cancel as cancel:
                         self._leave_by(cancel)
                     except BaseException as error:
@@ -368,11 +368,12 @@ class Loop(Frame):
                 fire(step)
         except Cancel as again:
             cancel = again if isinstance(cancel, CancelStep) else stronger(cancel, again) or cancel
-        if not isinstance(cancel, CancelStep):
-            self._leave_by(cancel)
+        self._leave_by(cancel)
 
     def _leave_by(self, cancel: Cancel) -> None:
-        """End the epoch; where processes train together, not before all of them do."""
+        """End the epoch, unless only the step ends; where processes train together, not before all of them do."""
+        if isinstance(cancel, CancelStep):
+            return  # the step has ended already
         if not self.agrees:
             raise cancel
         self._wanted = self._wanted or cancel

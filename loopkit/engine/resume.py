@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from loopkit import generators, sharded
 from loopkit.engine.kept.data_parts import DataParts
 from loopkit.engine.kept.digest import content
-from loopkit.engine.kept.proof import STOP, VARIABLE, Proof, passes
+from loopkit.engine.kept.proof import STOP, Proof
 from loopkit.engine.kept.worker_draws import lost, lost_when_it_begins
 from loopkit.engine.positions import (
     batches_of,
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
     from loopkit.engine.epoch import Epoch
     from loopkit.engine.sources import Source
     from loopkit.phases import Phase
-
-
-OPTIONS = ("length", "batch_size", "samples", "workers", "in_order", "processes")
-"""Facts of data that have to be alike for their batches to be compared."""
 
 
 @dataclass
@@ -391,44 +387,13 @@ class Resume:
             elif begun is not None:
                 generators.restore(begun["generators"])
             length = epoch_length(data, saved)
-            proof = self._proof(epoch)
+            proof = Proof.of(epoch.saved or {}, facts(data), epoch.first_process)
             shared = self._shared(epoch.phase.name)
             batches = resume(data, saved, passed, function=function, shared=shared, proof=proof)
-            self._judge(epoch, proof)
+            proof.judge(epoch.agree_on(proof.problem(epoch.phase.name, data, epoch.steps)), self._other_data)
         if not epoch.alone and not epoch.made:  # else it is of this epoch alone
             self._remember(epoch.phase.name, data)
         return batches, begun, length
-
-    def _proof(self, epoch: Epoch) -> Proof:
-        """Return what knows the data of an open epoch again, if they were given as they were."""
-        assert epoch.saved is not None
-        held = epoch.saved.get("proof") or {}
-        then = epoch.saved["data"]["facts"]
-        here = facts(epoch.data)
-        alike = epoch.first_process and all(then.get(name) == here.get(name) for name in ("kind", *OPTIONS))
-        return Proof(held.get("digest") if alike else None, held.get("repeats", True))
-
-    def _judge(self, epoch: Epoch, proof: Proof) -> None:
-        """Stop, or warn, if the data of an open epoch are others than before.
-
-        Raises:
-            StateError: They are.
-        """
-        problem = proof.problem(epoch.phase.name, epoch.data, epoch.steps)
-        problem = epoch.agree_on(problem)
-        if not problem:
-            return
-        if not proof.repeats:
-            warn(
-                f"{problem}; these data yield other batches each time they are read. The run continues over other data"
-            )
-        elif passes(self._other_data):
-            warn(f"{problem}. The run continues over other data")
-        else:
-            raise StateError(
-                f"{problem}. Give the data as they were, with the same files, seeds and options. To continue, "
-                f'give Checkpoint(..., data="warn"), or set {VARIABLE}=warn in the environment'
-            )
 
     def _shared(self, phase: str) -> set[int]:
         """The generators, by ``id``, that the data of other phases draw from."""
@@ -506,21 +471,6 @@ class Resume:
             "generators": self.random_state() if mark is None else mark.generators,
         }
 
-    def proof_of(self, epoch: Epoch) -> dict[str, Any]:
-        """Return what a state holds to know the data of an open epoch again."""
-        if not epoch.steps:
-            return {}
-        name = epoch.phase.name
-        if epoch.loop.seen_data.batch is None:  # no step since it was resumed
-            held = None if epoch.saved is None else epoch.saved.get("proof")
-            return {} if held is None else {"proof": held}
-        found, why = epoch.loop.seen_data.digest()
-        if found is None:
-            self.unproved[name] = f"data of phase {name!r}: unproved at a resume, as {why}"
-            return {}
-        self.unproved.pop(name, None)
-        return {"proof": {"digest": found, "repeats": True}}
-
     def _saved_round(self, core: Core, mark: Mark | None) -> Any:
         """Return the saved form of the round of the user's loop; None without one."""
         if mark is not None:
@@ -587,10 +537,26 @@ def _record(core: Core, epoch: Epoch) -> dict[str, Any]:
         },
         "windows": {window.name: window.state_dict() for window in epoch.windows if window.count},
         "stores": epoch.saved_stores(),
-        **core.resume.proof_of(epoch),
+        **_proof_of(epoch, core.resume.unproved),
         **({} if not by_fit or (whole := core.resume.whole(epoch)) is None else {"whole": whole}),
         **({} if by_fit or (made := content(epoch.data, epoch.steps)) is None else {"content": made}),
     }
+
+
+def _proof_of(epoch: Epoch, unproved: dict[str, str]) -> dict[str, Any]:
+    """Return what a state holds to compare the data of an open epoch; note the reason by phase if it holds nothing."""
+    name = epoch.phase.name
+    if not epoch.steps:
+        return {}
+    if epoch.loop.seen_data.batch is None:  # no step since it was resumed
+        held = None if epoch.saved is None else epoch.saved.get("proof")
+        return {} if held is None else {"proof": held}
+    found, why = epoch.loop.seen_data.digest()
+    if found is None:
+        unproved[name] = f"data of phase {name!r}: unproved at a resume, as {why}"
+        return {}
+    unproved.pop(name, None)
+    return {"proof": {"digest": found, "repeats": True}}
 
 
 def restore_windows(epoch: Epoch, saved: Mapping[str, Any]) -> None:

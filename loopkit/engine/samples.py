@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from loopkit.batches import count_samples, describe, odd_lengths
+from loopkit.engine.kept.proof import Seen
 from loopkit.errors import PhaseInputError
 from loopkit.notes import locate
 from loopkit.phases import Phase
@@ -26,6 +27,8 @@ class Samples:
         self._phase = phase
         self._say = say
         self._looked = False
+        self.seen = Seen()
+        """The last batch, as the loader gave it."""
         own = type(phase).samples is not Phase.samples
         self.count = self._by_phase if own else count_samples
         """Counts the samples of any batch."""
@@ -46,10 +49,11 @@ class Samples:
         self.takes_empty = any(getattr(each, "takes_empty", False) for each in takers)
 
     def look(self, batch: Any) -> None:
-        """Print one note if the first batch of the epoch begins with lengths that disagree."""
+        """Look at the first batch of the epoch; print one note if it begins with lengths that disagree."""
         if self._looked:
             return
         self._looked = True
+        self.seen.begin(batch)
         if _is_even_pair(batch):
             return
         if self.tensor is None or (odd := odd_lengths(batch)) is None:

@@ -128,23 +128,14 @@ class Checkpoint(Shown):
         options: SaveOptions = SAVE_OPTIONS,
         name: str = "checkpoint",
     ) -> None:
-        self._every = _intervals(save)
+        _intervals(save)
         check_count("Checkpoint: keep", keep)
-        if best is not None and not (isinstance(best, str) and all(best.partition("/"))):
-            raise PluginError(f"Checkpoint: best is {best!r}: it is '<phase>/<metric>', such as 'val/loss'")
         if not isinstance(options, SaveOptions):
             raise PluginError(f"Checkpoint: options is {options!r}: give options=SaveOptions(background=True)")
-        if best is None and (mode is not None or options.keep_best > 1):
-            given = f"mode is {mode!r}" if mode is not None else f"options.keep_best is {options.keep_best}"
-            raise PluginError(
-                f"Checkpoint: {given}, and no metric says which checkpoints are the best, so it would have no effect: "
-                f"give best='val/loss', or leave it out"
-            )
-        if data not in WORDS:
-            raise PluginError(f"Checkpoint: data is {data!r}: it is 'stop' or 'warn'{nearest(str(data), WORDS)}")
+        _check_best(best, mode, options)
+        _check_data(data)
         self.data: Literal["stop", "warn"] = data
-        if isinstance(resume, str) and resume.lower() == "auto" and resume != "auto":
-            raise PluginError(f"Checkpoint: resume is {resume!r}: did you mean 'auto'?")
+        self.resume = _resolved(resume)
         if overwrite and resume is not None:
             raise PluginError(f"Checkpoint: overwrite=True removes what resume={resume!r} needs: give one of them")
         if weights_only and (resume is not None or self.everywhere):
@@ -156,10 +147,6 @@ class Checkpoint(Shown):
         self.name = name
         self.place = Place(directory, options.lock_after)
         """The directory, with its lock."""
-        self.resume = resume
-        if isinstance(resume, (str, Path)) and resume != "auto":
-            path = Path(resume).absolute()
-            self.resume = disk.resolved(path.parent) / path.name  # a link to a checkpoint is not followed
         self.save, self._keep, self._options = save, keep, options
         self.mode = checked_mode("Checkpoint", mode)
         self._direction: Mode = self.mode or "min"
@@ -201,7 +188,12 @@ class Checkpoint(Shown):
         """What it was made with."""
         kept = {"directory": self.directory, "resume": self.resume, "name": self.name, "mode": self.mode}
         rules = {"save": self.save, "keep": self._keep, "best": self.monitor, "options": self._options}
-        return {**kept, **rules, "overwrite": self._overwrite, "weights_only": self.weights_only}
+        return {**kept, **rules, "overwrite": self._overwrite, "weights_only": self.weights_only, "data": self.data}
+
+    @property
+    def _every(self) -> tuple[Every, ...]:
+        """The intervals at which a save is due."""
+        return _intervals(self.save)
 
     @property
     def directory(self) -> Path:
@@ -659,6 +651,34 @@ class Checkpoint(Shown):
 
     def _key(self, value: float) -> float:
         return value if self._direction == "min" else -value
+
+
+def _check_best(best: Any, mode: Mode | None, options: SaveOptions) -> None:
+    """Raise for a metric that is none, and for options that need one."""
+    if best is not None and not (isinstance(best, str) and all(best.partition("/"))):
+        raise PluginError(f"Checkpoint: best is {best!r}: it is '<phase>/<metric>', such as 'val/loss'")
+    if best is None and (mode is not None or options.keep_best > 1):
+        given = f"mode is {mode!r}" if mode is not None else f"options.keep_best is {options.keep_best}"
+        raise PluginError(
+            f"Checkpoint: {given}, and no metric says which checkpoints are the best, so it would have no effect: "
+            f"give best='val/loss', or leave it out"
+        )
+
+
+def _check_data(data: Any) -> None:
+    """Raise for a word that is not known."""
+    if data not in WORDS:
+        raise PluginError(f"Checkpoint: data is {data!r}: it is 'stop' or 'warn'{nearest(str(data), WORDS)}")
+
+
+def _resolved(resume: str | Path | bool | None) -> str | Path | bool | None:
+    """Return a path as an absolute one, and another value as it is."""
+    if isinstance(resume, str) and resume.lower() == "auto" and resume != "auto":
+        raise PluginError(f"Checkpoint: resume is {resume!r}: did you mean 'auto'?")
+    if not isinstance(resume, (str, Path)) or resume == "auto":
+        return resume
+    path = Path(resume).absolute()
+    return disk.resolved(path.parent) / path.name  # a link to a checkpoint is not followed
 
 
 def _intervals(save: Any) -> tuple[Every, ...]:

@@ -47,7 +47,7 @@ GIVEN = {
             "options": SaveOptions(background=True),
             "name": "saver",
         },
-        {"directory": Path("/tmp/runs/a"), "overwrite": True, "weights_only": True},
+        {"directory": Path("/tmp/runs/a"), "overwrite": True, "weights_only": True, "data": "warn"},
     ],
     "ClipGradNorm": [{"max_norm": 0.5, "norm_type": 1.0, "over": "all", "name": "clip"}],
     "ClipGradValue": [{"max_value": 0.5, "name": "clip"}],

@@ -16,11 +16,15 @@ from loopkit.batches import describe, leaves
 from loopkit.data import Loader, Shares
 from loopkit.engine.kept.data_parts import DataParts, same
 from loopkit.engine.kept.digest import digest
+from loopkit.errors import StateError
+from loopkit.notes import warn
 
 VARIABLE = "LOOPKIT_DATA"
 """The environment variable that lets other data pass, if it is ``warn``."""
 STOP = "stop"
 WARN = "warn"
+FACTS = ("kind", "length", "batch_size", "samples", "workers", "in_order", "processes")
+"""Facts of data that have to be alike for their batches to be compared."""
 
 
 def passes(data: str) -> bool:
@@ -37,8 +41,7 @@ class Seen:
 
     def begin(self, batch: Any) -> None:
         """Look at the first batch of an epoch, which nothing has changed yet."""
-        if self._fresh is None:
-            self._fresh = _versions(batch)
+        self._fresh = _versions(batch)
 
     def digest(self) -> tuple[str | None, str]:
         """Return a digest of the last batch, or None and the reason."""
@@ -70,6 +73,20 @@ class Proof:
         self.repeats = repeats
         self._found: str | None = None
         self._after_first: Any = None
+
+    @classmethod
+    def of(cls, saved: Mapping[str, Any], facts: Mapping[str, Any], known: bool) -> Proof:
+        """Return a proof for an open epoch.
+
+        Args:
+            saved: The saved form of the epoch.
+            facts: The facts of the data that it is given now; its batches are compared only if these are as before.
+            known: Whether the state has a digest of this process's data.
+        """
+        held = saved.get("proof") or {}
+        then = saved["data"]["facts"]
+        alike = known and all(then.get(name) == facts.get(name) for name in FACTS)
+        return cls(held.get("digest") if alike else None, held.get("repeats", True))
 
     @property
     def differs(self) -> bool:
@@ -123,6 +140,26 @@ class Proof:
             f"the data of phase {phase!r} ({type(data).__name__}) differ from the saved ones: batch "
             f"{steps - 1} of the open epoch is another one than before"
         )
+
+    def judge(self, problem: str, data: str) -> None:
+        """Stop the run for a problem of any process, or warn.
+
+        Raises:
+            StateError: The data differ, and ``data`` is ``"stop"``.
+        """
+        if not problem:
+            return
+        if not self.repeats:
+            warn(
+                f"{problem}; these data yield other batches each time they are read. The run continues over other data"
+            )
+        elif passes(data):
+            warn(f"{problem}. The run continues over other data")
+        else:
+            raise StateError(
+                f"{problem}. Give the data as they were, with the same files, seeds and options. To continue, "
+                f'give Checkpoint(..., data="warn"), or set {VARIABLE}=warn in the environment'
+            )
 
 
 def batch_of_loader(data: Loader, state: Mapping[str, Any]) -> Callable[[], Any] | None:
