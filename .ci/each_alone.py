@@ -77,7 +77,7 @@ def try_alone(name: str, expected: set[str], wheels: Path, shared: Path, made: P
     (site / "shared.pth").write_text(f"{shared}\n")
     install = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-compile", "--no-index"]
     package = "loopkit" if name == "loopkit-engine" else name.replace("-", "_")
-    look = f"import {package}, loopkit.namesake as n; assert n.namesake() is None; print(n.__file__)"
+    look = f"import {package}, loopkit.found.namesake as n; assert n.namesake() is None; print(n.__file__)"
     for command in ([*install, "--find-links", wheels, name], [python, "-W", "error", "-c", look]):
         done = subprocess.run(command, env=QUIET, cwd=made, capture_output=True, text=True, check=False)
         if done.returncode:

@@ -71,7 +71,7 @@ def measure(pairs: int, distributions: int) -> dict[str, list[tuple[float, float
         sides = {
             "import": [sys.executable, "-c", "import loopkit"],
             "frozen": [sys.executable, "-c", "import gc, loopkit; gc.freeze()"],
-            "command": [sys.executable, "-c", "from loopkit.cli import main; main()", "plugins"],
+            "command": [sys.executable, "-c", "from loopkit.commands.cli import main; main()", "plugins"],
         }
         listed = subprocess.run(sides["command"], env=environment, capture_output=True, text=True, check=True).stdout
         if listed.count("plugin_") != distributions:

@@ -9,7 +9,7 @@ from loopkit_testing.reference import public_modules
 from sphinx.application import Sphinx
 from sphinx.ext.autodoc import INSTANCEATTR
 
-from loopkit.version import __version__
+from loopkit.base.version import __version__
 
 project = "loopkit"
 author = "the loopkit authors"

@@ -3,27 +3,27 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from loopkit import interrupts as _interrupts  # noqa: F401  # before torch is imported
-from loopkit.engine.epoch import Epoch
-from loopkit.engine.step import Step
+from loopkit.base import interrupts as _interrupts  # noqa: F401  # before torch is imported
+from loopkit.base.generators import seed_everything
+from loopkit.base.lazy import lazily
+from loopkit.base.options import fresh
+from loopkit.base.version import __version__ as __version__
+from loopkit.engine.life.epoch import Epoch
+from loopkit.engine.step.step import Step
 from loopkit.errors import CancelEpoch, CancelFit, CancelStep, LoopkitError
 from loopkit.events import Event
 from loopkit.every import every
-from loopkit.generators import seed_everything
 from loopkit.hooks import hookimpl
-from loopkit.lazy import lazily
 from loopkit.learner import Learner, standard_by
-from loopkit.options import fresh
 from loopkit.phases import Phase, PredictionPhase, TrainingPhase, ValidationPhase
 from loopkit.progress import Progress
 from loopkit.result import FitResult, Planned
-from loopkit.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from loopkit.discovery import load_plugin
     from loopkit.distributed.launch import launch
+    from loopkit.found.discovery import load_plugin
 
-__getattr__ = lazily(__name__, "criteria", "discovery", "distributed", "groups", "metrics", "plugins", "schedules")
+__getattr__ = lazily(__name__, "criteria", "distributed", "groups", "metrics", "plugins", "schedules")
 __all__ = [
     "CancelEpoch",
     "CancelFit",

@@ -2,7 +2,7 @@
 
 import sys
 
-from loopkit.cli import main
+from loopkit.commands.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -28,8 +28,8 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal
 
+from loopkit.base.options import Shown
 from loopkit.errors import PluginError
-from loopkit.options import Shown
 
 __all__ = [
     "Criterion",

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
-from loopkit.words import is_count, takes
+from loopkit.base.words import is_count, takes
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

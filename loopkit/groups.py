@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from loopkit.words import nearest, some
+from loopkit.base.words import nearest, some
 
 __all__ = ["auto_fused", "param_groups"]
 __dir__ = __all__.copy

@@ -24,8 +24,8 @@ from loopkit.events import Event
 from loopkit.phases import Phase
 
 if TYPE_CHECKING:
-    from loopkit.engine.epoch import Epoch
-    from loopkit.engine.step import Step
+    from loopkit.engine.life.epoch import Epoch
+    from loopkit.engine.step.step import Step
     from loopkit.learner import Learner
     from loopkit.logs.record import Record
 

@@ -12,35 +12,35 @@ from weakref import WeakMethod
 import torch
 from torch import Tensor, nn
 
-from loopkit.engine.core import Core
-from loopkit.engine.epoch import Epoch
-from loopkit.engine.fit import Fit, Limits, next_epoch
-from loopkit.engine.fit_loop import FitLoop
-from loopkit.engine.forwards import aside, inference, predict, predict_batches
+from loopkit.base.generators import seed_everything
+from loopkit.base.notes import warn
+from loopkit.base.words import is_count, takes
+from loopkit.base.world import World
+from loopkit.engine.compile.roles import Roles
 from loopkit.engine.kept.modes import Modes
 from loopkit.engine.kept.optimizers import is_optimizer
-from loopkit.engine.models import Models
-from loopkit.engine.resume import Mark
-from loopkit.engine.roles import Roles
-from loopkit.engine.sources import Source, check_given
-from loopkit.engine.state import apply, saved
-from loopkit.engine.user_loop import Rounds, UserLoop
-from loopkit.engine.validations import validations_of
+from loopkit.engine.kept.resume import Mark
+from loopkit.engine.kept.state import apply, saved
+from loopkit.engine.life.core import Core
+from loopkit.engine.life.epoch import Epoch
+from loopkit.engine.life.fit import Fit, Limits, next_epoch
+from loopkit.engine.life.fit_loop import FitLoop
+from loopkit.engine.life.forwards import aside, inference, predict, predict_batches
+from loopkit.engine.life.models import Models
+from loopkit.engine.life.sources import Source, check_given
+from loopkit.engine.life.user_loop import Rounds, UserLoop
+from loopkit.engine.life.validations import validations_of
 from loopkit.errors import PhaseError, PluginError
 from loopkit.events import SignalBegin
 from loopkit.every import Every
-from loopkit.generators import seed_everything
-from loopkit.notes import warn
 from loopkit.phases import Phase
 from loopkit.plugin import unwrapped
 from loopkit.progress import Progress
 from loopkit.result import FitResult, Planned, StopRequest
-from loopkit.words import is_count, takes
-from loopkit.world import World
 
 if TYPE_CHECKING:
-    from loopkit.engine.explain import Explanation
-    from loopkit.engine.models import Optimizers
+    from loopkit.engine.compile.explain import Explanation
+    from loopkit.engine.life.models import Optimizers
 
 now = time.time
 
@@ -296,7 +296,7 @@ class Learner:
             phase: The phase; None: all of them, on one screen, with only the changes of gradients and weights.
             full: All of them, hook by hook.
         """
-        from loopkit.engine.explain import Explanation
+        from loopkit.engine.compile.explain import Explanation
 
         phases = list(self.phases.values()) if phase is None else [self.phases.find(phase)]
         modes = self.models.modes.explained()
@@ -675,7 +675,7 @@ def _made(given: Any) -> Any:
     """A plugin, made by its name if that was given."""
     if not isinstance(given, (str, dict)):
         return given
-    from loopkit.discovery import make_plugin
+    from loopkit.found.discovery import make_plugin
 
     return make_plugin(given)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax, logsigmoid
 
-from loopkit import devices
+from loopkit.base import devices
 
 __all__ = ["focal_loss", "summed"]
 

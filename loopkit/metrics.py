@@ -16,11 +16,11 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from loopkit import devices
-from loopkit.batches import count_samples, describe, leaves
+from loopkit.base import devices
+from loopkit.base.batches import count_samples, describe, leaves
+from loopkit.base.options import Shown
+from loopkit.base.words import takes
 from loopkit.errors import PluginError
-from loopkit.options import Shown
-from loopkit.words import takes
 
 __all__ = [
     "F1",

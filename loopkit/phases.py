@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from loopkit.batches import count_samples, describe
+from loopkit.base.batches import count_samples, describe
+from loopkit.base.sharded import like
 from loopkit.errors import PhaseError, PhaseInputError
 from loopkit.events import (
     BackwardBegin,
@@ -27,10 +28,9 @@ from loopkit.events import (
     UpdateEnd,
     UpdateSkipped,
 )
-from loopkit.sharded import like
 
 if TYPE_CHECKING:
-    from loopkit.engine.step import Step
+    from loopkit.engine.step.step import Step
     from loopkit.learner import Learner
 
 BRACKETS = (EpochBegin, StepBegin, StepEnd, StepCancelled, EpochEnd, PhaseEnd)

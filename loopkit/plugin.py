@@ -14,8 +14,8 @@ from loopkit.hooks import check_declaration, implemented
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from loopkit.engine.epoch import Epoch
-    from loopkit.engine.step import Step
+    from loopkit.engine.life.epoch import Epoch
+    from loopkit.engine.step.step import Step
     from loopkit.learner import Learner
     from loopkit.metrics import Metric
     from loopkit.phases import Phase
@@ -204,7 +204,7 @@ class Plugin(Protocol):
         ...
 
     def options(self) -> dict[str, Any]:
-        """The options it was made with, by the names of its ``__init__``; see `loopkit.options.options_of`.
+        """The options it was made with, by the names of its ``__init__``; see `loopkit.base.options.options_of`.
 
         Define it if the plugin does not keep every option in an attribute with the same name.
         """

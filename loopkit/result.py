@@ -63,7 +63,7 @@ class FitResult:
         return f"FitResult({self})"
 
     def _repr_html_(self) -> str:
-        from loopkit.tabular import html, paragraph  # for notebooks alone
+        from loopkit.base.tabular import html, paragraph  # for notebooks alone
 
         phases = list(dict.fromkeys(name.partition("/")[0] for name in self.metrics))
         metrics = dict.fromkeys(name.partition("/")[2] for name in self.metrics)

@@ -2,7 +2,7 @@
 
 import torch
 
-from loopkit import devices
+from loopkit.base import devices
 
 
 class Fake:

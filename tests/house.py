@@ -56,15 +56,15 @@ def tree(path: Path) -> ast.Module:
 
 
 ROOMS: list[tuple[float, list[str]]] = [
-    (0, ["*.py", "logs/**/*.py"]),
+    (0, ["*.py", "base/*.py", "found/*.py", "logs/**/*.py"]),
     (1, ["hooks.py", "plugin.py", "phases.py"]),
-    (1, ["schedules.py", "criteria.py", "metrics.py", "groups.py", "data.py", "shards.py", "losses.py"]),
+    (1, ["schedules.py", "criteria.py", "metrics.py", "groups.py", "data/*.py", "losses.py"]),
     (2, ["engine/**/*.py"]),
-    (2.1, ["engine/window.py"]),
-    (2.2, ["engine/step.py"]),
-    (2.3, ["engine/loop.py"]),
-    (2.4, ["engine/epoch.py"]),
-    (2.5, ["engine/fit.py", "engine/fit_loop.py", "engine/user_loop.py", "engine/forwards.py"]),
+    (2.1, ["engine/step/window.py"]),
+    (2.2, ["engine/step/step.py"]),
+    (2.3, ["engine/step/loop.py"]),
+    (2.4, ["engine/life/epoch.py"]),
+    (2.5, ["engine/life/fit.py", "engine/life/fit_loop.py", "engine/life/user_loop.py", "engine/life/forwards.py"]),
     (3, ["learner.py"]),
     (4, ["checkpoint/**/*.py", "distributed/**/*.py"]),
     (5, ["plugins/**/*.py"]),

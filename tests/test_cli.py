@@ -16,9 +16,10 @@ import pytest
 from helpers import batches, install, make_learner
 
 import loopkit
-from loopkit import checkpoint, cli
-from loopkit.discovery import SUBCOMMANDS
+from loopkit import checkpoint
+from loopkit.commands import cli
 from loopkit.errors import LoopkitError
+from loopkit.found.discovery import SUBCOMMANDS
 from loopkit.plugins import Checkpoint
 
 
@@ -281,7 +282,7 @@ def test_help_needs_no_torch():
         "package = types.ModuleType('loopkit')\n"
         f"package.__path__ = {list(loopkit.__path__)!r}\n"
         "sys.modules['loopkit'] = package\n"
-        "from loopkit.cli import main\n"
+        "from loopkit.commands.cli import main\n"
         "assert main(['plugins', '--help']) == 0\n"
         "assert not {'torch', 'numpy', 'pluggy'} & sys.modules.keys()\n"
     )
@@ -341,8 +342,8 @@ def test_ctrl_c_is_one_line(capsys, monkeypatch):
 def test_ctrl_c_while_torch_is_imported_is_one_line(tmp_path, words):
     (tmp_path / "torch.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n")
     if len(words) == 1:
-        (tmp_path / words[0]).write_text("from loopkit.cli import main\nmain()\n")
-    path = os.pathsep.join([str(tmp_path), str(Path(cli.__file__).parent.parent)])
+        (tmp_path / words[0]).write_text("from loopkit.commands.cli import main\nmain()\n")
+    path = os.pathsep.join([str(tmp_path), str(Path(cli.__file__).parents[2])])
     done = subprocess.run(
         [sys.executable, *words],
         cwd=tmp_path,

@@ -23,9 +23,9 @@ from loopkit import (
     every,
     hookimpl,
 )
-from loopkit.engine.requests import Requests
+from loopkit.base.world import World
+from loopkit.engine.life.requests import Requests
 from loopkit.errors import EmptyDataError, ExhaustedIteratorError, PhaseError, PluginError, ReentrancyError
-from loopkit.world import World
 
 
 class Paired:

@@ -10,13 +10,14 @@ from fake_accelerator import Fake
 from torch import nn
 
 import loopkit
-from loopkit import Learner, devices, generators
+from loopkit import Learner
+from loopkit.base import devices, generators
 from loopkit.plugins import ToDevice
 
 HOME = Path(loopkit.__file__).parent
 REASONS = {
     "loopkit/engine/kept/looks.py": ("a module of torch whose objects are not looked into", {"cuda"}),
-    "loopkit/engine/surroundings.py": ("kinds whose autocast an interrupt may leave on", {"cuda"}),
+    "loopkit/engine/life/surroundings.py": ("kinds whose autocast an interrupt may leave on", {"cuda"}),
     "plugins/loopkit-whole-step/loopkit_whole_step/cuda_graph.py": ("graphs of CUDA", {"cuda"}),
     "plugins/loopkit-insight/loopkit_insight/find_syncs.py": ("CUDA's own mode that tells of syncs", {"cuda"}),
     "plugins/loopkit-insight/loopkit_insight/log_resources.py": ("what NVML tells of GPUs", {"cuda"}),
@@ -26,7 +27,7 @@ REASONS = {
     ),
     "loopkit/plugins/to_device.py": ("an example in an error", {"cuda"}),
 }
-"""Files that name what only `loopkit.devices` may: what for, and which words."""
+"""Files that name what only `loopkit.base.devices` may: what for, and which words."""
 TYPES = ("cuda", "mps", "xpu")
 TYPE = re.compile(rf"\b({'|'.join(TYPES)})\b")
 OF_TORCH = {*TYPES, "accelerator", "Event", "Stream"}
@@ -88,7 +89,9 @@ def test_devices_are_named_in_one_file():
     sources = [*HOME.rglob("*.py"), *root.glob("plugins/*/loopkit_*/**/*.py")]
     assert len(sources) > 150
     found = {
-        str(path.relative_to(root)): list(named(path.read_text())) for path in sources if path != HOME / "devices.py"
+        str(path.relative_to(root)): list(named(path.read_text()))
+        for path in sources
+        if path != HOME / "base/devices.py"
     }
     allowed = {path: words for path, (_, words) in REASONS.items()}
     lines = [

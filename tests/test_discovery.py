@@ -14,11 +14,13 @@ import pytest
 from helpers import batches, install, make_learner, on
 
 import loopkit
-from loopkit import cli, discovery, plugins
-from loopkit.discovery import plugin_versions
+from loopkit import plugins
+from loopkit.commands import cli
 from loopkit.errors import PluginError
+from loopkit.found import discovery
+from loopkit.found.discovery import plugin_versions
+from loopkit.found.installed import EntryPoint, installed
 from loopkit.hooks import implemented
-from loopkit.installed import EntryPoint, installed
 from loopkit.metrics import Accuracy
 from loopkit.plugins import ClipGradNorm, GradNorm, LogTo, throttle
 
@@ -218,7 +220,8 @@ def watch(event, arguments):
 sys.addaudithook(watch)
 sys.path.append(str(site))
 import loopkit
-from loopkit import cli, discovery
+from loopkit.commands import cli
+from loopkit.found import discovery
 from loopkit.plugins import Checkpoint
 from torch import nn
 import torch
@@ -514,13 +517,13 @@ def test_learner_takes_names_and_mappings(counter):
 
 def test_learner_takes_one_mapping_of_all(counter):
     options = {"a_counter": {"start": 1}, "grad_norm": None}
-    learner = loopkit.Learner(loopkit.engine.step.torch.nn.Linear(1, 1), plugins=options, standard=False)
+    learner = loopkit.Learner(loopkit.engine.step.step.torch.nn.Linear(1, 1), plugins=options, standard=False)
     assert list(learner.plugins) == ["counter", "grad_norm"]
 
 
 def test_learner_refuses_a_string_of_plugins():
     with pytest.raises(PluginError, match=r"plugins is 'grad_norm': give a list, plugins=\[\.\.\.\]"):
-        loopkit.Learner(loopkit.engine.step.torch.nn.Linear(1, 1), plugins="grad_norm")
+        loopkit.Learner(loopkit.engine.step.step.torch.nn.Linear(1, 1), plugins="grad_norm")
 
 
 def test_plugins_are_added_all_or_none(counter):
@@ -659,7 +662,7 @@ def test_nothing_of_torch_is_needed_to_list():
     package = types.ModuleType("loopkit")
     package.__path__ = {list(loopkit.__path__)!r}
     sys.modules["loopkit"] = package
-    from loopkit.discovery import plugins
+    from loopkit.found.discovery import plugins
     assert plugins()[0]
     assert not {{"torch", "numpy", "pluggy", "importlib.metadata"}} & sys.modules.keys()
     """

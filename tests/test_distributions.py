@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from loopkit.discovery import ELSEWHERE, SUBCOMMANDS
-from loopkit.installed import COMMANDS, PLUGINS
-from loopkit.version import DISTRIBUTION
+from loopkit.base.version import DISTRIBUTION
+from loopkit.found.discovery import ELSEWHERE, SUBCOMMANDS
+from loopkit.found.installed import COMMANDS, PLUGINS
 
 ROOT = Path(__file__).parent.parent
 DISTRIBUTIONS = sorted(path.parent for path in (ROOT / "plugins").glob("*/pyproject.toml"))

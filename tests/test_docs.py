@@ -23,7 +23,7 @@ from helpers import batches, make_learner, on
 from pages import EXACT, SHAPE, WRAPPED, Block, agrees, blocks, run_page
 
 from loopkit import Event, Learner
-from loopkit.engine.step import Step
+from loopkit.engine.step.step import Step
 from loopkit.hooks import Hook, hooks
 
 ROOT = Path(__file__).parent.parent

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from loopkit.facts import fact, parts
+from loopkit.base.facts import fact, parts
 
 PROGRAM = """
-from loopkit.facts import fact
+from loopkit.base.facts import fact
 
 def loss(outputs, targets, kind="mse"):
     return kind in {"mse", "l2", "square"} and (outputs - targets).square().mean()

@@ -8,7 +8,7 @@ import numpy
 import pytest
 import torch
 
-from loopkit import generators
+from loopkit.base import generators
 from loopkit.errors import StateError
 
 

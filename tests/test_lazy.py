@@ -6,7 +6,7 @@ import pytest
 
 import loopkit
 from loopkit import checkpoint, logs, plugins
-from loopkit.lazy import homes
+from loopkit.base.lazy import homes
 
 
 @pytest.mark.parametrize("package", [checkpoint, logs, plugins])

@@ -10,14 +10,14 @@ import pytest
 from helpers import install
 
 import loopkit
-from loopkit import cli
-from loopkit.namesake import check, cure, namesake
+from loopkit.commands import cli
+from loopkit.found.namesake import check, cure, namesake
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = sorted(path.parent for path in ROOT.glob("plugins/*/loopkit_*/__init__.py"))
 LATER = {"loopkit_monitor": ["plugin.py", "commands.py"]}
 """Files that look in the place of ``__init__.py``: the server of the monitor imports no loopkit, and so no torch."""
-OWN = "[console_scripts]\nloopkit = loopkit.cli:main\n"
+OWN = "[console_scripts]\nloopkit = loopkit.commands.cli:main\n"
 OTHER = "[console_scripts]\nloopkit = loopkit.control:main\n"
 
 
@@ -62,7 +62,7 @@ def test_version_alone_is_one_line(site, capsys):
 
 
 def test_core_does_not_look_when_it_is_imported():
-    code = "import sys, loopkit; assert 'loopkit.namesake' not in sys.modules"
+    code = "import sys, loopkit; assert 'loopkit.found.namesake' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

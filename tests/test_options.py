@@ -8,10 +8,10 @@ from helpers import batches, make_learner
 from torch import nn
 
 from loopkit import fresh, hookimpl, metrics, plugins
+from loopkit.base.options import options_of
 from loopkit.criteria import NumberSinceBest, TimeLimit
 from loopkit.errors import PluginError
 from loopkit.logs import JsonLines
-from loopkit.options import options_of
 from loopkit.plugins import EarlyStopping, LogTo, Metrics, TorchSchedule, call_on, throttle
 from loopkit.schedules import cosine
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from loopkit import Learner, hookimpl
-from loopkit.engine.order import Entry, arrange, overlaps
+from loopkit.base.words import nearest
+from loopkit.engine.compile.order import Entry, arrange, overlaps
 from loopkit.errors import OrderError
-from loopkit.words import nearest
 
 
 def names(entries, chains=()):

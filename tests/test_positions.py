@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
-from loopkit import generators
+from loopkit.base import generators
 from loopkit.data import ResumableSampler, TensorLoader, from_function, seeded
-from loopkit.engine.positions import (
+from loopkit.data.shards import shard
+from loopkit.engine.kept.positions import (
     begin,
     epoch_length,
     facts,
@@ -21,7 +22,6 @@ from loopkit.engine.positions import (
     save_position,
 )
 from loopkit.errors import StateError
-from loopkit.shards import shard
 
 stateful_dataloader = pytest.importorskip("torchdata.stateful_dataloader")
 torchdata_nodes = pytest.importorskip("torchdata.nodes")

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from loopkit import Learner, criteria, data, metrics, plugins
+from loopkit.base.tabular import html
+from loopkit.base.world import World
 from loopkit.checkpoint import listing
 from loopkit.logs import JsonLines, read_log
 from loopkit.plugins import (
@@ -26,8 +28,6 @@ from loopkit.plugins import (
 )
 from loopkit.result import FitResult
 from loopkit.schedules import cosine
-from loopkit.tabular import html
-from loopkit.world import World
 
 
 def made(*plugins, **options) -> Learner:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loopkit.tabular import aligned, count_of_bytes
+from loopkit.base.tabular import aligned, count_of_bytes
 
 
 def test_aligned_puts_numbers_to_the_right():

@@ -15,7 +15,7 @@ It imports the learner's state and what is below; no plugin, and nothing of seve
 
 from typing import TYPE_CHECKING
 
-from loopkit.lazy import homes, lazily
+from loopkit.base.lazy import homes, lazily
 
 if TYPE_CHECKING:
     from loopkit.checkpoint.bundle import best as best

@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
-from loopkit import devices
+from loopkit.base import devices
+from loopkit.base.notes import warn
+from loopkit.base.shield import Shield
 from loopkit.checkpoint.bundle import ONCE, Contents
 from loopkit.checkpoint.processes import give_way
-from loopkit.notes import warn
-from loopkit.shield import Shield
 
 SLOW = 0.1
 """Seconds for which a write that is slower than the interval is not worth a warning."""

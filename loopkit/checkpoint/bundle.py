@@ -17,7 +17,9 @@ from urllib.parse import quote
 import torch
 from torch import Tensor
 
-from loopkit import sharded
+from loopkit.base import sharded
+from loopkit.base.notes import add_note, warn
+from loopkit.base.version import DISTRIBUTION, __version__
 from loopkit.checkpoint import disk, storage
 from loopkit.checkpoint.encoding import decode, dumps, encode, loads
 from loopkit.checkpoint.manifest import MANIFEST, Manifest
@@ -25,11 +27,9 @@ from loopkit.checkpoint.streams import Reader
 from loopkit.checkpoint.structure import Structure, plain, structure
 from loopkit.checkpoint.tensors import Buffer, check, pack, unpack
 from loopkit.checkpoint.upgrade import upgrade
-from loopkit.discovery import plugin_versions
 from loopkit.errors import CheckpointError, CorruptCheckpointError, LoopkitError, StateError
-from loopkit.notes import add_note, warn
+from loopkit.found.discovery import plugin_versions
 from loopkit.plugin import provided, unwrapped
-from loopkit.version import DISTRIBUTION, __version__
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner

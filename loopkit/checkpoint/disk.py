@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from loopkit.base.notes import warn
 from loopkit.checkpoint.processes import Process, identity
 from loopkit.errors import CheckpointError
-from loopkit.notes import warn
 
 FIXES = {
     errno.ENOSPC: "Free some space, or keep fewer checkpoints",

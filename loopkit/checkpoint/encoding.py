@@ -35,11 +35,11 @@ import numpy
 import torch
 from torch import Tensor
 
+from loopkit.base.devices import SAVED
+from loopkit.base.words import nearest
 from loopkit.checkpoint import strict_json
 from loopkit.checkpoint.tensors import DTYPES, METADATA, PAIRS, refusal
-from loopkit.devices import SAVED
 from loopkit.errors import StateError
-from loopkit.words import nearest
 
 DEEPEST = 100
 """Levels of containers; a level of the state is at most three of JSON."""

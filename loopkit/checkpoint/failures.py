@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 
+from loopkit.base.notes import warn
 from loopkit.errors import CheckpointError, CorruptCheckpointError
-from loopkit.notes import warn
 
 LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}
 """Errors of the operating system that do not go away by themselves: no space, read-only, no rights."""

@@ -13,12 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
+from loopkit.base.notes import say
+from loopkit.base.shield import Shield
 from loopkit.checkpoint import disk, strict_json
 from loopkit.checkpoint.mounts import is_local
 from loopkit.checkpoint.processes import Process, boot, identity
 from loopkit.errors import CheckpointError
-from loopkit.notes import say
-from loopkit.shield import Shield
 
 LOCK = ".lock"
 LOCK_DEPTH = 1  # how deep its JSON is nested

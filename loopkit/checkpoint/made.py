@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from loopkit.base.facts import PLAIN, fact, parts
+from loopkit.base.sharded import class_of
 from loopkit.checkpoint.structure import plain
-from loopkit.facts import PLAIN, fact, parts
 from loopkit.plugin import has_a_say, provided, unwrapped
-from loopkit.sharded import class_of
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from loopkit.base.tabular import aligned, html, paragraph
 from loopkit.checkpoint import strict_json
 from loopkit.checkpoint.structure import plain
 from loopkit.errors import CheckpointError, CorruptCheckpointError, FormatVersionError, StateError
-from loopkit.tabular import aligned, html, paragraph
 
 FORMAT = 1
 MANIFEST = "manifest.json"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from loopkit.base.notes import say, warn
 from loopkit.checkpoint import disk, storage
 from loopkit.checkpoint.lock import Lock
 from loopkit.checkpoint.manifest import Listing, Manifest
 from loopkit.errors import CheckpointError
-from loopkit.notes import say, warn
 
 
 class Place:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from loopkit.base.words import is_count
 from loopkit.errors import PluginError
-from loopkit.words import is_count
 
 
 def check_count(what: str, count: Any) -> None:

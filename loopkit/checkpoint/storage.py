@@ -19,6 +19,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from loopkit.base.shield import Shield
+from loopkit.base.words import nearest
 from loopkit.checkpoint import disk
 from loopkit.checkpoint.manifest import (
     FILE_NAME,
@@ -35,8 +37,6 @@ from loopkit.checkpoint.manifest import (
 )
 from loopkit.checkpoint.streams import PIECE, QUEUE, Buffer, Hasher, PlainReader, Reader, create, write_file
 from loopkit.errors import CheckpointError, CorruptCheckpointError
-from loopkit.shield import Shield
-from loopkit.words import nearest
 
 LABEL = re.compile(r"[A-Za-z0-9._=+-]{0,100}")
 READ_LIMIT = 256 << 20  # bytes; for files read whole into memory

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from loopkit.base.sharded import class_of, is_sharded
+from loopkit.base.words import nearest
 from loopkit.checkpoint import strict_json
 from loopkit.errors import StateError
-from loopkit.sharded import class_of, is_sharded
-from loopkit.words import nearest
 
 SHOWN = 5
 """How many names of one kind a message lists."""
@@ -226,7 +226,7 @@ def plain(name: str, longest: int = 100) -> str:
 
 
 def near(name: str, names: Iterable[str]) -> str:
-    """`loopkit.engine.order.nearest` among names that come from a file: of sane length and number."""
+    """`loopkit.engine.compile.order.nearest` among names that come from a file: of sane length and number."""
     return nearest(name, [each for each in names if len(each) <= LONGEST][:CANDIDATES]) if len(name) <= LONGEST else ""
 
 

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from loopkit.base.raw import raw
 from loopkit.checkpoint import strict_json
 from loopkit.errors import CorruptCheckpointError, FormatVersionError, StateError
-from loopkit.raw import raw
 
 Buffer = bytes | memoryview | bytearray
 

@@ -19,7 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from loopkit import sharded
+from loopkit.base import sharded
+from loopkit.base.raw import raw
+from loopkit.base.words import nearest
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import (
     STATE,
@@ -46,8 +48,6 @@ from loopkit.checkpoint.structure import (
 from loopkit.checkpoint.tensors import BytesSource, Source, check, pack, unpack
 from loopkit.errors import CheckpointError, CorruptCheckpointError, ReentrancyError, StateError
 from loopkit.plugin import declared, provided, unwrapped
-from loopkit.raw import raw
-from loopkit.words import nearest
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loopkit.cli import JSON, argument, command, existing, plain, say, say_json, table
+from loopkit.commands.cli import JSON, argument, command, existing, plain, say, say_json, table
 from loopkit.errors import CheckpointError
 
 if TYPE_CHECKING:

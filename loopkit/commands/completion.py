@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from loopkit.cli import COMMANDS, GROUPS, argument, command, say
+from loopkit.commands.cli import COMMANDS, GROUPS, argument, command, say
 
 BASH = """\
 _loopkit() {{
@@ -56,7 +56,7 @@ def completion(options: argparse.Namespace) -> int:
 
     Exit code: 0.
     """
-    from loopkit.cli import listed
+    from loopkit.commands.cli import listed
 
     known = listed()
     groups = {group: [each.words[1] for each in COMMANDS if each.words[0] == group] for group in GROUPS}

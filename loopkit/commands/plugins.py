@@ -10,11 +10,11 @@ from itertools import groupby
 from textwrap import fill, shorten
 from typing import TYPE_CHECKING, Any
 
-from loopkit.cli import JSON, argument, columns, command, plain, say, say_json
+from loopkit.commands.cli import JSON, argument, columns, command, plain, say, say_json
 
 if TYPE_CHECKING:
-    from loopkit.discovery import Plugin
-    from loopkit.installed import EntryPoint
+    from loopkit.found.discovery import Plugin
+    from loopkit.found.installed import EntryPoint
 
 WIDTH = 100
 """Columns of a line where there is no terminal."""
@@ -39,8 +39,8 @@ def list_plugins(options: argparse.Namespace) -> int:
     Exit code: 0, or 1 if the metadata of a distribution are broken; 2 if no plugin is called NAME, or it may not be
     loaded.
     """
-    from loopkit import discovery
-    from loopkit.installed import COMMANDS, installed
+    from loopkit.found import discovery
+    from loopkit.found.installed import COMMANDS, installed
 
     found = installed()
     rows, problems = discovery.plugins(found)

@@ -3,7 +3,7 @@
 It may import what is below the plugins: checkpoints, the learner, the engine, the ground.
 """
 
-from loopkit.world import World, join
+from loopkit.base.world import World, join
 
 __all__ = ["World", "join"]
 __dir__ = __all__.copy

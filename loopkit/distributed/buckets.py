@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from loopkit.sharded import is_sharded
+from loopkit.base.sharded import is_sharded
 
 BUCKET_BYTES = 25 << 20
 

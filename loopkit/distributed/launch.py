@@ -23,9 +23,9 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 
-from loopkit import devices
+from loopkit.base import devices
+from loopkit.base.notes import shown
 from loopkit.errors import PeerError, WorldError
-from loopkit.notes import shown
 
 T = TypeVar("T")
 STARTS = ("spawn", "forkserver")

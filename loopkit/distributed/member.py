@@ -14,23 +14,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from loopkit.base.facts import fact, hashed
+from loopkit.base.options import Shown, options_of
+from loopkit.base.world import World, join
 from loopkit.checkpoint.structure import structure
 from loopkit.data import TAILS
+from loopkit.data.shards import facts_of, shard
 from loopkit.distributed import places
 from loopkit.distributed.checksum import checksums, combined
 from loopkit.distributed.watch import Watch, hook_of, is_collective_error
 from loopkit.errors import PeerError, PluginError, WorldError
-from loopkit.facts import fact, hashed
 from loopkit.hooks import hookimpl
 from loopkit.losses import is_sum
-from loopkit.options import Shown, options_of
 from loopkit.plugin import has_a_say, unwrapped
-from loopkit.shards import facts_of, shard
-from loopkit.world import World, join
 
 if TYPE_CHECKING:
-    from loopkit.engine.epoch import Epoch
-    from loopkit.engine.step import Step
+    from loopkit.engine.life.epoch import Epoch
+    from loopkit.engine.step.step import Step
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
@@ -63,7 +63,7 @@ class Member(Shown):
 
     Args:
         shard: Give each process its part of the data. Without, every process is to bring its own.
-        tail: What is done with samples that are left over: see `loopkit.shards.shard`.
+        tail: What is done with samples that are left over: see `loopkit.data.shards.shard`.
         backend: Of ``torch.distributed``; chosen by the device if it is not given.
         timeout: Seconds that a process waits for the others.
     """

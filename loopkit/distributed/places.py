@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from loopkit.engine.epoch import Epoch
-    from loopkit.world import World
+    from loopkit.base.world import World
+    from loopkit.engine.life.epoch import Epoch
 
 SHARED = "/dev/shm"
 """Where a file is memory, on machines that have it."""

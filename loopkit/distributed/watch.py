@@ -24,7 +24,7 @@ from loopkit.hooks import hooks
 if TYPE_CHECKING:
     from types import FrameType
 
-    from loopkit.world import World
+    from loopkit.base.world import World
 
 SILENCE = GONE * INTERVAL
 """Seconds without a report after which a process is taken for gone, once a collective failed."""

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from loopkit.lazy import homes, lazily
+from loopkit.base.lazy import homes, lazily
 
 if TYPE_CHECKING:
     from loopkit.logs.backend import Backend as Backend

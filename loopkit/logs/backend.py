@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from loopkit.base.options import Shown
 from loopkit.logs.kinds import Value
-from loopkit.options import Shown
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner

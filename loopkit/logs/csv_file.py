@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loopkit.base.notes import warn
 from loopkit.logs.backend import Backend, Run
 from loopkit.logs.kinds import Value
 from loopkit.logs.log_file import LogFile
-from loopkit.notes import warn
 
 if TYPE_CHECKING:
     from loopkit.logs.record import Record

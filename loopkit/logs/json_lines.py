@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
+from loopkit.base.notes import warn
+from loopkit.base.version import __version__
 from loopkit.errors import LogError
 from loopkit.logs.backend import Backend, Run
 from loopkit.logs.kinds import Audio, Figure, File, Graph, Histogram, Hyperparameters, Image, Kind, Table, Text, Value
@@ -27,8 +29,6 @@ from loopkit.logs.log_file import LogFile
 from loopkit.logs.masking import masked_arguments, masked_text
 from loopkit.logs.record import Group, Records
 from loopkit.logs.source import commit
-from loopkit.notes import warn
-from loopkit.version import __version__
 
 if TYPE_CHECKING:
     from loopkit.logs.record import Record

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from loopkit import devices
-from loopkit.batches import describe
+from loopkit.base import devices
+from loopkit.base.batches import describe
 from loopkit.errors import LogError
 from loopkit.logs.masking import masked_values
 

@@ -11,9 +11,9 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
+from loopkit.base.notes import warn
+from loopkit.base.shield import Shield
 from loopkit.errors import LogError
-from loopkit.notes import warn
-from loopkit.shield import Shield
 
 FIXES = {
     errno.EACCES: "give this user the permission, or choose another path",

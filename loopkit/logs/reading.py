@@ -10,10 +10,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from loopkit.base.tabular import aligned, html, paragraph
+from loopkit.base.words import nearest
 from loopkit.errors import LogError
 from loopkit.logs.record import Record
-from loopkit.tabular import aligned, html, paragraph
-from loopkit.words import nearest
 
 PLACE = ("phase", "epoch", "step", "update", "time")
 """Where and when a record was made."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from loopkit import devices
+from loopkit.base import devices
 from loopkit.logs.record import Group, Records
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from loopkit.lazy import homes, lazily
+from loopkit.base.lazy import homes, lazily
 from loopkit.plugin import plugin_name
 from loopkit.plugins.call_on import call_on as call_on  # its module has its name, which would stand in its place
 from loopkit.plugins.throttle import throttle as throttle

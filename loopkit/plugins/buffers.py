@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from loopkit.base.options import Shown
 from loopkit.errors import NonFiniteError
-from loopkit.options import Shown
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner

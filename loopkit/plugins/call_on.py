@@ -7,10 +7,10 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from loopkit.base.words import nearest
 from loopkit.errors import PluginError
 from loopkit.events import Event
 from loopkit.hooks import Declaration, PhaseChoice, hookimpl, hooks
-from loopkit.words import nearest
 
 
 class _Counts:

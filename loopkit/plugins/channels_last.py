@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from loopkit.batches import map_tensors
+from loopkit.base.batches import map_tensors
+from loopkit.base.options import Shown
 from loopkit.hooks import hookimpl
-from loopkit.options import Shown
 
 
 class ChannelsLast(Shown):

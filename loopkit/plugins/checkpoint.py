@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.nn.parameter import is_lazy
 
-from loopkit import devices, sharded
+from loopkit.base import devices, sharded
+from loopkit.base.notes import say, warn
+from loopkit.base.options import Shown
+from loopkit.base.words import nearest, takes
 from loopkit.checkpoint import disk, storage
 from loopkit.checkpoint.background import Snapshot, Writer
 from loopkit.checkpoint.bundle import ONCE, Contents, describe, monitored, number, read_state, restore
@@ -36,14 +39,11 @@ from loopkit.events import SignalBegin
 from loopkit.every import Every, every
 from loopkit.hooks import hookimpl, implemented
 from loopkit.logs.kinds import Text
-from loopkit.notes import say, warn
-from loopkit.options import Shown
 from loopkit.plugin import hook_states, provided, unwrapped
-from loopkit.words import nearest, takes
 
 if TYPE_CHECKING:
     from loopkit import Epoch
-    from loopkit.engine.resume import Mark
+    from loopkit.engine.kept.resume import Mark
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult

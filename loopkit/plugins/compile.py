@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from loopkit.batches import map_tensors
+from loopkit.base.batches import map_tensors
+from loopkit.base.notes import warn
+from loopkit.base.options import Shown
+from loopkit.base.words import nearest
 from loopkit.hooks import hookimpl
-from loopkit.notes import warn
-from loopkit.options import Shown
-from loopkit.words import nearest
 
 GRAPHED = ("reduce-overhead", "max-autotune")
 """Modes in which torch replays CUDA graphs."""

@@ -12,18 +12,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from loopkit import devices
+from loopkit.base import devices
+from loopkit.base.notes import say
+from loopkit.base.words import some
+from loopkit.data.shards import Parts, parts_of
 from loopkit.distributed.buckets import BUCKET_BYTES, Overlap, average, copy_buffers, copy_state
 from loopkit.distributed.member import Member
 from loopkit.errors import PhaseError, PluginError, WorldError
 from loopkit.groups import params_of
 from loopkit.hooks import hookimpl
 from loopkit.losses import is_sum
-from loopkit.notes import say
 from loopkit.phases import TrainingPhase
 from loopkit.plugin import provided
-from loopkit.shards import Parts, parts_of
-from loopkit.words import some
 
 if TYPE_CHECKING:
     from loopkit import Epoch, Step

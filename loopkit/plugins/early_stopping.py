@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from loopkit import sharded
+from loopkit.base import sharded
+from loopkit.base.options import Shown
+from loopkit.base.words import nearest
 from loopkit.criteria import Criterion, Mode, NumberSinceBest, better, checked_mode, direction, is_better
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
-from loopkit.options import Shown
 from loopkit.plugins.buffers import extra_states, put_extra_states
-from loopkit.words import nearest
 
 if TYPE_CHECKING:
     from loopkit import Epoch

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from loopkit.base.options import Shown
 from loopkit.errors import PluginError
 from loopkit.groups import covers, named_modules, named_parameters, nothing_matches
 from loopkit.hooks import hookimpl
-from loopkit.options import Shown
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from loopkit import devices, sharded
+from loopkit.base import devices, sharded
+from loopkit.base.options import Shown
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
-from loopkit.options import Shown
 from loopkit.plugin import provided
 from loopkit.plugins.late import read
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from loopkit.base.options import Shown
+from loopkit.base.words import nearest
 from loopkit.hooks import hookimpl
-from loopkit.options import Shown
 from loopkit.plugins.late import read
-from loopkit.words import nearest
 
 if TYPE_CHECKING:
     from loopkit import Epoch, Step

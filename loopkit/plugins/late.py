@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
-from loopkit import devices
+from loopkit.base import devices
 
 EVERY = 1.0
 """Seconds, at least, before values are read from a device that does not tell when they have arrived."""

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch.nn.parameter import is_lazy
 
-from loopkit.batches import count_samples, describe
+from loopkit.base.batches import count_samples, describe
+from loopkit.base.options import Shown, options_of
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 from loopkit.logs.kinds import Hyperparameters
 from loopkit.logs.masking import SECRET
 from loopkit.losses import is_sum
-from loopkit.options import Shown, options_of
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner

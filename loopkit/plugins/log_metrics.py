@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from loopkit.base.options import Shown
+from loopkit.base.words import is_count
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
-from loopkit.options import Shown
-from loopkit.words import is_count
 
 if TYPE_CHECKING:
     from loopkit import Step

@@ -10,11 +10,14 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loopkit.batches import describe
+from loopkit.base.batches import describe
+from loopkit.base.notes import warn
+from loopkit.base.options import Shown
+from loopkit.base.words import is_count, nearest
 from loopkit.criteria import declared
-from loopkit.discovery import log_plugin
 from loopkit.errors import LoopkitError, PluginError
 from loopkit.events import snake_case
+from loopkit.found.discovery import log_plugin
 from loopkit.hooks import hookimpl
 from loopkit.logs.backend import Backend, Run
 from loopkit.logs.csv_file import Csv
@@ -23,10 +26,7 @@ from loopkit.logs.kinds import Value
 from loopkit.logs.masking import masked_config, masked_values
 from loopkit.logs.record import Records
 from loopkit.logs.transfer import Transfer
-from loopkit.notes import warn
-from loopkit.options import Shown
 from loopkit.plugins.log_hyperparameters import made_with
-from loopkit.words import is_count, nearest
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from loopkit.batches import describe, map_parts, map_tensors
+from loopkit.base.batches import describe, map_parts, map_tensors
+from loopkit.base.raw import raw, raw_bytes
 from loopkit.errors import PluginError
 from loopkit.metrics import Metric
-from loopkit.raw import raw, raw_bytes
 
 
 def can_merge(metric: Any) -> bool:

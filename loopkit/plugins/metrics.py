@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from loopkit.batches import describe, map_tensors
+from loopkit.base.batches import describe, map_tensors
+from loopkit.base.notes import warn
+from loopkit.base.options import Shown
+from loopkit.base.words import STATE, half_a_state
 from loopkit.errors import PluginError, WorldError
 from loopkit.hooks import hookimpl
 from loopkit.logs.kinds import Table
 from loopkit.losses import is_sum
 from loopkit.metrics import FunctionMetric, Loss, Mean, Metric, MetricLike
-from loopkit.notes import warn
-from loopkit.options import Shown
 from loopkit.plugins.late import read
 from loopkit.plugins.merging import accumulated, apart, can_merge, merge, packed, to_host, unpacked
-from loopkit.words import STATE, half_a_state
 
 if TYPE_CHECKING:
     from loopkit import Epoch, Step

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from loopkit import devices
+from loopkit.base import devices
+from loopkit.base.notes import warn
+from loopkit.base.options import Shown
+from loopkit.base.words import nearest
 from loopkit.errors import PhaseError, PluginError
 from loopkit.hooks import hookimpl
-from loopkit.notes import warn
-from loopkit.options import Shown
-from loopkit.words import nearest
 
 if TYPE_CHECKING:
     from loopkit import Epoch, Step

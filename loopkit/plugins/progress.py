@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from torch import Tensor
 
+from loopkit.base.options import Shown
+from loopkit.base.words import is_count
 from loopkit.criteria import declared, is_better
 from loopkit.errors import PluginError
 from loopkit.every import Every
 from loopkit.hooks import hookimpl
-from loopkit.options import Shown
 from loopkit.plugins.late import LateValues, read
-from loopkit.words import is_count
 
 if TYPE_CHECKING:
     from loopkit import Epoch, Step

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from loopkit.base.notes import warn
+from loopkit.base.options import Shown
+from loopkit.base.words import some, takes
 from loopkit.errors import PhaseError, PhaseInputError, PluginError
 from loopkit.groups import params_of
 from loopkit.hooks import hookimpl, implemented
-from loopkit.notes import warn
-from loopkit.options import Shown
 from loopkit.phases import PredictionPhase, TrainingPhase, ValidationPhase
 from loopkit.plugin import declared, hook_states, unwrapped
-from loopkit.words import some, takes
 
 if TYPE_CHECKING:
     from loopkit import Epoch, Step

@@ -17,15 +17,15 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, MultiStepLR, ReduceLROnPlateau
 
 from loopkit import schedules
+from loopkit.base.notes import warn
+from loopkit.base.options import Shown
+from loopkit.base.words import nearest
 from loopkit.criteria import Mode, checked_mode, direction
 from loopkit.errors import PluginError
 from loopkit.groups import matches, named_modules, nothing_matches
 from loopkit.hooks import hookimpl
-from loopkit.notes import warn
-from loopkit.options import Shown
 from loopkit.plugins.kept_values import KeptValues, Place, group_places, setter
 from loopkit.schedules import OfLength, resolve
-from loopkit.words import nearest
 
 if TYPE_CHECKING:
     from loopkit import Step

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from loopkit.base.notes import say
+from loopkit.base.options import Shown
+from loopkit.base.world import must_agree
 from loopkit.errors import CancelStep, PluginError
 from loopkit.hooks import hookimpl
-from loopkit.notes import say
-from loopkit.options import Shown
-from loopkit.world import must_agree
 
 if TYPE_CHECKING:
     from loopkit import Step

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from loopkit import devices, sharded
-from loopkit.batches import describe
+from loopkit.base import devices, sharded
+from loopkit.base.batches import describe
+from loopkit.base.notes import warn
+from loopkit.base.options import Shown
+from loopkit.base.words import nearest
+from loopkit.base.world import must_agree
 from loopkit.errors import CancelStep, NonFiniteError, PluginError
 from loopkit.groups import params_of
 from loopkit.hooks import OWN_UPDATES, hookimpl
-from loopkit.notes import warn
-from loopkit.options import Shown
 from loopkit.plugin import changed_options
 from loopkit.plugins.late import LateValues
-from loopkit.words import nearest
-from loopkit.world import must_agree
 
 if TYPE_CHECKING:
     from loopkit import Epoch, Step

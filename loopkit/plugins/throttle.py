@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from loopkit.base.words import is_count
 from loopkit.errors import PluginError
 from loopkit.hooks import PROJECT, hooks
 from loopkit.plugin import plugin_name, unwrapped
-from loopkit.words import is_count
 
 
 def throttle(

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from loopkit import devices
-from loopkit.batches import move
+from loopkit.base import devices
+from loopkit.base.batches import move
+from loopkit.base.options import Shown
+from loopkit.base.words import nearest
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
-from loopkit.options import Shown
-from loopkit.words import nearest
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner

@@ -15,12 +15,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
-from loopkit import sharded
+from loopkit.base import sharded
+from loopkit.base.options import Shown
+from loopkit.base.words import nearest
 from loopkit.errors import EmptyDataError, PluginError
 from loopkit.hooks import hookimpl
-from loopkit.options import Shown
 from loopkit.phases import PredictionPhase
-from loopkit.words import nearest
 
 if TYPE_CHECKING:
     from loopkit import Epoch, Step

@@ -34,7 +34,7 @@ import pytest
 import torch
 from distributed.processes import run
 
-from loopkit import devices
+from loopkit.base import devices
 
 SOURCE = Path(__file__).parent / "sim" / "device.cpp"
 BUILT = Path(__file__).parent / "build"

@@ -10,9 +10,10 @@ from torch import nn
 
 from devices import simulated as sim
 from devices.simulated import simulated
-from loopkit import Learner, TrainingPhase, checkpoint, devices, every, generators
+from loopkit import Learner, TrainingPhase, checkpoint, every
+from loopkit.base import devices, generators
 from loopkit.checkpoint.background import Snapshot
-from loopkit.engine.window import Window
+from loopkit.engine.step.window import Window
 from loopkit.errors import NonFiniteError
 from loopkit.logs import read_log
 from loopkit.logs.record import Records

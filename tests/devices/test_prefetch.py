@@ -11,7 +11,8 @@ from torch import nn
 
 from devices import simulated as sim
 from devices.simulated import simulated
-from loopkit import Learner, devices, hookimpl
+from loopkit import Learner, hookimpl
+from loopkit.base import devices
 from loopkit.data import LoaderError, Prefetch, TensorLoader, from_function
 from loopkit.plugins import ToDevice
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from loopkit import world
+from loopkit.base import world
 
 GRACE = 3.0  # seconds that the others get after the first failure, so that they can say what they saw
 

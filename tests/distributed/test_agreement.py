@@ -20,7 +20,7 @@ from distributed.processes import run, run_each
 from loopkit import CancelEpoch, CancelFit, CancelStep, Learner, TrainingPhase, every, hookimpl, metrics
 from loopkit.data import TensorLoader
 from loopkit.distributed import member
-from loopkit.engine import requests
+from loopkit.engine.life import requests
 from loopkit.errors import WorldError
 from loopkit.plugins import DDP, Checkpoint, EarlyStopping, Metrics
 

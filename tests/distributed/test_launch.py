@@ -163,9 +163,9 @@ def test_a_call_in_place_of_a_function_is_refused():
 
 def test_auto_is_one_process_per_device_or_half_the_cores(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(9)), raising=False)
-    monkeypatch.setattr("loopkit.devices.count", lambda: 0)
+    monkeypatch.setattr("loopkit.base.devices.count", lambda: 0)
     assert _count("auto") == 4
-    monkeypatch.setattr("loopkit.devices.count", lambda: 3)
+    monkeypatch.setattr("loopkit.base.devices.count", lambda: 3)
     assert _count("auto") == 3
 
 

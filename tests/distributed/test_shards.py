@@ -32,8 +32,8 @@ from loopkit.data import (
     from_function,
     seeded,
 )
+from loopkit.data.shards import restore_order, set_epoch, shard
 from loopkit.errors import EmptyDataError, WorldError
-from loopkit.shards import restore_order, set_epoch, shard
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 

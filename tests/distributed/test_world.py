@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from distributed.processes import free_port, run
-from loopkit import LoopkitError, world
+from loopkit import LoopkitError
+from loopkit.base import world
 from loopkit.distributed import join
 from loopkit.errors import WorldError
 

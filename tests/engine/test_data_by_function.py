@@ -12,7 +12,7 @@ from helpers import make_learner, on
 from torch.utils.data import DataLoader, TensorDataset
 
 from engine.resumed import PLACES, Make, X, Y, check_exact, make_run
-from loopkit import generators
+from loopkit.base import generators
 from loopkit.data import TensorLoader
 
 SET = TensorDataset(X, Y)

@@ -9,7 +9,7 @@ from helpers import make_learner, on
 from torch import nn
 
 from loopkit import TrainingPhase, ValidationPhase
-from loopkit.batches import count_samples, odd_lengths
+from loopkit.base.batches import count_samples, odd_lengths
 from loopkit.errors import PhaseInputError
 from loopkit.plugins import Metrics
 

@@ -330,12 +330,12 @@ def fails(*given, **options):
 @pytest.mark.parametrize(
     "where",
     [
-        "loopkit.engine.signals.Signals.install",
-        "loopkit.engine.registry.Registry.check_fit",
-        "loopkit.engine.resume.Resume.begin",
+        "loopkit.engine.life.signals.Signals.install",
+        "loopkit.engine.compile.registry.Registry.check_fit",
+        "loopkit.engine.kept.resume.Resume.begin",
         "loopkit.engine.kept.witness.Witness.begin",
         "loopkit.checkpoint.lock.Lock.acquire",
-        "loopkit.engine.registry.Registry.never_made",
+        "loopkit.engine.compile.registry.Registry.never_made",
     ],
 )
 def test_whatever_raises_in_a_begin_or_end_leaves_no_fit_running(tmp_path, monkeypatch, where):

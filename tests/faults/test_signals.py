@@ -22,7 +22,7 @@ from faults.campaign import SMALL, events, signals
 from faults.runs import RUNS
 from loopkit import Learner, TrainingPhase, every
 from loopkit.checkpoint import disk, storage
-from loopkit.engine.signals import Signals
+from loopkit.engine.life.signals import Signals
 from loopkit.plugins import History
 from loopkit.plugins.checkpoint import Checkpoint
 

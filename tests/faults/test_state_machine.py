@@ -19,7 +19,7 @@ from torch import nn
 from loopkit import Learner
 from loopkit.checkpoint import bundle, storage
 from loopkit.data import TensorLoader
-from loopkit.engine.epoch import Epoch
+from loopkit.engine.life.epoch import Epoch
 from loopkit.errors import CorruptCheckpointError
 from loopkit.plugins import ClipGradNorm, History
 

@@ -17,10 +17,10 @@ from torch import nn
 
 from life.runs import STEPS, at, kill, killed, tensors
 from loopkit import Learner, TrainingPhase, every, hookimpl
+from loopkit.base.options import Shown
 from loopkit.checkpoint.made import changes, made
 from loopkit.data import TensorLoader
 from loopkit.errors import StateError
-from loopkit.options import Shown
 from loopkit.plugins import (
     DDP,
     Checkpoint,

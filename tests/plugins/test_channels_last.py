@@ -9,7 +9,7 @@ from loopkit_testing import Problem, check_plugin
 from torch import nn
 
 from loopkit import Learner, hookimpl
-from loopkit.batches import map_tensors
+from loopkit.base.batches import map_tensors
 from loopkit.plugins.channels_last import ChannelsLast
 from loopkit.plugins.to_device import ToDevice
 

@@ -25,7 +25,6 @@ from loopkit.checkpoint import disk, storage
 from loopkit.checkpoint.bundle import Contents
 from loopkit.checkpoint.lock import Lock
 from loopkit.checkpoint.manifest import FORMAT
-from loopkit.discovery import origin
 from loopkit.errors import (
     CheckpointError,
     CorruptCheckpointError,
@@ -36,6 +35,7 @@ from loopkit.errors import (
     ReentrancyError,
     StateError,
 )
+from loopkit.found.discovery import origin
 from loopkit.plugins import Checkpoint, EarlyStopping, History, Metrics, SaveOptions, WeightAverage
 
 NOT_AT_END = SaveOptions(at_end=False)

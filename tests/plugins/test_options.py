@@ -11,11 +11,11 @@ import torch
 
 import loopkit.plugins
 from loopkit import every, hookimpl, schedules
+from loopkit.base.options import options_of
 from loopkit.criteria import Patience
 from loopkit.hooks import implemented
 from loopkit.logs import Csv, JsonLines
 from loopkit.metrics import Accuracy
-from loopkit.options import options_of
 from loopkit.plugin import unwrapped
 from loopkit.plugins import SaveOptions, throttle
 

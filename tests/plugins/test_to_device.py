@@ -14,7 +14,7 @@ from helpers import batches, make_learner, on
 from torch import nn
 
 from loopkit import Learner, hookimpl
-from loopkit.batches import move
+from loopkit.base.batches import move
 from loopkit.errors import PluginError
 from loopkit.plugins import ToDevice
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler
 
-from loopkit import generators
+from loopkit.base import generators
+from loopkit.base.notes import locate, warn
 from loopkit.data import Loader, LoaderError, ResumableBatchSampler, ResumableSampler
 from loopkit.engine.kept.walk import MAPPINGS, SEQUENCES, SETS, Found, walk
 from loopkit.errors import StateError
-from loopkit.notes import locate, warn
 
 DEEP = 8
 """Attributes or items between data and what is found in it: a loader, its wrappers, its data set, a transform."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from loopkit.words import nearest, some
+from loopkit.base.words import nearest, some
 
 
 def first(what: str, items: list[str], most: int = 5) -> list[str]:

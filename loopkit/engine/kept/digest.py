@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from loopkit.batches import parts
+from loopkit.base.batches import parts
 from loopkit.data import Loader
 
 DIGITS = 32

@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from loopkit import sharded
+from loopkit.base import sharded
+from loopkit.base.kinds import MAPPING, NAMED, wrong
+from loopkit.base.notes import locate, warn
+from loopkit.base.words import nearest
 from loopkit.engine.kept.buffers import put_buffers, strange_buffers, unsaved_buffers
 from loopkit.engine.kept.compiled import unwrapped
 from loopkit.engine.kept.differences import first, names
 from loopkit.engine.kept.looks import is_left, is_shut
 from loopkit.engine.kept.walk import Found, walk
 from loopkit.errors import StateError
-from loopkit.kinds import MAPPING, NAMED, wrong
-from loopkit.notes import locate, warn
-from loopkit.words import nearest
 
 SAVED = {"tensors": MAPPING, "buffers": MAPPING}
 LOSS = "loss function"

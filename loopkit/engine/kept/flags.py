@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from loopkit.base.kinds import COUNT, FLAG, LIST, MAPPING, wrong
+from loopkit.base.notes import say, warn
+from loopkit.base.words import some
 from loopkit.groups import covers
-from loopkit.kinds import COUNT, FLAG, LIST, MAPPING, wrong
-from loopkit.notes import say, warn
-from loopkit.words import some
 
 SAVED = {"frozen": LIST, "changed": MAPPING, "accumulate": LIST}
 

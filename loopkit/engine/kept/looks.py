@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from loopkit.base.generators import is_generator, state_of
 from loopkit.engine.kept.walk import HOLDERS, MAPPINGS, PLAIN, SEQUENCES, SETS, Found, HeldBy, walk
-from loopkit.generators import is_generator, state_of
 
 NUMBERS = (bool, int, float, complex)
 VALUES = (*PLAIN, Enum, Decimal, Fraction)
@@ -61,7 +61,7 @@ SHUT_PARTS = (
     "loopkit.logs",
     "loopkit.progress",
     "loopkit.result",
-    "loopkit.world",
+    "loopkit.base.world",
 )
 """Modules whose objects are not looked into: files, devices, threads, and what a learner runs with."""
 OPEN = ("collections", "types")

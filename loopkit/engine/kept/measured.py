@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from loopkit import sharded
+from loopkit.base import sharded
 
 if TYPE_CHECKING:
     from torch import nn

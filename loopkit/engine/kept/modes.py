@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loopkit import sharded
+from loopkit.base import sharded
 from loopkit.engine.kept.swapped import MISSING, Swapped
 
 TRAIN, EVAL = "train", "eval"

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from loopkit import sharded
+from loopkit.base import sharded
+from loopkit.base.kinds import COUNTS, LIST, MAPPING, TEXT, is_number, shown, wrong
+from loopkit.base.notes import warn
+from loopkit.base.raw import raw
 from loopkit.engine.kept import objects
 from loopkit.engine.kept.differences import first
 from loopkit.errors import StateError
 from loopkit.groups import params_of
-from loopkit.kinds import COUNTS, LIST, MAPPING, TEXT, is_number, shown, wrong
-from loopkit.notes import warn
-from loopkit.raw import raw
 
 FLAGS = ("foreach", "fused", "capturable", "differentiable", "maximize")
 """Options of torch's optimizers that are true, false or None."""

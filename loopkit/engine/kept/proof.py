@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from loopkit import generators
-from loopkit.batches import describe, leaves
+from loopkit.base import generators
+from loopkit.base.batches import describe, leaves
+from loopkit.base.notes import warn
 from loopkit.data import Loader, Shares
 from loopkit.engine.kept.data_parts import DataParts, same
 from loopkit.engine.kept.digest import digest
 from loopkit.errors import StateError
-from loopkit.notes import warn
 
 VARIABLE = "LOOPKIT_DATA"
 """The environment variable that lets other data pass, if it is ``warn``."""

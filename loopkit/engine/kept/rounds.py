@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loopkit import generators
+from loopkit.base import generators
+from loopkit.base.kinds import ANY, COUNT, LIST, MAPPING, NUMBERS, Kind, wrong
+from loopkit.base.notes import warn
+from loopkit.base.words import half_a_state
 from loopkit.engine.kept.digest import digest
 from loopkit.engine.kept.values import nbytes, pack, unpack
 from loopkit.engine.kept.walk import walk
 from loopkit.errors import PhaseError
-from loopkit.kinds import ANY, COUNT, LIST, MAPPING, NUMBERS, Kind, wrong
-from loopkit.notes import warn
 from loopkit.progress import Progress
-from loopkit.words import half_a_state
 
 LARGE = 1 << 20
 """Bytes from which a value of `once` is named by its digest, so that it is written once and not in each checkpoint."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from loopkit import sharded
+from loopkit.base import sharded
 
 MISSING = object()
 """Stands for an entry that is not there in one of the forms."""

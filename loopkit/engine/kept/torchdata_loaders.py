@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from loopkit import generators
+from loopkit.base import generators
 from loopkit.engine.kept.data_parts import DataParts, same
 
 

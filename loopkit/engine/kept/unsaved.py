@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from loopkit import sharded
+from loopkit.base import sharded
+from loopkit.base.notes import shown
+from loopkit.base.words import some
 from loopkit.engine.kept.extras import Owner, in_words
 from loopkit.engine.kept.walk import walk
 from loopkit.errors import PhaseError
 from loopkit.groups import params_of
-from loopkit.notes import shown
-from loopkit.words import some
 
 DEEP = 8
 """How deep an owner is searched for a parameter that was not found otherwise."""

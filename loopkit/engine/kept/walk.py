@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from loopkit.generators import is_generator
+from loopkit.base.generators import is_generator
 
 MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 SEQUENCES = (list, tuple, deque)

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
+from loopkit.base.notes import warn
+from loopkit.base.words import some
 from loopkit.engine.kept.looks import ATTRIBUTES, Clocks, Leave, Scope, look, moved
 from loopkit.engine.kept.module_looks import ModuleLooks
-from loopkit.notes import warn
-from loopkit.words import some
 
 NAMED = 5
 """How many attributes a message names at most."""

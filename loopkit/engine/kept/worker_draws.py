@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from loopkit import generators
+from loopkit.base import generators
 from loopkit.data import Prefetch
 from loopkit.engine.kept.data_parts import DataParts, same
 

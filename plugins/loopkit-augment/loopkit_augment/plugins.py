@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.distributions import Beta
 
 from loopkit import hookimpl
+from loopkit.author import Shown
 from loopkit.errors import PluginError
-from loopkit.options import Shown
 
 __all__ = ["CutMix", "LabelSmoothing", "Mixup"]
 

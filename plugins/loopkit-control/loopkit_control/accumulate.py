@@ -6,9 +6,9 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from loopkit.author import Shown
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
-from loopkit.options import Shown
 from loopkit.phases import Phase
 
 if TYPE_CHECKING:

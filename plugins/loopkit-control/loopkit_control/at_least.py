@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from loopkit import hookimpl
+from loopkit.author import Shown, is_count
 from loopkit.errors import PluginError
-from loopkit.options import Shown
-from loopkit.words import is_count
 
 if TYPE_CHECKING:
     from loopkit import Learner, Phase

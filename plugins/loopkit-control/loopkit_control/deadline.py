@@ -7,9 +7,9 @@ import time
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from loopkit.author import Shown
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
-from loopkit.options import Shown
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner

@@ -10,16 +10,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from loopkit import generators
-from loopkit.batches import describe, map_tensors
+from loopkit.author import Shown, describe, generators, map_tensors, say, sharded, warn
 from loopkit.errors import PhaseError, PluginError
 from loopkit.events import ForwardBegin, LossBegin
 from loopkit.hooks import hookimpl
 from loopkit.losses import is_sum
-from loopkit.notes import say, warn
-from loopkit.options import Shown
 from loopkit.phases import TrainingPhase
-from loopkit.sharded import is_sharded
 
 if TYPE_CHECKING:
     from loopkit import Epoch, Step
@@ -79,7 +75,7 @@ class MicroBatch(Shown):
                 f"plugin {self.name!r} takes the steps of TrainingPhase in parts, and {type(phase).__name__} has a "
                 f"step of its own: give smaller batches and Learner(accumulate=...)"
             )
-        if any(is_sharded(p) for model in learner.models.values() for p in model.parameters()):
+        if any(sharded.is_sharded(p) for model in learner.models.values() for p in model.parameters()):
             raise PluginError(
                 f"plugin {self.name!r}: the parameters are sharded, and where memory runs out in one process, the "
                 f"others would wait for it in a forward: give Learner(accumulate=...)"

@@ -6,12 +6,11 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from loopkit import hookimpl
+from loopkit.author import Shown, is_count
 from loopkit.criteria import Criterion, Mode, better, checked_mode
 from loopkit.errors import PluginError
 from loopkit.losses import is_sum
 from loopkit.metrics import Mean
-from loopkit.options import Shown
-from loopkit.words import is_count
 
 if TYPE_CHECKING:
     from loopkit import FitResult, Learner, Phase, Step

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+from loopkit.author import nearest
 from loopkit.criteria import Mode
-from loopkit.words import nearest
 
 __all__ = ["all_of", "any_of", "converged", "improving", "series", "slope", "stalled"]
 __dir__ = __all__.copy

@@ -11,8 +11,8 @@ from loopkit_testing import check_plugin
 from pages import run_page
 from test_accumulate import bits, data, made
 
+from loopkit.author import options_of
 from loopkit.errors import PluginError
-from loopkit.options import options_of
 from loopkit_control import Deadline
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 
-from loopkit.batches import describe
+from loopkit.author import describe
 from loopkit.data import Loader, LoaderError, ResumableSampler
 from loopkit.errors import EmptyDataError
 

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from loopkit import criteria, devices
+from loopkit import criteria
 from loopkit import metrics as own_metrics
+from loopkit.author import devices
 from loopkit.groups import covers, named_modules
 from loopkit.hooks import implemented
 from loopkit.losses import is_sum

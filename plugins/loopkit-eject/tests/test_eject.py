@@ -16,7 +16,7 @@ from running import compare, lint, loaders, network, run, same, sgd
 from torch import nn
 
 from loopkit import Learner, TrainingPhase, every, hookimpl, schedules
-from loopkit.cli import main
+from loopkit.commands.cli import main
 from loopkit.metrics import Accuracy
 from loopkit.plugins import (
     Checkpoint,

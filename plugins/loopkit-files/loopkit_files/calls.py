@@ -19,9 +19,7 @@ from typing import Any, Literal
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from loopkit.discovery import bound
-from loopkit.notes import locate
-from loopkit.words import nearest
+from loopkit.author import bound, locate, nearest
 from loopkit_files.errors import ConfigError
 from loopkit_files.lines import Place
 

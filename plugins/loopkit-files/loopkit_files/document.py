@@ -14,15 +14,13 @@ from typing import Any
 
 from torch import nn
 
-from loopkit import discovery
+from loopkit import author, seed_everything
+from loopkit.author import locate, nearest
 from loopkit.errors import PluginError
 from loopkit.every import Every
-from loopkit.generators import seed_everything
 from loopkit.learner import Learner
-from loopkit.notes import locate
 from loopkit.plugins import standard_set
 from loopkit.result import FitResult
-from loopkit.words import nearest
 from loopkit_files import overrides as override
 from loopkit_files.calls import Caller, Report, article, dotted
 from loopkit_files.errors import ConfigError
@@ -265,8 +263,8 @@ class Config:
             if not isinstance(table, dict) or "call" in table or "use" in table:
                 continue
             try:
-                discovery.find(name)
-                factories["plugins", name] = discovery.load_plugin(name)
+                author.find(name)
+                factories["plugins", name] = author.load_plugin(name)
             except PluginError as error:
                 report(("plugins", name), str(error))
         return factories

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from loopkit.author import nearest
 from loopkit.every import Every
-from loopkit.words import nearest
 from loopkit_files.calls import Report, article
 from loopkit_files.lines import Place
 

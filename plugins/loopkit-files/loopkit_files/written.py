@@ -10,13 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loopkit import discovery
-from loopkit.batches import describe
+from loopkit import author
+from loopkit.author import describe, nearest, options_of
 from loopkit.every import Every
 from loopkit.learner import Learner, no_loss_fn
-from loopkit.options import options_of
 from loopkit.phases import Phase, PredictionPhase, TrainingPhase, ValidationPhase
-from loopkit.words import nearest
 from loopkit_files.calls import dotted, is_changed, parameters_of, public_name, remembered
 from loopkit_files.errors import ConfigError
 from loopkit_files.lines import Place
@@ -26,7 +24,7 @@ from loopkit_files.schema import LIMITS, PARTS, TABLES, check_structure
 __all__ = ["tables_of"]
 
 TELLING = ("loopkit.", "torch.nn.modules.loss")
-"""Modules whose objects keep what they were made with (`loopkit.options.options_of`)."""
+"""Modules whose objects keep what they were made with (`loopkit.base.options.options_of`)."""
 STANDARD = (TrainingPhase, ValidationPhase, PredictionPhase)
 
 
@@ -149,7 +147,7 @@ class _Writer:
     def plugin(self, name: str, plugin: Any) -> Any:
         """A plugin's table, without ``call`` if discovery knows it by the name it has."""
         table = self.part(("plugins", name), plugin)
-        found = [each.entry_point for each in discovery.plugins()[0] if each.entry_point.name == name]
+        found = [each.entry_point for each in author.plugins()[0] if each.entry_point.name == name]
         if isinstance(table, dict) and "call" in table and len(found) == 1:
             own = public_name(type(plugin))
             if own and own == table["call"] and public_name(found[0].load()) == own:

@@ -12,8 +12,9 @@ import pytest
 import torch
 from helpers import differences
 
-from loopkit import checkpoint, cli
+from loopkit import checkpoint
 from loopkit.checkpoint.bundle import find, read_state
+from loopkit.commands import cli
 
 PARTS = """
 import os
@@ -238,7 +239,7 @@ def test_saved_configuration_trains_the_same(folder, capsys):
 
 @pytest.mark.slow
 def test_several_processes_say_the_result_once(folder):
-    script = "import sys\nfrom loopkit.cli import main\nsys.exit(main(sys.argv[1:]))\n"
+    script = "import sys\nfrom loopkit.commands.cli import main\nsys.exit(main(sys.argv[1:]))\n"
     Path("main.py").write_text(script)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "main.py"]
     words = ["run", "run.toml", *sets(plugins__ddp="{}", fit__epochs=1)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from test_docs import ROOT, SHAPE, agrees, blocks, run_page
 
-from loopkit import cli
+from loopkit.commands import cli
 
 README = Path(__file__).parent.parent / "README.md"
 TEXTS = [

@@ -10,10 +10,9 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import BatchSampler
 
-from loopkit.batches import describe
+from loopkit.author import Shown, describe
 from loopkit.data import Loader, LoaderError, ResumableSampler, Shares
 from loopkit.errors import EmptyDataError, StateError
-from loopkit.options import Shown
 
 __all__ = ["DatasetLoader", "StreamLoader"]
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from loopkit import phases
-from loopkit.batches import describe
+from loopkit.author import describe, nearest
 from loopkit.errors import LossError, PhaseError, PhaseInputError
 from loopkit.events import ForwardBegin, LossBegin
-from loopkit.words import nearest
 
 if TYPE_CHECKING:
     from loopkit import Learner, Step

@@ -12,12 +12,10 @@ from typing import Any
 
 from torch import nn
 
-from loopkit import Epoch, FitResult, Learner, Phase, hookimpl, sharded
-from loopkit.batches import describe
+from loopkit import Epoch, FitResult, Learner, Phase, hookimpl
+from loopkit.author import Shown, describe, nearest, sharded
 from loopkit.criteria import Mode, checked_mode, direction, is_better
 from loopkit.errors import PluginError
-from loopkit.options import Shown
-from loopkit.words import nearest
 
 __all__ = ["SavePretrained"]
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from loopkit.cli import argument, existing, plain, say, standalone
+from loopkit.commands.cli import argument, existing, plain, say, standalone
 
 __all__ = ["replay"]
 
@@ -30,8 +30,8 @@ def replay(options: argparse.Namespace) -> int:
     import traceback
 
     from loopkit.checkpoint.storage import read_manifest
+    from loopkit.commands.scripts import made
     from loopkit.hooks import hookimpl
-    from loopkit.scripts import made
     from loopkit_insight.replay_bundle import replay as run_again
 
     class Begun:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loopkit import devices, hookimpl
+from loopkit import hookimpl
+from loopkit.author import Shown, aligned, devices
 from loopkit.logs import Table
-from loopkit.options import Shown
-from loopkit.tabular import aligned
 from loopkit_insight.calls import around, with_default
 
 if TYPE_CHECKING:

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loopkit import hookimpl
+from loopkit.author import Shown, aligned
 from loopkit.hooks import hooks
 from loopkit.logs import Table
-from loopkit.options import Shown
-from loopkit.tabular import aligned
 from loopkit_insight.calls import around, with_default
 from loopkit_insight.syncs import TensorReads, caller, tensors
 

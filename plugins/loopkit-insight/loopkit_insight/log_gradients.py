@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from loopkit.author import Shown
 from loopkit.errors import PluginError
 from loopkit.groups import named_parameters
 from loopkit.hooks import hookimpl
-from loopkit.options import Shown
 from loopkit.plugins.gradients import alike, total_norm
 
 if TYPE_CHECKING:

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from loopkit import sharded
+from loopkit.author import Shown, sharded
 from loopkit.errors import PluginError
 from loopkit.groups import covers, named_parameters, nothing_matches
 from loopkit.hooks import hookimpl
 from loopkit.logs.kinds import Histogram
-from loopkit.options import Shown
 from loopkit_insight.log_gradients import check_count
 
 if TYPE_CHECKING:

@@ -14,12 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
-from loopkit.batches import describe, first_tensor
+from loopkit.author import Shown, describe, first_tensor, nearest
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
 from loopkit.logs.kinds import CHANNELS, Image, Table
-from loopkit.options import Shown
-from loopkit.words import nearest
 from loopkit_insight.log_gradients import check_count
 
 if TYPE_CHECKING:

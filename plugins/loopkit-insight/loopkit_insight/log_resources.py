@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from loopkit.author import Shown
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
-from loopkit.options import Shown
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner

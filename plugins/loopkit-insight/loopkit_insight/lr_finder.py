@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from loopkit.author import nearest
 from loopkit.errors import NonFiniteError, PhaseError, PhaseInputError, PluginError, ReentrancyError, WorldError
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
-from loopkit.words import nearest
 from loopkit_insight.trial import KEPT, as_before, copied, own_position
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from loopkit.engine.step import Step
+    from loopkit import Step
     from loopkit.phases import Phase
 
 

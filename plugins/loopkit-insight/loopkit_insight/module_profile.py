@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
-from loopkit import devices, hookimpl
+from loopkit import hookimpl
+from loopkit.author import Shown, aligned, count_of_bytes, devices
 from loopkit.errors import PluginError
 from loopkit.logs import Table
-from loopkit.options import Shown
-from loopkit.tabular import aligned, count_of_bytes
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loopkit import devices
+from loopkit.author import Shown, devices
 from loopkit.hooks import hookimpl
-from loopkit.options import Shown
 
 if TYPE_CHECKING:
     from loopkit import Epoch

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from loopkit.author import Shown
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
-from loopkit.options import Shown
 
 if TYPE_CHECKING:
     from loopkit import Epoch

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from loopkit import generators
-from loopkit.batches import describe, map_tensors, move
+from loopkit.author import Shown, describe, generators, map_tensors, move, sharded
 from loopkit.checkpoint import disk, storage
 from loopkit.checkpoint.bundle import Contents, read_state
 from loopkit.checkpoint.bundle import describe as describe_run
@@ -21,9 +20,7 @@ from loopkit.checkpoint.encoding import encode
 from loopkit.checkpoint.tensors import check
 from loopkit.errors import Cancel, CheckpointError, PeerError, StateError, WorldError
 from loopkit.hooks import hookimpl
-from loopkit.options import Shown
 from loopkit.plugins.buffers import Buffers
-from loopkit.sharded import is_sharded
 
 if TYPE_CHECKING:
     from loopkit import Step
@@ -131,7 +128,12 @@ class ReplayBundle(Shown):
     def _write(self, learner: Learner, phase: Phase, error: Exception) -> Path:
         begin = self._begin
         assert begin is not None
-        if any(is_sharded(p) for each in learner.optimizers.values() for g in each.param_groups for p in g["params"]):
+        if any(
+            sharded.is_sharded(p)
+            for each in learner.optimizers.values()
+            for g in each.param_groups
+            for p in g["params"]
+        ):
             raise StateError(
                 f"rank {learner.world.rank} of {learner.world.size} holds a part of the parameters only: to have a "
                 f"bundle written, run one process, or DDP"

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from loopkit import generators
+from loopkit.author import aligned, count_of_bytes, generators, html, paragraph
 from loopkit.errors import PhaseError
 from loopkit.phases import Phase, PredictionPhase
-from loopkit.tabular import aligned, count_of_bytes, html, paragraph
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner

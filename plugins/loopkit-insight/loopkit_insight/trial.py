@@ -19,9 +19,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from loopkit import devices
+from loopkit.author import devices, free
 from loopkit.data import Loader, ResumableSampler
-from loopkit.engine.owners import Owners
 from loopkit.learner import Learner
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def copied(
 def _copy_plugin(name: str, plugin: Any, memo: dict[int, Any]) -> Any:
     try:
         copied = copy.deepcopy(plugin, memo)
-        Owners.free(copied)  # it belongs to the copy of the learner
+        free(copied)  # it belongs to the copy of the learner
         return copied
     except (TypeError, RuntimeError) as error:
         raise TypeError(f"plugin {name!r}: {error}") from error

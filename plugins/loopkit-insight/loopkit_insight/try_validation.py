@@ -8,16 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from loopkit import sharded
-from loopkit.batches import describe
+from loopkit.author import Shown, add_note, describe, is_count, sharded
 from loopkit.data import Loader
 from loopkit.errors import PluginError
 from loopkit.hooks import concerns, hookimpl, implemented
-from loopkit.notes import add_note
-from loopkit.options import Shown
 from loopkit.plugin import hook_states, provided, unwrapped
 from loopkit.plugins.metrics import Metrics
-from loopkit.words import is_count
 from loopkit_insight.trial import KEPT, as_before, copied, own_position
 
 if TYPE_CHECKING:

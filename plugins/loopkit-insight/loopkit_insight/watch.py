@@ -12,13 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from loopkit import hookimpl
-from loopkit.batches import describe, first_tensor
+from loopkit.author import Shown, describe, first_tensor, nearest
 from loopkit.errors import PluginError
 from loopkit.metrics import Mean
-from loopkit.options import Shown
 from loopkit.plugins.late import read
 from loopkit.plugins.merging import packed, to_host, unpacked
-from loopkit.words import nearest
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

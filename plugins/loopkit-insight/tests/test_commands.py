@@ -11,7 +11,8 @@ import pytest
 import torch
 from helpers import batches, make_learner, on
 
-from loopkit import checkpoint, cli
+from loopkit import checkpoint
+from loopkit.commands import cli
 from loopkit.plugins import Checkpoint
 from loopkit_insight import ReplayBundle
 

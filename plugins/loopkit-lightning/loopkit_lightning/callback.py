@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from loopkit.author import Shown, nearest
 from loopkit.errors import PluginError
 from loopkit.events import snake_case
 from loopkit.hooks import hookimpl
-from loopkit.options import Shown
 from loopkit.phases import PredictionPhase
-from loopkit.words import nearest
 from loopkit_lightning.common import LIMITS, load, made, plain
 from loopkit_lightning.trainer import Module, Now, Trainer
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from loopkit.author import nearest
 from loopkit.errors import PluginError
-from loopkit.words import nearest
 
 __all__ = ["LIMITS", "Metrics", "UnsupportedError", "lacks", "load", "made", "plain"]
 

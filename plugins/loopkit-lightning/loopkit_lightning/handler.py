@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from loopkit.author import Shown, nearest
 from loopkit.errors import PluginError
 from loopkit.events import snake_case
 from loopkit.hooks import hookimpl
-from loopkit.options import Shown
 from loopkit.progress import Progress
-from loopkit.words import nearest
 from loopkit_lightning.common import LIMITS, Metrics, load, made, plain
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from loopkit import devices, hookimpl
+from loopkit import hookimpl
+from loopkit.author import devices
 from loopkit.data import Loader
 from loopkit.distributed.buckets import copy_state
 from loopkit.distributed.member import Member

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from loopkit import devices
+from loopkit.author import devices
 from loopkit.distributed.buckets import bucketed
 
 __all__ = ["Average", "Parts", "distance", "to_devices", "to_host", "weighted_mean"]

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from loopkit.author import Shown
 from loopkit.data import Loader, LoaderError
 from loopkit.errors import EmptyDataError
-from loopkit.options import Shown
 from loopkit_local.cadence import Controller
 
 __all__ = ["Rounds"]

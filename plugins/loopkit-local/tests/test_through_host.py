@@ -7,7 +7,7 @@ from devices.simulated import simulated
 from distributed.processes import run
 from small import same
 
-from loopkit import devices
+from loopkit.author import devices
 from loopkit.distributed import join
 from loopkit_local import averaging
 from loopkit_local.averaging import Average, Parts, to_devices, to_host

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from loopkit.batches import describe
+from loopkit.author import describe
 from loopkit.logs import Table
 from loopkit.metrics import ClassCounts, Metric, added, classes_axis, count, wide
 from loopkit_metrics.kept import Kept

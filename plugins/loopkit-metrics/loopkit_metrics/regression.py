@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from loopkit.batches import describe
+from loopkit.author import describe
 from loopkit.metrics import Metric, added, wide
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loopkit.batches import count_samples
+from loopkit.author import count_samples
 from loopkit.metrics import Mean, Metric, added, as_tensor, wide
 
 

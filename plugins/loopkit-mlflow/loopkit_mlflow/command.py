@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from loopkit.checkpoint.lock import Lock
-from loopkit.cli import Parser
+from loopkit.commands.cli import Parser
 from loopkit.errors import CheckpointError, LoopkitError
 from loopkit_mlflow.client import Denied, ServerError
 from loopkit_mlflow.sender import FIRST_PAUSE, LONGEST_PAUSE, Sender

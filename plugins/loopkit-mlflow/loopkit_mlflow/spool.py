@@ -15,9 +15,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from loopkit.author import nearest
 from loopkit.checkpoint.lock import Lock
 from loopkit.errors import LoopkitError
-from loopkit.words import nearest
 
 __all__ = ["Header", "Sent", "Spool", "SpoolError", "find"]
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from loopkit.author import Shown
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import monitored
 from loopkit.checkpoint.manifest import Manifest
@@ -24,7 +25,6 @@ from loopkit.errors import CheckpointError, LogError, PluginError
 from loopkit.hooks import hookimpl
 from loopkit.logs import Graph, JsonLines, Record, Table, Text
 from loopkit.logs.masking import masked_text
-from loopkit.options import Shown
 from loopkit.plugins import Checkpoint, LogMetrics, LogTo, MixedPrecision
 from loopkit.plugins.log_metrics import learning_rates
 from loopkit_monitor.background import Background, running

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from training import batches, make_learner
 
-from loopkit import devices
+from loopkit.author import devices
 from loopkit.logs import read_log
 from loopkit.plugins import LogMetrics, LogTo, Metrics, Progress
 from loopkit_monitor import report, terminal, views

@@ -107,7 +107,7 @@ def test_it_stays_while_a_run_is_live_or_somebody_listens(tmp_path, writer):
 def test_the_folder_that_it_is_started_in_is_not_imported_from(tmp_path):
     (tmp_path / "uvicorn.py").write_text("raise SystemExit('imported')")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    code = "import sys; from loopkit.cli import main; sys.exit(main(['monitor', 'none']))"
+    code = "import sys; from loopkit.commands.cli import main; sys.exit(main(['monitor', 'none']))"
     words = [sys.executable, "-P", "-c", code]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment)
     assert "there is no none" in ended.stderr

@@ -10,8 +10,8 @@ import optuna
 from optuna.storages import RetryHeartbeatStaleTrialCallback
 
 from loopkit import FitResult, Learner, Phase, hookimpl
+from loopkit.author import Shown
 from loopkit.errors import PluginError, StateError
-from loopkit.options import Shown
 
 __all__ = ["OptunaPruning"]
 

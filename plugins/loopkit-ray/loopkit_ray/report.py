@@ -11,12 +11,11 @@ import ray.train
 from ray.train.collective import broadcast_from_rank_zero
 
 from loopkit import Learner, Phase, hookimpl
+from loopkit.author import Shown, nearest
 from loopkit.checkpoint import listing
 from loopkit.errors import PluginError
-from loopkit.options import Shown
 from loopkit.plugins import Checkpoint
 from loopkit.result import FitResult
-from loopkit.words import nearest
 from loopkit_ray.resume import in_worker
 
 __all__ = ["RayReport"]

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TypeVar
 
+from loopkit.author import warn
 from loopkit.checkpoint import Manifest, listing, verify
 from loopkit.checkpoint.bundle import monitored
 from loopkit.checkpoint.disk import resolved, sync_directory
@@ -26,7 +27,6 @@ from loopkit.checkpoint.manifest import CHECKPOINT_NAME, MANIFEST, FileInfo, dec
 from loopkit.checkpoint.processes import identity
 from loopkit.checkpoint.storage import remove
 from loopkit.errors import CorruptCheckpointError
-from loopkit.notes import warn
 from loopkit.plugins.checkpoint import LOGGED
 from loopkit_remote.store import Changed, RemoteError, Store, Verify
 

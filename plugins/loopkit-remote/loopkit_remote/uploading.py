@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
+from loopkit.author import Shown, say, warn
 from loopkit.checkpoint import listing
 from loopkit.checkpoint.processes import give_way
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
-from loopkit.notes import say, warn
-from loopkit.options import Shown
 from loopkit.plugin import unwrapped
 from loopkit.plugins import Checkpoint, LogTo
 from loopkit_remote.store import Changed, RemoteError, Store, Verify

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from loopkit import Learner, Step, TrainingPhase, hookimpl
+from loopkit.author import Shown
 from loopkit.errors import PluginError
-from loopkit.options import Shown
 
 __all__ = ["ASAM", "SAM"]
 

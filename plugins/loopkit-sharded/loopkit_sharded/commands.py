@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from loopkit.cli import argument, existing, plain, say, standalone
+from loopkit.commands.cli import argument, existing, plain, say, standalone
 
 __all__ = ["sharded"]
 

@@ -11,14 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from loopkit import devices
+from loopkit.author import devices, is_count, nearest, sharded
 from loopkit.distributed.buckets import copy_buffers, copy_state
 from loopkit.distributed.member import Member
 from loopkit.errors import CancelStep, PhaseError, PluginError, WorldError
 from loopkit.groups import named_parameters
 from loopkit.hooks import hookimpl
-from loopkit.sharded import is_sharded, like
-from loopkit.words import is_count, nearest
 from loopkit_sharded.unsummed import Whole, wholes
 
 if TYPE_CHECKING:
@@ -167,7 +165,7 @@ class FSDP(Member):
         """Shard a model, or take it as it is if it is sharded already."""
         from torch.distributed.fsdp import fully_shard
 
-        if any(map(is_sharded, model.parameters())) and self._wrap is None and self._init is None:
+        if any(map(sharded.is_sharded, model.parameters())) and self._wrap is None and self._init is None:
             return self._take(name, model)
         if learner.optimizers:
             raise PluginError(
@@ -310,7 +308,7 @@ class FSDP(Member):
     def equal(self, learner: Learner) -> dict[str, Tensor]:
         """The parameters of which each process holds the whole."""
         own = {name: model for name, model in learner.models.items() if name not in self._taken}
-        return {name: p for name, p in named_parameters(own) if not is_sharded(p)}
+        return {name: p for name, p in named_parameters(own) if not sharded.is_sharded(p)}
 
     def _check_optimizers(self, learner: Learner) -> None:
         for name, optimizer in learner.optimizers.items() if self._roots else ():
@@ -444,7 +442,7 @@ class FSDP(Member):
             for p, grad in grads:
                 mean = grad.to(p.dtype, copy=True)
                 dist.all_reduce(mean)
-                yield p, like(mean.div_(self.world.size), p)
+                yield p, sharded.like(mean.div_(self.world.size), p)
 
     def _unsummed_grads(self) -> list[tuple[Tensor, Tensor]]:
         """The parameters with gradients that are not summed over the processes, and these, whole."""
@@ -468,7 +466,7 @@ ALREADY = (
 def _check(plugin: str, name: str, model: nn.Module, units: list[nn.Module], fills: bool) -> str:
     """Check that the models can be sharded; returns the type of the device."""
     where = f"plugin {plugin!r}: model {name!r}"
-    if any(is_sharded(p) for p in model.parameters()):
+    if any(sharded.is_sharded(p) for p in model.parameters()):
         raise PluginError(f"plugin {plugin!r}: {ALREADY.format(name=name)}")
     kinds = set()
     for path, p in model.named_parameters():

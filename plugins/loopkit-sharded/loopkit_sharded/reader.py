@@ -18,13 +18,12 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 
+from loopkit.author import raw, sharded
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import PARTS, read_state
 from loopkit.checkpoint.manifest import Manifest
 from loopkit.checkpoint.tensors import read_header
 from loopkit.errors import CorruptCheckpointError
-from loopkit.raw import raw
-from loopkit.sharded import is_sharded
 from loopkit_sharded.parts import Sharded, put_back, read_index
 
 __all__ = ["PartsReader", "read", "read_parts"]
@@ -160,6 +159,6 @@ def read(learner: Any, manifest: Manifest) -> dict[str, Any]:
 def _target(found: Mapping[str, Sharded], each: Sharded, here: Mapping[Any, Any]) -> Tensor:
     """Room for a tensor: sharded as the weight here that it is like."""
     like = here.get(found[each.like].paths[0]) if each.like is not None else None
-    if like is not None and is_sharded(like) and tuple(like.shape) == each.shape:
+    if like is not None and sharded.is_sharded(like) and tuple(like.shape) == each.shape:
         return torch.empty_like(like, dtype=each.dtype, requires_grad=False)
     return torch.empty(each.shape, dtype=each.dtype)

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 
-from loopkit import sharded
+from loopkit.author import sharded
 from loopkit.checkpoint.bundle import PART, PARTS, Contents
 from loopkit.checkpoint.manifest import FileInfo, Manifest
 from loopkit.checkpoint.storage import Draft

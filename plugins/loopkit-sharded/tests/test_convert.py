@@ -9,7 +9,7 @@ from small import LIMIT, differing, loader, make, whole
 
 from loopkit import checkpoint
 from loopkit.checkpoint.bundle import find, read_state
-from loopkit.cli import main
+from loopkit.commands.cli import main
 from loopkit_sharded import load, save
 
 

@@ -20,8 +20,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import distribute_tensor
 
 from loopkit import Learner, hookimpl
+from loopkit.base.sharded import whole
 from loopkit.plugins import ClipGradNorm
-from loopkit.sharded import whole
 from loopkit_sharded import FSDP
 
 LIMIT = 100.0

@@ -19,9 +19,9 @@ from loopkit_testing.processes import compared, train_together
 from torch import nn
 
 from loopkit import Learner, every, hookimpl
+from loopkit.author import options_of
 from loopkit.data import TensorLoader
 from loopkit.errors import NonFiniteError, WorldError
-from loopkit.options import options_of
 from loopkit.plugins import Checkpoint, EarlyStopping, Metrics, StopOnNonFinite, WeightAverage
 from loopkit_sharded import FSDP
 

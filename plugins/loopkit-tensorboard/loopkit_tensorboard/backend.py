@@ -15,6 +15,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.graph_pb2 import GraphDef
 from tensorboardX.proto.summary_pb2 import Summary
 
+from loopkit.author import shown
 from loopkit.errors import LogError
 from loopkit.logs import (
     Audio,
@@ -32,7 +33,6 @@ from loopkit.logs import (
 )
 from loopkit.logs.log_file import FIXES, lock
 from loopkit.logs.record import Records
-from loopkit.notes import shown
 from loopkit.result import FitResult
 from loopkit_tensorboard import summaries
 from loopkit_tensorboard.event_file import EventFile, whole

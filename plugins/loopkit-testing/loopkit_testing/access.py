@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 import loopkit.engine
-from loopkit.engine.order import EVERYTHING, Entry
-from loopkit.engine.step import Step
+from loopkit import Step
+from loopkit.author import EVERYTHING, Entry
 from loopkit.hooks import Target, hookimpl
 from loopkit.learner import Learner
 from loopkit_testing.bits import Bits, tensors_in

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 
+from loopkit.author import nearest
 from loopkit.checkpoint import bundle
 from loopkit.errors import PluginError
 from loopkit.events import snake_case
@@ -24,7 +25,6 @@ from loopkit.logs import Audio, Backend, File, Hyperparameters, Image, Table, Te
 from loopkit.logs.kinds import Graph, Histogram, Kind, Value
 from loopkit.phases import TrainingPhase
 from loopkit.plugins.log_to import LogTo
-from loopkit.words import nearest
 from loopkit_testing.case import alone, described, seed_all
 from loopkit_testing.contract import ContractError
 from loopkit_testing.leftovers import Running, open_files

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loopkit.batches import parts
+from loopkit.author import parts, raw
 from loopkit.learner import Learner
-from loopkit.raw import raw
 
 
 class Bits:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from loopkit.devices import accelerator
+from loopkit.author import devices
 from loopkit.errors import LoopkitError, PluginError
 from loopkit.events import Event, StepCancelled, UpdateSkipped
 from loopkit.learner import Learner
@@ -169,7 +169,9 @@ def alone() -> Iterator[None]:
 
 def seed_all() -> None:
     """Seed the generators of torch, Python and NumPy."""
-    (torch if accelerator() else torch.default_generator).manual_seed(0)  # torch's notes the stack for later devices
+    (torch if devices.accelerator() else torch.default_generator).manual_seed(
+        0
+    )  # torch's notes the stack for later devices
     random.seed(0)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from loopkit.cli import JSON, argument, existing, say, say_json, standalone
+from loopkit.commands.cli import JSON, argument, existing, say, say_json, standalone
 
 
 @standalone(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loopkit.discovery import load_plugin, plugins
+from loopkit.author import load_plugin, plugins
 from loopkit_testing.case import Case
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from loopkit.engine.step import Step
+from loopkit import Step
 from loopkit.hooks import hookimpl, hooks
 from loopkit.learner import Learner
 from loopkit.phases import Phase

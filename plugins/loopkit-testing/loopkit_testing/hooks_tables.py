@@ -11,9 +11,9 @@ import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from loopkit.cli import JSON, argument, say, say_json, standalone
+from loopkit.author import nearest
+from loopkit.commands.cli import JSON, argument, say, say_json, standalone
 from loopkit.errors import LoopkitError
-from loopkit.words import nearest
 
 WIDTH = 100
 """Columns of a line where there is no terminal."""

@@ -6,7 +6,7 @@ import functools
 import json
 from typing import Any
 
-from loopkit.discovery import load_plugin
+from loopkit.author import load_plugin
 from loopkit.errors import PluginError
 from loopkit_testing.case import Case
 from loopkit_testing.contract import check_plugin

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from torch.utils.data import DataLoader
 
-from loopkit.batches import count_samples
+from loopkit.author import count_samples
 from loopkit.distributed.launch import launch
 from loopkit.errors import WorldError
 from loopkit.plugin import plugin_name, provided

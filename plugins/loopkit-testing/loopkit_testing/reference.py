@@ -13,8 +13,8 @@ from types import ModuleType
 from typing import Any
 
 import loopkit
+from loopkit.author import nearest
 from loopkit.errors import LoopkitError
-from loopkit.words import nearest
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from loopkit.engine.step import Step
+from loopkit import Step
 from loopkit.errors import CancelStep
 from loopkit.events import BackwardBegin, BackwardEnd, Event, UpdateBegin, UpdateEnd, UpdateSkipped
 from loopkit.hooks import hookimpl

@@ -20,12 +20,12 @@ import loopkit_testing
 from loopkit.checkpoint.bundle import find, read_state, save
 from loopkit.checkpoint.encoding import dumps, encode
 from loopkit.checkpoint.tensors import pack
+from loopkit.commands.scripts import ScriptError, made, split
 from loopkit.errors import LoopkitError
 from loopkit.every import every
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
 from loopkit.plugins.checkpoint import Checkpoint
-from loopkit.scripts import ScriptError, made, split
 from loopkit_testing.diff import Difference, count, differences, part
 
 if TYPE_CHECKING:

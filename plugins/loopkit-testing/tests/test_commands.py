@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 from helpers import batches, make_learner
 
-from loopkit import cli
+from loopkit.commands import cli
 from loopkit.hooks import STATES
 from loopkit.plugins import Checkpoint
 from loopkit_testing.reference import public_modules

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import loopkit
-from loopkit.cli import main
+from loopkit.commands.cli import main
 from loopkit.errors import LoopkitError
 from loopkit_testing import check_backend, check_plugin
 from loopkit_testing.scaffold import LONGEST, write_phase, write_plugin

@@ -16,8 +16,8 @@ import pytest
 from helpers import make_learner
 
 from loopkit.checkpoint import listing
+from loopkit.commands.scripts import load_function, made
 from loopkit.errors import LoopkitError
-from loopkit.scripts import load_function, made
 from loopkit_testing.verify_resume import Run, child, fresh_process, verify_resume
 
 SCRIPT = '''

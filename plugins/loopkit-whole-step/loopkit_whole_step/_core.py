@@ -1,9 +1,9 @@
 """Check that ``loopkit`` is loopkit-engine: a library for feedback control has the same import name."""
 
 try:
-    from loopkit.namesake import check
+    from loopkit.author import check_namesake
 except ModuleNotFoundError as error:
-    if error.name not in ("loopkit", "loopkit.namesake"):
+    if error.name not in ("loopkit", "loopkit.author"):
         raise  # such as torch
     raise ModuleNotFoundError(
         "this needs loopkit-engine, and Python finds none, or another `loopkit`. Type: pip uninstall loopkit, then "
@@ -12,4 +12,4 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
-check()
+check_namesake()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from loopkit.options import options_of
+from loopkit.author import options_of
 from loopkit_whole_step import private
 from loopkit_whole_step.sealed import Refused
 

@@ -11,11 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from loopkit.author import Shown, is_count, warn
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
-from loopkit.notes import warn
-from loopkit.options import Shown
-from loopkit.words import is_count
 
 if TYPE_CHECKING:
     from loopkit.learner import Learner

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from loopkit import devices, generators
+from loopkit.author import devices, generators
 from loopkit_whole_step import private
 from loopkit_whole_step.cells import Cells, optimizer_named
 from loopkit_whole_step.python_state import PythonState

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from loopkit import Step, devices
+from loopkit import Step
+from loopkit.author import devices
 from loopkit.events import BackwardBegin, BackwardEnd, UpdateBegin
 from loopkit_whole_step import private
 

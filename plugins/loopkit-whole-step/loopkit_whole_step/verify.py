@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from loopkit import devices
+from loopkit.author import devices
 from loopkit_whole_step.record import copied
 
 if TYPE_CHECKING:

@@ -17,10 +17,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from loopkit import Event, hookimpl
+from loopkit.author import Shown, say
 from loopkit.errors import PluginError
 from loopkit.events import StepEnd, UpdateEnd
-from loopkit.notes import say
-from loopkit.options import Shown
 from loopkit_whole_step import private
 from loopkit_whole_step.cells import SCALARS, Cells
 from loopkit_whole_step.record import REPLAYED, Backend, Hook, Hooks, Recording, Unliftable

@@ -13,7 +13,8 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 from torch.utils.data import default_collate as collate
 
 from engine.resumed import PLACES, Make, X, Y, check_exact
-from loopkit import Learner, generators
+from loopkit import Learner
+from loopkit.base import generators
 from loopkit.data import ResumableSampler, TensorLoader
 from loopkit.engine.kept.data_parts import DataParts
 from loopkit.plugins import Checkpoint

@@ -8,8 +8,8 @@ import numpy
 import pytest
 import torch
 
+from loopkit.base.generators import is_generator, put_state, state_of
 from loopkit.engine.kept.walk import walk
-from loopkit.generators import is_generator, put_state, state_of
 
 
 def paths(root, **options):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from loopkit.engine.step import Step
+from loopkit import Step
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
 from loopkit.phases import Phase

@@ -22,7 +22,7 @@ from loopkit_testing.case import Case, described, seed_all
 from loopkit_testing.diff import differences
 
 if TYPE_CHECKING:
-    from loopkit.engine.epoch import Epoch
+    from loopkit import Epoch
 
 EPOCHS = 3
 DRAWN = {"training step": 2, "other step": 1, "epoch": 1}

@@ -14,7 +14,7 @@ import torch
 from loopkit_insight.syncs import TensorReads, is_torch, tensors
 from torch import Tensor
 
-from loopkit.engine.step import Step
+from loopkit import Step
 from loopkit.hooks import Target, hookimpl, hooks
 from loopkit.learner import Learner
 from loopkit.phases import Phase

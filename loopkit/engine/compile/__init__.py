@@ -1,0 +1,1 @@
+"""From the plugins of a learner to the plan of its calls."""

@@ -1,0 +1,375 @@
+"""Refusals: every conflict between plugins, and all that is wrong with one, in words."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from loopkit.base.words import STATE, half_a_state, nearest
+from loopkit.engine.compile.order import EVERYTHING, overlaps
+from loopkit.errors import OrderError, PluginConflict, PluginError
+from loopkit.events import FitBegin, FitEnd, SignalBegin
+from loopkit.hooks import (
+    PROJECT,
+    PROVIDES,
+    STATES,
+    TRAINING,
+    Hook,
+    HookOptions,
+    concerns,
+    hooks,
+    methods,
+    plain_arguments,
+)
+from loopkit.phases import TRAINING_EVENTS, is_standard
+from loopkit.plugin import declared, provided, unwrapped
+
+if TYPE_CHECKING:
+    from loopkit.engine.compile.plan import Implementation
+    from loopkit.phases import Phase
+
+METRIC = re.compile(r"metrics\.(([^*/]+)/.+)")
+OTHER_WORDS = {
+    "validation": "val",
+    "validate": "val",
+    "evaluation": "val",
+    "evaluate": "val",
+    "inference": "predict",
+}
+"""What people call a standard phase, and its name."""
+
+
+def check_names(
+    plugins: Mapping[str, Any], implementations: Sequence[Implementation], chains: Iterable[tuple[str, ...]]
+) -> None:
+    """Raise for names of states and plugins that nobody knows."""
+    names = {*plugins, *map(provided, plugins.values())} - {""}
+    written = {s for i in implementations for s in (*i.entry.writes, *i.entry.updates)}
+    declared = [(i.entry.plugin, i.hook.name, i.entry) for i in implementations]
+    for plugin, hook, entry in declared:
+        for state in (*entry.reads, *entry.updates, *entry.writes):
+            root = state.split(".")[0]
+            if root in STATES or root in names or root in PROVIDES or state == EVERYTHING:
+                continue
+            hint = nearest(root, [*STATES, *names])
+            if hint or not any(overlaps(state, other) for other in written):
+                raise PluginError(
+                    f"plugin {plugin!r}, {hook}: no state is called {state!r}{hint}; "
+                    f"known are {', '.join(STATES)}, step.<attribute> and <plugin>.<field>"
+                )
+        for word in (*entry.before, *entry.after):
+            _check_word(word, f"plugin {plugin!r}, {hook}", names)
+    for chain in chains:
+        for word in chain:
+            _check_word(word, "order", names)
+
+
+def _check_word(word: str, where: str, names: set[str]) -> None:
+    if word in names or word in PROVIDES:
+        return
+    from loopkit.found.installed import plugin_names
+
+    if word in (elsewhere := plugin_names()):
+        return
+    if hint := nearest(word, {*names, *PROVIDES, *elsewhere}):
+        raise OrderError(f"{where}: no plugin is called {word!r}{hint}")
+
+
+def check_owners(plugins: Mapping[str, Any]) -> None:
+    """Raise for two owners of one state."""
+    owners: list[tuple[str, str]] = []
+    for name, plugin in plugins.items():
+        for state in declared(plugin, "owns", getattr(plugin, "owns", ())):
+            root = state.split(".")[0]
+            if root.isidentifier() and root not in {*STATES, *PROVIDES, *plugins}:
+                if hint := nearest(root, STATES):
+                    raise PluginError(f"plugin {name!r}: owns {state!r}, but no state is called so{hint}")
+            for other, theirs in owners:
+                if other != name and overlaps(state, theirs) and not (_pattern(state) and _pattern(theirs)):
+                    raise PluginConflict(f'{other!r} and {name!r} both own "{state}": {_way_out(state)}')
+            owners.append((name, state))
+
+
+def check_replacement(hook: str, plugins: Sequence[str], phase: Phase) -> None:
+    """Raise for two plugins that do one thing, of which no order makes sense."""
+    if len(plugins) > 1:
+        names = " and ".join(map(repr, plugins))
+        raise PluginConflict(f"{names} both implement {hook} in phase {phase.name!r}: keep one")
+
+
+def check_trainable(plugins: Mapping[str, Any], models: Mapping[str, nn.Module]) -> None:
+    """Raise for two plugins that decide whether the same parameter is trained: owners of ``trainable.<pattern>``."""
+    owned = [
+        (name, pattern)
+        for name, plugin in plugins.items()
+        for state in declared(plugin, "owns", getattr(plugin, "owns", ()))
+        if (pattern := _pattern(state))
+    ]
+    if not owned:
+        return
+    from loopkit.groups import covers, named_parameters
+
+    for path, _ in named_parameters(models):
+        names = sorted({name for name, pattern in owned if covers(pattern, path)})
+        if len(names) > 1:
+            raise PluginConflict(
+                f'{" and ".join(map(repr, names))} both own "trainable" of parameter {path!r}: give them patterns of '
+                f"different parameters, or keep one of them"
+            )
+
+
+def _pattern(state: str) -> str:
+    """The pattern in ``"trainable.<pattern>"``; else nothing."""
+    return state.partition(".")[2] if state.startswith("trainable.") else ""
+
+
+def _way_out(state: str) -> str:
+    """How two owners of a state can live together."""
+    if overlaps(state, "weights"):
+        return "give one of them phases=(), and use it by learner.evaluate(data, weights=...), or keep one of them"
+    return "keep one of them"
+
+
+def check_run(plugins: Mapping[str, Any], implementations: Sequence[Implementation], phases: Sequence[Phase]) -> None:
+    """Check that hooks can work with these phases: their events are emitted, their states are made."""
+    emitted = {event.hook for phase in phases for event in phase.events()}
+    emitted |= {FitBegin.hook, SignalBegin.hook, FitEnd.hook, "log_value"}
+    if any(phase.training and phase.own_updates for phase in phases):  # `check_own` goes by the phase and the plugin
+        emitted |= {event.hook for event in TRAINING_EVENTS}
+    phase_names = [phase.name for phase in phases]
+    makers = {*plugins, *map(provided, plugins.values())}
+    changed = [state for impl in implementations for state in (*impl.entry.writes, *impl.entry.updates)]
+    written = [state for state in changed if state != EVERYTHING]
+    for impl in implementations:
+        where = f"plugin {impl.entry.plugin!r}, {impl.hook.name}"
+        _check_phase_names(impl.phase, where, phase_names)
+        may_never_come = getattr(impl.plugin, "optional", ())  # hooks that a plugin can do without
+        if impl.hook.kind == "event" and impl.hook.name not in emitted and impl.hook.name not in may_never_come:
+            raise PluginError(
+                f"{where}: no known phase emits this event; the phases are {', '.join(phase_names)}. "
+                f"Give the phase that does: Learner(phases=[...])"
+            )
+        for state in impl.entry.reads:
+            root, _, rest = state.partition(".")
+            if root == "metrics" and rest:
+                _check_metric(state, where, phase_names, written)
+            elif root in PROVIDES and root not in STATES and root not in makers:
+                raise PluginError(f"{where}: reads {state!r}, but no plugin is called {root!r} or provides it")
+
+
+def _check_metric(state: str, where: str, phases: Sequence[str], written: Sequence[str]) -> None:
+    """Raise for a metric that is read, and whose phase is not known or that no plugin makes."""
+    metric = state.partition(".")[2]
+    phase = metric.split("/")[0]
+    if "/" in metric and "*" not in phase and phase not in phases:
+        raise PluginError(f"{where}: reads {state!r}, but no phase is called {phase!r}{nearest(phase, phases)}")
+    if any(overlaps(state, other) for other in written):
+        return
+    made = [other.partition(".")[2] for other in written if other.startswith("metrics.")]
+    names = sorted({name.replace("*/", f"{phase}/") for name in made})
+    raise PluginError(
+        f"{where}: reads {state!r}, which no plugin makes{nearest(metric, names)}; "
+        f"made are {', '.join(names) or 'none'}"
+    )
+
+
+def _check_phase_names(chosen: Any, where: str, known: Sequence[str]) -> None:
+    """Raise for the name of a phase that is a misspelling of a known one; of others, no hook is ever called."""
+    for name in chosen if isinstance(chosen, tuple) else (chosen,):
+        if not isinstance(name, str) or name == TRAINING or name in known:
+            continue
+        meant = OTHER_WORDS.get(name)
+        hint = f" (did you mean {meant!r}?)" if meant in known else nearest(name, [*known, TRAINING])
+        if hint:
+            raise PluginError(
+                f"{where}: phase={name!r}, and no phase is called so{hint}; the phases are {', '.join(known)}. If it "
+                f"is one of your own, give it to the learner: Learner(phases=[ValidationPhase({name!r})])"
+            )
+
+
+def never_called(implementations: Sequence[Implementation], phases: Sequence[Phase]) -> dict[str, list[str]]:
+    """The plugins of whose hooks of epochs and steps none can fire in these phases, with these hooks in words.
+
+    Hooks that a plugin can do without (``optional``) do not count, but one that can fire is enough.
+    """
+    idle: dict[str, list[str]] = {}
+    called: set[str] = set()
+    for impl in implementations:
+        if "phase" not in impl.hook.arguments:
+            continue
+        if any(_can_fire(impl, phase) for phase in phases):
+            called.add(impl.entry.plugin)
+        elif impl.hook.name not in getattr(impl.plugin, "optional", ()):
+            idle.setdefault(impl.entry.plugin, []).append(_in_words(impl))
+    return {name: hooks for name, hooks in idle.items() if name not in called}
+
+
+def _can_fire(impl: Implementation, phase: Phase) -> bool:
+    if not concerns(impl.phase, phase):
+        return False
+    if impl.hook.kind == "event":
+        return any(event.hook == impl.hook.name for event in phase.events())
+    return phase.training or impl.hook.name != "optimizer_step"
+
+
+def _in_words(impl: Implementation) -> str:
+    if impl.phase is None:
+        return impl.hook.name
+    kinds = impl.phase if isinstance(impl.phase, tuple) else (impl.phase,)
+    return f"{impl.hook.name} of {' or '.join(kind if isinstance(kind, str) else kind.__name__ for kind in kinds)}"
+
+
+def idle(name: str, hooks: Sequence[str], phases: Sequence[Phase]) -> str:
+    """The message for a plugin that is never called."""
+    return (
+        f"plugin {name!r} is never called: none of its hooks ({', '.join(hooks)}) can fire in the phases that run "
+        f"({', '.join(sorted({phase.name for phase in phases}))}). Take it out, or give the data or the phase that it "
+        f"waits for; a plugin that may stay idle lists these hooks in its class: optional = (...)"
+    )
+
+
+def check_monitors(
+    implementations: Sequence[Implementation], phases: Mapping[str, Phase], runs: Container[str]
+) -> None:
+    """Raise for a metric that is read, and that a fit never makes, since it does not run the phase.
+
+    Phases of the user's own count as run: a hook may run them.
+    """
+    for reader, phase in _readers(implementations):
+        if phase not in runs and phase in phases and is_standard(phases[phase]):
+            raise PluginError(
+                f"{reader}, but this fit does not run phase {phase!r}: "
+                f"{'give fit(train, val) data, or ' if phase == 'val' else ''}let it read a metric of a phase that is "
+                f"run. If a hook runs it, give it a phase of its own: Learner(phases=[ValidationPhase(name='probe')])"
+            )
+
+
+def check_modes(plugins: Mapping[str, Any]) -> None:
+    """Raise for a plugin that reads a metric of unknown mode, before any plugin has acted."""
+    for plugin in plugins.values():
+        if (
+            isinstance(getattr(plugin, "monitor", None), str)
+            and hasattr(plugin, "mode")
+            and getattr(plugin, "needs_mode", True)
+        ):
+            from loopkit.criteria import direction
+
+            direction(plugin, plugins.values())
+
+
+def wrong_modes(plugins: Mapping[str, Any]) -> list[str]:
+    """The messages for plugins with ``mode="min"`` on a metric that is better where it is higher."""
+    lowest = [
+        (type(plugin).__name__, metric)
+        for plugin in plugins.values()
+        if isinstance(metric := getattr(plugin, "monitor", None), str) and getattr(plugin, "mode", None) == "min"
+    ]
+    if not lowest:
+        return []
+    from loopkit.criteria import better
+
+    return [
+        f'{name}: {metric} is better where it is higher, and mode is "min": leave it out'
+        for name, metric in lowest
+        if better(metric, plugins.values()) == "max"
+    ]
+
+
+def never_made(implementations: Sequence[Implementation], made: Iterable[str]) -> list[str]:
+    """The messages for metrics that were read in a user's own loop, but whose phases did not run there."""
+    ran = {metric.partition("/")[0] for metric in made}
+    return [
+        f"{reader}, but phase {phase!r} did not run in this fit: run it in the loop, or let it read another metric"
+        for reader, phase in _readers(implementations)
+        if phase not in ran
+    ]
+
+
+def _readers(implementations: Sequence[Implementation]) -> list[tuple[str, str]]:
+    """The hooks that read a metric, in words, and its phase."""
+    return [
+        (f"plugin {impl.entry.plugin!r}, {impl.hook.name}: reads the metric {match[1]!r}", match[2])
+        for impl in implementations
+        for state in impl.entry.reads
+        if (match := METRIC.fullmatch(state))
+    ]
+
+
+def shown_plugin(plugin: Any) -> str:
+    """The plugin, or its class where its ``repr`` is no more than an address."""
+    said = repr(plugin)
+    return f"a {type(plugin).__name__}" if " object at 0x" in said else said
+
+
+def check_plugin(plugin: Any, name: str) -> None:
+    """Check a plugin where pluggy would accept it silently, or raise without a fix."""
+    known = hooks()
+    where = f"plugin {name!r} ({type(plugin).__name__})"
+    word = provided(plugin)
+    found = methods(plugin)
+    if not isinstance(word, str) or not (word == "" or word.isidentifier()):
+        raise PluginError(f"{where}: provides is {word!r}; it is one word, such as {'clip'!r}")
+    for attribute, method in found.items():
+        options = getattr(method, f"{PROJECT}_impl", None)
+        own_options: HookOptions | None = getattr(method, "loopkit_options", None)
+        if options is None:
+            if attribute in known:
+                raise PluginError(
+                    f"{where}: {attribute} has a hook's name but no @hookimpl; add it, or rename the method"
+                )
+            continue
+        if any(options.get(key) for key in ("tryfirst", "trylast", "wrapper", "hookwrapper")):
+            raise PluginError(f"{where}: {attribute} uses pluggy's own options; use before=, after= or a context")
+        if own_options is None:
+            raise PluginError(f"{where}: {attribute} is marked by pluggy's marker; use loopkit.hookimpl")
+        if attribute not in known:
+            raise PluginError(f"{where}: there is no hook {attribute!r}{nearest(attribute, known)}")
+        _check_arguments(getattr(plugin, attribute), known[attribute], f"{where}, {attribute}")
+        if "phase" not in known[attribute].arguments and own_options.phase is not None:
+            raise PluginError(f"{where}: {attribute} belongs to no phase, so it takes no phase=...")
+    if not any(hasattr(method, "loopkit_options") for method in found.values()):
+        raise PluginError(f"{where} has no hooks, so nothing would call it: mark its methods with @hookimpl")
+    _check_average(unwrapped(plugin), where)
+    if half := half_a_state([each for each in STATE if callable(getattr(plugin, each, None))]):
+        raise PluginError(f"{where} {half}")
+
+
+def _check_average(plugin: Any, where: str) -> None:
+    """Refuse an average without what savers and evaluations ask of one."""
+    parts = ("averaged", "state_dict", "load_state_dict", "owns")
+    missing = [part for part in parts if not hasattr(plugin, part)]
+    if provided(plugin) == "average" and missing:
+        raise PluginError(
+            f"{where}: provides is 'average', and it has no {' and no '.join(missing)}. An average has "
+            f"averaged(learner), a context with its weights in place; state_dict and load_state_dict; and owns, as "
+            f"('weights.val',), the phases in whose epochs it stands there, or (): see loopkit.plugin.Average"
+        )
+
+
+def _check_arguments(method: Callable[..., Any], hook: Hook, where: str) -> None:
+    if (plain := plain_arguments(method)) and set(plain) <= set(hook.arguments):
+        return
+    for argument in inspect.signature(method).parameters.values():
+        if argument.default is not argument.empty:
+            raise PluginError(f"{where}: argument {argument.name!r} has a default; a hook's arguments have none")
+        if argument.kind is not argument.POSITIONAL_OR_KEYWORD or argument.name not in hook.arguments:
+            raise PluginError(
+                f"{where}: no argument is called {argument.name!r}{nearest(argument.name, hook.arguments)}; "
+                f"it can take {', '.join(hook.arguments)}"
+            )
+
+
+def chains(order: Sequence[Any]) -> list[tuple[str, ...]]:
+    """``order=["a", "b"]`` is one chain, ``order=[["a", "b"], ["c", "d"]]`` are two."""
+    if isinstance(order, str):
+        raise OrderError(f"order is the string {order!r}: write a list of plugin names")
+    if all(isinstance(item, str) for item in order):
+        return [tuple(order)] if order else []
+    for chain in order:
+        if isinstance(chain, str) or not all(isinstance(word, str) for word in chain):
+            raise OrderError(f"order holds {chain!r}: write one list of plugin names, or a list of such lists")
+    return [tuple(chain) for chain in order]

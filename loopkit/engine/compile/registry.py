@@ -1,0 +1,305 @@
+"""Registry: the plugins of one learner, and the plans compiled from them.
+
+pluggy holds the specifications and the plugins, and validates and lists the implementations.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from loopkit.base.notes import warn
+from loopkit.base.words import nearest
+from loopkit.engine.compile import refusals
+from loopkit.engine.compile.order import Entry, Placed, arrange
+from loopkit.engine.compile.owners import Owners
+from loopkit.engine.compile.plan import INSTRUMENT, Compiler, Implementation, Plan
+from loopkit.engine.life.logbook import LOG_VALUE, Listeners
+from loopkit.errors import PluginError
+from loopkit.events import FitBegin, FitEnd
+from loopkit.hooks import PROJECT, Hook, HookOptions, concerns, hooks, plain_arguments, specification
+from loopkit.logs.record import Packed
+from loopkit.plugin import declared, plugin_name, provided, unwrapped
+
+if TYPE_CHECKING:
+    from loopkit.engine.compile.plan import Where
+    from loopkit.engine.compile.roles import Roles
+    from loopkit.engine.life.logbook import Logbook
+    from loopkit.learner import Learner
+    from loopkit.phases import Phase
+
+
+class _Manager(pluggy.PluginManager):
+    """One that looks only at the names of hooks: pluggy looks up whatever an object has, at some expense."""
+
+    def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
+        """Return the options of a plugin's method, if its name is a hook's."""
+        return super().parse_hookimpl_opts(plugin, name) if name in vars(self.hook) else None
+
+    def parse_hookspec_opts(self, module_or_class: Any, name: str) -> Any:
+        """Return the options of a hook's specification."""
+        return None if name.startswith("__") else getattr(getattr(module_or_class, name), f"{PROJECT}_spec")
+
+
+class Registry:
+    """The plugins of one learner.
+
+    Args:
+        learner: What hooks are given as ``learner``.
+        phases: The learner's.
+        order: What the user gave as ``order``.
+        logbook: Where the listeners to what is logged are entered.
+        where: Says in words where a step of a phase is.
+    """
+
+    def __init__(self, learner: Learner, phases: Roles, order: Sequence[Any], logbook: Logbook, where: Where) -> None:
+        self.chains = refusals.chains(order)
+        self.owners = Owners()
+        """Which of the plugins belong to this learner."""
+        self.version = 0
+        """Changes whenever a plugin comes or goes."""
+        self._learner = learner
+        self._phases = phases
+        self._logbook = logbook
+        self._where = where
+        self._manager = _Manager(PROJECT)
+        self._plans: dict[int, tuple[Phase, Plan]] = {}
+        self._placed: dict[tuple[Any, ...], list[Placed]] = {}
+        """By hook and plugins: phases in which the same ones listen share it."""
+        self.brackets: list[tuple[str, Implementation | None, Implementation | None]] = []
+        """The plugins that set up or tear down a fit, in the order of ``fit_begin``, with what does so."""
+        self.implemented: list[Implementation] = []
+        """What the plugins implement, of every hook."""
+        self._names: dict[int, str] = {}
+        self._packs: list[tuple[Any, list[Packed]]] = []
+        self._checked: dict[int, tuple[Phase, int]] = {}
+        """The phases that were run, and the version with which each was looked at."""
+
+    @property
+    def plugins(self) -> dict[str, Any]:
+        """The plugins by name, sorted."""
+        return dict(sorted(self._manager.list_name_plugin(), key=lambda item: item[0]))
+
+    def name_of(self, plugin: Any) -> str:
+        """The name of a plugin; a plugin that wraps it has the same."""
+        if (name := self._names.get(id(plugin))) is None:
+            name = self._names[id(plugin)] = plugin_name(plugin)
+        return name
+
+    def change(self, add: Iterable[Any] = (), remove: Iterable[str] = ()) -> None:
+        """Remove and add plugins, all or none.
+
+        Raises:
+            PluginError: What is wrong with a plugin, or how it clashes with another one.
+        """
+        removed: list[tuple[str, Any]] = []
+        added: list[str] = []
+        try:
+            for name in remove:
+                removed.append((name, self._manager.unregister(name=self.find(name))))  # noqa: PERF401 - see below
+            for plugin in add:
+                added.append(self._register(plugin))  # noqa: PERF401 - a comprehension loses the first ones
+            self._check()
+            for _, plugin in removed:
+                self.owners.free(plugin)
+        except BaseException:
+            for name in added:
+                self._manager.unregister(name=name)
+            for name, plugin in removed:
+                self._manager.register(plugin, name)
+            self._collect()
+            raise
+        finally:
+            self._bind_log()
+
+    def owner_of_weights(self) -> str:
+        """Return the plugin that owns the place of the weights with an average; an empty string without."""
+        for name, plugin in self.plugins.items():
+            own = unwrapped(plugin)
+            owned = declared(own, "owns", getattr(own, "owns", ("weights",)))
+            if provided(own) == "average" and any(state.partition(".")[0] == "weights" for state in owned):
+                return name
+        return ""
+
+    def find(self, word: str) -> str:
+        """The name of the plugin that is called ``word`` or is the only one that provides it.
+
+        Raises:
+            PluginError: None is, or several provide it.
+        """
+        plugins = self.plugins
+        if word in plugins:
+            return word
+        matches = [name for name, plugin in plugins.items() if provided(plugin) == word]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            raise PluginError(f"several plugins provide {word!r}: {', '.join(matches)}; use a name")
+        raise PluginError(f"no plugin is called {word!r}{nearest(word, plugins)}; there are: {', '.join(plugins)}")
+
+    def _register(self, plugin: Any) -> str:
+        name = plugin_name(plugin)
+        if (registered := self._manager.get_plugin(name)) is not None:
+            both = " and ".join(map(refusals.shown_plugin, (registered, plugin)))
+            again = "the same object" if registered is plugin else both
+            raise PluginError(f"two plugins are called {name!r}: {again}; give it name=... to have both")
+        self._specify()
+        refusals.check_plugin(plugin, name)
+        self._manager.register(plugin, name)
+        self.owners.meet(plugin)
+        return name
+
+    def _specify(self) -> None:
+        """Tell pluggy of the hooks that were defined since the last time."""
+        if new := tuple(hook for name, hook in hooks().items() if not hasattr(self._manager.hook, name)):
+            self._manager.add_hookspecs(specification(new))
+
+    def _collect(self) -> None:
+        self.version += 1
+        self._plans.clear()
+        self._names = {id(each): name for name, plugin in self.plugins.items() for each in (plugin, unwrapped(plugin))}
+        self._placed.clear()
+        self._specify()
+        callers = vars(self._manager.hook)
+        self.implemented = [_implementation(i, hook) for n, hook in hooks().items() for i in callers[n].get_hookimpls()]
+
+    def _check(self) -> None:
+        """Everything that can be told before a phase runs."""
+        self._collect()
+        refusals.check_names(self.plugins, self.implemented, self.chains)
+        refusals.check_owners(self.plugins)
+        for hook in ("setup_model", LOG_VALUE, INSTRUMENT):
+            self.ordered(hook)
+        begins = {impl.entry.plugin: impl for impl in self.ordered(FitBegin.hook)}
+        ends = {impl.entry.plugin: impl for impl in self.implementations(FitEnd.hook)}
+        names = [placed.entry.plugin for placed in self.fit_order()]
+        for phase in self._phases.values():
+            self.plan(phase)
+        self.brackets = [(name, begins.get(name), ends.get(name)) for name in names]
+
+    def implementations(self, hook: str, phase: Phase | None = None) -> list[Implementation]:
+        """The implementations of a hook, those for ``phase`` if given, in no order."""
+        return [
+            impl
+            for impl in self.implemented
+            if impl.hook.name == hook and (phase is None or concerns(impl.phase, phase))
+        ]
+
+    def ordered(self, hook: str) -> list[Implementation]:
+        """The implementations of a hook that belongs to no phase, in order."""
+        impls = {impl.entry.plugin: impl for impl in self.implementations(hook)}
+        return [impls[placed.entry.plugin] for placed in self._arrange(hook, impls)]
+
+    def _arrange(self, hook: str, impls: Mapping[str, Implementation]) -> list[Placed]:
+        if (key := (hook, *impls)) not in self._placed:
+            self._placed[key] = arrange([impl.entry for impl in impls.values()], self.chains, hook)
+        return self._placed[key]
+
+    def fit_order(self) -> list[Placed]:
+        """The plugins that set up or tear down a fit, in the order of ``fit_begin``.
+
+        A plugin with only a ``fit_end`` stands where its ``before`` and ``after``, turned round, put it.
+        """
+        entries = {impl.entry.plugin: _reverse(impl.entry) for impl in self.implementations(FitEnd.hook)}
+        entries.update({impl.entry.plugin: impl.entry for impl in self.implementations(FitBegin.hook)})
+        return arrange(list(entries.values()), self.chains, FitBegin.hook)
+
+    def call(self, impl: Implementation, **given: Any) -> Any:
+        """Call an implementation that belongs to no epoch."""
+        return self._compiler().call(impl, **given)
+
+    def check_phase(self, phase: Phase) -> None:
+        """Check what shows only when a phase runs: events that never fire, states without a writer."""
+        if self._checked.get(id(phase)) != (phase, self.version):
+            known = {p.name: p for p in (*self._phases.values(), *(p for p, _ in self._checked.values()), phase)}
+            refusals.check_run(self.plugins, self.implemented, list(known.values()))
+            self.owners.use(self.plugins)
+            self._checked[id(phase)] = (phase, self.version)
+
+    def idle(self, phases: Iterable[Phase]) -> list[str]:
+        """The messages for the plugins that are never called in these phases."""
+        known = list(phases)
+        found = refusals.never_called(self.implemented, known)
+        return [refusals.idle(name, hooks, known) for name, hooks in found.items()]
+
+    def check_fit(self, runs: Sequence[Phase]) -> None:
+        """Check what shows only when a fit begins. It runs these phases, and its hooks may run the user's own.
+
+        Raises:
+            PluginError: A plugin is never called, or it reads a metric that no phase makes, or one whose mode is not
+                known.
+        """
+        for phase in runs:
+            self.check_phase(phase)
+        if idle := self.idle([*runs, *self._phases.own]):
+            raise PluginError("; ".join(idle))
+        refusals.check_monitors(self.implemented, self._phases, {phase.name for phase in runs})
+        refusals.check_modes(self.plugins)
+        for wrong in refusals.wrong_modes(self.plugins):
+            warn(wrong)
+
+    def never_made(self, metrics: Iterable[str]) -> list[str]:
+        """The messages for metrics that were read and are not among these."""
+        return refusals.never_made(self.implemented, metrics)
+
+    def plan(self, phase: Phase) -> Plan:
+        """The compiled plan of a phase."""
+        if id(phase) not in self._plans:
+            self._plans[id(phase)] = (phase, self._compile(phase))
+        return self._plans[id(phase)][1]
+
+    def _compiler(self) -> Compiler:
+        return Compiler(self._learner, self._where, self.ordered(INSTRUMENT))
+
+    def _compile(self, phase: Phase) -> Plan:
+        self._specify()
+        order: dict[str, list[Placed]] = {}
+        impls: dict[str, list[Implementation]] = {}
+        for name, hook in hooks().items():
+            if "phase" in hook.arguments:
+                found = {impl.entry.plugin: impl for impl in self.implementations(name, phase)}
+                if hook.kind == "replacement":
+                    refusals.check_replacement(name, list(found), phase)
+                order[name] = self._arrange(name, found)
+                impls[name] = [found[placed.entry.plugin] for placed in order[name]]
+        return self._compiler().plan(phase, impls, order)
+
+    def pack(self, plugin: Any, packed: list[Packed] | None) -> None:
+        """Replace the packs of a plugin; see `Learner.pack_log`."""
+        self._packs = [each for each in self._packs if each[0] is not plugin]
+        if packed is not None:
+            self._packs.append((plugin, packed))
+        self._bind_log()
+
+    def _bind_log(self) -> None:
+        """Find what takes what is logged to the plugins."""
+        impls = self.ordered(LOG_VALUE)
+        compiler = self._compiler()
+        packs = [packed for plugin, packed in self._packs if any(impl.plugin is plugin for impl in impls)]
+        heard = [impl for impl in impls if all(impl.plugin is not plugin for plugin, _ in self._packs)]
+        calls = [(compiler.bound(impl, ("record",), None), impl.entry.plugin) for impl in heard]
+        if calls or len(packs) > 1:
+            self._logbook.listen(Listeners(packs, calls))
+        else:
+            self._logbook.listen(packs[0] if packs else None)
+
+
+def _implementation(impl: pluggy.HookImpl, hook: Hook) -> Implementation:
+    options: HookOptions = impl.function.loopkit_options  # type: ignore[attr-defined]
+    plugin = impl.plugin
+
+    def names(label: str) -> tuple[str, ...]:
+        return declared(plugin, label, getattr(options, label) or getattr(plugin, label, ()))
+
+    labels = ("reads", "updates", "writes", "before", "after")
+    entry = Entry(impl.plugin_name, provided(plugin), **{label: names(label) for label in labels})
+    arguments = plain_arguments(impl.function) or tuple(inspect.signature(impl.function).parameters)
+    return Implementation(plugin, hook, impl.function, arguments, options.phase, entry)
+
+
+def _reverse(entry: Entry) -> Entry:
+    """The entry as it must stand in a list that is run backwards; access has no say there."""
+    return Entry(entry.plugin, entry.provides, before=entry.after, after=entry.before)

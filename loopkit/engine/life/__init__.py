@@ -1,0 +1,1 @@
+"""A fit and its epochs, from begin to end."""

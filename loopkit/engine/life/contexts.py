@@ -1,0 +1,100 @@
+"""Contexts: what an epoch runs in: the models' own weights, in its mode, and the contexts of plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from loopkit.base.notes import locate
+from loopkit.engine.kept.modes import TRAIN
+from loopkit.errors import CancelEpoch, CancelFit
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from loopkit.engine.life.core import Core
+    from loopkit.engine.life.epoch import Epoch
+    from loopkit.phases import Phase
+
+
+class Contexts:
+    """The contexts of an epoch: the models' modes and the plugins' contexts, entered in order and left in reverse."""
+
+    def __init__(self, core: Core, phase: Phase) -> None:
+        self._core = core
+        self._phase = phase
+        self._stack = ExitStack()
+        self._form = ExitStack()
+        """The evaluation form of modules with a ``train`` of their own."""
+        self._exact = False
+        """Whether weights are to be what they were when the epoch is left, bit for bit."""
+        self._modes: list[tuple[nn.Module, bool]] = []
+
+    def enter(self, epoch: Epoch, makers: Iterable[Callable[[Epoch], Any]]) -> None:
+        """Put the models in the phase's mode, and enter the contexts of plugins, which these make."""
+        weights = self._core.models.weights
+        try:
+            self._exact = epoch.alone
+            if self._phase.training:
+                self._set_modes()
+                if weights.stack and weights.by:
+                    self._stack.enter_context(weights.own())
+            if self._core.models.modes.optimizers:
+                self._switch(epoch)
+            if not self._phase.training:
+                self._set_modes()
+            for make in makers:
+                if (context := make(epoch)) is not None:
+                    self._stack.enter_context(context)
+            self._enter_form()
+        except (CancelEpoch, CancelFit):
+            raise
+        except BaseException as error:
+            self._locate(error)
+            raise
+
+    def _switch(self, epoch: Epoch) -> None:
+        """Put optimizers that have modes in the phase's mode."""
+        models = self._core.models
+        if not models.modes.serves:
+            return
+        if self._phase.training:
+            models.modes.switch(TRAIN)
+        elif not models.modes.evaluated:
+            self._stack.enter_context(models.modes.in_place(models.weights.replaced, stays=not epoch.alone))
+
+    def _set_modes(self) -> None:
+        self._modes = self._core.models.set_modes(self._phase.training)
+        self._stack.callback(lambda: self._core.models.restore(self._modes))
+
+    def _enter_form(self) -> None:
+        """Put modules with a ``train`` of their own in eval mode, after what stands in the weights' place."""
+        if self._phase.training:
+            return
+        self._stack.callback(self._form.close)
+        self._form.enter_context(self._core.models.evaluated(lambda: self._exact))
+
+    def set_modes(self) -> None:
+        """Put the modules in the phase's mode, remembering the one that each was in."""
+        self._modes = self._core.models.set_modes(self._phase.training)
+        self._enter_form()
+
+    def restore_modes(self) -> None:
+        """Put the modules back in the modes in which `set_modes` found them."""
+        self._form.close()
+        self._core.models.restore(self._modes)
+
+    def leave(self, error: BaseException | None) -> None:
+        """Leave them, be it because of an error, which none of them may swallow."""
+        self._exact = self._exact or error is not None
+        try:
+            self._stack.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+        except BaseException as raised:
+            if raised is not error:
+                self._locate(raised)
+            raise
+
+    def _locate(self, error: BaseException) -> None:
+        where = self._core.where(self._phase, None)
+        locate(error, self._core.registry.plan(self._phase).of_context("epoch_context", where))

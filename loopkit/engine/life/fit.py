@@ -1,0 +1,511 @@
+"""Fit: one running fit, from ``fit_begin`` to ``fit_end``; the loop in between is `FitLoop`'s, or `UserLoop`'s."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import astuple, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loopkit.base.notes import say, warn
+from loopkit.base.shield import Shield
+from loopkit.base.words import is_count
+from loopkit.engine.kept.resume import Position
+from loopkit.engine.life.brackets import Brackets
+from loopkit.engine.life.epoch import Epoch
+from loopkit.engine.life.requests import Ending, Interrupted, Stop
+from loopkit.engine.life.signals import Signals
+from loopkit.engine.life.sources import Source
+from loopkit.engine.life.surroundings import Surroundings
+from loopkit.engine.life.validations import Validation
+from loopkit.engine.step.training import check_own
+from loopkit.errors import CancelFit, PhaseError, ReentrancyError
+from loopkit.logs.record import Packed
+from loopkit.result import FitResult, Planned
+
+if TYPE_CHECKING:
+    from loopkit.engine.life.core import Core
+    from loopkit.phases import Phase
+
+INTERRUPTS = ("raise", "return", None)
+OUT_OF_TIME = "(out of time)"
+"""The name by which rank 0 lets the other processes know that the minutes of the fit are over; no phase has it."""
+SKIPS = 1_000
+"""Updates in a row that are skipped before a fit that ends by updates only raises."""
+PAUSED = 75
+"""The exit code of a process that was paused (EX_TEMPFAIL): start it again."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of a fit, in epochs, steps, updates and minutes.
+
+    Raises:
+        ValueError: One is not a count from 1, or ``minutes`` is not a number above 0.
+    """
+
+    epochs: int | float | None = None
+    max_steps: int | None = None
+    max_updates: int | None = None
+    minutes: float | None = None
+
+    def __post_init__(self) -> None:
+        check_count("epochs", self.epochs, endless=True)
+        check_count("max_steps", self.max_steps)
+        check_count("max_updates", self.max_updates)
+        number = isinstance(self.minutes, (int, float)) and not isinstance(self.minutes, bool)
+        if self.minutes is not None and not (number and 0 < self.minutes < math.inf):
+            raise ValueError(f"minutes is {self.minutes!r}: give a number above 0, as in fit(minutes=30)")
+
+    @property
+    def seconds(self) -> float:
+        """The minutes as seconds; infinite without."""
+        return math.inf if self.minutes is None else 60.0 * self.minutes
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether one of them can end a fit in the middle of an epoch."""
+        return not (self.max_steps is None and self.max_updates is None and self.minutes is None)
+
+    def saved(self) -> dict[str, float | None]:
+        """The saved form; an infinite number of epochs is saved as no limit."""
+        return {name: None if value == math.inf else value for name, value in vars(self).items()}
+
+    def raised_from(self, before: dict[str, float | None]) -> bool:
+        """Whether any is higher than it was, or gone."""
+        now = self.saved()
+        return any(limit is not None and (now[name] or math.inf) > limit for name, limit in before.items())
+
+    def planned(self, length: int | None, accumulate: int, optimizers: int = 1) -> Planned:
+        """How far a fit over so many batches an epoch goes, in which each window updates so many optimizers."""
+        finite = int(self.epochs) if self.epochs is not None and self.epochs != math.inf else None
+        steps = self.max_steps
+        most = self.max_updates
+        most = updates = None if most is None else math.ceil(most / max(optimizers, 1))
+        if finite is not None and length is not None:
+            steps = min(finite * length, steps or finite * length)
+        if steps is not None and length is not None:
+            full, rest = divmod(steps, length)
+            updates = full * math.ceil(length / accumulate) + math.ceil(rest / accumulate)
+            updates = min(updates, most or updates)
+        return Planned(finite, steps, updates)
+
+
+class Fit:
+    """One fit that is running, whoever runs its loop; `Learner.current` is it.
+
+    Args:
+        core: The learner's.
+        limits: What ends it.
+        planned: How far it is meant to go, for displays and schedules.
+        on_interrupt: What comes after ``fit_end`` when a signal or a pause ended it; None: signals are not caught.
+        timeout: Seconds that the workers of a ``DataLoader`` may take for a batch.
+        runs: The phases that it runs by itself; none in a loop of the user's.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        limits: Limits,
+        planned: Planned,
+        on_interrupt: str | None,
+        timeout: float | None = None,
+        runs: Sequence[Phase] = (),
+    ) -> None:
+        if on_interrupt not in INTERRUPTS:
+            raise ValueError(f"on_interrupt is {on_interrupt!r}: it is 'raise', 'return' or None")
+        self.limits = limits
+        self.result = FitResult(seed=torch.initial_seed(), planned=planned)
+        """What it comes to; complete in ``fit_end``."""
+        self.failure: BaseException | None = None
+        """What it failed with, during ``fit_end``."""
+        self.beginning = self.ending = False
+        """Whether its ``fit_begin``, its ``fit_end`` is running."""
+        self.resumed = False
+        """Whether it resumes a fit that was saved, or interrupted in this process."""
+        self.depth = len(core.epochs)
+        """How many epochs were open around it when it began."""
+        self._around = Surroundings(core.hooks)
+        self.cancelled: CancelFit | None = None
+        """What ends it before its next epoch."""
+        self.position = Position(replace(core.progress))
+        """Where it is."""
+        self.timeout = timeout
+        self.over = False
+        """Whether its ``fit_end`` has come."""
+        self._core = core
+        self._runs = runs
+        self.raises = on_interrupt != "return"
+        """Whether a signal or a pause ends the process, by what it raises after its ``fit_end``."""
+        self._signals = Signals(core.requests.catch, lambda: not core.can_save) if on_interrupt else None
+        self._started = time.monotonic()
+        self.validations: dict[str, Validation] = {}
+        """By phase, in the order in which they are run; none in a loop of the user's."""
+        self.brackets = Brackets(core.registry)
+        """The plugins whose ``fit_begin`` and ``fit_end`` it calls."""
+        self._skips = 0
+        """Updates in a row that were skipped."""
+        self._skipped_at = -1
+        """How many updates there were at the last of them."""
+        self._ran: dict[str, Phase] = {}
+        """In a loop of the user's: the phases that were run."""
+
+    def __repr__(self) -> str:
+        return f"Fit(epochs={self.limits.epochs}, progress={self._core.progress})"
+
+    # What plugins look at
+
+    @property
+    def open_epochs(self) -> list[Epoch]:
+        """The epochs of it that are open, the outermost first."""
+        return self._core.open_epochs
+
+    @property
+    def epoch(self) -> Epoch | None:
+        """The epoch that is open, the innermost one if a phase runs inside another."""
+        return next(reversed(self._core.open_epochs), None)
+
+    @property
+    def can_save(self) -> bool:
+        """Whether the state can be saved now: no step is under way, nor an epoch that a hook has begun."""
+        return self._core.can_save
+
+    @property
+    def signal(self) -> signal.Signals | None:
+        """The signal that was caught, during ``signal_begin``."""
+        return self._core.requests.signal
+
+    @property
+    def resuming(self) -> str:
+        """The phase whose epoch was open in a state that was loaded, until it is resumed; else an empty string."""
+        return next(iter(self._core.resume.waiting), "")
+
+    @property
+    def missing_states(self) -> dict[str, str]:
+        """By phase and optimizer: what of it has changed since the fit began and is in no state, in words."""
+        return self._core.witness.missing()
+
+    def request_save(self) -> None:
+        """Ask that the state is saved between two steps, as SIGUSR1 does: ``signal_begin`` fires there."""
+        self._core.requests.save()
+
+    def pack_log(self, plugin: Any, packed: list[Packed] | None) -> None:
+        """Let what is logged be appended to a list, which is the cheapest way to keep it.
+
+        Args:
+            plugin: One of the plugins; its ``log_value`` is not called any more.
+            packed: The list, which the plugin has to empty in time, of what each call has logged (`Packed`); None: the
+                plugin is called again.
+        """
+        self._core.registry.pack(plugin, packed)
+
+    @property
+    def seconds(self) -> float:
+        """How long it has run, before it was saved and since."""
+        return self.position.seconds + time.monotonic() - self._started
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop is in force."""
+        return self._core.requests.stopped is not None
+
+    def saved(self) -> dict[str, Any]:
+        """The saved form of the fit."""
+        stop = self._core.requests.stopped
+        reason = self.result.reason
+        over = reason in ("epochs", "max_steps", "max_updates", "minutes", "stop")
+        keeps = stop if over or reason == "running" else None
+        at = replace(self.position, ended=reason if over else "", limits=self.limits.saved())
+        return at.saved(self.seconds, keeps)
+
+    # Its begin
+
+    def begin(self) -> None:
+        """Fire ``fit_begin``; if that fails, the fit is over.
+
+        Raises:
+            ReentrancyError: Another fit is running.
+            PluginError: A plugin is never called, or reads a metric that is never made.
+        """
+        if self._core.fit is not None:
+            raise ReentrancyError("a fit is running: call run, evaluate or predict from a hook, not fit")
+        flags = self._core.flags
+        noted = flags.noted
+        try:
+            self._core.enter(self)
+            self._begin()
+        except BaseException as error:
+            self.beginning = False
+            if not noted:
+                flags.forget()
+            self.end(error)
+            raise
+        self.beginning = False
+
+    def _begin(self) -> None:
+        core = self._core
+        signals = self._signals
+        core.requests.begin(signals)
+        if signals is not None:
+            signals.install()
+            if not signals.reaches:
+                core.say_once(
+                    "this fit runs off the main thread, where Python handles no signals: SIGINT, SIGTERM and SIGUSR1 "
+                    "neither end nor save it; call learner.pause() or learner.stop() where they arrive"
+                )
+        core.find_extras()
+        core.models.module_modes.wake(core.say_once)
+        core.flags.note()
+        self._find_position()
+        self.beginning = True
+        core.registry.owners.begin(core.registry.plugins)
+        for phase in self._runs:
+            check_own(core, phase)
+        if core.registry.implemented and self._runs:
+            core.registry.check_fit(self._runs)
+        if core.registry.brackets:
+            with core.hook():
+                self.begin_plugins()
+        if core.world.size > 1:
+            self._agree_to_begin()
+        core.witness.begin()
+        core.witness.look()
+
+    def _find_position(self) -> None:
+        """Resume where a saved state or an interrupt left the learner's last fit, or begin a new one."""
+        core = self._core
+        dropped = core.resume.drop_held(self._is_behind)
+        loaded, goes_on = core.resume.begin()
+        if loaded is None:
+            self.position = Position(replace(core.progress), core.resume.fits, bool(self._runs))
+        else:
+            self._go_on(loaded)
+        if not self.resumed:
+            core.metrics.clear()
+        if dropped is not None:
+            say(
+                f"the interrupted fit is past these limits, after {dropped.epochs} complete epochs and "
+                f"{core.progress.steps:,} steps: its open epoch is dropped, and this is a new fit of "
+                f"{', '.join(f'{name}={limit}' for name, limit in self.limits.saved().items() if limit)}"
+            )
+        if goes_on:
+            say(
+                f"the fit goes on where it was interrupted, after {core.progress.epochs} complete epochs and "
+                f"{core.progress.steps:,} steps (learner.forget() would begin a new one)"
+            )
+        if (left := core.resume.unfinished) and not self.resumed:
+            say(f"{left}; this is a new fit, which begins that epoch anew")
+        if left:
+            core.resume.leave_unfinished("")
+
+    def _is_behind(self, at: Position) -> bool:
+        """Whether the limits are others than those of an interrupted fit, and it has reached one of them already."""
+        return at.limits != self.limits.saved() and bool(self._limit_reached(at))
+
+    def go_on(self) -> None:
+        """Resume from the position that was loaded, with the limits of this fit."""
+        if (position := self._core.resume.take_position()) is not None:
+            self._go_on(position)
+
+    def _go_on(self, at: Position) -> None:
+        self.resumed = at.epochs > 0 or at.start != self._core.progress
+        reopened = bool(at.limits) and self.limits.raised_from(at.limits)
+        stop = None if at.stop is None or reopened else Stop(*at.stop)
+        if stop is not None:
+            self._core.requests.resume(stop)
+        ended = "" if reopened else at.ended
+        by_fit = at.by_fit or bool(self._runs)
+        self.position = replace(at, stop=None, ended=ended, by_fit=by_fit)
+
+    def begin_plugins(self, names: Collection[str] | None = None) -> None:
+        """Fire the ``fit_begin`` of these plugins, or of all."""
+        cancel = self.brackets.begin(names)
+        self.cancelled = self.cancelled or cancel
+
+    def _agree_to_begin(self) -> None:
+        """Apply a cancel that one process raised in ``fit_begin`` to all processes."""
+        core = self._core
+        agreed, _ = core.requests.agree(core.world.rank, core.progress.updates, self.cancelled, ())
+        if isinstance(agreed, CancelFit):
+            self.cancelled = agreed
+
+    # Between its begin and its end
+
+    def turn(self, phase: Phase, source: Source | None, length: int | None) -> Epoch:
+        """An epoch that does not come from its own loop."""
+        return Epoch(self._core, phase, source, length)
+
+    def reason_to_end(self) -> str:
+        """Why it is over, as `FitResult.reason`; an empty string if it is not."""
+        if self._core.requests.stopped is not None:
+            return "stop"
+        return self.position.ended or self._limit_reached(self.position)
+
+    def _limit_reached(self, at: Position) -> str:
+        """The limit that a fit at this position has reached."""
+        limits = self.limits
+        progress = self._core.progress
+        if limits.max_steps is not None and progress.steps - at.start.steps >= limits.max_steps:
+            return "max_steps"
+        if limits.max_updates is not None and progress.updates - at.start.updates >= limits.max_updates:
+            return "max_updates"
+        if limits.minutes is not None and self.is_time(OUT_OF_TIME, limits.seconds):
+            return "minutes"
+        return "epochs" if limits.epochs is not None and at.epochs >= limits.epochs else ""
+
+    def is_time(self, word: str, seconds: float) -> bool:
+        """Whether it has run for so many seconds. Rank 0's clock decides; the others hear of it when they next agree.
+
+        Args:
+            word: What it is time for, by which they hear of it: the phase of a validation, or `OUT_OF_TIME`.
+            seconds: Counted as `seconds` is.
+        """
+        requests = self._core.requests
+        late = self._core.world.rank == 0 and self.seconds >= seconds
+        if not requests.together:
+            return late
+        if late and word not in requests.validations:
+            requests.validate(word)
+        return word in requests.validations
+
+    def count_skip(self, reason: str) -> None:
+        """Count an update that was skipped.
+
+        Raises:
+            PhaseError: So many in a row were, and nothing else ends the fit: it would never end.
+        """
+        updates = self._core.progress.updates
+        self._skips = self._skips + 1 if updates == self._skipped_at else 1
+        self._skipped_at = updates
+        if self._skips >= SKIPS and self.ends_by_updates:
+            raise PhaseError(
+                f"{SKIPS:,} updates in a row were skipped ({reason}), and the fit ends by max_updates only: it would "
+                f"never end. Give epochs= or max_steps=, or look at what skips the updates"
+            )
+
+    @property
+    def ends_by_updates(self) -> bool:
+        """Whether a number of updates is all that ends it."""
+        limits = self.limits.saved()
+        return [name for name, limit in limits.items() if limit] == ["max_updates"]
+
+    # Its end
+
+    def end(self, error: BaseException | None) -> None:
+        """Fire ``fit_end``, let go of all that the fit holds, then raise what there is to raise."""
+        core = self._core
+        signals = self._signals
+        if self.over or core.fit is not self:
+            if error is not None:
+                raise error
+            return
+        with Shield(firm=True):  # what an interrupt would leave half done stays so for the next fit
+            try:
+                self._end_plugins(error)
+            finally:
+                self._let_go()
+        ending = error.ending if isinstance(error, Interrupted) else None
+        if ending is None and signals is not None and signals.ending is not None:
+            ending = Ending(signals.ending)  # it came too late to be acted upon
+        try:
+            self._warn_of_idle()
+        finally:
+            if ending is not None and self.raises:
+                raise _interruption(ending)
+
+    def _end_plugins(self, error: BaseException | None) -> None:
+        """Complete the result and fire ``fit_end``; raises what the fit has failed with."""
+        core = self._core
+        failure = None
+        self.ending = True
+        try:
+            failure = self._conclude(error)
+        finally:
+            if failure is not None and not isinstance(failure, Exception):
+                core.close_epochs(failure)  # those that an interrupt has kept from it
+                self._around.restore()
+            with core.hook():
+                self.brackets.end(self.result, failure)
+
+    def _conclude(self, error: BaseException | None) -> BaseException | None:
+        """Complete the result; returns what the fit has failed with."""
+        core = self._core
+        result = self.result
+        failure: BaseException | None = None
+        if isinstance(error, CancelFit):
+            result.reason = "cancel"
+            result.message = error.reason
+            result.by = error.by
+        elif isinstance(error, Interrupted):
+            result.reason = "signal" if error.ending.signal else "pause"
+            result.message = error.ending.reason
+            result.by = error.ending.by
+        elif error is not None:
+            result.reason = "error"
+            failure = error
+            self.failure = error
+            core.resume.leave_unfinished(f"the last fit failed in epoch {core.progress.epochs + 1}")
+        elif result.reason == "running":
+            result.reason = "end"
+        result.epochs, result.steps, result.updates, result.samples = (
+            now - then for now, then in zip(astuple(core.progress), astuple(self.position.start), strict=True)
+        )
+        result.metrics = dict(core.metrics)
+        result.seconds = self.seconds
+        stop = core.requests.stopped
+        if stop is not None and result.reason not in ("signal", "pause", "error"):
+            result.reason = "stop"
+            result.message, result.by = stop
+        return failure
+
+    def _let_go(self) -> None:
+        """Let go of all that the fit holds, the signals last."""
+        core = self._core
+        signals = self._signals
+        self.ending = False
+        self.over = True
+        self.failure = None
+        self.cancelled = None
+        core.registry.owners.end()
+        core.leave(self._around.hooks)
+        core.requests.end()
+        if signals is not None:
+            signals.remove()
+            signals.pass_on()
+
+    def _warn_of_idle(self) -> None:
+        """Warn of plugins that were never called, and of metrics that were read and never made."""
+        core = self._core
+        if core.world.rank > 0:
+            return
+        problems = core.registry.idle(self._ran.values()) if self._ran else []
+        if self.result.reason == "epochs":
+            problems += core.registry.never_made(core.metrics)
+        for problem in problems:
+            warn(problem)
+
+
+def next_epoch(core: Core, phase: Phase, source: Source | None, length: int | None = None) -> Epoch:
+    """An epoch that somebody asks for: by itself, or in the fit that is running."""
+    return Epoch(core, phase, source, length) if core.fit is None else core.fit.turn(phase, source, length)
+
+
+def check_count(name: str, value: Any, endless: bool = False) -> None:
+    """Check that it is a count from 1.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if value is not None and not is_count(value) and not (endless and value == math.inf):
+        raise ValueError(f"{name} is {value!r}: it counts from 1" + (", or is math.inf" if endless else ""))
+
+
+def _interruption(ending: Ending) -> BaseException:
+    """Return the exception that an interrupted process ends with."""
+    if ending.signal == signal.SIGINT:
+        return KeyboardInterrupt()
+    return SystemExit(128 + ending.signal if ending.signal else PAUSED)

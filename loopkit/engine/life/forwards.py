@@ -1,0 +1,193 @@
+"""Forwards beside the steps of a fit: predictions, and forwards of a hook's own, which leave the run as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from loopkit.base import devices, generators
+from loopkit.base.batches import move
+from loopkit.engine.life.epoch import Epoch
+from loopkit.engine.life.fit import next_epoch
+from loopkit.engine.life.sources import Source
+from loopkit.engine.step.step import Step
+from loopkit.errors import EmptyDataError, PhaseError
+
+if TYPE_CHECKING:
+    from loopkit.engine.compile.plan import Implementation
+    from loopkit.engine.life.core import Core
+    from loopkit.phases import Phase
+
+PLACE = ("params", "buffers", "weights")
+"""States that a plugin updates for an epoch by putting other weights in place."""
+
+
+def predict(core: Core, phase: Phase, data: Any, place: torch.device | None, everywhere: bool) -> Any:
+    """Run the phase over the data and return its outputs; see `Learner.predict`."""
+    source = Source(core.registry, phase, [data] if isinstance(data, Tensor) else data)
+    if source.made:
+        source = Source(core.registry, phase, source.given())
+    outputs: list[Any] = []
+    with _aside(core), next_epoch(core, phase, source) as epoch:
+        epoch.loop.run(_collecting(epoch, outputs, place))
+        epoch.check_count(True)
+    if core.world.size > 1 and source.epoch()[0] is not source.given:
+        from loopkit.data.shards import gather
+
+        outputs = gather(core.world, source.given, outputs, everywhere)
+        if core.world.rank > 0 and not everywhere:
+            return None
+    return _concatenate(outputs)
+
+
+def predict_batches(core: Core, source: Source) -> Iterator[Any]:
+    """Run the phase over the data and yield its outputs by batch; see `Learner.predict_batches`."""
+    with _aside(core), next_epoch(core, source.phase, source) as epoch:
+        for batch in epoch.batches():
+            step = epoch.step(batch)
+            if "outputs" in vars(step):
+                epoch.contexts.restore_modes()
+                yield step.outputs
+                epoch.contexts.set_modes()
+        epoch.check_count(True)
+
+
+def _aside(core: Core) -> AbstractContextManager[None]:
+    """In a loop of the user's, a prediction is no epoch of a round, which a resume would skip: it is made again."""
+    in_rounds = core.fit is not None and not core.fit.position.by_fit
+    return core.aside() if in_rounds else nullcontext()
+
+
+def _collecting(epoch: Epoch, outputs: list[Any], place: torch.device | None) -> Iterator[Any]:
+    """The batches of an epoch; when the next one is asked for, the outputs of the last step are kept, at ``place``."""
+    loop = epoch.loop
+    on_cpu = place == torch.device("cpu")
+    for batch in epoch.batches():
+        yield batch
+        if (made := vars(loop.current).get("outputs", outputs)) is not outputs:
+            stays = on_cpu and made.__class__ is Tensor and made.is_cpu
+            outputs.append(made if place is None or stays else move(made, place))  # host sync: wanted there
+
+
+def _concatenate(outputs: list[Any]) -> Any:
+    """Join outputs of batches: tensors along the first dimension, tuples and mappings part by part."""
+    if not outputs:
+        raise EmptyDataError("predict: the phase set no step.outputs")
+    first = outputs[0]
+    if isinstance(first, Tensor):
+        return torch.cat(outputs) if first.ndim else torch.stack(outputs)
+    if isinstance(first, Mapping):
+        return {key: _concatenate([output[key] for output in outputs]) for key in first}
+    if isinstance(first, (tuple, list)):
+        joined = [_concatenate(list(part)) for part in zip(*outputs, strict=True)]
+        return type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)
+    raise PhaseError(f"predict cannot concatenate outputs of type {type(first).__name__}: use predict_batches")
+
+
+# Forwards of a hook's own
+
+
+@contextmanager
+def inference(core: Core, phase: Phase) -> Iterator[None]:
+    """Inside, the models are as in the steps of a phase that does not train; afterwards all is as it was."""
+    models = core.models
+    with ExitStack() as stack:
+        stack.enter_context(models.casts.unobserved())
+        epoch = Epoch(core, phase)
+        epoch.depth = len(core.epochs)
+        epoch.loop.replan()
+        if not models.weights.by and all(each.phase is not phase for each in core.epochs):
+            _put_weights(core, phase, epoch, stack)
+        stack.callback(models.restore, models.set_modes(False))
+        stack.enter_context(models.evaluated(lambda: True))
+        stack.enter_context(torch.no_grad())
+        _enter_step(core, phase, epoch, stack)
+        yield
+
+
+@contextmanager
+def aside(core: Core) -> Iterator[None]:
+    """Inside, a forward is none of the run's: what it draws, counts and casts is put back."""
+    models = core.models
+    with ExitStack() as stack:
+        stack.enter_context(models.casts.unobserved())
+        stack.enter_context(core.aside())
+        stack.callback(setattr, models, "aside", models.aside)
+        models.aside = True
+        for plugin in core.registry.plugins.values():
+            if hasattr(plugin, "unsynced"):
+                stack.enter_context(plugin.unsynced())
+        modules = _modules(core)
+        stack.callback(models.restore, [(module, module.training) for module in modules])
+        _keep_generators(modules, stack)
+        _lend_buffers(modules, stack)
+        _cast_apart(stack)
+        yield
+
+
+def _put_weights(core: Core, phase: Phase, epoch: Epoch, stack: ExitStack) -> None:
+    """Put the weights in place that stand there in epochs of the phase."""
+    registry = core.registry
+    modes = core.models.modes
+    if modes.serves and not modes.evaluated:
+        stack.enter_context(modes.in_place(core.models.weights.replaced, stays=False))
+    found = {impl.entry.plugin: impl for impl in registry.implementations("epoch_context", phase)}
+    for placed in registry.plan(phase).order["epoch_context"]:
+        impl = found[placed.entry.plugin]
+        if _puts_weights(impl) and (context := registry.call(impl, phase=phase, epoch=epoch)) is not None:
+            stack.enter_context(context)
+
+
+def _puts_weights(impl: Implementation) -> bool:
+    return any(state.partition(".")[0] in PLACE for state in impl.entry.updates)
+
+
+def _enter_step(core: Core, phase: Phase, epoch: Epoch, stack: ExitStack) -> None:
+    """Enter the contexts of a step, such as autocast, without plugins that only look on."""
+    step = Step(epoch.loop, 0, None, 1)
+    plan = core.registry.plan(phase)
+    for make, placed in zip(plan.step_contexts, plan.order["step_context"], strict=True):
+        looks_on = placed.entry.provides == "observer"
+        if not looks_on and (context := make(step)) is not None:
+            stack.enter_context(context)
+
+
+def _modules(core: Core) -> list[nn.Module]:
+    """Every module of the models, the loss function, phases and plugins, once."""
+    tops = core.models.with_extras().values()
+    return list(dict.fromkeys(module for top in tops for module in top.modules()))
+
+
+def _keep_generators(modules: list[nn.Module], stack: ExitStack) -> None:
+    """Restore the global generators and the modules' generators in the end."""
+    stack.callback(generators.restore, generators.save())
+    own = {id(each): each for module in modules for each in vars(module).values() if generators.is_generator(each)}
+    for generator in own.values():
+        stack.callback(generators.put_state, generator, generators.state_of(generator))
+
+
+def _lend_buffers(modules: list[nn.Module], stack: ExitStack) -> None:
+    """Let forwards change copies of the buffers, so that the buffers do not move, nor their versions."""
+    copies: dict[int, Tensor] = {}
+    for module in modules:
+        if not module._buffers:
+            continue
+        stack.callback(module._buffers.update, dict(module._buffers))
+        stack.callback(module._buffers.clear)  # a buffer that the forward has made goes, too
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                if id(buffer) not in copies:
+                    copies[id(buffer)] = buffer.detach().clone()
+                module._buffers[name] = copies[id(buffer)]
+
+
+def _cast_apart(stack: ExitStack) -> None:
+    """Let autocast, where it is on, cast weights anew, and keep the casts of the step around for that step."""
+    for device in devices.types():
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+            stack.enter_context(torch.autocast(device, dtype, cache_enabled=False))

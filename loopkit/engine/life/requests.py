@@ -1,0 +1,309 @@
+"""Requests: the one mailbox of a run, for stops, pauses, saves and signals.
+
+In one process, a request takes effect at the next place between two steps or epochs. Where several processes train
+together, it takes effect in all of them, at the place where they next agree (`Requests.agree`).
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from loopkit.base.world import World
+from loopkit.engine.life.signals import SAVING, Signals
+from loopkit.errors import Cancel, CancelEpoch, CancelFit, WorldError
+from loopkit.events import SignalBegin
+from loopkit.result import StopRequest
+
+if TYPE_CHECKING:
+    from loopkit.engine.life.core import Core
+
+CANCELS: dict[str, type[Cancel]] = {cancel.__name__: cancel for cancel in (CancelEpoch, CancelFit)}
+
+
+class Stop(NamedTuple):
+    """Why a run is over, and who says so."""
+
+    reason: str
+    by: str
+
+
+class Ending(NamedTuple):
+    """A request to end this process before its run is over: a signal, or `Learner.pause`."""
+
+    signal: int = 0
+    """Its number; 0 for a pause."""
+    reason: str = ""
+    by: str = ""
+
+
+class Interrupted(BaseException):
+    """Leaves a fit between two steps, after a signal or a pause."""
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__(ending)
+        self.ending = ending
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """The requests of one process, or those that all have agreed on."""
+
+    stop: Stop | None = None
+    save: bool = False
+    ending: Ending | None = None
+    validations: frozenset[str] = frozenset()
+    """The phases of which rank 0's clock says that it is time; also the name that stands for the end of the fit."""
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is asked for."""
+        return self.save or self.stop is not None or self.ending is not None or bool(self.validations)
+
+    def __or__(self, later: Wishes) -> Wishes:
+        """These, and what later ones add."""
+        return Wishes(
+            self.stop or later.stop,
+            self.save or later.save,
+            self.ending or later.ending,
+            self.validations | later.validations,
+        )
+
+
+class Requests:
+    """The requests that have not taken effect yet. Any thread and any signal handler may add one.
+
+    Args:
+        holds: Whether a plugin puts off a stop of this reason, by this plugin; asked where stops are answered.
+    """
+
+    def __init__(self, holds: Callable[[str, str], bool] = lambda reason, by: False) -> None:
+        self._holds = holds
+        self._waiting: list[StopRequest] = []
+        self.version = 0
+        """The one number that the loop looks at after each step: it changes with every request, and every plan."""
+        self._stopped: Stop | None = None
+        self.signal: signal.Signals | None = None
+        """The signal that was caught, during ``signal_begin``."""
+        self.waits = False
+        """Whether a signal was caught, or a save or pause is due, that nobody has acted upon yet."""
+        self.validations: frozenset[str] = frozenset()
+        """The phases of which all processes know that it is time to validate, by rank 0's clock."""
+        self._world = World()
+        self._signals: Signals | None = None
+        self._asked = Wishes()
+        """What this process asks the others for."""
+        self._due: Wishes | None = None
+        """What is to be acted upon at the next place."""
+
+    @property
+    def together(self) -> bool:
+        """Whether several processes act as one."""
+        return self._world.size > 1
+
+    def join(self, world: World) -> None:
+        """From now on act together with these processes."""
+        self._world = world
+
+    def begin(self, signals: Signals | None) -> None:
+        """A fit begins, and nothing is asked for."""
+        self._signals = signals
+        self._asked = Wishes()
+        self._due = None
+        self._stopped = None
+        self.signal = None
+        self._waiting = []
+        self.waits = False
+        self.validations = frozenset()
+
+    def end(self) -> None:
+        """A fit is over; signals are not listened to any more."""
+        self._signals = None
+        self._due = None
+        self.waits = False
+
+    def resume(self, stopped: Stop | None) -> None:
+        """Resume a stop that was asked for before a state was saved."""
+        self._stopped = self._stopped or stopped
+
+    def forget_stop(self) -> None:
+        """The stop that was in force does not count any more."""
+        self._stopped = None
+
+    def change(self) -> None:
+        """Let the loop look again: at the plan, and at what is asked for."""
+        self.version += 1
+
+    def catch(self) -> None:
+        """A signal was caught."""
+        self.waits = True
+        self.change()
+
+    def stop(self, reason: str, by: str) -> StopRequest:
+        """Ask for the end of the run."""
+        request = StopRequest(reason, by)
+        self._waiting.append(request)
+        self.change()
+        return request
+
+    @property
+    def stopped(self) -> Stop | None:
+        """The stop that is in force, once those that wait are answered."""
+        if self._waiting:
+            self.settle()
+        return self._stopped
+
+    def settle(self) -> None:
+        """Answer the stops that were asked for: ask who puts them off."""
+        while self._waiting:
+            request = self._waiting.pop(0)
+            if not request.answer(self._holds(request.reason, request.by)):
+                stop = Stop(request.reason, request.by)
+                if self.together:
+                    self._asked |= Wishes(stop=stop)
+                else:
+                    self._stopped = self._stopped or stop
+
+    def pause(self, reason: str, by: str) -> None:
+        """Ask for the end of this process, at the next place where the state can be saved."""
+        self._ask(Ending(0, reason, by))
+
+    def save(self) -> None:
+        """Ask that the state is saved."""
+        self._ask(None)
+
+    def validate(self, phase: str) -> None:
+        """Let the others know, when they next agree, that it is time for a validation, or the end; rank 0 calls it."""
+        self._asked |= Wishes(validations=frozenset([phase]))
+
+    def begin_validation(self, phase: str) -> None:
+        """A validation that all knew of begins."""
+        self.validations -= {phase}
+
+    def _ask(self, ending: Ending | None) -> None:
+        wishes = Wishes(save=True, ending=ending)
+        if self.together:
+            self._asked |= wishes
+        else:
+            self._owe(wishes)
+
+    def _owe(self, wishes: Wishes) -> None:
+        """These are to be acted upon at the next place."""
+        self._due = wishes if self._due is None else self._due | wishes
+        self.waits = True
+        self.change()
+
+    @property
+    def asks(self) -> bool:
+        """Whether this process asks for something that the processes have not agreed on yet."""
+        self.settle()
+        return self.waits or self._asked.any
+
+    def answer(self, core: Core) -> None:
+        """Between two steps, or two epochs: let plugins save, and end the process if that is asked for.
+
+        Raises:
+            Interrupted: It is.
+        """
+        if not self.waits or not core.can_save:
+            return
+        if self.together and any(epoch.window_open for epoch in core.open_epochs):
+            return  # a window holds gradients of this process alone, which cannot be saved
+        wishes = self._take()
+        if core.fit is None or not (wishes.save or wishes.ending):
+            return
+        for impl in core.registry.ordered(SignalBegin.hook):
+            core.registry.call(impl)
+        if self._signals is not None:
+            self._signals.pass_on(SAVING)
+        if wishes.ending is not None:
+            core.resume.hold(core)
+            raise Interrupted(wishes.ending)
+
+    def _take(self) -> Wishes:
+        self.waits = False  # first: a signal may come between any two lines
+        if self.together and self._signals is not None and self._signals.caught is not None:
+            self.waits = True  # until all agree on it
+        wishes = self._due or Wishes()
+        self._due = None
+        self.signal = None
+        if wishes.ending is not None and wishes.ending.signal:
+            self.signal = signal.Signals(wishes.ending.signal)
+        if not self.together and (caught := self._caught()) is not None:
+            wishes |= caught[1]
+            self.signal = caught[0]
+        return wishes
+
+    def _caught(self) -> tuple[signal.Signals, Wishes] | None:
+        """The signal that was caught and what it asks for, once."""
+        signals = self._signals
+        if signals is None or (caught := signals.take()) is None:
+            return None
+        ending = None if signals.ending is None else Ending(signals.ending, signals.ending.name)
+        return caught, Wishes(save=True, ending=ending)
+
+    def agree(
+        self, rank: int, updates: int, cancel: Cancel | None, numbers: tuple[float, ...]
+    ) -> tuple[Cancel | None, list[float]]:
+        """Let all processes act on what any of them asks for. One collective, and two more if anything is asked for.
+
+        Args:
+            rank: Of this process.
+            updates: That were made; equal in all of them, where they train in step.
+            cancel: What this one wants to end the innermost epoch, or the fit, by.
+            numbers: Sent along.
+
+        Returns:
+            The cancel that is agreed on, and the highest of each number. The lowest rank's reasons count.
+
+        Raises:
+            WorldError: The processes have parted.
+        """
+        world = self._world
+        self.settle()
+        self.waits = False  # first: a signal may come between any two lines
+        if self._due is not None:
+            self.waits = True
+        if (caught := self._caught()) is not None:
+            self._asked |= caught[1]
+        asked = self._asked
+        self._asked = Wishes()  # what is asked for meanwhile is for the next time
+        wanted = float(asked.any or cancel is not None)
+        wanted, most, least, *highest = world.agree(wanted, float(updates), -float(updates), *numbers)
+        agreed = None
+        if wanted:
+            own = cancel and (type(cancel).__name__, cancel.reason, cancel.by)
+            said = world.gather((asked.stop, own, asked.save, asked.ending, asked.validations))
+            stops, cancels, saves, endings, validations = zip(*said, strict=True)
+            ending = _first(endings)
+            stop = _first(stops)
+            self._stopped = self._stopped or (None if stop is None else Stop(*stop))
+            self.validations = self.validations.union(*validations)
+            agreed = _strongest([each for each in cancels if each is not None])
+            due = Wishes(save=any(saves), ending=None if ending is None else Ending(*ending))
+            if due.any:
+                self._owe(due)
+            self.change()
+        if world.in_step and most != -least:
+            raise WorldError(
+                f"the processes have made from {-least:.0f} to {most:.0f} updates, rank {rank} {updates}: a step was "
+                f"cancelled, or an update skipped, in some of them alone, and their parameters have parted. Decide by "
+                f"what all of them know, such as learner.world.highest(value)"
+            )
+        return agreed, highest
+
+
+def _strongest(said: list[tuple[str, str, str]]) -> Cancel | None:
+    """The cancel of any process that ends the most."""
+    if not said:
+        return None
+    name, reason, by = next((each for each in said if each[0] == CancelFit.__name__), said[0])
+    cancel = CANCELS[name](reason)
+    cancel.by = by
+    return cancel
+
+
+def _first(values: tuple[Any, ...]) -> Any:
+    return next((value for value in values if value is not None), None)

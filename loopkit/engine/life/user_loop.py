@@ -1,0 +1,341 @@
+"""UserLoop: a fit whose loop is the user's own; Rounds: what ``learner.rounds`` lends to that loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from loopkit.engine.kept.untouched import untouched
+from loopkit.engine.life.epoch import Epoch, StopEpoch
+from loopkit.engine.life.fit import Fit, Limits
+from loopkit.engine.life.sources import Source
+from loopkit.errors import CancelFit, ReentrancyError, StateError
+from loopkit.result import FitResult, Planned
+
+if TYPE_CHECKING:
+    from loopkit.engine.life.core import Core
+    from loopkit.phases import Phase
+
+
+class UserLoop(Fit):
+    """A fit whose rounds, and the epochs in them, the user's loop runs. Its arguments are those of `Fit`.
+
+    Args:
+        core: As for `Fit`; so are the next ones.
+        limits: As for `Fit`.
+        planned: As for `Fit`.
+        on_interrupt: As for `Fit`.
+        kept: Generators of the user's loop, and objects with a state, by name.
+    """
+
+    def __init__(
+        self, core: Core, limits: Limits, planned: Planned, on_interrupt: str | None, kept: Mapping[str, Any]
+    ) -> None:
+        super().__init__(core, limits, planned, on_interrupt)
+        self._round = core.round
+        self._round.check(kept)
+        self._kept = kept
+        self.managed = False
+        """Whether a ``with`` block of the user's ends it."""
+        self._counts = False
+        """Whether the user's loop asks for rounds."""
+        self._turn = 0
+        """Epochs of this round that were run, or passed over."""
+
+    def manage(self) -> None:
+        """A ``with`` block of the user's ends it."""
+        self.managed = True
+
+    def begin_round(self) -> bool:
+        """Whether there is another round."""
+        if self.over:
+            return False
+        self._counts = True
+        self._core.requests.answer(self._core)
+        if self.cancelled is not None:
+            raise self.cancelled
+        if reason := self.reason_to_end():
+            self.result.reason = reason  # type: ignore[assignment]
+        else:
+            self._open_round()
+        return not reason
+
+    def begin(self) -> None:
+        """Fire ``fit_begin``."""
+        core = self._core
+        if core.fit is None:  # else it raises below
+            self._round.begin(None)
+            self._round.declare(self._kept)
+            roots = {**_named("phase", core.phases), **_named("model", core.models)}
+            self._round.find({"loss_fn": core.learner.loss_fn, **roots})
+        super().begin()
+
+    def _open_round(self) -> None:
+        """Begin a round, or begin the one anew in which a state was saved."""
+        core = self._core
+        at = self.position
+        if not at.counted and self.limits.epochs is not None and self.limits.epochs != math.inf:
+            raise StateError(
+                f"the state is of a loop that did not count its rounds, as the first form of loopkit 0.1 saved them, "
+                f"with {core.progress.epochs} training epochs done: rounds(epochs={self.limits.epochs}) cannot count "
+                f"on. Give rounds() without epochs=, and leave the loop by a break"
+            )
+        if (saved := core.resume.take_round()) is not None:
+            self._round.begin(saved)
+        if saved is not None and saved["begin"] is not None:
+            self._replay(saved)
+            return
+        if saved is not None:
+            self._round.put_now(saved)
+        between = not at.done and not core.resume.waiting
+        if between:
+            core.resume.restore_generators()  # as of the save
+        self._round.begin_round(at.epochs, whole=between)
+
+    def _replay(self, saved: Mapping[str, Any]) -> None:
+        """Run a round again up to where it was saved: what it logs on the way was logged then."""
+        core = self._core
+        modules = core.models.with_extras().values()
+        owners = [*core.registry.plugins.values(), *(each for each in core.phases.values() if each.has_state)]
+        put_back = untouched(modules, core.models.optimizers.values(), owners)
+        listeners = core.logbook.packed
+        core.logbook.listen(None)
+
+        def arrive() -> None:
+            with core.models.weights.own():
+                put_back()
+            if core.logbook.packed is None:
+                core.logbook.listen(listeners)
+
+        self._round.replay(saved, self.position.epochs, bool(core.resume.waiting), arrive)
+
+    def end_round(self) -> None:
+        """A round is complete.
+
+        Raises:
+            StateError: It was resumed, and the user's code did not run all the epochs that were over or open then.
+        """
+        waiting = self._core.resume.waiting
+        done = self.position.done
+        if self._round.replaying and (waiting or self._turn < done):
+            open_one = f", and one of phase {waiting[0]!r} was open" if waiting else ""
+            raise StateError(
+                f"round {self.position.epochs} was saved when {done} of its epochs were over{open_one}, and it ended "
+                f"now after {self._turn}: the code between two runs is run again after a resume, and decided "
+                f"otherwise. Let it go by learner.run's metrics, or by a value of rounds.once"
+            )
+        self.arrive()
+        self._round.end_round()
+        self.position.end_round()
+        self._turn = 0
+
+    def arrive(self) -> None:
+        """The user's loop has come to where a state was saved, if it was resumed in a round."""
+        if self._round.replaying:
+            self._round.arrive()
+            self._core.resume.leave_generators()
+            self._core.logbook.move_to(self._core.logbook.epoch)
+
+    def end(self, error: BaseException | None) -> None:
+        """Fire ``fit_end``, then raise what there is to raise."""
+        if self.over:
+            return
+        self.arrive()
+        try:
+            super().end(error)
+        finally:
+            self._round.end(error)
+
+    def once(self, name: str, make: Callable[..., Any]) -> Any:
+        """A value that is made once in a round, and saved."""
+        with self._core.aside():
+            return self._round.once(name, make)
+
+    def turn(self, phase: Phase, source: Source | None, length: int | None) -> Epoch:
+        """The next epoch of the user's loop, or one that runs inside of another or of a hook."""
+        core = self._core
+        if self.position.by_fit or core.open_epochs or core.hooks:
+            return super().turn(phase, source, length)
+        self._ran[phase.name] = phase
+        return Turn(self, core, phase, source, length)
+
+    def passes_over(self, phase: Phase) -> tuple[bool, bool]:
+        """Whether an epoch of the user's loop is not to be run; and whether that is so because it is done."""
+        if self.over or self.cancelled is not None or (self.stopped and phase.training):
+            return True, False
+        if not self._counts:  # no rounds are asked for, so there is only the name to go by
+            waiting = self._core.resume.waiting
+            return bool(waiting) and waiting[0] != phase.name, False
+        self._turn += 1
+        done = self._turn <= self.position.done
+        return done, done
+
+    def pass_over(self) -> None:
+        """The user's loop leaves an epoch that was over at the save."""
+        self._round.pass_over(self._turn)
+
+    def begin_turn(self, epoch: Epoch) -> None:
+        """An epoch of the user's loop begins, or resumes."""
+        self.arrive()
+        if not self._counts and (saved := self._core.resume.take_round()) is not None:
+            self._round.put_now(saved)
+        resumed = bool(self._core.resume.waiting)
+        if resumed:
+            self._core.resume.check_given(epoch)
+        self._round.begin_turn(resumed)
+
+    def count_turn(self, over: bool = False) -> None:
+        """An epoch of the user's loop has ended; `over`: so has its ``phase_end``."""
+        self.position.end_turn(self._turn)
+        self._round.end_turn(over)
+
+    def cancel(self, cancel: CancelFit) -> None:
+        """End it before its next epoch."""
+        self.cancelled = cancel
+
+
+class Turn(Epoch):
+    """An epoch of a fit whose loop is the user's own; one that was over when the run was saved does nothing."""
+
+    def __init__(self, fit: UserLoop, core: Core, phase: Phase, source: Source | None, length: int | None) -> None:
+        super().__init__(core, phase, source, length)
+        self._fit = fit
+        self.passed_over = False
+        self._done = False
+        """Whether it was over at the save."""
+
+    def __enter__(self) -> Epoch:
+        try:
+            self.passed_over, self._done = self._fit.passes_over(self.phase)
+            if self.passed_over:
+                return self
+            self._fit.begin_turn(self)
+            return super().__enter__()
+        except BaseException as error:
+            self._end_fit(error)
+            self.passed_over = True
+            return self
+
+    def batches(self) -> Iterable[Any]:
+        """Its batches; none if it is passed over."""
+        return () if self.passed_over else super().batches()
+
+    def step(self, batch: Any) -> Any:
+        """Run one step, unless it is passed over."""
+        if self.passed_over:
+            raise StopEpoch
+        return super().step(batch)
+
+    def run_all(
+        self, timeout: float | None, first: bool, run: Callable[[Epoch, Iterable[Any]], bool] | None = None
+    ) -> None:
+        """Run a step for each of its batches, unless it is passed over."""
+        if not self.passed_over:
+            super().run_all(timeout, first, run)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if self.passed_over:
+            if self._done:
+                self._fit.pass_over()
+            return isinstance(error, StopEpoch)
+        try:
+            cancel = self.end(error)
+            self._fit.count_turn()
+            self.finish(cancel)
+            self._fit.count_turn(over=True)
+        except CancelFit as cancel:
+            self._fit.cancel(cancel)
+        except BaseException as raised:
+            self._end_fit(raised)
+        return not isinstance(error, GeneratorExit)
+
+    def _end_fit(self, error: BaseException) -> None:
+        """End the fit, if no ``with`` block does; raises what there is to raise."""
+        if self._fit.managed:
+            raise error
+        self._fit.end(error)
+
+
+class Rounds:
+    """A fit whose loop is the user's own; made by ``learner.rounds`` and iterated over, round by round."""
+
+    def __init__(self, fit: UserLoop) -> None:
+        self._fit = fit
+        self._begun = False
+
+    @property
+    def result(self) -> FitResult:
+        """The result of the fit; complete when the fit has ended."""
+        return self._fit.result
+
+    def once(self, name: str, make: Callable[..., Any]) -> Any:
+        """Make a value in a round, and save it: a round that is run again after a resume gets the saved value.
+
+        Use it for what a round makes with the weights as they are, such as a rollout, labels or a growing data set. A
+        value that takes 1 MiB or more is written once, and later checkpoints link to its file.
+
+        Args:
+            name: What the value is called; a second call with it in the same round returns the same value.
+            make: Called without arguments, the first time in a round. If it takes one, that is the value of the round
+                before, None in the first. Epochs that it runs belong to no round.
+
+        Returns:
+            A copy of what `make` returned. Tensors have no graph.
+
+        Raises:
+            PhaseError: No round is under way.
+            StateError: No checkpoint can hold the value: it is made of None, numbers, strings, bytes, lists, tuples,
+                dicts with str or int keys, tensors and NumPy arrays.
+
+        Example::
+
+            rounds = learner.rounds(epochs=10)
+            for _ in rounds:
+                rollout = rounds.once("rollout", lambda: collect(learner.model, env))
+                learner.run("train", batches(rollout))
+        """
+        return self._fit.once(name, make)
+
+    def __iter__(self) -> Iterator[int]:
+        if self._begun and not self._fit.managed:
+            raise ReentrancyError("these rounds were run already: call learner.rounds() again for another fit")
+        begins = not self._begun
+        self._begun = True
+        try:
+            if begins:
+                self._fit.begin()
+            while self._fit.begin_round():
+                yield self._fit.position.epochs
+                if not self._fit.over:
+                    self._fit.end_round()
+        except GeneratorExit:  # the user's loop was left
+            if not self._fit.managed:
+                self._fit.end(None)
+            raise
+        except BaseException as error:
+            if self._fit.managed:
+                raise
+            self._fit.end(error)
+        else:
+            if not self._fit.managed:
+                self._fit.end(None)
+
+    def __enter__(self) -> Rounds:
+        self._begun = True
+        self._fit.manage()
+        self._fit.begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._fit.end(error)
+        return True
+
+
+def _named(what: str, objects: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{what} {name!r}": each for name, each in objects.items()}

@@ -1,0 +1,78 @@
+"""Hints: what to do about errors of torch that a step raised, as far as that can be told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from loopkit.base.batches import describe, leaves
+from loopkit.base.notes import shown
+
+if TYPE_CHECKING:
+    from loopkit.engine.life.models import Models
+    from loopkit.engine.step.step import Step
+
+
+def hint(error: BaseException, step: Step, models: Models) -> str:
+    """Suggest a fix for an error, beginning with ``"; "``; an empty string if the error is not known."""
+    text = shown(error)
+    inside = list(leaves(step.batch))
+    outputs = vars(step).get("outputs")
+    if "backward through the graph a second time" in text:
+        if step.had_backward:
+            return (
+                "; this step has called step.backward before, on the same graph: add the losses and call it once, "
+                "step.backward(first + second), or give the first call retain_graph=True"
+            )
+        return (
+            "; this loss was differentiated before: compute it again in each step, detach what is carried over, or "
+            "delete a loss.backward() that was kept, which step.backward(loss) replaces"
+        )
+    if "closure" in text and step.had_backward and step.closure is None:
+        return (
+            "; the optimizer evaluates the loss itself: give step.update(closure=closure) a function that computes the "
+            "loss, calls step.backward(loss) and returns the loss"
+        )
+    if "Expected more than 1 value per channel" in text:
+        return "; BatchNorm cannot train on a batch of one sample: leave it out, DataLoader(..., drop_last=True)"
+    if isinstance(error, TypeError) and any(type(leaf).__module__ == "numpy" for leaf in inside):
+        return (
+            "; the batch holds NumPy arrays: make them tensors, torch.from_numpy(array).float(), or give "
+            "loopkit.data.TensorLoader(inputs, targets, batch_size=32) or a DataLoader, which do"
+        )
+    doubled = any(_is_double(leaf) for leaf in inside) and not any(map(_is_double, models.parameters()))
+    if doubled and any(word in text for word in ("dtype", "Double", "double")):
+        return "; the batch is float64, as NumPy makes it, and the model float32: convert the data once, with .float()"
+    if outputs is None and isinstance(vars(step).get("inputs"), Mapping):
+        return (
+            "; the model was called with the whole mapping: each phase's forward may call learner.model(**inputs); for "
+            "models of transformers, learner.predict(data, PredictionPhase()) with that of loopkit_huggingface does"
+        )
+    if outputs is not None and not isinstance(outputs, Tensor) and isinstance(error, (AttributeError, TypeError)):
+        return (
+            f"; the model returned {describe(outputs)}, and the loss takes a tensor: choose one in the phase, "
+            f"def forward(self, learner, inputs): return learner.model(inputs)[0]"
+        )
+    if isinstance(outputs, Tensor) and isinstance(targets := vars(step).get("targets"), Tensor):
+        return _of_targets(text, outputs, targets)
+    return ""
+
+
+def _of_targets(text: str, outputs: Tensor, targets: Tensor) -> str:
+    """Suggest a fix for targets whose shape or dtype one of torch's losses does not take."""
+    if "must be the same as input size" in text:
+        said = f"; the loss takes a number for each output, {tuple(outputs.shape)}: "
+        alike = outputs.numel() == targets.numel()
+        return said + ("targets.view_as(outputs).float()" if alike else "for classes give nn.CrossEntropyLoss()")
+    if any(words in text for words in ("multi-target not supported", "target dtype to be Long", "scalar type Long")):
+        return (
+            "; CrossEntropyLoss takes the number of a class for each sample, (batch,) int64: targets.flatten().long()"
+        )
+    return "; the loss takes floats: targets.float()" if "be cast to the desired output type Long" in text else ""
+
+
+def _is_double(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.float64

@@ -1,0 +1,108 @@
+"""PhaseStep: how a phase's step is run: in the contexts of plugins, or by a plugin in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from loopkit.base.batches import describe
+from loopkit.base.notes import locate
+from loopkit.engine.step.casts import autocast_is_on
+from loopkit.engine.step.hints import hint
+from loopkit.errors import Cancel, StepResultError
+
+if TYPE_CHECKING:
+    from loopkit.engine.compile.plan import Plan
+    from loopkit.engine.life.core import Core
+    from loopkit.engine.step.step import Step
+    from loopkit.learner import Learner
+    from loopkit.phases import Phase
+
+
+class PhaseStep:
+    """The step of a phase in one epoch, and what autocast caches meanwhile."""
+
+    def __init__(self, core: Core, phase: Phase) -> None:
+        self._core = core
+        self._phase = phase
+        self._casting = False
+        """Whether a step of this epoch has run under autocast."""
+
+    def call(self, plan: Plan) -> Callable[[Learner, Step], Any]:
+        """The function that runs a step: the phase's own, or a plugin's in its place."""
+        return self._phase.step if plan.take_step is None else partial(self._taken, plan.take_step)
+
+    def _taken(self, take: Callable[[Step, Callable[[], None]], Any], learner: Learner, step: Step) -> None:
+        take(step, partial(self._own, learner, step))
+
+    def _own(self, learner: Learner, step: Step) -> None:
+        """The phase's own step, for a plugin in its place; what it raises is the phase's."""
+        phase_step: Callable[..., Any] = self._phase.step
+        try:
+            if (result := phase_step(learner, step)) is not None:
+                raise bad_result(self._phase, result)
+        except Cancel as cancel:
+            cancel.by = cancel.by or f"phase {self._phase.name}"
+            raise
+        except BaseException as error:
+            explained(self._core, self._phase, error, step)
+            raise
+
+    def in_contexts(self, call: Callable[[Learner, Step], Any], step: Step, plan: Plan) -> None:
+        """Call the step in the contexts of plugins."""
+        raised: BaseException | None = None
+        first = False
+        try:
+            with ExitStack() as contexts:
+                for make in plan.step_contexts:
+                    if (context := make(step)) is not None:
+                        contexts.enter_context(context)
+                if first := not self._casting and autocast_is_on():
+                    self._watch_casts()
+                try:
+                    if (result := call(self._core.learner, step)) is not None:
+                        raise bad_result(self._phase, result)
+                except BaseException as error:
+                    raised = error
+                    raise
+        except BaseException as error:
+            if error is not raised and not isinstance(error, Cancel):
+                locate(error, plan.of_context("step_context", self._core.where(self._phase, step)))
+            raise
+        finally:
+            if first:
+                self._core.models.casts.compare_values(False)
+            del raised  # else a cycle with the traceback would keep the step and its graph
+
+    def _watch_casts(self) -> None:
+        """Look after what autocast caches of the models, and of the modules that the phase itself holds."""
+        self._casting = True
+        own = {name: value for name, value in vars(self._phase).items() if isinstance(value, nn.Module)}
+        self._core.models.casts.begin({**own, **self._core.models})
+
+    def end(self) -> None:
+        """The epoch is over."""
+        if self._casting:
+            self._core.models.casts.end()
+
+
+def bad_result(phase: Phase, result: Any) -> StepResultError:
+    """The error for a step that returned a value."""
+    name = type(phase).__name__
+    return StepResultError(
+        f"{name}.step returned {describe(result)}: a step returns nothing. Put results on the step "
+        f"(step.loss = loss) and call step.backward(loss) and step.update()"
+    )
+
+
+def explained(core: Core, phase: Phase, error: BaseException, step: Step) -> BaseException:
+    """The error of a step, which from now on says where it came from, and what the batch was."""
+    where = f"in {type(phase).__name__}.step, {core.where(phase, step)}"
+    models = core.models
+    cure = hint(error, step, models)
+    locate(error, f"{where}; batch: {describe(step.batch)}; model on {models.device()}{cure}")
+    return error

@@ -1,0 +1,90 @@
+"""Samples: how many samples a batch has, as its phase counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor
+
+from loopkit.base.batches import count_samples, describe, odd_lengths
+from loopkit.base.notes import locate
+from loopkit.engine.kept.proof import Seen
+from loopkit.errors import PhaseInputError
+from loopkit.phases import Phase
+from loopkit.plugin import unwrapped
+
+
+class Samples:
+    """Counts the samples of batches in one epoch.
+
+    Args:
+        phase: Counts by its own method, if it has one.
+        say: Prints the note about a batch whose lengths disagree.
+    """
+
+    def __init__(self, phase: Phase, say: Callable[[str], None]) -> None:
+        self._phase = phase
+        self._say = say
+        self._looked = False
+        self.seen = Seen()
+        """The last batch, as the loader gave it."""
+        own = type(phase).samples is not Phase.samples
+        self.count = self._by_phase if own else count_samples
+        """Counts the samples of any batch."""
+        self.tensor = None if own else Tensor
+        """The class of a first part whose length is the number of samples."""
+        self.takes_empty = False
+        """Whether the phase or a plugin takes batches without any."""
+        self.failure: BaseException | None = None
+        """The error of the phase's own method."""
+
+    def ways(self) -> tuple[type[Tensor] | None, Callable[[Any], int]]:
+        """Return the class of a first part whose length counts, and the function that counts any other batch."""
+        return self.tensor, self.count
+
+    def consider(self, plugins: Iterable[Any]) -> None:
+        """See whether the phase or one of these plugins takes batches without samples."""
+        takers = (self._phase, *map(unwrapped, plugins))
+        self.takes_empty = any(getattr(each, "takes_empty", False) for each in takers)
+
+    def look(self, batch: Any) -> None:
+        """Look at the first batch of the epoch; print one note if it begins with lengths that disagree."""
+        if self._looked:
+            return
+        self._looked = True
+        self.seen.begin(batch)
+        if _is_even_pair(batch):
+            return
+        if self.tensor is None or (odd := odd_lengths(batch)) is None:
+            return
+        name = type(self._phase).__name__
+        self._say(
+            f"phase {self._phase.name!r}: a batch is {describe(batch)}, whose parts begin with {odd[0]} and {odd[1]}, "
+            f"and counts as {count_samples(batch)} samples in metrics and windows; if that is not so, give {name} a "
+            f"method samples(self, batch)"
+        )
+
+    def _by_phase(self, batch: Any) -> int:
+        try:
+            samples = self._phase.samples(batch)
+            if type(samples) is not int or samples < 0:
+                raise PhaseInputError(
+                    f"{type(self._phase).__name__}.samples returned {describe(samples)} {str(samples)[:40]} for "
+                    f"{describe(batch)}: it returns the number of samples, an int from 0"
+                )
+        except Exception as error:
+            self.failure = error
+            locate(error, f"in samples of phase {self._phase.name!r}, as a batch came")
+            raise
+        return samples
+
+
+def _is_even_pair(batch: Any) -> bool:
+    """Whether a batch is two tensors of one length, as most are: this is asked in each epoch."""
+    if batch.__class__ not in (tuple, list) or len(batch) != 2:
+        return False
+    one, other = batch
+    if one.__class__ is not Tensor or other.__class__ is not Tensor:
+        return False
+    return bool(one.ndim and other.ndim) and one.shape[0] == other.shape[0]

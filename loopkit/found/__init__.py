@@ -1,0 +1,1 @@
+"""Plugins and commands that are installed, found by their names."""
