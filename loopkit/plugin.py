@@ -237,7 +237,10 @@ class Average(Protocol):
         ...
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on from what `state_dict` returned; `load_best` calls it outside of a fit."""
+        """Resume from what `state_dict` returned; `load_best` calls it outside of a fit.
+
+        If only weights were saved, it gets the state of a new plugin, or ``{}`` if `fresh` cannot make one.
+        """
         ...
 
 

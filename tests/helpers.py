@@ -39,7 +39,7 @@ EVENTS = tuple(name for name, event in Event.by_hook.items() if event.__module__
 def keeps_contract(factory: Callable[[], Any], name: str | None = None, **options: Any) -> None:
     """Check all promises of a plugin in one test, and what its entry point ``name`` declares.
 
-    `plugin_contract` is for authors: its sixteen tests for each plugin here would take as long again. What it does
+    `plugin_contract` is for authors: its tests for each plugin here would take as long again. What it does
     beyond this is tested in test_testing.py.
     """
     check_plugin(factory, **options)

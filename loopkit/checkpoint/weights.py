@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from loopkit.base import sharded
+from loopkit.base.options import fresh
 from loopkit.base.raw import raw
 from loopkit.base.words import nearest
 from loopkit.checkpoint import storage
@@ -46,7 +47,7 @@ from loopkit.checkpoint.structure import (
     tie_of,
 )
 from loopkit.checkpoint.tensors import BytesSource, Source, check, pack, unpack
-from loopkit.errors import CheckpointError, CorruptCheckpointError, ReentrancyError, StateError
+from loopkit.errors import CheckpointError, CorruptCheckpointError, PluginError, ReentrancyError, StateError
 from loopkit.plugin import declared, provided, unwrapped
 
 if TYPE_CHECKING:
@@ -292,11 +293,20 @@ def load_best(learner: Learner, directory: str | Path) -> Manifest:
 
 
 def _saved_states(manifest: Manifest, averages: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The states of averages by name; empty ones if only weights were saved, so that the averages start again."""
+    """The states of averages by name; those of new ones if only weights were saved."""
     if STATE not in manifest.files:
-        return {name: {} for name in averages}
+        return {name: _first_state(plugin) for name, plugin in averages.items()}
     states: Mapping[str, Any] = read_state(manifest)["plugins"] if averages else {}
     return states
+
+
+def _first_state(plugin: Any) -> Mapping[str, Any]:
+    """The state of a new plugin with the same options; an empty one if none can be made."""
+    try:
+        state: Mapping[str, Any] = fresh(plugin).state_dict()
+    except PluginError:
+        return {}
+    return state
 
 
 def _word_to_load(learner: Learner, manifest: Manifest, averages: Mapping[str, Any]) -> str:

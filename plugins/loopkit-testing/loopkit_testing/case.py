@@ -14,8 +14,10 @@ from typing import Any
 import torch
 
 from loopkit.author import devices
+from loopkit.engine.compile.order import Entry
 from loopkit.errors import LoopkitError, PluginError
 from loopkit.events import Event, StepCancelled, UpdateSkipped
+from loopkit.hooks import hooks
 from loopkit.learner import Learner
 from loopkit.phases import Phase, PredictionPhase
 from loopkit_testing.leftovers import put_back, settings
@@ -70,6 +72,14 @@ class Case:
             return False
         return True
 
+    def predicts(self) -> bool:
+        """Whether the problem's own model predicts its batches."""
+        try:
+            self.bench([]).predict(self.problem().train[:1])
+        except Exception:
+            return False
+        return True
+
     def bench(self, plugins: Iterable[Any], **options: Any) -> Bench:
         """A quiet learner for a fresh problem."""
         options = {"phases": self.fresh_phases(), "standard": False, **options}
@@ -102,6 +112,7 @@ class Bench(Learner):
         times: int = 1,
         load: Callable[[list[Any]], Any] = list,
         short: bool = False,
+        **options: Any,
     ) -> None:
         """Fit on data that no earlier fit can have changed.
 
@@ -111,6 +122,7 @@ class Bench(Learner):
             times: How often an epoch goes over the data for training.
             load: Makes the loader of a list of batches.
             short: Take three batches for training and one for validation: a first, a middle and a last step.
+            options: Further ones of ``fit``.
         """
         data = self.problem.train * times, self.problem.val
         if short:
@@ -119,12 +131,23 @@ class Bench(Learner):
         valid = None if val is None else {self.case.val_phase: val}
         if self.result is not None and self.result.reason == "error":
             self.forget()  # checks let fits fail on purpose, and need not be told
-        self.fit({self.case.train_phase: train}, valid, epochs=epochs, max_steps=max_steps)
+        self.fit({self.case.train_phase: train}, valid, epochs=epochs, max_steps=max_steps, **options)
 
     def events(self) -> list[type[Event]]:
         """The events that come in every epoch of the training phase."""
         events = dict.fromkeys(self.phases[self.case.train_phase].events())
         return [event for event in events if event not in (StepCancelled, UpdateSkipped)]
+
+
+def entries(learner: Learner, plugin: str) -> list[tuple[str, Entry]]:
+    """The hooks of the plugin with this name, and what it declares for each."""
+    found = ((hook, impl.entry) for hook in hooks() for impl in learner._core.registry.implementations(hook))
+    return [(hook, entry) for hook, entry in found if entry.plugin == plugin]
+
+
+def changed_by(learner: Learner, plugin: str) -> list[str]:
+    """The states that a plugin's hooks declare to update or write."""
+    return [state for _, entry in entries(learner, plugin) for state in (*entry.updates, *entry.writes)]
 
 
 Check = Callable[[Case], list[str]]

@@ -168,6 +168,10 @@ def _registered_marker(name: str) -> list[Any]:
 SAYS_MORE = {
     "exact_resume": ("state_round_trip", "loader_kept"),
     "no_undeclared_effect": ("declared_access",),
+    "under_autocast": ("fit_twice",),
+    "validated_within": ("fit_twice", "metrics_reset"),
+    "paused_in_process": ("fit_twice",),
+    "evaluated_between": ("fit_twice",),
 }
 """Checks that would only say again what one of others has found."""
 SAYS_AGAIN = {"cancelled_step": "fit_twice", "error_elsewhere": "fit_twice"}

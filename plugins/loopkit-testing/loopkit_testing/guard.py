@@ -8,12 +8,12 @@ from typing import Any
 from torch import Tensor
 
 from loopkit import Step
-from loopkit.hooks import hookimpl, hooks
+from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
 from loopkit.phases import Phase
 from loopkit.plugin import plugin_name
 from loopkit_testing.bits import difference, largest_move, weights
-from loopkit_testing.case import Case
+from loopkit_testing.case import Case, changed_by
 from loopkit_testing.troubles import Trouble
 
 FIRST, LAST = "!!before", "~~after"
@@ -96,8 +96,7 @@ class Guard:
 
 def _own(learner: Learner, plugin: str, untouched: bool) -> list[str]:
     """The names of the parameters, and of the buffers if nothing has run that may change them."""
-    impls = [impl.entry for hook in hooks() for impl in learner._core.registry.implementations(hook)]
-    changed = {s.split(".")[0] for e in impls if e.plugin == plugin for s in (*e.updates, *e.writes)}
+    changed = {state.split(".")[0] for state in changed_by(learner, plugin)}
     params = [f"{top}.{name}" for top, model in learner.models.items() for name, _ in model.named_parameters()]
     now = weights(learner)
     buffers = untouched and not changed & {"buffers", "model", "weights"}

@@ -46,6 +46,7 @@ class Break:
 
 
 BREAKS: list[Break] = []
+FOLDERS = tempfile.TemporaryDirectory()
 
 
 def breaks(check: str, *words: str, tidy: Callable[[], None] = lambda: None) -> Callable[[type], type]:
@@ -1165,3 +1166,325 @@ class AddsLittle(_MovesByAdding):
 @breaks("cancelled_step", "weights are left moved", "params[")
 class AddsMuch(_MovesByAdding):
     far = 30.0
+
+
+# -- runs that are no plain fit ----------------------------------------------------------------------------------------
+
+
+@breaks("validated_within", "metrics train/mean", "Epochs nest")
+class ForgetsInNestedEpochs:
+    """A mean over the epoch, which an epoch within it sets to zero."""
+
+    @hookimpl
+    def epoch_begin(self):
+        self.total = self.count = 0
+
+    @hookimpl(reads=("loss",))
+    def step_end(self, step):
+        if hasattr(step, "loss"):
+            self.total, self.count = self.total + step.loss.detach(), self.count + 1
+
+    @hookimpl(writes=("metrics.*/mean",))
+    def epoch_end(self, learner, phase):
+        if self.count:
+            learner.metrics[f"{phase.name}/mean"] = (self.total / self.count).item()
+
+
+@breaks("validated_within", "weights[", "Epochs nest")
+class WarmsUpInEachEpoch:
+    """Scales gradients by the steps since an epoch began, of any phase."""
+
+    @hookimpl
+    def epoch_begin(self):
+        self.steps = 0
+
+    @hookimpl(updates=("grads",))
+    def update_begin(self, step):
+        self.steps += 1
+        for p in step.params:
+            if p.grad is not None:
+                p.grad.mul_(min(1.0, self.steps / 4))
+
+
+@breaks("validated_within", "the mode (training)", "model")
+class PutsBackOneMode:
+    """Remembers one mode for epochs that nest: the outer one gets that of the inner one."""
+
+    @hookimpl(updates=("model",))
+    def epoch_begin(self, learner):
+        self.modes = [(m, m.training) for each in learner.models.values() for m in each.modules()]
+
+    @hookimpl(updates=("model",))
+    def fit_end(self):
+        for module, training in self.modes:
+            module.training = training
+
+
+@breaks("validated_within", "AttributeError")
+class DropsItsTotals:
+    """Deletes at the end of each epoch what the one around it needs."""
+
+    @hookimpl
+    def epoch_begin(self):
+        self.steps = 0
+
+    @hookimpl(phase="training")
+    def step_end(self):
+        self.steps += 1
+
+    @hookimpl
+    def epoch_end(self):
+        del self.steps
+
+
+@breaks("paused_in_process", "a second fit of the same learner")
+class LetsGoOfItsCount:
+    """What decides the rate is set to zero when a fit ends, and a pause ends one."""
+
+    def __init__(self):
+        self.steps = 0
+
+    @hookimpl(updates=("optimizer.lr",))
+    def update_begin(self, step):
+        self.steps += 1
+        step.optimizer.param_groups[0]["lr"] = 0.1 / self.steps
+
+    @hookimpl
+    def fit_end(self):
+        self.steps = 0
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.steps = state["steps"]
+
+
+@breaks("paused_in_process", "a second fit of the same learner")
+class ClosesItsWindow:
+    """Counts the batches of a window on itself, and a fit that ends empties it."""
+
+    def __init__(self):
+        self.seen = 0
+
+    @hookimpl(phase="training", updates=("loss",))
+    def backward_begin(self, step):
+        self.seen += 1
+        step.loss = step.loss * self.seen
+
+    @hookimpl
+    def update_end(self):
+        self.seen = 0
+
+    @hookimpl
+    def fit_end(self):
+        self.seen = 0
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+
+
+@breaks("paused_in_process", "AttributeError")
+class DropsWhatAnEpochNeeds:
+    """Makes in epoch_begin, unless it goes on, what fit_end deletes."""
+
+    @hookimpl
+    def epoch_begin(self, phase, epoch):
+        if phase.training and not epoch.resumed:
+            self.scale = 0.5
+
+    @hookimpl(updates=("grads",))
+    def update_begin(self, step):
+        for p in step.params:
+            if p.grad is not None:
+                p.grad.mul_(self.scale)
+
+    @hookimpl
+    def fit_end(self):
+        del self.scale
+
+
+@breaks("evaluated_between", "models.", "learner.current is None")
+class HalvesAfterAnyValidation:
+    """Halves the rate at each val/loss that is not the best, also in learner.evaluate."""
+
+    best = float("inf")
+    owns = ("optimizer.lr",)
+
+    @hookimpl(phase="val", reads=("loss",), updates=("optimizer.lr",))
+    def epoch_end(self, learner):
+        for optimizer in learner.optimizers.values():
+            for group in optimizer.param_groups:
+                group["lr"] /= 2
+
+
+@breaks("evaluated_between", "models.", "learner.current is None")
+class DecaysInAnyEpoch:
+    @hookimpl(updates=("params",))
+    def phase_end(self, learner):
+        with torch.no_grad():
+            for model in learner.models.values():
+                for p in model.parameters():
+                    p.mul_(0.99)
+
+
+@breaks("evaluated_between", "between two fits, an evaluation or a prediction raised", "AttributeError")
+class NeedsItsFit:
+    """Makes in a fit what an evaluation needs, and deletes it with it."""
+
+    @hookimpl
+    def fit_begin(self):
+        self.count = 0
+
+    @hookimpl
+    def step_end(self):
+        self.count += 1
+
+    @hookimpl
+    def fit_end(self):
+        del self.count
+
+
+class _Average:
+    """An average that forgets one of its four parts."""
+
+    name = "shadow"
+    provides = "average"
+    owns = ("weights.val",)
+
+    def __init__(self):
+        self.shadow = {}
+
+    @hookimpl(reads=("params",))
+    def update_end(self, learner):
+        for name, p in learner.model.named_parameters():
+            self.shadow.setdefault(name, p.detach().clone()).lerp_(p.detach(), 0.1)
+
+    @hookimpl(phase="val", updates=("params",))
+    def epoch_context(self, learner):
+        return None if learner.models.weights.by or not self.shadow else self.put(learner)
+
+    def put(self, learner):
+        def swap():
+            for name, p in learner.model.named_parameters():
+                p.data, self.shadow[name] = self.shadow[name], p.data
+
+        return learner.models.weights.replaced(swap, swap, by=self.name)
+
+    def averaged(self, learner):
+        return self.put(learner)
+
+    def state_dict(self):
+        return {"shadow": {name: tensor.clone() for name, tensor in self.shadow.items()}}
+
+    def load_state_dict(self, state):
+        self.shadow = {name: tensor.clone() for name, tensor in state["shadow"].items()}
+
+
+@breaks("measured_weights", "after load_best into a learner with", "all of the run")
+class AverageThatIsNotSaved(_Average):
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+@breaks("measured_weights", "val/loss was", "learner with the plugin")
+class AverageOfFitsOnly(_Average):
+    """Stands in the weights' place in the validations of fits, and not in learner.evaluate."""
+
+    @hookimpl(phase="val", updates=("params",))
+    def epoch_context(self, learner):
+        return self.put(learner) if self.shadow and learner.current is not None else None
+
+
+@breaks("measured_weights", "loading it by load_best", "KeyError")
+class AverageOfAnotherForm(_Average):
+    def load_state_dict(self, state):
+        self.shadow = dict(state["average"])
+
+
+@breaks("under_autocast", "beside MixedPrecision('bfloat16')", "dtype")
+class AveragesOutputs:
+    """A running mean of the outputs, in float32."""
+
+    mean = None
+
+    @hookimpl(phase="training", reads=("outputs",))
+    def step_end(self, step):
+        if hasattr(step, "outputs"):
+            mean = step.outputs.detach().mean(0)
+            self.mean = torch.zeros(mean.shape) if self.mean is None else self.mean
+            self.mean.lerp_(mean, 0.1)
+
+
+@breaks("under_autocast", "beside MixedPrecision('bfloat16'), after the fit", "the number of hooks")
+class CastsOutputsBack:
+    """A hook on the model, once outputs are of a lower precision, that nobody removes."""
+
+    done = False
+
+    @hookimpl(phase="training", reads=("outputs",))
+    def step_end(self, learner, step):
+        if not self.done and hasattr(step, "outputs") and step.outputs.dtype == torch.bfloat16:
+            self.done = True
+            learner.model.register_forward_hook(_nothing)
+
+
+@breaks("under_autocast", "beside MixedPrecision('bfloat16')", "TypeError")
+class ReadsNumPy:
+    """Turns outputs into NumPy's, which has no bfloat16."""
+
+    syncs = True
+
+    @hookimpl(reads=("outputs",))
+    def step_end(self, step):
+        if hasattr(step, "outputs"):
+            self.last = step.outputs.detach().numpy()
+
+
+@breaks("nested_names", "'train/loss/step' is logged beside 'train/loss'", "TypeError")
+class LogsInATree:
+    """Makes folders of the parts of a name."""
+
+    def __init__(self):
+        self.tree = {}
+
+    @hookimpl
+    def log_value(self, record):
+        *folders, leaf = record.name.split("/")
+        tree = self.tree
+        for folder in folders:
+            tree = tree.setdefault(folder, {})
+        tree[leaf] = len(folders)
+
+
+@breaks("nested_names", "'train/loss/step' is logged beside 'train/loss'", "IsADirectoryError")
+class LogsInFolders:
+    """A file for each name, in folders."""
+
+    def __init__(self):
+        self.folder = tempfile.mkdtemp(dir=FOLDERS.name)
+
+    @hookimpl
+    def log_value(self, record):
+        path = os.path.join(self.folder, record.name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "a") as file:
+            file.write("x")
+
+
+@breaks("nested_names", "'train/loss/step' is logged beside 'train/loss'", "refused")
+class RefusesNamesOfFolders:
+    def __init__(self):
+        self.folders = set()
+
+    @hookimpl
+    def log_value(self, record):
+        self.folders.add(record.name.rpartition("/")[0])
+        if record.name in self.folders:
+            raise ValueError("refused: it is a folder")

@@ -8,6 +8,14 @@ from loopkit_testing.checks.data import loader_kept, metrics_reset
 from loopkit_testing.checks.memory import bounded_memory, learner_freed, no_graph_kept
 from loopkit_testing.checks.order import any_list_order, declared_access, no_undeclared_effect, options_kept
 from loopkit_testing.checks.phases import unknown_phases
+from loopkit_testing.checks.runs import (
+    evaluated_between,
+    measured_weights,
+    nested_names,
+    paused_in_process,
+    under_autocast,
+    validated_within,
+)
 from loopkit_testing.checks.state import exact_resume, state_round_trip
 from loopkit_testing.checks.syncs import no_device_sync
 from loopkit_testing.checks.teardown import cancelled_step, error_elsewhere, fit_twice
@@ -25,6 +33,12 @@ CHECKS: dict[str, Check] = {
         any_list_order,
         state_round_trip,
         fit_twice,
+        nested_names,
+        under_autocast,
+        validated_within,
+        paused_in_process,
+        evaluated_between,
+        measured_weights,
         no_device_sync,
         unknown_phases,
         cancelled_step,

@@ -10,12 +10,12 @@ from itertools import zip_longest
 from torch import Tensor, nn
 
 from loopkit.errors import StepStateError
-from loopkit.hooks import STATES, hooks
+from loopkit.hooks import STATES
 from loopkit.learner import Learner
 from loopkit.plugin import declared, plugin_name, provided
 from loopkit_testing.access import AccessWatch
 from loopkit_testing.bits import difference, plain, weights
-from loopkit_testing.case import Case, seed_all
+from loopkit_testing.case import Case, changed_by, entries, seed_all
 from loopkit_testing.event_log import EventLog
 from loopkit_testing.troubles import Disturbance
 
@@ -108,12 +108,9 @@ def no_undeclared_effect(case: Case) -> list[str]:
     plugins = case.plugins()
     name, log = plugin_name(plugins[0]), EventLog("~log")
     learner = case.bench([*plugins, log])
-    entries = [(hook, impl.entry) for hook in hooks() for impl in learner._core.registry.implementations(hook)]
-    changed = [s for _, e in entries if e.plugin == name for s in (*e.updates, *e.writes)]
-    changed += declared(plugins[0], "owns", getattr(plugins[0], "owns", ()))
-    if any(state.split(".")[0] in EFFECTS for state in changed) or any(
-        hook in ("optimizer_step", "take_step") and e.plugin == name for hook, e in entries
-    ):
+    changed = [*changed_by(learner, name), *declared(plugins[0], "owns", getattr(plugins[0], "owns", ()))]
+    replaced = any(hook in ("optimizer_step", "take_step") for hook, _ in entries(learner, name))
+    if replaced or any(state.split(".")[0] in EFFECTS for state in changed):
         return []
     seed_all()
     learner.train()
