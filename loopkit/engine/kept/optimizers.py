@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from loopkit.base import sharded
+from loopkit.base import generators, sharded
 from loopkit.base.kinds import COUNTS, LIST, MAPPING, TEXT, is_number, shown, wrong
 from loopkit.base.notes import warn
 from loopkit.base.raw import raw
@@ -24,11 +24,16 @@ FLAGS = ("foreach", "fused", "capturable", "differentiable", "maximize")
 """Options of torch's optimizers that are true, false or None."""
 METHODS = ("step", "zero_grad", "state_dict", "load_state_dict")
 """What a class defines whose objects are optimizers, as wrappers without torch's base class do."""
+GENERATORS = ".generators"
+"""The key of the states of an optimizer's own random generators in its saved form, by where it holds them."""
 MISSING = object()
 
 
 class OptimizerPart:
     """The state of one optimizer: what its ``state_dict`` returns, and the name of its class.
+
+    The random generators that it holds in attributes are saved as well, and those of an optimizer that it wraps, as
+    private training and noisy rounding have them.
 
     ``state_dict`` may return more than ``state`` and ``param_groups``; all of it goes to ``load_state_dict``. torch's
     ``load_state_dict`` casts values to the parameter's dtype and makes others of some containers, so values that came
@@ -53,7 +58,10 @@ class OptimizerPart:
         """
         state: dict[str, Any] = objects.taken_apart(dict(self.optimizer.state_dict()), _package(self.optimizer))
         self._check_keys(state)
-        return {"class": type(self.optimizer).__name__, **state}
+        saved = {"class": type(self.optimizer).__name__, **state}
+        if drawn := {path: generators.state_of(each) for path, each in own_generators(self.optimizer)}:
+            saved[GENERATORS] = drawn
+        return saved
 
     def _check_keys(self, state: Mapping[str, Any]) -> None:
         params = [p for p in params_of(self.optimizer) if not is_lazy(p)]
@@ -84,7 +92,7 @@ class OptimizerPart:
     def _entries(self, saved: Mapping[str, Any]) -> list[str]:
         """What in the groups and the state of an optimizer it could not go on with."""
         problems = []
-        for index, (own, group) in enumerate(zip(self.optimizer.param_groups, saved["param_groups"], strict=True)):
+        for index, (own, group) in enumerate(zip(self._own_groups(), saved["param_groups"], strict=True)):
             problems += _group_entries(index, own, group)
         if is_of_torch(self.optimizer) and type(self.optimizer).__name__ != "LBFGS":
             shaped = type(self.optimizer).__name__ != "Adafactor"
@@ -93,19 +101,29 @@ class OptimizerPart:
                 problems += _state_entries(index, values, params[index], shaped)
         return problems
 
+    def _own_groups(self) -> Sequence[Mapping[str, Any]]:
+        """Return its groups, with the options that its ``state_dict`` has: some packages leave some out."""
+        groups: Sequence[Mapping[str, Any]] = self.optimizer.param_groups
+        if is_of_torch(self.optimizer):
+            return groups
+        own: Sequence[Mapping[str, Any]] = self.optimizer.state_dict().get("param_groups", groups)
+        return own if _sizes(own) == _sizes(groups) else groups
+
     def load(self, saved: Mapping[str, Any]) -> Callable[[], None]:
         """Put a saved form back, with the types that it was saved with; return the undo.
 
         A value that ``load_state_dict`` changes for good is named once.
         """
         undo = self._undo()
-        own = {key: self._made(value) for key, value in saved.items() if key not in ("class", "state")}
+        apart = ("class", "state", GENERATORS)
+        own = {key: self._made(value) for key, value in saved.items() if key not in apart}
         if isinstance(saved.get("state"), Mapping):
             own["state"] = {key: self._sharded(key, self._made(each, key)) for key, each in saved["state"].items()}
         elif "state" in saved:
             own["state"] = saved["state"]
         try:
             self.optimizer.load_state_dict(copy.copy(own))
+            self._put_generators(saved.get(GENERATORS, {}))
         except BaseException:
             undo()
             raise
@@ -114,6 +132,11 @@ class OptimizerPart:
         if not is_of_torch(self.optimizer):
             self._compare(own)
         return undo
+
+    def _put_generators(self, states: Mapping[str, Any]) -> None:
+        for path, generator in own_generators(self.optimizer):
+            if path in states:
+                generators.put_state(generator, states[path])
 
     def _restore_types(self, saved: Mapping[str, Any]) -> None:
         params, state = params_of(self.optimizer), self.optimizer.state
@@ -150,6 +173,7 @@ class OptimizerPart:
     def _undo(self) -> Callable[[], None]:
         """What gives the optimizer the attributes and options that it has now."""
         optimizer = self.optimizer
+        drawn = {path: generators.state_of(each) for path, each in own_generators(optimizer)}
         attributes = dict(vars(optimizer))
         groups = [dict(group) for group in optimizer.param_groups]
 
@@ -159,6 +183,7 @@ class OptimizerPart:
             for group, before in zip(optimizer.param_groups, groups, strict=True):
                 group.clear()
                 group.update(before)
+            self._put_generators(drawn)
 
         return undo
 
@@ -198,6 +223,17 @@ def is_optimizer(value: Any) -> TypeGuard[torch.optim.Optimizer]:
 def is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
     """Whether an optimizer is one of ``torch.optim`` itself."""
     return type(optimizer).__module__.startswith("torch.optim.")
+
+
+def own_generators(optimizer: Any, path: str = "") -> Iterable[tuple[str, Any]]:
+    """Yield the random generators that an optimizer, or one that it wraps, has as attributes; not the global ones."""
+    if isinstance(optimizer, torch.optim.Optimizer) and is_of_torch(optimizer):
+        return
+    for name, value in vars(optimizer).items():
+        if generators.is_generator(value) and not generators.is_global(value):
+            yield f"{path}{name}", value
+        elif is_optimizer(value) and value is not optimizer:
+            yield from own_generators(value, f"{path}{name}.")
 
 
 def _package(optimizer: torch.optim.Optimizer) -> str:

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from loopkit.engine.kept.data_roots import root_of_data
 from loopkit.engine.kept.extras import in_words
 from loopkit.engine.kept.looks import Leave
+from loopkit.engine.kept.optimizers import own_generators
 from loopkit.engine.kept.walk import Found
 from loopkit.engine.kept.witness import Root
 from loopkit.plugin import declared
@@ -74,12 +75,8 @@ class RootsOfLearner:
             yield Root("the loss function", self._loss_fn, OF_A_LOSS, self._leave())
         for name, optimizer in self._optimizers.items():
             if not _is_of_torch(optimizer) and type(optimizer).state_dict is Optimizer.state_dict:
-                yield Root(
-                    f"optimizer {name!r}",
-                    optimizer,
-                    OF_AN_OPTIMIZER,
-                    self._leave(optimizer, (*OF_TORCH, *self._switched(name)), "_"),
-                )
+                saved = (*OF_TORCH, *self._switched(name), *[path for path, _ in own_generators(optimizer)])
+                yield Root(f"optimizer {name!r}", optimizer, OF_AN_OPTIMIZER, self._leave(optimizer, saved, "_"))
         for phase in self._phases:
             if phase.saves_names:
                 yield Root(f"phase {phase.name!r}", phase, OF_A_PHASE, self._leave(phase, phase.saved))

@@ -21,7 +21,7 @@ from loopkit.engine.kept.compiled import compiled_in_place
 from loopkit.engine.kept.extras import Extras, Owner
 from loopkit.engine.kept.measured import Measured
 from loopkit.engine.kept.modes import Modes
-from loopkit.engine.kept.optimizers import OptimizerPart, is_of_torch, is_optimizer
+from loopkit.engine.kept.optimizers import GENERATORS, OptimizerPart, is_of_torch, is_optimizer
 from loopkit.engine.life.module_modes import ModuleModes, has_own_train, turn, write
 from loopkit.engine.life.routing import Route
 from loopkit.engine.step.casts import Casts
@@ -265,6 +265,7 @@ class Models(dict[str, nn.Module]):
         """
         for name, state in states.items():
             saved = copy.deepcopy(state)
+            saved.pop(GENERATORS, None)  # what was drawn stays drawn, as with the global ones
             for group, now in zip(saved["param_groups"], self.optimizers[name].param_groups, strict=True):
                 group.update({key: now[key] for key in keep if key in now})
             OptimizerPart(name, self.optimizers[name]).load(saved)

@@ -1,8 +1,10 @@
 """The states of optimizers: of torch, of other packages, and of classes that do unusual things with them."""
 
 import copy
+import random
 from collections import defaultdict, deque
 
+import numpy as np
 import pytest
 import torch
 from helpers import batches
@@ -202,6 +204,111 @@ def test_run_with_an_unusual_optimizer_resumes_bitwise(make, tmp_path):
     whole, parts = fit(2), fit(2, tmp_path)
     assert alike(dict(whole[0]), dict(parts[0]))
     assert alike(whole[1], parts[1])
+
+
+class Hiding(Counting):
+    """Has options that its ``state_dict`` leaves out, since they cannot be saved."""
+
+    hidden = type
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.param_groups[0]["hidden"] = self.hidden
+
+    def state_dict(self):
+        state = super().state_dict()
+        del state["param_groups"][0]["hidden"]
+        return state
+
+    def load_state_dict(self, state):
+        state["param_groups"] = [{**group, "hidden": self.hidden} for group in state["param_groups"]]
+        super().load_state_dict(state)
+
+
+class HidingText(Hiding):
+    hidden = "text"
+
+
+class HidingModule(Hiding):
+    hidden = nn.Identity()
+
+
+class NoisyOfTorch(Counting):
+    """Adds noise from a generator of its own, as private training does."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.generator = self.generator_of(5)
+
+    def generator_of(self, seed):
+        return torch.Generator().manual_seed(seed)
+
+    def noise(self):
+        return torch.randn((), generator=self.generator).item()
+
+    def step(self, closure=None):
+        super().step(closure)
+        with torch.no_grad():
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.add_(self.noise())
+
+
+class NoisyOfNumpy(NoisyOfTorch):
+    def generator_of(self, seed):
+        return np.random.default_rng(seed)
+
+    def noise(self):
+        return self.generator.normal()
+
+
+class NoisyOfPython(NoisyOfTorch):
+    def generator_of(self, seed):
+        return random.Random(seed)
+
+    def noise(self):
+        return self.generator.random()
+
+
+class Around(Counting):
+    """Wraps an optimizer that draws."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.inner = NoisyOfTorch(*args, **options)
+
+    def step(self, closure=None):
+        self.inner.step(closure)
+
+    def state_dict(self):
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state):
+        self.inner.load_state_dict(state)
+
+
+@pytest.mark.parametrize("make", [Hiding, HidingText, HidingModule, NoisyOfTorch, NoisyOfNumpy, NoisyOfPython, Around])
+def test_run_resumes_bitwise_with_hidden_options_and_own_generators(make, tmp_path):
+    def fit(epochs, directory=None):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        optimizer = make(list(model.parameters()), lr=0.1)
+        plugins = [] if directory is None else [Checkpoint(directory, resume="auto")]
+        Learner(model, nn.MSELoss(), optimizer, plugins=plugins, standard=False).fit(batches(3), epochs=epochs)
+        return model.state_dict()
+
+    fit(1, tmp_path)
+    assert alike(dict(fit(2)), dict(fit(2, tmp_path)))
+
+
+def test_failing_load_and_undo_leave_the_generator_where_it_was():
+    optimizer, other = trained(NoisyOfTorch), trained(NoisyOfTorch)
+    other.noise()
+    before = optimizer.generator.get_state()
+    undo = OptimizerPart("optimizer", optimizer).load(OptimizerPart("optimizer", other).saved())
+    assert torch.equal(optimizer.generator.get_state(), other.generator.get_state())
+    undo()
+    assert torch.equal(optimizer.generator.get_state(), before)
 
 
 def test_state_of_a_defaultdict_stays_one():
