@@ -34,7 +34,7 @@ from loopkit.errors import PhaseError, PluginError
 from loopkit.events import SignalBegin
 from loopkit.every import Every
 from loopkit.phases import Phase
-from loopkit.plugin import unwrapped
+from loopkit.plugin import plugin_name, unwrapped
 from loopkit.progress import Progress
 from loopkit.result import FitResult, Planned, StopRequest
 
@@ -246,7 +246,7 @@ class Learner:
     def remove(self, *words: str) -> None:
         """Remove plugins by name or by what they provide. During a fit their ``fit_end`` still comes at its end.
 
-        A schedule puts the rates back that the optimizer had without it.
+        A plugin with ``leave`` undoes its changes: a schedule puts back the optimizer's own rates, `Freeze` thaws.
         """
         self._change(remove=words)
 
@@ -284,10 +284,21 @@ class Learner:
         except BaseException as error:
             if core.fit is not None:
                 core.fit.brackets.forget({name: self.plugins[name] for name in names}, core.fit.result, error)
+            self._undo(names, error)
             core.registry.change(gone, names)
             core.requests.change()
             core.models.put_back(wrappers, names)
+            core.models.set_up(core.registry, {plugin_name(each) for each in gone if hasattr(each, "leave")})
             raise
+
+    def _undo(self, names: Iterable[str], error: BaseException) -> None:
+        """Let plugins that could not join leave again, as far as they came."""
+        for name in names:
+            try:
+                if hasattr(self.plugins[name], "leave"):
+                    self.plugins[name].leave(self)
+            except Exception as other:
+                error.add_note(f"loopkit: leave of plugin {name!r} raised {type(other).__name__}: {other}")
 
     def explain(self, phase: str | Phase | None = None, *, full: bool = False) -> Explanation:
         """The plan; print it. Of a phase: hook by hook, which plugin runs when, and why.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from loopkit.base.batches import map_tensors
 from loopkit.base.options import Shown
 from loopkit.hooks import hookimpl
+
+if TYPE_CHECKING:
+    from loopkit.learner import Learner
 
 
 class ChannelsLast(Shown):
@@ -24,6 +27,11 @@ class ChannelsLast(Shown):
     provides = "memory_format"
     before = ("freeze", "compile", "sync")
     after = ("device",)
+
+    def leave(self, learner: Learner) -> None:
+        """Put the models back into the layout of torch."""
+        for model in learner.models.values():
+            model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
 
     @hookimpl(updates=("model",))
     def setup_model(self, model: nn.Module) -> nn.Module:

@@ -27,6 +27,8 @@ class Freeze(Shown):
     it). What had ``requires_grad = False`` before is never thawed. It owns ``trainable.<pattern>``, so
     another owner of the same parameters raises. So does a training epoch in which anything else has thawed one.
 
+    ``learner.remove("freeze")`` trains again what it froze.
+
     The optimizer may hold frozen parameters: without a gradient they do not change, not by weight
     decay or momentum either. Its state for them begins when they are thawed.
 
@@ -91,12 +93,21 @@ class Freeze(Shown):
             paths.setdefault(parameter, []).append(path)
         for parameter in learner.models[name].parameters():
             covered = any(covers(pattern, path) for pattern in self._patterns for path in paths[parameter])
-            if covered and parameter.requires_grad:
+            if covered and parameter.requires_grad and not self._is_thawed(paths[parameter]):
                 self._own[parameter] = paths[parameter]
                 _freeze(parameter)
         if self._state is not None and name == list(self._models)[-1]:
             self.load_state_dict(self._state)
         return model
+
+    def leave(self, learner: Learner) -> None:
+        """Train again what it froze; what was frozen before stays frozen."""
+        for parameter in self._own:
+            parameter.requires_grad = True
+        for module in self._evals:
+            module.train()
+        self._own = {}
+        self._evals = []
 
     def owns(self) -> tuple[str, ...]:
         """Whether the parameters that its patterns cover are trained."""

@@ -126,3 +126,12 @@ def test_device_comes_first():
 
 def test_channels_last_keeps_the_contract_on_images():
     check_plugin(ChannelsLast, problem=small_problem, skip=("unknown_phases",))
+
+
+def test_removed_channels_last_puts_the_layout_back():
+    learner = small_problem().learner(plugins=[ChannelsLast()], standard=False)
+    images = [p for p in learner.model.parameters() if p.ndim == 4]
+    assert images
+    assert not any(p.is_contiguous() for p in images if p.shape[1] > 1)
+    learner.remove("channels_last")
+    assert all(p.is_contiguous() for p in images)

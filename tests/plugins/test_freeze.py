@@ -481,3 +481,71 @@ def test_what_the_plugin_itself_thaws_is_not_refused():
     freeze.thaw("encoder.layer1")
     learner.fit(make_batches(), epochs=1)
     assert learner.progress.epochs == 1
+
+
+# Removed
+
+
+def flags(model):
+    return {name: p.requires_grad for name, p in model.named_parameters()}
+
+
+def frozen_learner(*plugins):
+    model = Model()
+    model.head.bias.requires_grad = False
+    return Learner(model, mse_loss, sgd, plugins=plugins, standard=False)
+
+
+def test_removed_freeze_thaws_what_it_froze_and_nothing_else():
+    learner = frozen_learner(Freeze("encoder", "head"))
+    assert not any(flags(learner.model).values())
+    learner.remove("freeze")
+    assert [name for name, trained in flags(learner.model).items() if not trained] == ["head.bias"]
+    learner.add(Freeze("encoder.layer1"))
+    assert [name for name, trained in flags(learner.model).items() if not trained] == [
+        "encoder.layer1.weight",
+        "encoder.layer1.bias",
+        "head.bias",
+    ]
+
+
+def test_replaced_freeze_gives_way_to_the_new_one():
+    learner = frozen_learner(Freeze("encoder"))
+    learner.replace("freeze", Freeze("encoder.layer1"))
+    assert not learner.model.encoder.layer1.weight.requires_grad
+    assert learner.model.encoder.layer2.weight.requires_grad
+
+
+def test_freeze_that_could_not_be_replaced_freezes_as_before():
+    freeze = Freeze("encoder.layer1", "encoder.layer2")
+    learner = frozen_learner(freeze)
+    freeze.thaw("encoder.layer2")
+    before = flags(learner.model)
+    with pytest.raises(PluginError, match="matches no"):
+        learner.replace("freeze", Freeze("head", "nothing"))
+    assert flags(learner.model) == before
+    assert not freeze.is_frozen("encoder.layer2")
+
+
+def test_freeze_that_is_added_beside_what_fails_freezes_nothing():
+    learner = frozen_learner()
+    before = flags(learner.model)
+    with pytest.raises(PluginError, match="matches no"):
+        learner.add(Freeze("head"), EvalMode("nothing"))
+    assert flags(learner.model) == before
+
+
+def test_norm_that_a_freeze_kept_in_eval_mode_trains_after_its_removal():
+    class Removes:
+        optional = ("epoch_begin",)
+
+        @hookimpl(phase="training")
+        def epoch_begin(self, learner):
+            learner.remove("freeze")
+
+        @hookimpl(phase="training")
+        def step_end(self, learner):
+            assert learner.model.encoder.norm.training
+
+    learner = frozen_learner(Freeze("encoder"), Removes())
+    learner.fit([(torch.randn(4, 4), torch.randn(4, 1))], epochs=1)

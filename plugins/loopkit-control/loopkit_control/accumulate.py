@@ -49,6 +49,13 @@ class Accumulate(Shown):
             raise PluginError(f"Accumulate({schedule!r}): say how many steps from update 0 on, {{0: 1, ...}}")
         self.name = name
         self._learner: weakref.ref[Learner] | None = None
+        self._given: int | None = None
+        """The learner's own number of steps, which it has again when the plugin is removed."""
+
+    def leave(self, learner: Learner) -> None:
+        """Put the learner's own number of steps back."""
+        if self._given is not None:
+            learner.accumulate = self._given
 
     def steps(self, updates: int) -> int:
         """Steps of the update that comes after so many."""
@@ -57,6 +64,8 @@ class Accumulate(Shown):
     @hookimpl
     def setup_model(self, learner: Learner, model: nn.Module) -> nn.Module:
         """Set it for the first window."""
+        if self._learner is None or self._learner() is not learner:
+            self._given = learner.accumulate
         self._learner = weakref.ref(learner)
         self._set(learner)
         return model

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers import on
-from loopkit_testing import check_plugin
+from loopkit_testing import check_plugin, tiny_problem
 from torch import nn
 
 from loopkit import Learner
@@ -95,3 +95,12 @@ def test_schedule_is_refused(schedule):
 
 def test_plugin_keeps_the_contract():
     check_plugin(lambda: Accumulate({0: 1, 1000: 2}))  # to change a learner's accumulate is what it is for
+
+
+def test_removed_accumulate_puts_the_learners_own_number_back():
+    problem = tiny_problem()
+    learner = problem.learner(plugins=[Accumulate({0: 1, 2: 4})], accumulate=2, standard=False)
+    learner.fit(problem.train, epochs=2)
+    assert learner.accumulate == 4
+    learner.remove("accumulate")
+    assert learner.accumulate == 2
