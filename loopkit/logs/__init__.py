@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from loopkit.logs.kinds import Value as Value
     from loopkit.logs.reading import Log as Log
     from loopkit.logs.reading import read_log as read_log
+    from loopkit.logs.record import Group as Group
     from loopkit.logs.record import Record as Record
     from loopkit.logs.record import Records as Records
 

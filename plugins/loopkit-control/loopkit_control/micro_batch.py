@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from loopkit.author import Shown, describe, generators, map_tensors, say, sharded, warn
+from loopkit.author import Shown, describe, generators, is_sum, map_tensors, say, sharded, warn
 from loopkit.errors import PhaseError, PluginError
 from loopkit.events import ForwardBegin, LossBegin
 from loopkit.hooks import hookimpl
-from loopkit.losses import is_sum
 from loopkit.phases import TrainingPhase
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from loopkit.criteria import Criterion, Mode, is_better
+from loopkit.author import is_better
+from loopkit.criteria import Criterion, Mode
 from loopkit.errors import PluginError
 
 __all__ = ["GeneralisationLoss", "ProgressQuotient"]

@@ -6,10 +6,9 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from loopkit import hookimpl
-from loopkit.author import Shown, is_count
-from loopkit.criteria import Criterion, Mode, better, checked_mode
+from loopkit.author import Shown, better, checked_mode, is_count, is_sum
+from loopkit.criteria import Criterion, Mode
 from loopkit.errors import PluginError
-from loopkit.losses import is_sum
 from loopkit.metrics import Mean
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from loopkit.data import Loader, LoaderError, Shares
+from loopkit.author import Shares
+from loopkit.data import Loader, LoaderError
 from loopkit.errors import EmptyDataError
 from loopkit_data.tokens import MASKED, TokenFile, mixed
 

@@ -13,11 +13,10 @@ from typing import Any
 
 from loopkit_eject import _core as _core  # isort: split
 
-from loopkit.author import check_count, nearest
+from loopkit.author import Every, check_count, nearest, no_loss_fn
 from loopkit.errors import LoopkitError
 from loopkit.events import UpdateBegin
-from loopkit.every import Every
-from loopkit.learner import Learner, no_loss_fn
+from loopkit.learner import Learner
 from loopkit.phases import Phase, PredictionPhase, TrainingPhase, ValidationPhase
 from loopkit_eject.code import WIDTH, NoWrittenForm, expression, literal, sorted_imports, wrapped
 from loopkit_eject.draft import TAB, Draft, Limits, loop

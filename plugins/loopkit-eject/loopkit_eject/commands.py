@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from loopkit.commands.cli import argument, say, standalone
+from loopkit.commands import argument, say, standalone
 from loopkit_eject import EjectError, eject_config
 from loopkit_files import load
 from loopkit_files.commands import CONFIG, SET, reporting

@@ -11,9 +11,8 @@ from typing import Literal
 
 import torch
 
-from loopkit.every import Every
+from loopkit.author import Every, is_sum
 from loopkit.learner import Learner
-from loopkit.losses import is_sum
 from loopkit_eject.code import number
 
 __all__ = ["TAB", "Accumulator", "Draft", "Limits", "Place", "loop"]

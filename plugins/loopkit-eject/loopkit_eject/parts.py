@@ -14,11 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from loopkit import criteria
 from loopkit import metrics as own_metrics
-from loopkit.author import devices
-from loopkit.groups import covers, named_modules
-from loopkit.hooks import implemented
-from loopkit.losses import is_sum
-from loopkit.plugin import declared, unwrapped
+from loopkit.author import covers, declared, devices, implemented, is_sum, named_modules, unwrapped
 from loopkit.plugins import (
     ChannelsLast,
     Checkpoint,

@@ -12,8 +12,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from loopkit.checkpoint.structure import near, plain, shown
-from loopkit.checkpoint.weights import SUFFIX
+from loopkit.author import SUFFIX, structure
 from loopkit.errors import CheckpointError, LoopkitError
 
 __all__ = ["load_torch"]
@@ -66,9 +65,8 @@ def load_torch(file: str | os.PathLike[str] | BinaryIO, *, key: str | None = Non
     if key is not None:
         if not isinstance(found, Mapping) or key not in found:
             keys = [str(each) for each in found] if isinstance(found, Mapping) else []
-            raise CheckpointError(
-                f"load_torch: {where} has no key {key!r}{near(key, keys)}; it has {shown(keys) or type(found).__name__}"
-            )
+            held = structure.shown(keys) or type(found).__name__
+            raise CheckpointError(f"load_torch: {where} has no key {key!r}{structure.near(key, keys)}; it has {held}")
         found = found[key]
     return _named(found, f"{where}[{key!r}]" if key is not None else where)
 
@@ -82,6 +80,8 @@ def _named(found: Any, where: str) -> dict[str, Tensor]:
         inner = [name for name in others if isinstance(found[name], Mapping)
                  and any(isinstance(value, Tensor) for value in found[name].values())]  # fmt: skip
         fix = f"Say which part is meant: key={inner[0]!r}" if inner else "Save the tensors alone"
-        kinds = shown([f"{plain(str(name))} ({type(found[name]).__name__})" for name in others], str)
+        kinds = structure.shown(
+            [f"{structure.plain(str(name))} ({type(found[name]).__name__})" for name in others], str
+        )
         raise CheckpointError(f"load_torch: {where} holds more than tensors by name: {kinds}. {fix}")
     return dict(found)

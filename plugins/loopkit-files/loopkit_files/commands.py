@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from loopkit.commands import cli
-from loopkit.commands.cli import JSON, argument, say, standalone
+from loopkit.commands import JSON, argument, say, standalone
+from loopkit.commands import reporting as plainly
 from loopkit_files.document import load
 from loopkit_files.errors import ConfigError
 
@@ -71,7 +71,7 @@ def explain(options: argparse.Namespace) -> int:
 def reporting(make: Callable[[], str], put: Callable[[str], object] = say) -> int:
     """`loopkit.commands.cli.reporting`; problems of the file are written a line each."""
     try:
-        return cli.reporting(make, put)
+        return plainly(make, put)
     except ConfigError as error:
         lines = str(error).splitlines()
         say(f"loopkit: error: {lines[0]}", sys.stderr)

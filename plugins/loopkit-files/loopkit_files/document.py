@@ -15,11 +15,9 @@ from typing import Any
 from torch import nn
 
 from loopkit import author, seed_everything
-from loopkit.author import locate, nearest
+from loopkit.author import Every, locate, nearest, standard_set
 from loopkit.errors import PluginError
-from loopkit.every import Every
 from loopkit.learner import Learner
-from loopkit.plugins import standard_set
 from loopkit.result import FitResult
 from loopkit_files import overrides as override
 from loopkit_files.calls import Caller, Report, article, dotted

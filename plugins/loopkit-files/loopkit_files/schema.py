@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from loopkit.author import nearest
-from loopkit.every import Every
+from loopkit.author import Every, nearest
 from loopkit_files.calls import Report, article
 from loopkit_files.lines import Place
 

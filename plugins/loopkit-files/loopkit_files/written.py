@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from loopkit import author
-from loopkit.author import describe, nearest, options_of
-from loopkit.every import Every
-from loopkit.learner import Learner, no_loss_fn
+from loopkit.author import Every, describe, nearest, no_loss_fn, options_of
+from loopkit.learner import Learner
 from loopkit.phases import Phase, PredictionPhase, TrainingPhase, ValidationPhase
 from loopkit_files.calls import dotted, is_changed, parameters_of, public_name, remembered
 from loopkit_files.errors import ConfigError

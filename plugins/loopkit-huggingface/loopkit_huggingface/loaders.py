@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import BatchSampler
 
-from loopkit.author import Shown, describe
-from loopkit.data import Loader, LoaderError, ResumableSampler, Shares
+from loopkit.author import Shares, Shown, describe
+from loopkit.data import Loader, LoaderError, ResumableSampler
 from loopkit.errors import EmptyDataError, StateError
 
 __all__ = ["DatasetLoader", "StreamLoader"]

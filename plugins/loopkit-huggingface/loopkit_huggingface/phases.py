@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from loopkit import phases
+import loopkit
 from loopkit.author import describe, nearest
 from loopkit.errors import LossError, PhaseError, PhaseInputError
 from loopkit.events import ForwardBegin, LossBegin
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["PredictionPhase", "TrainingPhase", "ValidationPhase"]
 
 
-class ModelLoss(phases.Phase):
+class ModelLoss(loopkit.Phase):
     """The base of this module's phases; see `TrainingPhase`."""
 
     def __init__(
@@ -111,7 +111,7 @@ class ModelLoss(phases.Phase):
         return _is_causal(next(iter(learner.models.values()))) if self.causal is None else self.causal
 
 
-class TrainingPhase(ModelLoss, phases.TrainingPhase):
+class TrainingPhase(ModelLoss, loopkit.TrainingPhase):
     """Training with the loss that the model returns: ``model(**batch)``, of whose output loss and logits are taken.
 
     Events of a step: those of `loopkit.TrainingPhase`.
@@ -159,7 +159,7 @@ class TrainingPhase(ModelLoss, phases.TrainingPhase):
         step.update()
 
 
-class ValidationPhase(ModelLoss, phases.ValidationPhase):
+class ValidationPhase(ModelLoss, loopkit.ValidationPhase):
     """Validation with the loss that the model returns, in eval mode and without gradients: see `TrainingPhase`.
 
     Events of a step: StepBegin, ForwardBegin, LossBegin, StepEnd.
@@ -169,7 +169,7 @@ class ValidationPhase(ModelLoss, phases.ValidationPhase):
         self.compute(learner, step)
 
 
-class PredictionPhase(ModelLoss, phases.PredictionPhase):
+class PredictionPhase(ModelLoss, loopkit.PredictionPhase):
     """The logits for batches as in `TrainingPhase`; labels in them are left out, and nothing is shifted."""
 
     def forward(self, learner: Learner, inputs: Any) -> Any:

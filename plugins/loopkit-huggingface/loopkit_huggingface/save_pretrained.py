@@ -13,8 +13,8 @@ from typing import Any
 from torch import nn
 
 from loopkit import Epoch, FitResult, Learner, Phase, hookimpl
-from loopkit.author import Shown, describe, nearest, sharded
-from loopkit.criteria import Mode, checked_mode, direction, is_better
+from loopkit.author import Shown, checked_mode, describe, direction, is_better, nearest, sharded
+from loopkit.criteria import Mode
 from loopkit.errors import PluginError
 
 __all__ = ["SavePretrained"]

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from loopkit.hooks import Target
+    from loopkit.author import Target
 
 __all__ = ["around", "with_default"]
 

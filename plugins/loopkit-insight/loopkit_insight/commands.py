@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from loopkit.commands.cli import argument, existing, plain, say, standalone
+from loopkit.commands import argument, existing, plain, say, standalone
 
 __all__ = ["replay"]
 
@@ -29,8 +29,8 @@ def replay(options: argparse.Namespace) -> int:
     import pdb
     import traceback
 
-    from loopkit.checkpoint.storage import read_manifest
-    from loopkit.commands.scripts import made
+    from loopkit.author import storage
+    from loopkit.commands import made
     from loopkit.hooks import hookimpl
     from loopkit_insight.replay_bundle import replay as run_again
 
@@ -45,7 +45,7 @@ def replay(options: argparse.Namespace) -> int:
             self.seen = True
 
     path = existing(options.path).absolute()
-    recorded = read_manifest(path).about.get("error")
+    recorded = storage.read_manifest(path).about.get("error")
     learner, _ = made(options.target)
     begun = Begun()
     learner.add(begun)

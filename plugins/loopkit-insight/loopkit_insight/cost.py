@@ -17,7 +17,7 @@ from loopkit_insight.calls import around, with_default
 
 if TYPE_CHECKING:
     from loopkit import Epoch
-    from loopkit.hooks import Target
+    from loopkit.author import Target
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 

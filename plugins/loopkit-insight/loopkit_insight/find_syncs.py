@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loopkit import hookimpl
-from loopkit.author import Shown, aligned
-from loopkit.hooks import hooks
+from loopkit.author import Shown, aligned, hooks
 from loopkit.logs import Table
 from loopkit_insight.calls import around, with_default
 from loopkit_insight.syncs import TensorReads, caller, tensors
 
 if TYPE_CHECKING:
-    from loopkit.hooks import Target
+    from loopkit.author import Target
     from loopkit.learner import Learner
     from loopkit.phases import Phase
 

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from loopkit.author import Shown
+from loopkit.author import Shown, gradients, named_parameters
 from loopkit.errors import PluginError
-from loopkit.groups import named_parameters
 from loopkit.hooks import hookimpl
-from loopkit.plugins.gradients import alike, total_norm
 
 if TYPE_CHECKING:
     from loopkit import Step
@@ -159,7 +157,7 @@ def norms(tensors: Sequence[Tensor | None], parts: Members) -> dict[Part, Tensor
     members = {part: positions for part, positions in members.items() if positions}
     with torch.no_grad():
         given = list(there.values())
-        if not alike(given):
+        if not gradients.alike(given):
             found = {part: _mixed(there[i] for i in positions) for part, positions in members.items()}
             return {(): _mixed(given), **found}
         dtype = torch.float32 if given[0].dtype in HALVES else None
@@ -170,7 +168,7 @@ def norms(tensors: Sequence[Tensor | None], parts: Members) -> dict[Part, Tensor
 
 def _mixed(tensors: Iterable[Tensor]) -> Tensor:
     """The norm of tensors on several devices, of several dtypes, or sharded; of those it is one collective."""
-    return total_norm([t.float() if t.dtype in HALVES else t for t in tensors])
+    return gradients.total_norm([t.float() if t.dtype in HALVES else t for t in tensors])
 
 
 def check_count(where: str, **options: Any) -> None:

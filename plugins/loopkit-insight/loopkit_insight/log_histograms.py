@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from loopkit.author import Shown, sharded
+from loopkit.author import Shown, covers, named_parameters, nothing_matches, sharded
 from loopkit.errors import PluginError
-from loopkit.groups import covers, named_parameters, nothing_matches
 from loopkit.hooks import hookimpl
-from loopkit.logs.kinds import Histogram
+from loopkit.logs import Histogram
 from loopkit_insight.log_gradients import check_count
 
 if TYPE_CHECKING:

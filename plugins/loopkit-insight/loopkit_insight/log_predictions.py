@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
-from loopkit.author import Shown, describe, first_tensor, nearest
+from loopkit.author import CHANNELS, Shown, describe, first_tensor, nearest
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
-from loopkit.logs.kinds import CHANNELS, Image, Table
+from loopkit.logs import Image, Table
 from loopkit_insight.log_gradients import check_count
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from loopkit.hooks import hookimpl
 
 if TYPE_CHECKING:
     from loopkit import Epoch
-    from loopkit.hooks import Target
+    from loopkit.author import Target
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult

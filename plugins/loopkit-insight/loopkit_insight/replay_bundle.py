@@ -12,15 +12,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from loopkit.author import Shown, describe, generators, map_tensors, move, sharded
-from loopkit.checkpoint import disk, storage
-from loopkit.checkpoint.bundle import Contents, read_state
-from loopkit.checkpoint.bundle import describe as describe_run
-from loopkit.checkpoint.encoding import encode
-from loopkit.checkpoint.tensors import check
+from loopkit.author import (
+    Buffers,
+    Shown,
+    bundle,
+    describe,
+    disk,
+    encoding,
+    generators,
+    map_tensors,
+    move,
+    sharded,
+    storage,
+    tensors,
+)
 from loopkit.errors import Cancel, CheckpointError, PeerError, StateError, WorldError
 from loopkit.hooks import hookimpl
-from loopkit.plugins.buffers import Buffers
 
 if TYPE_CHECKING:
     from loopkit import Step
@@ -113,8 +120,8 @@ class ReplayBundle(Shown):
 
     def _check(self, step: Step) -> None:
         try:
-            _, tensors = encode(step.batch, "batch")
-            check(tensors, "batch")
+            _, found = encoding.encode(step.batch, "batch")
+            tensors.check(found, "batch")
         except StateError as error:
             raise StateError(
                 f"ReplayBundle cannot save this batch ({step.epoch.where(step)}): {error}. The batch is "
@@ -157,8 +164,8 @@ class ReplayBundle(Shown):
                 "message": str(error),
                 "updates": updates,
             }
-            contents = Contents.of(learner, state)
-            about = describe_run(learner, contents, "error", error=f"{type(error).__name__}: {error}")
+            contents = bundle.Contents.of(learner, state)
+            about = bundle.describe(learner, contents, "error", error=f"{type(error).__name__}: {error}")
             label = "replay" if learner.world.size == 1 else f"replay-rank{learner.world.rank}"  # no two of one name
             return storage.write(self.directory, contents.files(), about, label=label).path
         finally:
@@ -219,7 +226,7 @@ def replay(
             f"start the script by itself, without torchrun"
         )
     manifest = storage.read_manifest(Path(path).absolute())
-    state = read_state(manifest)
+    state = bundle.read_state(manifest)
     if "replay" not in state:
         raise CheckpointError(f"{manifest.path} is a checkpoint, not a bundle of ReplayBundle")
     savers = [n for n, p in learner.plugins.items() if getattr(p, "provides", "") == "checkpoint"]

@@ -8,12 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from loopkit.author import Shown, add_note, describe, is_count, sharded
+from loopkit.author import (
+    Shown,
+    add_note,
+    concerns,
+    describe,
+    hook_states,
+    implemented,
+    is_count,
+    provided,
+    sharded,
+    unwrapped,
+)
 from loopkit.data import Loader
 from loopkit.errors import PluginError
-from loopkit.hooks import concerns, hookimpl, implemented
-from loopkit.plugin import hook_states, provided, unwrapped
-from loopkit.plugins.metrics import Metrics
+from loopkit.hooks import hookimpl
+from loopkit.plugins import Metrics
 from loopkit_insight.trial import KEPT, as_before, copied, own_position
 
 if TYPE_CHECKING:

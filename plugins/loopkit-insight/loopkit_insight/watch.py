@@ -12,11 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from loopkit import hookimpl
-from loopkit.author import Shown, describe, first_tensor, nearest
+from loopkit.author import Shown, describe, first_tensor, late, merging, nearest
 from loopkit.errors import PluginError
 from loopkit.metrics import Mean
-from loopkit.plugins.late import read
-from loopkit.plugins.merging import packed, to_host, unpacked
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -181,12 +179,12 @@ class Watch(Shown):
         self._seen.pop(phase.name, None)
         means = self._phases.pop(phase.name)
         if learner.world.size > 1:
-            said = learner.world.gather(packed({path: mean.state_dict() for path, mean in means.items()}))
-            states = [unpacked(each) for each in said]
+            said = learner.world.gather(merging.packed({path: mean.state_dict() for path, mean in means.items()}))
+            states = [merging.unpacked(each) for each in said]
             for path, mean in means.items():
                 mean.merge([state[path] for state in states])
         values = {path: mean.compute() for path, mean in means.items() if not mean.is_empty}
-        learner.metrics.update({f"{phase.name}/{path}": value for path, value in read(values).items()})
+        learner.metrics.update({f"{phase.name}/{path}": value for path, value in late.read(values).items()})
 
     def _modules(self, learner: Learner) -> dict[str, nn.Module]:
         """The watched modules by path."""
@@ -229,7 +227,7 @@ class Watch(Shown):
             return states[rank]
         made: dict[str, Any] = {}
         for phase in dict.fromkeys(phase for state in states for phase in state):
-            saved = [to_host(state[phase]) for state in states if phase in state] if rank == 0 else []
+            saved = [merging.to_host(state[phase]) for state in states if phase in state] if rank == 0 else []
             made[phase] = {}
             for path in dict.fromkeys(path for state in states for path in state.get(phase, ())):
                 mean = Mean(path)

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from loopkit.author import Shown, nearest
+from loopkit.author import Shown, nearest, snake_case
 from loopkit.errors import PluginError
-from loopkit.events import snake_case
 from loopkit.hooks import hookimpl
 from loopkit.phases import PredictionPhase
 from loopkit_lightning.common import LIMITS, load, made, plain

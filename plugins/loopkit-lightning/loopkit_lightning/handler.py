@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from loopkit.author import Shown, nearest
+from loopkit.author import Shown, nearest, snake_case
 from loopkit.errors import PluginError
-from loopkit.events import snake_case
 from loopkit.hooks import hookimpl
 from loopkit.progress import Progress
 from loopkit_lightning.common import LIMITS, Metrics, load, made, plain

@@ -15,10 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from loopkit import hookimpl
-from loopkit.author import devices
+from loopkit.author import Member, buckets, devices
 from loopkit.data import Loader
-from loopkit.distributed.buckets import copy_state
-from loopkit.distributed.member import Member
 from loopkit.errors import PluginError, WorldError
 from loopkit_local.averaging import Average, Parts, to_devices
 from loopkit_local.cadence import Cadence, Controller, EverySteps, Free
@@ -244,7 +242,7 @@ class AverageParameters(Member):
                 )
             self._round = epoch.data
         if not self._equal:
-            copy_state(learner.models.with_extras().values())
+            buckets.copy_state(learner.models.with_extras().values())
             self._equal = True
         self._restore_loaded(learner)
         if self.outer is not None and self._outer is None:

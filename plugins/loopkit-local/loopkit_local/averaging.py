@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from loopkit.author import devices
-from loopkit.distributed.buckets import bucketed
+from loopkit.author import buckets, devices
 
 __all__ = ["Average", "Parts", "distance", "to_devices", "to_host", "weighted_mean"]
 
@@ -201,7 +200,7 @@ def weighted_mean(tensors: Sequence[Tensor], share: float, group: Any = None) ->
         group: Of ``torch.distributed``.
     """
     means: list[Tensor] = [torch.empty(0)] * len(tensors)
-    for bucket in bucketed(tensors, BUCKET_BYTES):
+    for bucket in buckets.bucketed(tensors, BUCKET_BYTES):
         flat = torch.cat([_flat(tensors[i]) for i in bucket])
         if share:
             flat.mul_(share)
@@ -223,7 +222,7 @@ def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
         tensors: They may be on the host already.
     """
     made = list(tensors)
-    for bucket in bucketed(tensors, BUCKET_BYTES):
+    for bucket in buckets.bucketed(tensors, BUCKET_BYTES):
         parts = [tensors[i].detach().reshape(-1) for i in bucket]
         flat = parts[0] if len(parts) == 1 else torch.cat(parts)
         if len(parts) == 1 or flat.device != devices.HOST:
@@ -240,7 +239,7 @@ def to_devices(values: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tens
         targets: As many, of the same shapes.
     """
     made = [value.to(target.dtype) for value, target in zip(values, targets, strict=True)]
-    for bucket in bucketed(targets, BUCKET_BYTES):
+    for bucket in buckets.bucketed(targets, BUCKET_BYTES):
         device = targets[bucket[0]].device
         if made[bucket[0]].device != device:
             flat = torch.cat([made[i].reshape(-1) for i in bucket])

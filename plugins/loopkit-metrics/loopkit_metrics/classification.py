@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from loopkit.author import describe
+from loopkit.author import added, classes_axis, count, describe, wide
 from loopkit.logs import Table
-from loopkit.metrics import ClassCounts, Metric, added, classes_axis, count, wide
+from loopkit.metrics import ClassCounts, Metric
 from loopkit_metrics.kept import Kept
 
 

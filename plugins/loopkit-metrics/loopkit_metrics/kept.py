@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loopkit.metrics import Metric, wide
+from loopkit.author import wide
+from loopkit.metrics import Metric
 
 
 class Kept(Metric):

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from loopkit.author import describe
-from loopkit.metrics import Metric, added, wide
+from loopkit.author import added, describe, wide
+from loopkit.metrics import Metric
 
 
 def paired(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loopkit.author import count_samples
-from loopkit.metrics import Mean, Metric, added, as_tensor, wide
+from loopkit.author import added, as_tensor, count_samples, wide
+from loopkit.metrics import Mean, Metric
 
 
 class ExponentialMean(Mean):

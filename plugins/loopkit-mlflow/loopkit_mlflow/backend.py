@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from loopkit.author import masking
 from loopkit.checkpoint import Manifest, best, listing
 from loopkit.errors import CheckpointError, LogError, PluginError
 from loopkit.logs import (
@@ -35,7 +36,6 @@ from loopkit.logs import (
     Text,
     Value,
 )
-from loopkit.logs.masking import masked_values
 from loopkit.plugins import Checkpoint, LogTo
 from loopkit.result import FitResult
 from loopkit_mlflow.client import check_uri
@@ -291,7 +291,10 @@ class MLflow(Backend):
             "mlflow.source.name": sys.argv[0] or "python",
             "mlflow.source.type": "LOCAL",
             **({} if self.parent is None else {"mlflow.parentRunId": self.parent}),
-            **{name_for(key): clean(str(value))[:LONGEST_TAG] for key, value in masked_values(self.tags).items()},
+            **{
+                name_for(key): clean(str(value))[:LONGEST_TAG]
+                for key, value in masking.masked_values(self.tags).items()
+            },
         }
         now = _milliseconds(time.time())
         return Header(self.tracking_uri, self.experiment, self.run_name, tags, now, **more)

@@ -9,8 +9,8 @@ from urllib.parse import quote, urlsplit
 
 import requests
 
+from loopkit.author import masking
 from loopkit.errors import LoopkitError, PluginError
-from loopkit.logs.masking import masked_text
 
 __all__ = ["Client", "Denied", "Refused", "ServerError", "Unavailable", "check_uri"]
 
@@ -52,9 +52,9 @@ def check_uri(uri: str) -> str:
         fits = False
     if not fits:
         raise PluginError(
-            f"MLflow: tracking_uri is {masked_text(repr(uri))}, which is no address of a server: give one such as "
-            f"'http://127.0.0.1:5000', where this runs: mlflow server --backend-store-uri sqlite:///mlflow.db; or that "
-            f"database itself, 'sqlite:///mlflow.db'"
+            f"MLflow: tracking_uri is {masking.masked_text(repr(uri))}, which is no address of a server: give one "
+            f"such as 'http://127.0.0.1:5000', where this runs: mlflow server --backend-store-uri sqlite:///mlflow.db; "
+            f"or that database itself, 'sqlite:///mlflow.db'"
         )
     if parts.username is not None or parts.password is not None:
         raise PluginError(

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from loopkit.checkpoint.lock import Lock
-from loopkit.commands.cli import Parser
+from loopkit.author import Lock
+from loopkit.commands import Parser
 from loopkit.errors import CheckpointError, LoopkitError
 from loopkit_mlflow.client import Denied, ServerError
 from loopkit_mlflow.sender import FIRST_PAUSE, LONGEST_PAUSE, Sender

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from loopkit.checkpoint.lock import Lock
+from loopkit.author import Lock
 from loopkit.errors import CheckpointError
 from loopkit_mlflow.client import Client, Denied, Refused, ServerError, Unavailable
 from loopkit_mlflow.spool import Spool, SpoolError

@@ -15,8 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from loopkit.author import nearest
-from loopkit.checkpoint.lock import Lock
+from loopkit.author import Lock, nearest
 from loopkit.errors import LoopkitError
 
 __all__ = ["Header", "Sent", "Spool", "SpoolError", "find"]

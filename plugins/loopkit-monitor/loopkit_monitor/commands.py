@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from loopkit_monitor import _core as _core  # isort: split
 
-from loopkit.commands.cli import JSON, Parser, argument, plain, say, standalone, table
+from loopkit.commands import JSON, Parser, argument, plain, say, standalone, table
 from loopkit_monitor import arguments
 
 __all__ = ["monitor", "report", "runs", "watch"]

@@ -17,16 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from loopkit.author import Shown
-from loopkit.checkpoint import storage
-from loopkit.checkpoint.bundle import monitored
-from loopkit.checkpoint.manifest import Manifest
+from loopkit.author import Shown, bundle, learning_rates, masking, storage
+from loopkit.checkpoint import Manifest
 from loopkit.errors import CheckpointError, LogError, PluginError
 from loopkit.hooks import hookimpl
 from loopkit.logs import Graph, JsonLines, Record, Table, Text
-from loopkit.logs.masking import masked_text
 from loopkit.plugins import Checkpoint, LogMetrics, LogTo, MixedPrecision
-from loopkit.plugins.log_metrics import learning_rates
 from loopkit_monitor.background import Background, running
 
 if TYPE_CHECKING:
@@ -345,7 +341,7 @@ class Monitor(Shown):
     def _news(self) -> Iterator[tuple[str, Text | Table]]:
         assert self._warnings is not None
         for text in self._warnings.take():
-            yield "run/warning", Text(masked_text(text))
+            yield "run/warning", Text(masking.masked_text(text))
         for row in self._checkpoints():
             yield "run/checkpoint", Table(CHECKPOINT, [row])
 
@@ -560,7 +556,7 @@ def _plan(learner: Learner) -> Table:
 
 def _row(manifest: Manifest) -> tuple[Any, ...]:
     about = manifest.about
-    progress, metric = about.get("progress", {}), monitored(manifest) or (None, None, None)
+    progress, metric = about.get("progress", {}), bundle.monitored(manifest) or (None, None, None)
     return (str(manifest.path), str(about.get("reason", "")), *metric, progress.get("epochs"), progress.get("steps"))
 
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, Literal
 
-from loopkit.checkpoint.manifest import FileInfo
-from loopkit.checkpoint.streams import PIECE
+from loopkit.author import FileInfo, streams
 from loopkit.errors import LoopkitError, PluginError
 
 Verify = Literal["size", "digest"]
@@ -82,7 +81,7 @@ class Store:
     def pieces(self, path: str) -> Iterator[bytes]:
         """An object, part by part."""
         with self._asking("read", path), self._fs.open(self._path(path), "rb") as file:
-            while piece := file.read(PIECE):
+            while piece := file.read(streams.PIECE):
                 yield piece
 
     def digest(self, path: str) -> FileInfo:
@@ -100,7 +99,7 @@ class Store:
             with suppress(FileExistsError):
                 self._fs.makedirs(self._path(path).rpartition("/")[0], exist_ok=True)
             with self._fs.open(self._path(path), "wb") as file:
-                while left and (piece := source.read(min(left, PIECE))):
+                while left and (piece := source.read(min(left, streams.PIECE))):
                     if self._stopped():
                         raise RemoteError(f"the upload of {self.url}/{path} was given up")
                     file.write(piece)

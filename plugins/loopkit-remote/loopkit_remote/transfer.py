@@ -19,15 +19,20 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TypeVar
 
-from loopkit.author import warn
+from loopkit.author import (
+    CHECKPOINT_NAME,
+    LOGGED,
+    MANIFEST,
+    FileInfo,
+    bundle,
+    decode_manifest,
+    disk,
+    processes,
+    storage,
+    warn,
+)
 from loopkit.checkpoint import Manifest, listing, verify
-from loopkit.checkpoint.bundle import monitored
-from loopkit.checkpoint.disk import resolved, sync_directory
-from loopkit.checkpoint.manifest import CHECKPOINT_NAME, MANIFEST, FileInfo, decode_manifest
-from loopkit.checkpoint.processes import identity
-from loopkit.checkpoint.storage import remove
 from loopkit.errors import CorruptCheckpointError
-from loopkit.plugins.checkpoint import LOGGED
 from loopkit_remote.store import Changed, RemoteError, Store, Verify
 
 LOGS, INDEX = "logs", re.compile(r"([0-9]{6,})\.json")
@@ -319,7 +324,7 @@ def upload(
         upload("runs/a", "s3://bucket/runs/a")
     """
     store = Store(url, storage_options)
-    mirror = Mirror(resolved(directory), store, verify, logs)
+    mirror = Mirror(disk.resolved(directory), store, verify, logs)
     while repeated(mirror.bring, tries):
         pass
     return [str(manifest.path) for manifest, _ in repeated(partial(whole, store), tries)]
@@ -356,7 +361,7 @@ def download(
         download("s3://bucket/runs/a", "runs/a")
         learner = Learner(model, loss_fn, optimizer, plugins=[Checkpoint("runs/a", resume="auto")])
     """
-    store, target = Store(url, storage_options), resolved(directory)
+    store, target = Store(url, storage_options), disk.resolved(directory)
     found = repeated(partial(whole, store), tries)
     newest = None
     while found and newest is None:
@@ -374,7 +379,7 @@ def download(
 
 def _best(older: list[tuple[Manifest, bytes]], newest: Manifest) -> list[tuple[Manifest, bytes]]:
     """The older one that is the best by the metric that was monitored last, if one is better than the newest."""
-    values = [(each, value) for each in [(newest, b""), *older] if (value := monitored(each[0])) is not None]
+    values = [(each, value) for each in [(newest, b""), *older] if (value := bundle.monitored(each[0])) is not None]
     if not values:
         return []
     metric, mode, _ = values[0][1]
@@ -390,7 +395,9 @@ def _fetch(store: Store, manifest: Manifest, data: bytes, directory: Path) -> Pa
     if target.exists():
         return target
     directory.mkdir(parents=True, exist_ok=True)
-    made = directory / f".tmp-{identity().token}-{secrets.token_hex(4)}"  # so a later run removes what is left of it
+    made = (
+        directory / f".tmp-{processes.identity().token}-{secrets.token_hex(4)}"
+    )  # so a later run removes what is left of it
     made.mkdir()
     try:
         for file in manifest.files:
@@ -402,11 +409,11 @@ def _fetch(store: Store, manifest: Manifest, data: bytes, directory: Path) -> Pa
             warn(f"the checkpoint {store}/{name} is damaged, and passed over: {error}")
             return None
         made.rename(target)
-        sync_directory(directory)
+        disk.sync_directory(directory)
         return target
     finally:
         if made.exists():
-            remove([made])
+            storage.remove([made])
 
 
 def _fetch_logs(store: Store, directory: Path) -> None:
@@ -416,7 +423,7 @@ def _fetch_logs(store: Store, directory: Path) -> None:
         if target.exists():
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
-        made = target.parent / f".tmp-{identity().token}-{secrets.token_hex(4)}"
+        made = target.parent / f".tmp-{processes.identity().token}-{secrets.token_hex(4)}"
         try:
             found = _write(made, store.pieces(said["at"]))
             if found == FileInfo(said["size"], said["sha256"]):

@@ -8,12 +8,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
-from loopkit.author import Shown, say, warn
+from loopkit.author import Shown, processes, say, unwrapped, warn
 from loopkit.checkpoint import listing
-from loopkit.checkpoint.processes import give_way
 from loopkit.errors import PluginError
 from loopkit.hooks import hookimpl
-from loopkit.plugin import unwrapped
 from loopkit.plugins import Checkpoint, LogTo
 from loopkit_remote.store import Changed, RemoteError, Store, Verify
 from loopkit_remote.transfer import Mirror, download, pauses, repeated, whole
@@ -209,7 +207,7 @@ class _Thread(threading.Thread):
 
     def run(self) -> None:
         """Upload."""
-        give_way()
+        processes.give_way()
         next_log, waits, hurried = time.monotonic() + self._seconds, pauses(), False
         while not self._given_up:
             self.wake.clear()

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from loopkit.checkpoint import disk, storage
-from loopkit.checkpoint.bundle import Contents, describe, find, restore
-from loopkit.checkpoint.manifest import Manifest
+from loopkit.author import bundle, disk, storage
+from loopkit.checkpoint import Manifest
 from loopkit.errors import CheckpointError
 from loopkit.plugins import Checkpoint
 from loopkit_sharded import reader
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from loopkit import Learner
-    from loopkit.checkpoint.storage import Draft
+    from loopkit.author import storage
 
 __all__ = ["ShardedCheckpoint", "load", "save"]
 
@@ -52,7 +51,7 @@ class ShardedCheckpoint(Checkpoint):
     _group: dist.ProcessGroup | None = None
     _processes = 1
 
-    def contents(self, learner: Learner, state: dict[str, Any]) -> Contents:
+    def contents(self, learner: Learner, state: dict[str, Any]) -> bundle.Contents:
         """A state as files: of this process."""
         made = PartContents.taken(learner, state)
         if made.found and self._group is None:
@@ -60,7 +59,7 @@ class ShardedCheckpoint(Checkpoint):
             self._group, self._processes = _own_group(learner), learner.world.size
         return made
 
-    def write(self, contents: Contents, about: dict[str, Any], label: str) -> Manifest | None:
+    def write(self, contents: bundle.Contents, about: dict[str, Any], label: str) -> Manifest | None:
         """Write a checkpoint together with the other processes."""
         assert isinstance(contents, PartContents)
         if not contents.found:
@@ -68,7 +67,7 @@ class ShardedCheckpoint(Checkpoint):
         return write(contents, self._draft(about, label), self._group, self._processes)
 
     @contextmanager
-    def _draft(self, about: dict[str, Any], label: str) -> Iterator[Draft]:
+    def _draft(self, about: dict[str, Any], label: str) -> Iterator[storage.Draft]:
         self.place.keep()
         with storage.drafted(self.directory, about, label=label, there=self.place.note) as draft:
             yield draft
@@ -106,7 +105,7 @@ def save(learner: Learner, directory: str | Path, reason: str = "asked for") -> 
     """
     contents = PartContents.taken(learner, state := learner.state_dict(whole=False))
     path, label = disk.resolved(directory), f"step-{learner.progress.steps}"
-    about = describe(learner, contents, reason, state["metrics"])
+    about = bundle.describe(learner, contents, reason, state["metrics"])
     if not contents.found:
         return storage.write(path, contents.files(), about, label=label) if contents.rank == 0 else None
     group = _own_group(learner)
@@ -124,6 +123,6 @@ def load(learner: Learner, path: str | Path, *, allow: Collection[str] = (), rep
         CheckpointError: There is no such checkpoint, or it is damaged.
         StateError: It does not fit; nothing was changed.
     """
-    manifest = find(Path(path).absolute())
-    restore(learner, manifest, reader.read(learner, manifest), allow=allow, replay=replay)
+    manifest = bundle.find(Path(path).absolute())
+    bundle.restore(learner, manifest, reader.read(learner, manifest), allow=allow, replay=replay)
     return manifest

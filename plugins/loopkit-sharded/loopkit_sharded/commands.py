@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from loopkit.commands.cli import argument, existing, plain, say, standalone
+from loopkit.commands import argument, existing, plain, say, standalone
 
 __all__ = ["sharded"]
 
@@ -29,12 +29,10 @@ def sharded(options: argparse.Namespace) -> int:
 
     Exit code: 0, or 2 if a checkpoint cannot be read or written.
     """
-    from loopkit.checkpoint import disk
-    from loopkit.checkpoint.bundle import find
-    from loopkit.checkpoint.manifest import in_bytes
+    from loopkit.author import bundle, disk, in_bytes
     from loopkit_sharded.convert import join, split
 
-    manifest = find(existing(options.path).absolute())
+    manifest = bundle.find(existing(options.path).absolute())
     directory = disk.resolved(options.directory)
     made = join(manifest, directory) if options.act == "export" else split(manifest, directory, options.parts)
     say(f"{plain(str(made.path), 1000)}: {len(made.files)} files, {in_bytes(made.size)}")

@@ -10,10 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loopkit.checkpoint import storage
-from loopkit.checkpoint.bundle import PARTS, Contents, read_state, read_structures
-from loopkit.checkpoint.manifest import Manifest
-from loopkit.checkpoint.tensors import pack
+from loopkit.author import bundle, storage, tensors
+from loopkit.checkpoint import Manifest
 from loopkit.errors import CheckpointError
 from loopkit_sharded.parts import Chunk, Sharded, file_of, put_back, take_out, written_index
 from loopkit_sharded.reader import PartsReader, read_parts
@@ -30,15 +28,15 @@ def join(manifest: Manifest, directory: Path) -> Manifest:
     Raises:
         CheckpointError: It is in one piece, or damaged, or the directory cannot be written.
     """
-    if PARTS not in manifest.files:
+    if bundle.PARTS not in manifest.files:
         raise CheckpointError(f"{manifest.path} is in one piece: it can be copied as it is")
     reader = PartsReader(manifest)
     storage.probe(directory)
     with tempfile.TemporaryDirectory(dir=directory, prefix=".join-") as room:
         targets = {name: _mapped(Path(room) / str(at), each) for at, (name, each) in enumerate(reader.found.items())}
         read_parts(reader, targets)
-        state = put_back(read_state(manifest, parts=True), reader.found, targets)
-        contents = Contents.made(state, read_structures(manifest))
+        state = put_back(bundle.read_state(manifest, parts=True), reader.found, targets)
+        contents = bundle.Contents.made(state, bundle.read_structures(manifest))
         return storage.write(directory, contents.files(), manifest.about, label=_label(manifest))
 
 
@@ -57,24 +55,24 @@ def split(manifest: Manifest, directory: Path, parts: int) -> Manifest:
     Raises:
         CheckpointError: It is in parts, or damaged, or the directory cannot be written.
     """
-    if PARTS in manifest.files:
+    if bundle.PARTS in manifest.files:
         raise CheckpointError(f"{manifest.path} is in parts: join them first, by loopkit sharded export")
     if parts < 2:
         raise CheckpointError(f"{parts} parts: give at least 2")
-    state = read_state(manifest)
+    state = bundle.read_state(manifest)
     shapes = {tuple(tensor.shape) for model in state["models"].values() for tensor in _tensors(model)}
-    rest, found, tensors = take_out(state, lambda value: tuple(value.shape) in shapes and value.ndim > 0)
-    contents = Contents.made(rest, read_structures(manifest))
+    rest, found, whole = take_out(state, lambda value: tuple(value.shape) in shapes and value.ndim > 0)
+    contents = bundle.Contents.made(rest, bundle.read_structures(manifest))
     cut: list[dict[str, dict[str, Tensor]]] = [{} for _ in range(parts)]
     for name, each in found.items():
         start = 0
-        for rank, piece in enumerate(tensors[name].chunk(parts)):
+        for rank, piece in enumerate(whole[name].chunk(parts)):
             cut[rank].setdefault(file_of(rank, each), {})[name] = piece
             offsets = (start, *(0 for _ in each.shape[1:]))
             each.chunks.append(Chunk(file_of(rank, each), offsets, tuple(piece.shape)))
             start += len(piece)
-    files = {file: pack(named) for each in cut for file, named in each.items()}
-    every = {**contents.files(), **files, PARTS: [written_index(found, parts)]}
+    files = {file: tensors.pack(named) for each in cut for file, named in each.items()}
+    every = {**contents.files(), **files, bundle.PARTS: [written_index(found, parts)]}
     return storage.write(directory, every, manifest.about, label=_label(manifest))
 
 

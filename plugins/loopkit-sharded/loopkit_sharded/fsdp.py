@@ -11,11 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from loopkit.author import devices, is_count, nearest, sharded
-from loopkit.distributed.buckets import copy_buffers, copy_state
-from loopkit.distributed.member import Member
+from loopkit.author import Member, buckets, devices, is_count, named_parameters, nearest, sharded
 from loopkit.errors import CancelStep, PhaseError, PluginError, WorldError
-from loopkit.groups import named_parameters
 from loopkit.hooks import hookimpl
 from loopkit_sharded.unsummed import Whole, wholes
 
@@ -179,11 +176,11 @@ class FSDP(Member):
         last = None if self._reshard_after_forward else False  # None: it is kept until its backward, which comes next
         more = {"offload_policy": self._offload_policy()} if self._offload else {}
         if self._init is None:
-            copy_state([model])
+            buckets.copy_state([model])
         for unit in (*units, model):
             if self._init is not None:
                 self._fill(unit, device)
-                copy_state([unit])
+                buckets.copy_state([unit])
             reshard, how = (last, outer) if unit is model else (self._reshard_after_forward, policy)
             fully_shard(unit, mesh=mesh, reshard_after_forward=reshard, mp_policy=how, **more)
         self._roots.append(model)
@@ -303,7 +300,7 @@ class FSDP(Member):
         if phase.training:
             self._check_optimizers(learner)
         else:
-            copy_buffers(self._roots)
+            buckets.copy_buffers(self._roots)
 
     def equal(self, learner: Learner) -> dict[str, Tensor]:
         """The parameters of which each process holds the whole."""

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from loopkit.checkpoint import storage
-from loopkit.checkpoint.bundle import PART, PARTS
-from loopkit.checkpoint.encoding import TORCH_DTYPES, dumps, loads
-from loopkit.checkpoint.manifest import Manifest
+from loopkit.author import bundle, encoding, storage
+from loopkit.checkpoint import Manifest
 from loopkit.errors import CorruptCheckpointError, FormatVersionError, StateError
 
 __all__ = ["Chunk", "Path", "Sharded", "file_of", "is_part", "put_back", "read_index", "take_out", "written_index"]
@@ -130,15 +128,15 @@ def put_back(state: Any, found: Mapping[str, Sharded], tensors: Mapping[str, Ten
     made = walk(state, ())
     if places:
         raise CorruptCheckpointError(
-            f"{PARTS} names {'.'.join(map(str, next(iter(places))))}, which the state does not hold: the two were not "
-            f"written together. Use an older checkpoint"
+            f"{bundle.PARTS} names {'.'.join(map(str, next(iter(places))))}, which the state does not hold: the two "
+            f"were not written together. Use an older checkpoint"
         )
     return made
 
 
 def file_of(rank: int, each: Sharded) -> str:
     """The file of one process that holds its part of a tensor."""
-    return f"{PART}{rank:04d}-{'weights' if each.weight else 'state'}.safetensors"
+    return f"{bundle.PART}{rank:04d}-{'weights' if each.weight else 'state'}.safetensors"
 
 
 def written_index(found: Mapping[str, Sharded], processes: int) -> bytes:
@@ -153,7 +151,7 @@ def written_index(found: Mapping[str, Sharded], processes: int) -> bytes:
         }
         for name, each in found.items()
     }
-    return dumps({"format": FORMAT, "processes": processes, "tensors": tensors})
+    return encoding.dumps({"format": FORMAT, "processes": processes, "tensors": tensors})
 
 
 def read_index(manifest: Manifest) -> dict[str, Sharded]:
@@ -163,11 +161,11 @@ def read_index(manifest: Manifest) -> dict[str, Sharded]:
         CorruptCheckpointError: It is not what was written.
         FormatVersionError: A newer loopkit-sharded wrote it.
     """
-    if PARTS not in manifest.files:
+    if bundle.PARTS not in manifest.files:
         return {}
-    path = manifest.path / PARTS
+    path = manifest.path / bundle.PARTS
     try:
-        said = loads(storage.read_file(manifest, PARTS))
+        said = encoding.loads(storage.read_file(manifest, bundle.PARTS))
         if said["format"] > FORMAT:
             raise FormatVersionError(
                 f"{path} has format {said['format']}, this loopkit-sharded reads up to {FORMAT}: install a newer one"
@@ -199,4 +197,4 @@ def _sharded(said: Mapping[str, Any]) -> Sharded:
             raise ValueError("a part has another number of dimensions")
         if any(offset + size > whole for offset, size, whole in zip(chunk.offsets, chunk.sizes, shape, strict=True)):
             raise ValueError("a part is larger than its tensor")
-    return Sharded(TORCH_DTYPES[said["dtype"]], shape, paths, said["like"], chunks)
+    return Sharded(encoding.TORCH_DTYPES[said["dtype"]], shape, paths, said["like"], chunks)

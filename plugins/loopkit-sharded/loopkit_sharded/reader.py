@@ -18,11 +18,8 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 
-from loopkit.author import raw, sharded
-from loopkit.checkpoint import storage
-from loopkit.checkpoint.bundle import PARTS, read_state
-from loopkit.checkpoint.manifest import Manifest
-from loopkit.checkpoint.tensors import read_header
+from loopkit.author import bundle, raw, sharded, storage, tensors
+from loopkit.checkpoint import Manifest
 from loopkit.errors import CorruptCheckpointError
 from loopkit_sharded.parts import Sharded, put_back, read_index
 
@@ -91,7 +88,7 @@ class PartsReader(StorageReader):
     def _read_file(self, file: str, wanted: Mapping[str, list[ReadItem]], planner: LoadPlanner) -> None:
         with storage.open_file(self._manifest, file) as source:
             try:
-                header = read_header(source)
+                header = tensors.read_header(source)
                 missing = wanted.keys() - header.tensors.keys()
                 if missing:
                     raise CorruptCheckpointError(f"it holds no {min(missing)!r}")
@@ -145,8 +142,8 @@ def read(learner: Any, manifest: Manifest) -> dict[str, Any]:
     Raises:
         CorruptCheckpointError: A file is not what was written.
     """
-    state = read_state(manifest, parts=True)
-    if PARTS not in manifest.files:
+    state = bundle.read_state(manifest, parts=True)
+    if bundle.PARTS not in manifest.files:
         return state
     reader = PartsReader(manifest)
     here = {("models", name, key): p for name, model in learner.models.items() for key, p in model.state_dict().items()}

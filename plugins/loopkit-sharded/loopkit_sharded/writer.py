@@ -18,11 +18,8 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 
-from loopkit.author import sharded
-from loopkit.checkpoint.bundle import PART, PARTS, Contents
-from loopkit.checkpoint.manifest import FileInfo, Manifest
-from loopkit.checkpoint.storage import Draft
-from loopkit.checkpoint.streams import write_file
+from loopkit.author import FileInfo, bundle, sharded, storage, streams
+from loopkit.checkpoint import Manifest
 from loopkit.errors import CheckpointError, LoopkitError, StateError
 from loopkit_sharded.parts import Chunk, Sharded, file_of, take_out, written_index
 
@@ -30,7 +27,7 @@ __all__ = ["PartContents", "PartsWriter", "write"]
 
 
 @dataclass
-class PartContents(Contents):
+class PartContents(bundle.Contents):
     """The share of a checkpoint that one process writes: its parts, and in rank 0 all that is not sharded."""
 
     rank: int
@@ -48,7 +45,7 @@ class PartContents(Contents):
         """
         rest, found, tensors = take_out(state)
         rank = learner.world.rank
-        contents = Contents.of(learner, rest)
+        contents = bundle.Contents.of(learner, rest)
         plan = create_default_local_save_plan(dict(tensors), is_coordinator=False)
         plan = SavePlan([item for item in plan.items if 0 not in _chunk(item).sizes])
         parts = {} if rank else dict(contents.tensors)
@@ -103,13 +100,13 @@ class PartsWriter(StorageWriter):
     Rank 0 makes the checkpoint's hidden directory, and gives it its name when all files are there.
     """
 
-    def __init__(self, contents: PartContents, draft: AbstractContextManager[Draft], processes: int) -> None:
+    def __init__(self, contents: PartContents, draft: AbstractContextManager[storage.Draft], processes: int) -> None:
         self._contents = contents
         self._making = draft
         self._processes = processes
         self._made = ExitStack()
         """Inside of the draft, in rank 0."""
-        self._draft: Draft | None = None
+        self._draft: storage.Draft | None = None
 
     @contextmanager
     def open(self) -> Iterator[PartsWriter]:
@@ -151,15 +148,15 @@ class PartsWriter(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
         """Write what this process is to write, and flush it to the disk."""
         contents, wanted = self._contents, {item.index.fqn for item in plan.items}
-        for file in [file for file in contents.tensors if file.startswith(PART)]:
+        for file in [file for file in contents.tensors if file.startswith(bundle.PART)]:
             kept = {name: tensor for name, tensor in contents.tensors[file].items() if name in wanted}
             contents.tensors[file] = kept
             if not kept:
                 del contents.tensors[file]
         infos: dict[str, FileInfo] = {}
         for file, chunks in contents.files().items():
-            if file.startswith(PART):
-                infos[file] = write_file(Path(plan.storage_data) / file, chunks)
+            if file.startswith(bundle.PART):
+                infos[file] = streams.write_file(Path(plan.storage_data) / file, chunks)
             elif self._draft is not None:
                 self._draft.write(file, chunks)
         results = []
@@ -184,14 +181,17 @@ class PartsWriter(StorageWriter):
                 Chunk(files[name, chunk.offsets], tuple(chunk.offsets), tuple(chunk.sizes))
                 for chunk in metadata.state_dict_metadata[name].chunks  # type: ignore[union-attr]
             ]
-        draft.write(PARTS, [written_index(found, self._processes)])
+        draft.write(bundle.PARTS, [written_index(found, self._processes)])
         self._draft = None
         self._made.close()
         self._manifest = draft.manifest
 
 
 def write(
-    contents: PartContents, draft: AbstractContextManager[Draft], group: dist.ProcessGroup | None, processes: int
+    contents: PartContents,
+    draft: AbstractContextManager[storage.Draft],
+    group: dist.ProcessGroup | None,
+    processes: int,
 ) -> Manifest | None:
     """Write a checkpoint together with the other processes; its manifest in rank 0, None elsewhere.
 

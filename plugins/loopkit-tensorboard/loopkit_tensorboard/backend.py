@@ -15,7 +15,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.graph_pb2 import GraphDef
 from tensorboardX.proto.summary_pb2 import Summary
 
-from loopkit.author import shown
+from loopkit.author import log_file, shown
 from loopkit.errors import LogError
 from loopkit.logs import (
     Audio,
@@ -26,13 +26,12 @@ from loopkit.logs import (
     Hyperparameters,
     Image,
     Record,
+    Records,
     Run,
     Table,
     Text,
     Value,
 )
-from loopkit.logs.log_file import FIXES, lock
-from loopkit.logs.record import Records
 from loopkit.result import FitResult
 from loopkit_tensorboard import summaries
 from loopkit_tensorboard.event_file import EventFile, whole
@@ -103,13 +102,13 @@ class TensorBoard(Backend):
             self.directory.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.directory, os.O_RDONLY | os.O_CLOEXEC)
             _locked.add(self)
-            lock(self._lock, self.directory)
+            log_file.lock(self._lock, self.directory)
             self._run, self._phases, self._first_step = run, tuple(run.learner.phases), run.learner.progress.steps + 1
             if self._position is None:
                 self._begin()
         except BaseException as error:
             self._unlock()
-            if isinstance(error, OSError) and (fix := FIXES.get(error.errno or 0)):
+            if isinstance(error, OSError) and (fix := log_file.FIXES.get(error.errno or 0)):
                 raise LogError(f"the log {self.directory} cannot be written: {error.strerror}; {fix}") from error
             raise
 

@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 
 import loopkit.engine
 from loopkit import Step
-from loopkit.author import EVERYTHING, Entry
-from loopkit.hooks import Target, hookimpl
+from loopkit.author import EVERYTHING, Entry, Target
+from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
 from loopkit_testing.bits import Bits, tensors_in
 from loopkit_testing.ends import watched_ends

@@ -15,16 +15,13 @@ from typing import Any, cast
 
 import torch
 
-from loopkit.author import nearest
-from loopkit.checkpoint import bundle
+from loopkit.author import bundle, nearest, snake_case
 from loopkit.errors import PluginError
-from loopkit.events import snake_case
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
-from loopkit.logs import Audio, Backend, File, Hyperparameters, Image, Table, Text
-from loopkit.logs.kinds import Graph, Histogram, Kind, Value
+from loopkit.logs import Audio, Backend, File, Graph, Histogram, Hyperparameters, Image, Kind, Table, Text, Value
 from loopkit.phases import TrainingPhase
-from loopkit.plugins.log_to import LogTo
+from loopkit.plugins import LogTo
 from loopkit_testing.case import alone, described, seed_all
 from loopkit_testing.contract import ContractError
 from loopkit_testing.leftovers import Running, open_files

@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 
-from loopkit.author import devices
+from loopkit.author import devices, hooks
 from loopkit.engine.compile.order import Entry
 from loopkit.errors import LoopkitError, PluginError
 from loopkit.events import Event, StepCancelled, UpdateSkipped
-from loopkit.hooks import hooks
 from loopkit.learner import Learner
 from loopkit.phases import Phase, PredictionPhase
 from loopkit_testing.leftovers import put_back, settings

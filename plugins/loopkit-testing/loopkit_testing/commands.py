@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from loopkit.commands.cli import JSON, argument, existing, say, say_json, standalone
+from loopkit.commands import JSON, argument, existing, say, say_json, standalone
 
 
 @standalone(
@@ -98,11 +98,11 @@ def diff(options: argparse.Namespace) -> int:
 
     Exit code: 0 if they are equal, 1 if they differ, 2 if one cannot be read.
     """
-    from loopkit.checkpoint.bundle import find, read_state
+    from loopkit.author import bundle
     from loopkit_testing.diff import count, differences
 
-    manifests = [find(existing(path).absolute()) for path in (options.one, options.other)]
-    one, other = map(read_state, manifests)
+    manifests = [bundle.find(existing(path).absolute()) for path in (options.one, options.other)]
+    one, other = map(bundle.read_state, manifests)
     found = differences(one, other, ignore=options.ignore)
     if not found:
         say("equal in every bit")

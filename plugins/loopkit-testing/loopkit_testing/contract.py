@@ -9,10 +9,9 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, cast
 
-from loopkit.author import nearest
+from loopkit.author import nearest, plugin_name
 from loopkit.errors import LoopkitError, PluginError
 from loopkit.phases import Phase
-from loopkit.plugin import plugin_name
 from loopkit_testing import leftovers
 from loopkit_testing.case import Case, alone, described
 from loopkit_testing.checks import CHECKS

@@ -14,8 +14,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from loopkit.checkpoint.structure import plain
-from loopkit.checkpoint.tensors import PACKED, refusal
+from loopkit.author import structure, tensors
 from loopkit.errors import StateError
 
 Path = tuple[str | int, ...]
@@ -92,9 +91,9 @@ def written(path: Path) -> str:
     text = ""
     for key in path:
         if isinstance(key, str) and PLAIN_KEY.fullmatch(key):
-            text += f".{plain(key)}" if text else plain(key)
+            text += f".{structure.plain(key)}" if text else structure.plain(key)
         else:
-            text += f"[{plain(repr(key))}]"
+            text += f"[{structure.plain(repr(key))}]"
     return text or "the state"
 
 
@@ -168,7 +167,7 @@ def _with_kind(value: Any) -> str:
 def _show(value: Any) -> str:
     if isinstance(value, (list, tuple, Mapping)):
         return f"of {len(value)} items"
-    return plain(repr(value[:200] if isinstance(value, (str, bytes)) else value), 80)
+    return structure.plain(repr(value[:200] if isinstance(value, (str, bytes)) else value), 80)
 
 
 def _look(tensor: Tensor) -> str:
@@ -177,7 +176,7 @@ def _look(tensor: Tensor) -> str:
 
 def _tensors(one: Tensor, other: Tensor, path: Path) -> str:
     for tensor in (one, other):
-        if why := refusal(tensor):
+        if why := tensors.refusal(tensor):
             raise StateError(f"{written(path)} is {why}")
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return f"{_look(one)} / {_look(other)}"
@@ -210,13 +209,13 @@ def _bits(tensor: Tensor) -> Tensor:
 
 def _is_nan(tensor: Tensor) -> Tensor:
     tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    if not tensor.is_floating_point() or tensor.dtype == PACKED:
+    if not tensor.is_floating_point() or tensor.dtype == tensors.PACKED:
         return torch.zeros(tensor.shape, dtype=torch.bool)
     return (tensor.float() if tensor.element_size() == 1 else tensor).isnan()
 
 
 def _element(tensor: Tensor, at: tuple[int, ...]) -> str:
-    if tensor.dtype == PACKED:
+    if tensor.dtype == tensors.PACKED:
         return hex(int(_bits(tensor)[at]))
     value = tensor[at]
     if not (value.is_floating_point() or value.is_complex()):

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from loopkit.author import Hook, hooks
 from loopkit.events import Event
-from loopkit.hooks import Hook, hookimpl, hooks
+from loopkit.hooks import hookimpl
 from loopkit.phases import Phase
 
 

@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from loopkit import Step
+from loopkit.author import plugin_name
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
 from loopkit.phases import Phase
-from loopkit.plugin import plugin_name
 from loopkit_testing.bits import difference, largest_move, weights
 from loopkit_testing.case import Case, changed_by
 from loopkit_testing.troubles import Trouble

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from loopkit.author import nearest
-from loopkit.commands.cli import JSON, argument, say, say_json, standalone
+from loopkit.commands import JSON, argument, say, say_json, standalone
 from loopkit.errors import LoopkitError
 
 WIDTH = 100
@@ -36,8 +36,8 @@ class Entry:
 
 def tables() -> dict[str, list[Entry]]:
     """The tables by name: ``hooks``, ``states``, ``words``, ``provides`` and ``checks``."""
+    from loopkit.author import PROVIDES, STATES, hooks
     from loopkit.events import Event
-    from loopkit.hooks import PROVIDES, STATES, hooks
     from loopkit_testing import CHECKS, overhead
     from loopkit_testing.declaration import declaration
     from loopkit_testing.processes import two_processes
@@ -65,8 +65,8 @@ def tables() -> dict[str, list[Entry]]:
 
 def _words() -> Iterator[Entry]:
     """Declarations of a plugin: the options of `hookimpl`, and attributes of its class."""
+    from loopkit.author import Plugin
     from loopkit.hooks import hookimpl
-    from loopkit.plugin import Plugin
 
     said = (inspect.getdoc(hookimpl) or "").partition("Args:")[2].partition("\n\n")[0]
     options = dict(re.findall(r"(?m)^    (\w+): (.*(?:\n {8}.*)*)", said))

@@ -25,9 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from loopkit.hooks import Target, hookimpl
+from loopkit.author import Target, plugin_name
+from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
-from loopkit.plugin import plugin_name
 
 BLOCKS = 1.0
 """How many seconds a ``fit_end`` may take for a problem as small as the one here."""

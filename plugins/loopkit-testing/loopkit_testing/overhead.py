@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from loopkit.hooks import Target, hookimpl
-from loopkit.plugin import plugin_name
+from loopkit.author import Target, plugin_name
+from loopkit.hooks import hookimpl
 from loopkit_testing.case import Case, alone
 from loopkit_testing.problems import Problem, tiny_problem
 

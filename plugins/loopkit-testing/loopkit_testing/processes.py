@@ -12,11 +12,10 @@ from typing import Any, Literal
 
 from torch.utils.data import DataLoader
 
-from loopkit.author import count_samples
-from loopkit.distributed.launch import launch
+from loopkit import launch
+from loopkit.author import count_samples, plugin_name, provided
 from loopkit.errors import WorldError
-from loopkit.plugin import plugin_name, provided
-from loopkit.plugins.ddp import DDP
+from loopkit.plugins import DDP
 from loopkit_testing.bits import difference
 from loopkit_testing.case import Case, alone, described
 

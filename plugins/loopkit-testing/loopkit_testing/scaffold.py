@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from loopkit.commands.cli import argument, say, standalone
+from loopkit.commands import argument, say, standalone
 from loopkit.errors import LoopkitError
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -87,8 +87,7 @@ def write_plugin(name: str, directory: Path, template: str = "plugin") -> Path:
         LoopkitError: The name is none, or means something already; or the folder is there.
         OSError: The folder cannot be made.
     """
-    from loopkit.author import plugins
-    from loopkit.hooks import PROVIDES, STATES
+    from loopkit.author import PROVIDES, STATES, plugins
 
     snake = _snake(name.removeprefix("loopkit-").removeprefix("loopkit_"), name)
     for words, what in ((STATES, "a state"), (PROVIDES, "what a plugin can provide")):

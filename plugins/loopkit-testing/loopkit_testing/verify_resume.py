@@ -17,15 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import loopkit
 import loopkit_testing
-from loopkit.checkpoint.bundle import find, read_state, save
-from loopkit.checkpoint.encoding import dumps, encode
-from loopkit.checkpoint.tensors import pack
-from loopkit.commands.scripts import ScriptError, made, split
+from loopkit.author import bundle, encoding, tensors
+from loopkit.commands import ScriptError, made, split
 from loopkit.errors import LoopkitError
 from loopkit.every import every
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
-from loopkit.plugins.checkpoint import Checkpoint
+from loopkit.plugins import Checkpoint
 from loopkit_testing.diff import Difference, count, differences, part
 
 if TYPE_CHECKING:
@@ -142,7 +140,7 @@ class _Verification:
         code, first = self.run("whole")
         if code:
             raise _with_output(f"the run fails by itself (exit code {code}): see its output", first)
-        reference = read_state(find(first / "final"))
+        reference = bundle.read_state(bundle.find(first / "final"))
         steps = int(json.loads((first / "steps.json").read_text()))
         for at in self.kill_at:
             if not 0 < at <= steps:
@@ -208,7 +206,7 @@ class _Verification:
         return code, out
 
     def compare(self, reference: Any, out: Path) -> list[Difference]:
-        found = differences(reference, read_state(find(out / "final")), ignore=self.base.ignore)
+        found = differences(reference, bundle.read_state(bundle.find(out / "final")), ignore=self.base.ignore)
         return [difference for difference in found if difference.part not in self.unseeded]
 
 
@@ -268,7 +266,7 @@ def child(argument: str) -> None:
     if run.checkpoints:
         learner.add(Checkpoint(run.checkpoints, save=every(updates=1), resume="auto"), _Watch(run))
     result = learner.fit(**fit)
-    save(learner, out / "final")
+    bundle.save(learner, out / "final")
     (out / "steps.json").write_text(json.dumps(result.steps))
     own = [n for n, p in learner.plugins.items() if not type(p).__module__.startswith(("loopkit.", "loopkit_testing."))]
     (out / "plugins.json").write_text(json.dumps(own))
@@ -335,9 +333,9 @@ def _digests(state: Mapping[str, Any], ignore: Collection[str]) -> dict[str, str
     for key, value in state.items():
         named = isinstance(value, Mapping) and part((key, "x")) != part((key,))
         for path, each in [((key, name), item) for name, item in value.items()] if named else [((key,), value)]:
-            encoded, tensors = encode(_without(each, ignore))
-            digest = hashlib.sha256(dumps(encoded))
-            for buffer in pack(tensors):
+            encoded, packed = encoding.encode(_without(each, ignore))
+            digest = hashlib.sha256(encoding.dumps(encoded))
+            for buffer in tensors.pack(packed):
                 digest.update(buffer)
             found[part(path)] = digest.hexdigest()
     return found

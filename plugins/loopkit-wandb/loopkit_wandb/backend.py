@@ -17,6 +17,7 @@ from loopkit.logs import (
     Backend,
     Figure,
     File,
+    Group,
     Histogram,
     Hyperparameters,
     Image,
@@ -27,7 +28,6 @@ from loopkit.logs import (
     Text,
     Value,
 )
-from loopkit.logs.record import Group
 from loopkit.result import FitResult
 from loopkit_wandb.log_file import BEGIN, LogFile, cut
 

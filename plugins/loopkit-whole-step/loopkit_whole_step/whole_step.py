@@ -28,7 +28,7 @@ from loopkit_whole_step.verify import Comparison
 
 if TYPE_CHECKING:
     from loopkit import Epoch, Learner, Phase, Step
-    from loopkit.hooks import Target
+    from loopkit.author import Target
 
 COMES = 3
 """A shape is compiled when it has come so many times."""

@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
+from loopkit.author import Target, plugin_name
 from loopkit.errors import PluginError
-from loopkit.hooks import Target, hookimpl
+from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
-from loopkit.plugin import plugin_name
 from loopkit_testing.bits import difference, plain, tensors_in
 from loopkit_testing.case import Case, seed_all
 from loopkit_testing.ends import watched_ends

@@ -9,10 +9,9 @@ from itertools import zip_longest
 
 from torch import Tensor, nn
 
+from loopkit.author import STATES, declared, plugin_name, provided
 from loopkit.errors import StepStateError
-from loopkit.hooks import STATES
 from loopkit.learner import Learner
-from loopkit.plugin import declared, plugin_name, provided
 from loopkit_testing.access import AccessWatch
 from loopkit_testing.bits import difference, plain, weights
 from loopkit_testing.case import Case, changed_by, entries, seed_all

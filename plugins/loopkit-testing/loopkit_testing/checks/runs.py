@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any
 
 from loopkit import checkpoint
+from loopkit.author import declared, plugin_name, provided
 from loopkit.every import every
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
 from loopkit.phases import Phase
-from loopkit.plugin import declared, plugin_name, provided
 from loopkit.plugins import Checkpoint, Metrics, MixedPrecision
 from loopkit_testing.bits import difference, plain, weights
 from loopkit_testing.case import Bench, Case, changed_by, described, entries, seed_all

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from loopkit.checkpoint import bundle, disk
+from loopkit.author import bundle, disk, plugin_name
 from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
 from loopkit.phases import Phase
-from loopkit.plugin import plugin_name
 from loopkit_testing.bits import difference, not_allowed, plain, weights
 from loopkit_testing.case import Case, described, seed_all
 from loopkit_testing.diff import differences

@@ -15,10 +15,10 @@ from loopkit_insight.syncs import TensorReads, is_torch, tensors
 from torch import Tensor
 
 from loopkit import Step
-from loopkit.hooks import Target, hookimpl, hooks
+from loopkit.author import Target, hooks, plugin_name
+from loopkit.hooks import hookimpl
 from loopkit.learner import Learner
 from loopkit.phases import Phase
-from loopkit.plugin import plugin_name
 from loopkit_testing.bits import tensors_in
 from loopkit_testing.case import Case
 from loopkit_testing.ends import watched_ends

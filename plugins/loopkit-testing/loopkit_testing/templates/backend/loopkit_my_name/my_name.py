@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from loopkit.logs import Backend, Value
-from loopkit.logs.backend import Run
-from loopkit.logs.record import Record
+from loopkit.logs import Backend, Record, Run, Value
 from loopkit.plugins import LogTo
 from loopkit.result import FitResult
 
