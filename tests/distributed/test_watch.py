@@ -339,6 +339,7 @@ print(found[0], found[1].report.error, flush=True)
 """
 
 
+@pytest.mark.slow
 def test_interpreters_that_end_while_they_wait_for_their_bells_end_as_they_should():
     port, ends = str(free_port()), []
     started = [  # not forked: it is the end of the interpreter that matters, which costs three imports of torch

@@ -221,7 +221,7 @@ def run(examples: int, steps: int) -> None:
 
 
 def test_random_runs_equal_the_loop_by_hand():
-    run(20, 15)
+    run(12, 15)
 
 
 @pytest.mark.slow
