@@ -148,6 +148,15 @@ class Hooks:
         """
         return model
 
+    def setup_optimizer(self, learner: Learner, name: str, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Transform: change, wrap or replace one of the learner's optimizers; return it, or what stands in its place.
+
+        Called once per optimizer, when the learner is built, after ``setup_model`` and after a factory has made it, and
+        again by ``learner.set_optimizer`` or when the plugin is added. ``name`` is its key, ``"optimizer"`` if there is
+        only one.
+        """
+        return optimizer
+
     def setup_data(self, learner: Learner, phase: Phase, data: Any) -> Any:
         """Transform: return the data of an epoch, or a replacement, such as this process's shard.
 
@@ -195,6 +204,7 @@ _OTHERS: dict[str, Kind] = {
     "optimizer_step": "replacement",
     "take_step": "replacement",
     "setup_model": "transform",
+    "setup_optimizer": "transform",
     "setup_data": "transform",
     "move_batch": "transform",
     "instrument_call": "transform",

@@ -227,6 +227,7 @@ class Learner:
 
     def _set_optimizers(self, optimizer: Optimizers | Mapping[str, Optimizers] | None) -> None:
         self._core.models.set_optimizers(optimizer)
+        self._core.models.set_up_optimizers(self._core.registry, self.plugins)
         self._core.find_extras()
         self._core.check_saved()
 
@@ -262,7 +263,9 @@ class Learner:
         core = self._core
         for name in map(core.registry.find, remove):
             if core.models.has_wrapper_of(name) or not getattr(self.plugins[name], "removable", True):
-                raise PluginError(f"plugin {name!r} has changed a model for good: build a new learner without it")
+                raise PluginError(
+                    f"plugin {name!r} has changed a model or an optimizer for good: build a new learner without it"
+                )
         before = self.plugins
         core.registry.change(add, remove)
         core.find_extras()
@@ -276,8 +279,11 @@ class Learner:
         """Set the new plugins up; if one fails, take them out again and put those back that had gone for them."""
         core = self._core
         wrappers = core.models.wrappers()
+        optimizers = core.models.optimizers
         try:
             core.models.set_up(core.registry, names)
+            core.models.set_up_optimizers(core.registry, names)
+            self._check_optimizers(optimizers)
             if core.fit is not None:
                 core.registry.owners.begin({name: self.plugins[name] for name in names})
                 core.fit.begin_plugins(names)
@@ -288,8 +294,19 @@ class Learner:
             core.registry.change(gone, names)
             core.requests.change()
             core.models.put_back(wrappers, names)
+            core.models.put_optimizers(optimizers)
             core.models.set_up(core.registry, {plugin_name(each) for each in gone if hasattr(each, "leave")})
             raise
+
+    def _check_optimizers(self, before: Mapping[str, torch.optim.Optimizer]) -> None:
+        """Look at the optimizers that a plugin, which joins, has put in the place of others."""
+        core = self._core
+        if core.models.optimizers is before:
+            return
+        if core.fit is not None or core.epochs:
+            raise PhaseError("a plugin replaces an optimizer in a fit, whose windows go by the old one: add it before")
+        core.find_extras()
+        core.check_saved()
 
     def _undo(self, names: Iterable[str], error: BaseException) -> None:
         """Let plugins that could not join leave again, as far as they came."""

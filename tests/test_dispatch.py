@@ -984,6 +984,7 @@ def _everything(hook):
         "optimizer_step": "default()",
         "take_step": "default()",
         "setup_model": "return model",
+        "setup_optimizer": "return optimizer",
         "setup_data": "return data",
         "move_batch": "return batch",
         "instrument_call": "return call",
@@ -1041,6 +1042,7 @@ def test_instrument_sees_every_call():
     assert {plugin for _, _, plugin in spy.calls} == {"everything"}
     assert [hook for _, hook, _ in spy.calls] == [
         "setup_model",
+        "setup_optimizer",
         *("setup_data", "setup_data"),  # once for each, when their lengths are asked for
         "fit_begin",
         *("epoch_context", "epoch_begin", *TRAIN_STEP, *TRAIN_STEP, "epoch_end", "phase_end"),

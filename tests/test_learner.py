@@ -192,7 +192,9 @@ def test_plugin_that_has_wrapped_a_model_cannot_be_removed():
             return nn.Sequential(model)
 
     learner = make(plugins=[Wrap()])
-    with pytest.raises(PluginError, match="'wrap' has changed a model for good: build a new learner without it"):
+    with pytest.raises(
+        PluginError, match="'wrap' has changed a model or an optimizer for good: build a new learner without it"
+    ):
         learner.remove("wrap")
     assert list(learner.plugins) == ["wrap"]
 

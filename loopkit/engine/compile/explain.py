@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from loopkit.phases import Phase
 
 
+SETUPS = ("setup_model", "setup_optimizer")
+"""The hooks that come once, when a learner is built."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One plugin's place in one hook."""
@@ -80,9 +84,9 @@ class Explanation:
     ) -> Explanation:
         """Explain the plan that a registry has for these phases."""
         rows: list[Row] = []
-        for name in ("instrument_call", "setup_model", "fit_begin", "fit_end"):
+        for name in ("instrument_call", *SETUPS, "fit_begin", "fit_end"):
             entries = {impl.entry.plugin: impl.entry for impl in registry.implementations(name)}
-            if name in ("instrument_call", "setup_model"):
+            if name in ("instrument_call", *SETUPS):
                 placed = arrange(list(entries.values()), registry.chains, name)
             else:
                 placed = [place for place in registry.fit_order() if place.entry.plugin in entries]

@@ -171,7 +171,7 @@ class Registry:
         self._collect()
         refusals.check_names(self.plugins, self.implemented, self.chains)
         refusals.check_owners(self.plugins)
-        for hook in ("setup_model", LOG_VALUE, INSTRUMENT):
+        for hook in ("setup_model", "setup_optimizer", LOG_VALUE, INSTRUMENT):
             self.ordered(hook)
         begins = {impl.entry.plugin: impl for impl in self.ordered(FitBegin.hook)}
         ends = {impl.entry.plugin: impl for impl in self.implementations(FitEnd.hook)}

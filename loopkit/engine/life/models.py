@@ -251,6 +251,28 @@ class Models(dict[str, nn.Module]):
         self.modes = Modes(self.optimizers, self.modes.wanted, self.modes.owner)
         self._check_replaced(self._modules())
 
+    def set_up_optimizers(self, registry: Registry, plugins: Iterable[str]) -> None:
+        """Run the ``setup_optimizer`` of these plugins on every optimizer, and put what it returns in its place."""
+        for impl in registry.ordered("setup_optimizer"):
+            if impl.entry.plugin not in plugins:
+                continue
+            for name, optimizer in self.optimizers.items():
+                made = registry.call(impl, name=name, optimizer=optimizer)
+                if not is_optimizer(made):
+                    raise PluginError(
+                        f"plugin {impl.entry.plugin!r}: setup_optimizer returned {describe(made)}, not an optimizer"
+                    )
+                if made is not optimizer:
+                    self._wrapped.add(impl.entry.plugin)
+                    self.put_optimizers({**self.optimizers, name: made})
+
+    def put_optimizers(self, optimizers: dict[str, torch.optim.Optimizer]) -> None:
+        """Put optimizers in the place of those with the same names."""
+        single = self.optimizer is not self.optimizers
+        self.optimizers = optimizers
+        self.optimizer = next(iter(optimizers.values()), None) if single else optimizers
+        self.modes = Modes(optimizers, self.modes.wanted, self.modes.owner)
+
     def own_optimizer_states(self) -> dict[str, Any]:
         """Copies of all that optimizers of other packages than torch keep, which may be in their parameter groups."""
         parts = [OptimizerPart(name, each) for name, each in self.optimizers.items() if not is_of_torch(each)]

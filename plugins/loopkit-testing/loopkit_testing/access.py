@@ -56,9 +56,9 @@ class AccessWatch:
                 result = call(*map(self.view, values))
             if result is not None and hook in ("step_context", "epoch_context"):
                 return watched_ends(result, lambda: self.during(hook, step))
-            if hook in ("setup_model", "move_batch") and not any(result is value for value in values):
+            if hook in REPLACED and not any(result is value for value in values):
                 with self.entered(hook):
-                    self.change("model" if hook == "setup_model" else "batch")
+                    self.change(REPLACED[hook])
             return result
 
         return watched
@@ -287,7 +287,9 @@ class _Group(dict[str, Any]):
             watch.read(f"optimizer.{key}", f"optimizer.{key}.{optimizer}.{label}")
 
 
-UNREAD = ("setup_model", "optimizer_step")
+REPLACED = {"setup_model": "model", "setup_optimizer": "optimizer", "move_batch": "batch"}
+"""The state that a transform changes which returns something else than it was given."""
+UNREAD = ("setup_model", "setup_optimizer", "optimizer_step")
 """Hooks in which values may be read: the model that was given, or what the update needs. A context may enter a mode
 of torch, which would have to be left before the one that watches; there they are not observed."""
 MODULE = ("_call_impl", "_wrapped_call_impl")
