@@ -1,9 +1,11 @@
-"""raw: the bytes of a tensor, in the order of its elements."""
+"""raw: what a tensor is made of: its bytes, in the order of its elements, and its data without a subclass."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def raw(tensor: Tensor) -> Tensor:
@@ -19,3 +21,15 @@ def raw(tensor: Tensor) -> Tensor:
 def raw_bytes(tensor: Tensor) -> bytes:
     """A copy of the bytes of a dense tensor, in the host's memory."""
     return bytes(raw(tensor.detach().cpu()).numpy().data)
+
+
+def plain(value: Any) -> Any:
+    """A tensor as one of torch's own class, with the same memory; any other value as it is.
+
+    So is a tensor whose class handles operations itself, such as a distributed one: its data may be elsewhere.
+    """
+    kind = type(value)
+    if kind is Tensor or not isinstance(value, Tensor) or isinstance(value, nn.Parameter):
+        return value
+    own = kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
+    return value if own else value.as_subclass(Tensor)

@@ -16,6 +16,7 @@ from torch import Tensor
 from loopkit.base.batches import describe, map_tensors
 from loopkit.base.notes import warn
 from loopkit.base.options import Shown
+from loopkit.base.raw import plain
 from loopkit.base.words import STATE, half_a_state
 from loopkit.errors import PluginError, WorldError
 from loopkit.hooks import hookimpl
@@ -74,7 +75,8 @@ class _Running:
     def state_dict(self) -> dict[str, Any]:
         """The states of the metrics; those without ``state_dict`` are left out, with one warning."""
         self._tell_of_rest()
-        states = {name: dict(m.state_dict()) for name, m in self.metrics.items() if hasattr(m, "state_dict")}
+        having = {name: metric for name, metric in self.metrics.items() if hasattr(metric, "state_dict")}
+        states = {name: map_tensors(dict(metric.state_dict()), plain) for name, metric in having.items()}
         return {"fed": self.fed, "metrics": states}
 
     def _tell_of_rest(self) -> None:
@@ -421,7 +423,10 @@ def _table(matrix: Tensor, names: list[str]) -> Table:
 
 def _try(name: str, metric: Any, fed: bool = False) -> None:
     """Raise for a value that cannot be logged before the epoch's end: of one step, or of none if that is enough."""
-    tried = copy.deepcopy(metric)
+    try:
+        tried = copy.deepcopy(metric)
+    except Exception:
+        return  # it holds what cannot be copied; the epoch's end looks at its value
     apart(tried)
     try:
         with warnings.catch_warnings(action="ignore"), torch.random.fork_rng(devices=[]):

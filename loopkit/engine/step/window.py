@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from loopkit.base import devices
+from loopkit.base.raw import plain
 from loopkit.errors import PhaseError, StateError
 
 
@@ -231,9 +232,9 @@ class Window:
         return {
             "size": self.size,
             "count": self.count,
-            "first": self.first,
-            "total": self.total,
-            "weight": self._weight,
+            "first": plain(self.first),
+            "total": plain(self.total),
+            "weight": plain(self._weight),
             "even": self._even,
             "grads": [p.grad for p in self.params],
         }
