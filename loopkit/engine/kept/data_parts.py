@@ -162,9 +162,14 @@ class DataParts:
             if isinstance(value, COUNTS_ITSELF):
                 value.start_over()
 
-    def set_epoch(self, epoch: int) -> None:
-        """Call ``set_epoch`` of everything that has it and does not count its epochs itself."""
-        for value in self.counting:
+    def set_epoch(self, epoch: int, told: Callable[[Any], bool] | None = None) -> None:
+        """Call ``set_epoch`` of everything that has it and does not count its epochs itself.
+
+        Args:
+            epoch: The epoch.
+            told: Which objects are told; None: all.
+        """
+        for value in self.counting if told is None else filter(told, self.counting):
             try:
                 value.set_epoch(epoch)
             except Exception as error:

@@ -39,15 +39,17 @@ from loopkit.base.facts import fact
 from loopkit.base.kinds import ANY, COUNT, FLAG, MAPPING, Kind, is_plain, wrong
 from loopkit.base.notes import warn
 from loopkit.data import Loader, LoaderError, ResumableBatchSampler, ResumableSampler, Shares
-from loopkit.engine.kept.data_parts import DataParts, plain, same
+from loopkit.engine.kept.data_parts import DataParts, is_told_epochs, plain, same
 from loopkit.engine.kept.proof import Proof, batch_of_loader, batch_of_sampler
 from loopkit.engine.kept.torchdata_loaders import (
+    buffer_lost,
     draw_order,
     drawn_again,
     end_epoch,
     has_begun,
     is_of_nodes,
     is_stateful_loader,
+    is_stream,
 )
 from loopkit.engine.kept.worker_draws import drew, has_workers, watched
 from loopkit.engine.life.sources import length_of
@@ -207,6 +209,8 @@ def save_position(
     if kind == LOADER:
         saved["state"] = _state_of_loader(data, steps if middle else None)
     elif kind == STATEFUL:
+        if middle:
+            _check_buffer(data)
         if middle or _has_state_between(data):
             saved["state"] = _state_of(data)
     elif (sampler := _sampler(data)) is not None:
@@ -217,6 +221,12 @@ def save_position(
     if kind == ITERATOR:
         saved["used"] = earlier_epochs > 0 or (steps > 0 and not running)
     return saved
+
+
+def _check_buffer(data: Any) -> None:
+    """Raise for a stream whose position in mid-epoch leaves out samples."""
+    if problem := buffer_lost(data):
+        raise StateError(problem)
 
 
 def _has_state_between(data: Any) -> bool:
@@ -476,8 +486,9 @@ def start_over(data: Any) -> None:
 
 def set_epoch(data: Any, epoch: int) -> None:
     """Call ``set_epoch`` of samplers, data sets and loaders that have it, and do not count their epochs themselves."""
-    if not isinstance(data, Loader) and not is_of_nodes(data):
-        DataParts(data, states=False).set_epoch(epoch)
+    if not isinstance(data, Loader):
+        told = is_stream if is_of_nodes(data) else None  # torchdata tells its own samplers
+        DataParts(data, states=False).set_epoch(epoch, told)
 
 
 def _content(tensors: Any) -> str | None:
@@ -588,8 +599,13 @@ def _start_workers(data: Any) -> None:
 
 
 def _parts_with_state(data: Any) -> list[str]:
-    """The dataset and samplers of a StatefulDataLoader that have a state which is not torchdata's."""
-    parts = (data.dataset, data.sampler, data.batch_sampler, getattr(data.batch_sampler, "sampler", None))
+    """The dataset and samplers of a StatefulDataLoader that have a state which is not torchdata's.
+
+    A stream that is told the epoch has only the state of one iteration.
+    """
+    stream = data.dataset if is_stream(data.dataset) and is_told_epochs(data.dataset) else None
+    held = (data.dataset, data.sampler, data.batch_sampler, getattr(data.batch_sampler, "sampler", None))
+    parts = [part for part in held if part is not stream]
     names = [
         type(part).__name__
         for part in parts
@@ -603,6 +619,7 @@ def _check_middle(
 ) -> None:
     """Raise why a position in mid-epoch cannot be reached."""
     then, steps = saved["facts"], saved["steps"]
+    _check_buffer(data)
     if not then.get("in_order", True) or not here.get("in_order", True):
         raise StateError(
             f"{_name(data)} gives batches in the order in which its workers make them (in_order=False): there is no "

@@ -25,6 +25,7 @@ from loopkit.engine.kept.positions import (
     start_over,
 )
 from loopkit.engine.kept.proof import STOP, Proof
+from loopkit.engine.kept.torchdata_loaders import buffer_lost
 from loopkit.engine.kept.worker_draws import lost, lost_when_it_begins
 from loopkit.engine.life.requests import Stop
 from loopkit.errors import StateError
@@ -180,6 +181,8 @@ class Resume:
         """What the last fit left behind by failing, in words."""
         self._held: dict[str, Any] | None = None
         """What a fit of this process that was interrupted left open."""
+        self._lost = ""
+        """Why nothing of it can be resumed."""
 
     # What was open
 
@@ -196,6 +199,7 @@ class Resume:
         self.left = bool(self._epochs) or self._generators is not None
         self.position = position
         self._held = None
+        self._lost = ""
         self._placed.clear()
 
     def forget(self) -> None:
@@ -206,6 +210,7 @@ class Resume:
         self._generators = None
         self.position = None
         self._held = None
+        self._lost = ""
         self.unfinished = ""
         self.waiting = []
         self.left = False
@@ -235,6 +240,7 @@ class Resume:
             memory.clear()
         held = self._held
         self._held = None
+        self._lost = ""
         if held is not None and self.position is None:
             self.load(held, Position.of(held["fit"]), True)
         if self.position is None:
@@ -326,7 +332,7 @@ class Resume:
         with suppress(TypeError):  # lists have no weak references, and no epochs
             self._met[id(data)] = weakref.ref(data)
             start_over(data)
-            self._name(lost_when_it_begins(data))
+            self._name(lost_when_it_begins(data) or buffer_lost(data))
 
     def _name(self, text: str) -> None:
         """Warn of something that no checkpoint holds, once."""
@@ -446,6 +452,8 @@ class Resume:
         """Collect the saved form of open epochs, loaders, generators and the fit."""
         if self._held is not None and core.fit is None:
             return copy.deepcopy(self._held)
+        if self._lost and core.fit is None:
+            raise StateError(f"{self._lost}. learner.forget() drops the epoch that was open")
         if self._alternating:
             raise StateError(
                 f"phase {min(self._alternating)!r} runs over several loaders in turn, and one position is kept for a "
@@ -507,8 +515,10 @@ class Resume:
         """Keep what is open for the next fit of this process, which resumes from here."""
         try:
             self._held = copy.deepcopy(self.parts(core))
-        except StateError:
-            self._held = None  # such data have no position: the next fit is a new one
+        except StateError as error:
+            self._held = None
+            self._lost = str(error)
+            self.leave_unfinished(f"the epoch that was open cannot be resumed: {error}")
 
 
 def _record(core: Core, epoch: Epoch) -> dict[str, Any]:

@@ -7,8 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch.utils.data import IterableDataset
+
 from loopkit.base import generators
-from loopkit.engine.kept.data_parts import DataParts, same
+from loopkit.engine.kept.data_parts import LONG, DataParts, same
+from loopkit.engine.kept.walk import MAPPINGS, SEQUENCES, SETS, Found, walk
+
+DEEP = 40
+"""Attributes between a loader and a part of its stream: each step of a stream holds the one before it."""
 
 
 def is_stateful_loader(data: Any) -> bool:
@@ -23,6 +29,42 @@ def is_stateful_loader(data: Any) -> bool:
 def is_of_nodes(data: Any) -> bool:
     """Whether it is a ``Loader`` of ``torchdata.nodes``."""
     return hasattr(data, "restart_on_stop_iteration")
+
+
+def is_stream(value: Any) -> bool:
+    """Whether it is a stream, which nobody but the engine tells the epoch."""
+    return isinstance(value, IterableDataset) or type(value).__module__.startswith("datasets.")
+
+
+def buffer_lost(data: Any) -> str:
+    """Describe a stream that is shuffled in a buffer, whose samples a state leaves out; empty if there is none.
+
+    The streams of Hugging Face ``datasets`` fill the buffer anew as they load a state: the samples in it are lost.
+    """
+    if not (is_stateful_loader(data) or is_of_nodes(data)):
+        return ""
+    if not any(map(_is_buffer, walk(data, deep=DEEP, enter=_is_short))):
+        return ""
+    name = type(data).__name__
+    return (
+        f"the stream in {name} is shuffled in a buffer, and its state leaves out the samples in it: a run that resumes "
+        f"in mid-epoch would never see them. Give torch.utils.data.DataLoader in place of {name}: it reads the batches "
+        f"of the epoch again, and resumes exactly"
+    )
+
+
+def _is_buffer(found: Found) -> bool:
+    """Whether it is the buffer of a shuffle, with more than one sample."""
+    value = found.value
+    return "BufferShuffled" in type(value).__name__ and vars(value).get("buffer_size", 0) != 1
+
+
+def _is_short(found: Found) -> bool:
+    """Whether to look inside a value: not into lists of samples, nor into running workers."""
+    kind = type(found.value)
+    if kind in MAPPINGS or kind in SEQUENCES or kind in SETS:
+        return len(found.value) <= LONG
+    return found.key not in ("_iterator", "multiprocessing_context")
 
 
 def has_begun(data: Any) -> bool:

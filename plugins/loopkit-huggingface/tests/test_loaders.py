@@ -264,6 +264,15 @@ def test_a_stream_in_loaders_goes_on_with_the_same_bits_and_whole_epochs(loader,
     assert found.progress == expected.progress
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+def test_the_buffer_of_a_shuffled_stream_is_refused_in_a_stateful_loader():
+    used = learner(gpt2(), PauseAt(3), seed=0)
+    with pytest.warns(UserWarning, match=r"Give torch\.utils\.data\.DataLoader in place of StatefulDataLoader"):
+        used.fit(streamed(StatefulDataLoader, True, 0), epochs=2, on_interrupt="return")
+    with pytest.raises(StateError, match=r"Give torch\.utils\.data\.DataLoader in place of StatefulDataLoader"):
+        used.state_dict()
+
+
 @pytest.mark.parametrize("make", [lambda rows: DatasetLoader(rows, 2), lambda rows: StreamLoader(rows, 2)])
 def test_a_batch_whose_labels_are_all_masked_is_warned_of(make):
     some = [*rows(1), {"input_ids": [1, 2, 3, 4], "labels": [-100] * 4}]
