@@ -9,7 +9,8 @@
 
 from loopkit_whole_step import _core as _core
 from loopkit_whole_step.cuda_graph import CudaGraph
-from loopkit_whole_step.whole_step import Shape, WholeStep
+from loopkit_whole_step.shapes import Shape
+from loopkit_whole_step.whole_step import WholeStep
 
 __version__ = "0.1.0"
 __all__ = ["CudaGraph", "Shape", "WholeStep"]

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
+import json
 import logging
 import os
+import platform
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from loopkit_whole_step.handover import NotHandedOver
 from loopkit_whole_step.numbers import compute_once
 from loopkit_whole_step.pooling import pool_along_batch
 
@@ -65,7 +72,16 @@ def meets_a_stranger(error: Exception) -> bool:
 
 
 def inductor(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
-    """Compile a graph; its random numbers are those of eager."""
+    """Compile a graph in this process; its random numbers are those of eager."""
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    compiled = _compiled(graph, inputs, compile_fx_inner)
+    keep_freed_memory()
+    # Without what keeps dynamo from it, which nobody compiles around it: a microsecond or two.
+    return getattr(compiled, "_torchdynamo_orig_callable", compiled)  # type: ignore[no-any-return]
+
+
+def _compiled(graph: fx.GraphModule, inputs: Sequence[Tensor], inner: Callable[..., Any]) -> Any:
     with warnings.catch_warnings(), _environment(), _without_hints():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of its own functions
         from torch._inductor import config
@@ -81,12 +97,152 @@ def inductor(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., A
             "layout_optimization": filled,
             "size_asserts": False,  # looks that take longer than small kernels: `Recording.fits` looks
             "cpp_wrapper": all(value.device.type == "cpu" for value in inputs),  # kernels are called from C++
+            "cpp_cache_precompile_headers": False,  # more time for one graph than it saves, and 140 MB on the disk
         }
         with config.patch(options):
-            compiled: Any = compile_fx(graph, list(inputs))
+            return compile_fx(graph, list(inputs), inner_compile=inner)
+
+
+def library(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> tuple[str, list[Tensor]]:
+    """Compile a graph into a shared library that needs no inductor; returns its path, and constants of its own.
+
+    Raises:
+        NotHandedOver: The library does not do all of it.
+    """
+    from torch._functorch._aot_autograd.schemas import OutputType
+    from torch._guards import TracingContext
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    found: list[Any] = []
+
+    def inner(module: fx.GraphModule, given: Sequence[Any], **options: Any) -> Any:
+        context: Any = TracingContext.try_get()
+        made = compile_fx_inner(module, given, **options)
+        found.append((made, len(given), context.fw_metadata))
+        return made
+
+    with config.patch({"fx_graph_cache": False, "compile_threads": 1}), _without_autograd_cache():
+        _compiled(graph, inputs, inner)
+    if len(found) != 1:
+        raise NotHandedOver("it is more than one graph")
+    ((made, count, about),) = found
+    plain = {OutputType.non_alias, OutputType.unsafe_view_alias}
+    if count != len(inputs) or about.num_mutated_inp_runtime_indices:
+        raise NotHandedOver("its inputs are not those of its library")
+    if any(each.output_type not in plain for each in about.output_info):
+        raise NotHandedOver("it returns a view of what it is given")
+    call = made.current_callable
+    held = dict(zip(call.__code__.co_freevars, call.__closure__ or (), strict=True))
+    if list(held) != ["f"] or "item" in call.__code__.co_names:
+        raise NotHandedOver("it is called in a way of its own")
+    return held["f"].cell_contents.__self__.__file__, list((made.constants or {}).values())
+
+
+@contextmanager
+def _without_autograd_cache() -> Iterator[None]:
+    from torch._functorch import config
+
+    with config.patch({"enable_autograd_cache": False}):
+        yield
+
+
+def load_library(path: Path, constants: Sequence[Tensor]) -> Callable[..., Any]:
+    """A library's function, of the inputs of its graph."""
+    with _environment():
+        os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(
+            torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]
+        )
+        spec = importlib.util.spec_from_file_location("inductor_entry_cpp", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    entry = module.inductor_entry_cpp
+    give, take = (
+        torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors,
+        torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs,
+    )
+    more = list(constants)
     keep_freed_memory()
-    # Without what keeps dynamo from it, which nobody compiles around it: a microsecond or two.
-    return getattr(compiled, "_torchdynamo_orig_callable", compiled)  # type: ignore[no-any-return]
+
+    def call(*inputs: Tensor) -> Any:
+        return take(entry(give([*inputs, *more])))
+
+    return call
+
+
+def settings() -> dict[str, Any]:
+    """The settings of this process that decide how a graph is compiled.
+
+    Raises:
+        NotHandedOver: An option of inductor's is more than a plain value.
+    """
+    config: Any = sys.modules.get("torch._inductor.config")
+    options = {} if config is None else {name: each.user_override.get() for name, each in config._config.items()}
+    changed = {name: value for name, value in options.items() if type(value) in (bool, int, float, str)}
+    return {
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "precision": torch.get_float32_matmul_precision(),
+        "onednn": torch.backends.mkldnn.enabled,
+        "options": sorted(changed.items()),
+    }
+
+
+@contextmanager
+def as_in(settings: dict[str, Any]) -> Iterator[None]:
+    """Inside, graphs are compiled as in the process of these settings."""
+    from torch._inductor import config
+
+    torch.set_num_threads(settings["threads"])
+    torch.use_deterministic_algorithms(settings["deterministic"])
+    torch.set_float32_matmul_precision(settings["precision"])
+    torch.backends.mkldnn.enabled = settings["onednn"]
+    with config.patch(dict(settings["options"])):
+        yield
+
+
+@contextmanager
+def known_vector_units(path: Path) -> Iterator[None]:
+    """Inside, what the compiler can build for is looked up in a file, and only the first choice is tried."""
+    from torch._inductor import cpu_vec_isa
+
+    tried, listed = cpu_vec_isa.VecISA.check_build, cpu_vec_isa.supported_vec_isa_list
+    try:
+        answers = json.loads(path.read_text())
+    except (OSError, ValueError):
+        answers = {}
+
+    def check_build(unit: Any, code: str) -> bool:
+        tools = cpu_vec_isa._get_isa_dry_compile_fingerprint(unit.build_arch_flags())
+        about = f"{tools} {code} {platform.node()}"
+        name = f"{unit}: {hashlib.sha256(about.encode()).hexdigest()}"
+        if name not in answers:
+            answers[name] = tried(unit, code)
+            new = path.with_name(f"{path.name}.{os.getpid()}")
+            new.write_text(json.dumps(answers))
+            os.replace(new, path)
+        return bool(answers[name])
+
+    class First(list[Any]):
+        """A list that ends after the first unit that the compiler can build for and the processor has."""
+
+        def __iter__(self) -> Iterator[Any]:
+            has = cpu_vec_isa.x86_isa_checker()
+            for unit in super().__iter__():
+                yield unit
+                if all(flag in has for flag in str(unit).split()) and unit:
+                    return
+
+    cpu_vec_isa.VecISA.check_build = check_build  # type: ignore[method-assign, assignment]
+    if os.environ.get("ATEN_CPU_CAPABILITY") is None:
+        cpu_vec_isa.supported_vec_isa_list = First(listed)
+    try:
+        yield
+    finally:
+        cpu_vec_isa.VecISA.check_build = tried  # type: ignore[method-assign]
+        cpu_vec_isa.supported_vec_isa_list = listed
 
 
 def memory_of_its_own() -> Any:

@@ -176,6 +176,8 @@ class Recording:
     windows: Sequence[Any]
     call: Callable[..., Any] = field(init=False)
     """The compiled graph."""
+    traced: tuple[torch.fx.GraphModule, list[Tensor]] = field(init=False)
+    """The recorded graph and its inputs, until it is compiled."""
     constants: list[Any] = field(init=False)
     kinds: list[Any] = field(default_factory=list)
     """Of the inputs, without the batch."""
@@ -188,7 +190,6 @@ class Recording:
     """By optimizer, the outputs that are its parameters' gradients."""
     fed: dict[str, list[int]] = field(default_factory=dict)
     """The metrics of each plugin that a step changes, by their numbers."""
-    nodes: int = 0
     seconds: float = 0.0
     draws: bool = False
     votes: bool = False
@@ -282,12 +283,11 @@ class Recording:
 
     # Recording
 
-    def record(self, epoch: Epoch, backend: Backend, worth: Callable[[int], str]) -> None:
-        """Record the step and compile it.
+    def record(self, epoch: Epoch, worth: Callable[[int], str]) -> None:
+        """Record the step.
 
         Args:
             epoch: The epoch of the step.
-            backend: Compiles the graph.
             worth: Why a graph of so many operations is not worth compiling; empty if it is.
 
         Raises:
@@ -322,20 +322,38 @@ class Recording:
             raise Refused(ASKS)
         if name := private.recurrent(graph.graph):
             raise Refused(f"it uses {name}, and what compiles it gave wrong numbers around recurrent operations")
-        self.nodes, self.draws = len(graph.graph.nodes), private.draws(graph.graph)
-        if reason := worth(self.nodes):
+        self.draws = private.draws(graph.graph)
+        if reason := worth(len(graph.graph.nodes)):
             raise Refused(reason)
         graph.recompile()
+        self.traced = graph, inputs
+        self._epoch, self._pointers = (lambda: None), []
+        self.kinds = _kinds(inputs[: len(inputs) - len(self.where)])
+        self._grads = sum(p.grad is not None for p in self.params()) if self.window.steps else 0
+        self.seconds = time.perf_counter() - started
+
+    def compile(self, backend: Backend) -> None:
+        """Compile the recorded graph in this process.
+
+        Raises:
+            Refused: It cannot be compiled.
+        """
+        started = time.perf_counter()
+        graph, inputs = self.traced
         with torch.no_grad(), autocast_off(), torch.random.fork_rng(devices=[]):
             try:
                 self.call = backend(graph, inputs)
                 self.call(*map(copied, inputs))  # what is compiled late is compiled now
             except Exception as error:
                 raise Refused(f"it cannot be compiled ({_first_line(error)})") from None
-        self._epoch, self._pointers = (lambda: None), []
-        self.kinds = _kinds(inputs[: len(inputs) - len(self.where)])
-        self._grads = sum(p.grad is not None for p in self.params()) if self.window.steps else 0
-        self.seconds = time.perf_counter() - started
+        del self.traced
+        self.seconds += time.perf_counter() - started
+
+    def called_by(self, call: Callable[..., Any], constants: Sequence[Tensor], seconds: float) -> None:
+        """Take over a library of the graph, which takes constants after the inputs, and took so many seconds."""
+        self.call = (lambda *inputs: call(*inputs, *constants)) if constants else call
+        del self.traced
+        self.seconds += seconds
 
     @contextmanager
     def restored(self, epoch: Epoch, changes: bool = False) -> Iterator[None]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -17,17 +15,19 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from loopkit import Event, hookimpl
-from loopkit.author import Shown, say
+from loopkit.author import Shown, is_count, say
 from loopkit.errors import PluginError
 from loopkit.events import StepEnd, UpdateEnd
 from loopkit_whole_step import private
 from loopkit_whole_step.cells import SCALARS, Cells
+from loopkit_whole_step.compiling import Compiling, steps_left
 from loopkit_whole_step.record import REPLAYED, Backend, Hook, Hooks, Recording, Unliftable
 from loopkit_whole_step.sealed import Refused
+from loopkit_whole_step.shapes import Shape, nothing
 from loopkit_whole_step.verify import Comparison
 
 if TYPE_CHECKING:
-    from loopkit import Epoch, Learner, Phase, Step
+    from loopkit import Epoch, FitResult, Learner, Phase, Step
     from loopkit.author import Target
 
 COMES = 3
@@ -48,10 +48,6 @@ TURNS = 10
 """So many steps of either kind are timed."""
 KEPT = 0.97
 """A graph is kept that takes at most so much of the eager step's time."""
-SAVES = 0.3
-"""The share of a step that compiling is taken to save, before it is known."""
-SECONDS, SECONDS_A_NODE = 4.0, 0.02
-"""How long compiling is taken to last, before it is known."""
 AFTER = {"update_end", "update_skipped", "step_end"}
 """Hooks that come after the phase's own step, or may."""
 BEFORE = {"step_begin", "step_cancelled"}
@@ -61,65 +57,30 @@ BEFORE = {"step_begin", "step_cancelled"}
 OWN = "eager, because the phase updates in its own way"
 
 
-def _nothing() -> None:
-    """A reference to nothing."""
-
-
-@dataclass
-class Shape:
-    """The record of a phase's steps with one shape of batches."""
-
-    name: str
-    mode: str = "counted"
-    """``"counted"``, ``"compared"``, ``"timed"``, ``"graph"`` or ``"eager"``."""
-    reason: str = ""
-    """Why it is eager."""
-    count: int = 0
-    checks: int = 0
-    changes: int = 0
-    eager: list[float] = field(default_factory=list)
-    """Seconds of steps."""
-    graph: list[float] = field(default_factory=list)
-    seconds: float = 0.0
-    """Of compiling."""
-    recording: Recording | None = None
-    plan: Callable[[], Any] = _nothing
-    """The plan that it was recorded with."""
-    epoch: Callable[[], Any] = _nothing
-    """The epoch in which what it holds for constant was last looked at."""
-    looks: int = 0
-    """How often it was compared when an epoch began, in this process."""
-    misses: int = 0
-    """Steps in a row that came out a little different."""
-    since: int = 0
-    """Steps that were replayed since."""
-
-    everywhere: bool = False
-    """Whether the reason holds for all shapes."""
-    left: float | None = None
-    """Of the fit's steps, which were too few to repay compiling; None: that is not the reason."""
-
-    SAVED = ("mode", "everywhere", "left", "reason", "count", "checks", "changes", "eager", "graph", "seconds")
-
-    @property
-    def ratio(self) -> float | None:
-        """The graph's time to the eager step's; None if they were not timed."""
-        return statistics.median(self.graph) / statistics.median(self.eager) if self.graph and self.eager else None
+BY_CLOCK = "the graph took over as it came, so the run cannot be repeated bit for bit"
+GOES_ON = ("pause", "signal")
+"""How a fit ends that a later one continues."""
 
 
 class WholeStep(Shown):
     """Run the training step, with hooks and optimizer, as one compiled graph.
 
-    A step is recorded when a shape of batches has come three times, and compiled by inductor. Two steps are then
-    compared with eager ones, on copies; eager and compiled steps take turns until it is known which is faster, and the
-    graph is kept if it takes at most 0.97 of the time. At the begin of each epoch one step is compared again. What
-    cannot be recorded stays eager, with one line that says why; `learner.explain()` has it, too.
+    A step is recorded when a shape of batches has come three times. Inductor compiles it in another process, while the
+    training runs eager steps, and the graph takes over between two steps. Two steps are then compared with eager ones,
+    on copies; eager and compiled steps take turns until it is known which is faster, and the graph is kept if it takes
+    at most 0.97 of the time. At the begin of each epoch one step is compared again. What cannot be recorded stays
+    eager, with one line that says why; `learner.explain()` has it, too.
 
     Args:
         when: ``"auto"``: only where the steps that are left repay the compiling, and if the graph is faster.
             ``"always"``: wherever it can be done.
         backend: What compiles: ``"inductor"``; ``"none"`` runs what was recorded as it is, for tests; or a function
             ``(graph, inputs) -> callable``.
+        eager_steps: Steps of a shape between its recording and the step at which the graph takes over. By default a
+            quarter of the steps that are left, or fewer if the graph is small for its steps; no clock decides it. With
+            ``when="always"`` it is 0: the training waits.
+        wait: Wait at that step for a graph that is late. Without it the graph takes over when it is there, so that the
+            same run has other bits the next time.
         show: Print a line for each shape that was compiled, or why it was not.
 
     Raises:
@@ -142,12 +103,24 @@ class WholeStep(Shown):
     """It reads votes, and while it compares, what is compared."""
     volatile = ("seconds", "eager", "graph")
 
-    def __init__(self, when: str = "auto", *, backend: str | Backend = "inductor", show: bool = True) -> None:
+    def __init__(
+        self,
+        when: str = "auto",
+        *,
+        backend: str | Backend = "inductor",
+        eager_steps: int | None = None,
+        wait: bool = True,
+        show: bool = True,
+    ) -> None:
         if when not in ("auto", "always"):
             raise PluginError(f"WholeStep(when={when!r}): it is 'auto' or 'always'")
         if not callable(backend) and backend not in ("inductor", "none"):
             raise PluginError(f"WholeStep(backend={backend!r}): it is 'inductor', 'none' or a function")
+        if eager_steps is not None and eager_steps != 0 and not is_count(eager_steps):
+            raise PluginError(f"WholeStep(eager_steps={eager_steps!r}): it is a number of steps, from 0")
         self.when, self.backend, self.show = when, backend, show
+        self.eager_steps, self.wait = eager_steps, wait
+        self._compiling = Compiling(self)
         self.shapes: dict[str, Shape] = {}
         """What is known, by phase and shape."""
         self._keys: dict[Any, Shape] = {}
@@ -158,9 +131,9 @@ class WholeStep(Shown):
         self._recorded_ones: dict[tuple[str, str, str], bool] = {}
         """By phase, hook and plugin, whether it may be recorded."""
         self._comparison: Comparison | None = None
-        self._looked: Callable[[], Any] = _nothing
+        self._looked: Callable[[], Any] = nothing
         """The epoch in which it was last looked whether the rest of it stays eager."""
-        self._rests: Callable[[], Any] = _nothing
+        self._rests: Callable[[], Any] = nothing
         """That epoch, if it does."""
 
     # The step
@@ -262,8 +235,12 @@ class WholeStep(Shown):
             if self._looked() is not epoch:
                 self._looked = ref(epoch)
                 self._decide_anew(learner, phase, epoch)
-                self._rests = ref(epoch) if self._may_rest(shape, learner, phase) else _nothing
+                self._rests = ref(epoch) if self._may_rest(shape, learner, phase) else nothing
         if shape.mode == "eager":
+            default()
+            return
+        if shape.mode == "building" and shape.recording is not None and not self._compiling.is_due(shape):
+            shape.count += 1
             default()
             return
         if shape.recording is not None:
@@ -277,8 +254,12 @@ class WholeStep(Shown):
                 shape.eager.append(time.perf_counter() - started)
                 return
             self._record(shape, learner, phase, epoch, step)
-            if shape.mode == "counted":
-                shape.mode, shape.eager = "compared", []
+            if shape.mode == "building" and not self._compiling.is_due(shape):
+                shape.count += 1
+                default()
+                return
+        if shape.mode == "building" and shape.recording is not None:
+            self._take_over(shape, shape.recording)
         recording = shape.recording
         if recording is None:
             default()
@@ -322,7 +303,7 @@ class WholeStep(Shown):
     def _decide_anew(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
         """Count the eager shapes whose reason is gone, such as a plugin, as new ones: an epoch begins."""
         reason = self._hindrance(learner, phase, epoch)
-        left = self._left(learner)
+        left = steps_left(learner)
         for shape in self.shapes.values():
             if shape.mode == "eager" and shape.name.startswith(f"{phase.name} "):
                 more = shape.left is not None and (self.when == "always" or left > shape.left)
@@ -343,10 +324,10 @@ class WholeStep(Shown):
     def _may_rest(self, shape: Shape, learner: Learner, phase: Phase) -> bool:
         """Whether no step of this epoch will be compiled, as far as an eager shape tells."""
         mine = [each for each in self.shapes.values() if each.name.startswith(f"{phase.name} ")]
-        if any(each.mode in ("compared", "timed", "graph") for each in mine):
+        if any(each.mode in ("building", "compared", "timed", "graph") for each in mine):
             return False
         slowest = max((min(each.eager) for each in mine if each.eager), default=math.inf)
-        return shape.everywhere or self._too_few(self._left(learner), slowest, SECONDS)
+        return shape.everywhere or self._compiling.too_few(steps_left(learner), slowest)
 
     def _decide(self, shape: Shape) -> None:
         """Eager and graph have been timed."""
@@ -356,7 +337,7 @@ class WholeStep(Shown):
             self._refuse(shape, f"compiled it takes {ratio:.2f} of the time")
         else:
             shape.mode = "graph"
-            self._say(f"{_short(shape)}: compiled in {shape.seconds:.1f} s, takes {ratio:.2f} of the time")
+            self._say(f"{shape.short}: compiled in {shape.seconds:.1f} s, takes {ratio:.2f} of the time")
 
     # Recording
 
@@ -391,54 +372,28 @@ class WholeStep(Shown):
         try:
             while True:
                 hooks = self._recorded(learner, phase, epoch)
-                self._worth(shape, learner, 0)
+                if reason := self._worth(shape, learner, 0):
+                    raise Refused(reason)
                 cells = Cells.of(learner, phase, hooks.owners)
                 batch = tree_flatten(step.batch)
                 made = Recording(learner, phase, hooks, cells, batch, step.samples, step.window_state)
                 try:
-                    made.record(epoch, self._compiler, lambda nodes: self._worth(shape, learner, nodes))
+                    made.record(epoch, lambda nodes: self._worth(shape, learner, nodes))
                     break
                 except Unliftable as hook:
                     if hook.plugin in self._after:
                         raise
                     self._after.add(hook.plugin)
                     self._hooks = None
+            has_graph = self._compiling.start(shape, made, learner)
         except Refused as refused:
             self._refuse(shape, str(refused))
-        else:
-            shape.recording, shape.seconds, shape.plan = made, shape.seconds + made.seconds, ref(epoch.plan)
-            if shape.mode != "counted":
-                self._say(f"{_short(shape)}: compiled again in {made.seconds:.1f} s")
-
-    def _compiler(self, graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
-        if callable(self.backend):
-            return self.backend(graph, inputs)
-        return graph if self.backend == "none" else private.inductor(graph, inputs)
-
-    def _worth(self, shape: Shape, learner: Learner, nodes: int) -> str:
-        """Why compiling would not be repaid; empty if it may be, or if that was decided before a resume."""
-        if shape.mode != "counted" or not shape.eager:
-            return ""
-        seen = sum(each.count for each in self.shapes.values())
-        mine = self._left(learner) * shape.count / max(seen, 1)
-        seconds = SECONDS + SECONDS_A_NODE * nodes
-        if not self._too_few(mine, min(shape.eager), seconds):
-            return ""
-        shape.left = self._left(learner)
-        reason = f"{mine:.0f} steps are too few to repay {seconds:.0f} s of compiling"
-        if not nodes:
-            raise Refused(reason)
-        return reason
-
-    @staticmethod
-    def _left(learner: Learner) -> float:
-        """Steps that the fit still plans."""
-        planned = learner.result.planned.steps if learner.current is not None and learner.result is not None else None
-        return math.inf if planned is None else max(planned - learner.progress.steps, 0)
-
-    def _too_few(self, steps: float, seconds: float, compiling: float) -> bool:
-        """Whether so many steps of so many seconds do not repay compiling."""
-        return self.when != "always" and steps * seconds * SAVES < compiling
+            return
+        shape.recording, shape.plan, shape.epoch = made, ref(epoch.plan), ref(epoch)
+        if shape.mode not in ("building", "compared"):
+            self._say(f"{shape.short}: compiled again in {made.seconds:.1f} s")
+        elif not has_graph and (more := shape.takes - shape.count) > 0:
+            self._say(f"{shape.short} is compiled beside the training, and takes over after {more} more steps")
 
     def _recorded(self, learner: Learner, phase: Phase, epoch: Epoch) -> Hooks:
         """The recorded hooks of plugins, in the plan's order.
@@ -483,6 +438,33 @@ class WholeStep(Shown):
         calls.setdefault(UpdateEnd, [])
         return Hooks(calls, ends), reasons
 
+    # Compiling
+
+    def _worth(self, shape: Shape, learner: Learner, nodes: int) -> str:
+        return self._compiling.worth(shape, learner, sum(each.count for each in self.shapes.values()), nodes)
+
+    @hookimpl
+    def fit_end(self, learner: Learner, result: FitResult) -> None:
+        """End the process that compiles."""
+        self._compiling.worker.close()
+        for shape in self.shapes.values():
+            if shape.mode == "building":
+                shape.recording = shape.build = None
+                if result.reason not in GOES_ON:
+                    shape.mode, shape.takes = "counted", 0
+
+    def _take_over(self, shape: Shape, recording: Recording) -> None:
+        """The compiled graph takes over, after it has been compared."""
+        try:
+            self._compiling.wait_for(shape, recording)
+        except Refused as refused:
+            self._refuse(shape, str(refused))
+            return
+        if not any(each.mode == "building" for each in self.shapes.values()):
+            self._compiling.worker.close()
+        if shape.by_clock:
+            self._say(f"{shape.short}: {BY_CLOCK}")
+
     # Trust, but verify
 
     def _compare(
@@ -514,7 +496,7 @@ class WholeStep(Shown):
             shape.mode = "graph" if self.when == "always" else "timed"
             shape.epoch, shape.eager, shape.graph = ref(epoch), [], []
             if self.when == "always":
-                self._say(f"{_short(shape)}: compiled in {shape.seconds:.1f} s")
+                self._say(f"{shape.short}: compiled in {shape.seconds:.1f} s")
 
     def _check(
         self,
@@ -538,7 +520,7 @@ class WholeStep(Shown):
             if self._misses(shape, comparison):
                 self._refuse(shape, f"compared at the begin of an epoch, it is not the same any more: {difference}")
             else:
-                shape.epoch = _nothing  # the next step is compared, too
+                shape.epoch = nothing  # the next step is compared, too
         else:
             shape.misses = 0
         recording.hand_over(step, comparison.outputs, leaves)
@@ -588,7 +570,7 @@ class WholeStep(Shown):
     def _refuse(self, shape: Shape, reason: str, quiet: bool = False) -> None:
         shape.mode, shape.reason, shape.recording = "eager", reason, None
         if not quiet and sum(each.reason == reason for each in self.shapes.values()) == 1:
-            self._say(f"{_short(shape)} stays eager, because {reason}")
+            self._say(f"{shape.short} stays eager, because {reason}")
 
     def _say(self, text: str) -> None:
         if self.show:
@@ -605,9 +587,11 @@ class WholeStep(Shown):
             if shape.name.startswith(f"{phase.name} ") and shape.mode != "counted":
                 ratio = "" if shape.ratio is None else f", {shape.ratio:.2f} of the time"
                 is_graph = f"a graph, compiled in {shape.seconds:.1f} s{ratio}"
-                said.append(
-                    f"{_short(shape)}: {is_graph if shape.mode != 'eager' else f'eager, because {shape.reason}'}"
-                )
+                if shape.mode == "building":
+                    is_graph = "eager while another process compiles it"
+                elif shape.by_clock:
+                    is_graph += f"; {BY_CLOCK}"
+                said.append(f"{shape.short}: {is_graph if shape.mode != 'eager' else f'eager, because {shape.reason}'}")
         return "; ".join(said)
 
     def remark(self, phase: Phase, hook: str, plugin: str) -> str:
@@ -628,7 +612,13 @@ class WholeStep(Shown):
         shapes = {
             name: {key: copy.copy(getattr(shape, key)) for key in Shape.SAVED} for name, shape in self.shapes.items()
         }
-        return {"torch": str(torch.__version__), "shapes": shapes, "after": sorted(self._after)}
+        repeats = not any(shape.by_clock for shape in self.shapes.values())
+        return {
+            "torch": str(torch.__version__),
+            "shapes": shapes,
+            "after": sorted(self._after),
+            "repeatable": repeats,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the return value of `state_dict`."""
@@ -656,7 +646,3 @@ def _votes(target: Target) -> bool:
     """Whether a recorded step can do without a hook, by a vote."""
     plugin: Any = getattr(target.function, "__self__", None)
     return hasattr(plugin, "vote") and plugin.vote(target.hook) is not None
-
-
-def _short(shape: Shape) -> str:
-    return f"the step of {shape.name.partition(' ')[0]!r} for {shape.name.partition(' ')[2].rpartition(' (')[0]}"

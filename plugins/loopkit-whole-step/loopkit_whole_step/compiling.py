@@ -1,0 +1,164 @@
+"""Who compiles a recorded step, whether that is repaid, and when its graph takes over."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from loopkit_whole_step import estimate, private, worker
+from loopkit_whole_step.handover import NotHandedOver, Written
+from loopkit_whole_step.sealed import Refused
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from loopkit import Learner
+    from loopkit_whole_step.record import Recording
+    from loopkit_whole_step.shapes import Shape
+    from loopkit_whole_step.whole_step import WholeStep
+
+SAVES = 0.3
+"""The share of a step that compiling is taken to save, before it is known."""
+SECONDS, SECONDS_A_NODE = 4.0, 0.02
+"""How long compiling in this process is taken to last, before it is known."""
+RECORDING = 2.0
+"""How long recording is taken to last, before it is known."""
+BESIDE = 0.1
+"""The share of the compiler's time that the training is taken to lose, while it works beside it."""
+SHARE = 4
+"""A graph takes over at this part of the steps that are left, or earlier."""
+
+
+class Compiling:
+    """Compile recordings in another process, or in this one.
+
+    Args:
+        options: The plugin whose options decide.
+    """
+
+    def __init__(self, options: WholeStep) -> None:
+        self._options = options
+        self.worker = worker.Worker()
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether another process compiles."""
+        return self._options.backend == "inductor"
+
+    def start(self, shape: Shape, made: Recording, learner: Learner) -> bool:
+        """Compile a recording, or let it be compiled beside the training; returns whether it has its graph.
+
+        Raises:
+            Refused: It cannot be compiled.
+        """
+        try:
+            if not self.is_beside:
+                raise NotHandedOver("the backend is another")
+            written, constants = Written.of(*made.traced)
+            shape.build = self.worker.start(written)
+        except (NotHandedOver, OSError):
+            made.compile(self._here)
+            shape.compiled(made)
+            return True
+        shape.build.constants, shape.looks_like = constants, looks(shape, learner)
+        if shape.mode not in ("counted", "building"):  # decided before a resume: the graph is that of before
+            self.wait_for(shape, made)
+            return True
+        if shape.mode == "counted":
+            shape.mode, shape.takes = "building", shape.count + self._steps_beside(learner, made)
+        return False
+
+    def _here(self, graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
+        """Compile a graph in this process."""
+        backend = self._options.backend
+        if callable(backend):
+            return backend(graph, inputs)
+        return graph if backend == "none" else private.inductor(graph, inputs)
+
+    def _steps_beside(self, learner: Learner, made: Recording) -> int:
+        """After how many more steps a graph takes over, which no clock decides."""
+        options = self._options
+        if options.eager_steps is not None or options.when == "always" or not options.wait:
+            return options.eager_steps or 0
+        by_size, left = estimate.steps_beside(made.traced[0].graph), steps_left(learner)
+        return by_size if left == math.inf else min(by_size, int(left) // SHARE)
+
+    def is_due(self, shape: Shape) -> bool:
+        """Whether a graph takes over at the step that comes."""
+        if shape.count < shape.takes:
+            return False
+        return self._options.wait or (shape.build is not None and self.worker.ready(shape.build))
+
+    def wait_for(self, shape: Shape, made: Recording) -> None:
+        """Give a recording its library.
+
+        Raises:
+            Refused: There is none.
+        """
+        build, shape.build = shape.build, None
+        assert build is not None
+        shape.by_clock = shape.by_clock or not self._options.wait
+        started = time.perf_counter()
+        try:
+            made.called_by(self.worker.take(build), build.constants, build.seconds)
+        except NotHandedOver:
+            made.compile(self._here)
+        except worker.Failed as failed:
+            raise Refused(str(failed)) from None
+        shape.waited += time.perf_counter() - started
+        worker.remember(shape.looks_like)
+        shape.compiled(made)
+
+    # Whether it is repaid
+
+    def worth(self, shape: Shape, learner: Learner, seen: int, nodes: int) -> str:
+        """The reason why compiling would not be repaid; empty if it may be, or if that was decided before a resume.
+
+        Args:
+            shape: The shape.
+            learner: The learner.
+            seen: Steps of all shapes so far.
+            nodes: Operations of the recorded graph; 0 before it is recorded.
+        """
+        if shape.mode != "counted" or not shape.eager:
+            return ""
+        left, eager = steps_left(learner), min(shape.eager)
+        mine = left * shape.count / max(seen, 1)
+        seconds = self._cost(shape, learner, mine * eager, nodes)
+        if not self.too_few(mine, eager, seconds):
+            return ""
+        shape.left = left
+        return f"{mine:.0f} steps are too few to repay {seconds:.0f} s of compiling"
+
+    def _cost(self, shape: Shape, learner: Learner, eager: float, nodes: int) -> float:
+        """The seconds that compiling is taken to cost a training that has so many seconds left without it."""
+        if not self.is_beside:
+            return SECONDS + SECONDS_A_NODE * nodes
+        if worker.is_known(looks(shape, learner)):
+            return RECORDING
+        build = estimate.build_seconds(nodes)
+        beside = eager / SHARE if self._options.wait else build
+        return RECORDING + BESIDE * build + max(build - beside, 0.0)
+
+    def too_few(self, steps: float, seconds: float, compiling: float | None = None) -> bool:
+        """Whether so many steps of so many seconds do not repay compiling, which costs at least that of recording."""
+        if compiling is None:
+            compiling = RECORDING if self.is_beside else SECONDS
+        return self._options.when != "always" and steps * seconds * SAVES < compiling
+
+
+def steps_left(learner: Learner) -> float:
+    """Steps that the fit still plans."""
+    planned = learner.result.planned.steps if learner.current is not None and learner.result is not None else None
+    return math.inf if planned is None else max(planned - learner.progress.steps, 0)
+
+
+def looks(shape: Shape, learner: Learner) -> str:
+    """A name that a step probably shares only with those of the same graph, known before it is recorded."""
+    parts = [shape.name, *map(str, learner.models.values()), str(learner.loss_fn)]
+    parts += [f"{type(each)} {[group.keys() for group in each.param_groups]}" for each in learner.optimizers.values()]
+    return hashlib.sha256(repr((parts, list(learner.plugins))).encode()).hexdigest()[:40]

@@ -1,0 +1,84 @@
+"""The record of a phase's steps with one shape of batches."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from loopkit_whole_step.record import Recording
+    from loopkit_whole_step.worker import Build
+
+
+def nothing() -> None:
+    """A reference to nothing."""
+
+
+@dataclass
+class Shape:
+    """The record of a phase's steps with one shape of batches."""
+
+    name: str
+    mode: str = "counted"
+    """``"counted"``, ``"building"``, ``"compared"``, ``"timed"``, ``"graph"`` or ``"eager"``."""
+    reason: str = ""
+    """Why it is eager."""
+    count: int = 0
+    checks: int = 0
+    changes: int = 0
+    eager: list[float] = field(default_factory=list)
+    """Seconds of steps."""
+    graph: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    """Of compiling."""
+    recording: Recording | None = None
+    plan: Callable[[], Any] = nothing
+    """The plan that it was recorded with."""
+    epoch: Callable[[], Any] = nothing
+    """The epoch in which what it holds for constant was last looked at."""
+    looks: int = 0
+    """How often it was compared when an epoch began, in this process."""
+    misses: int = 0
+    """Steps in a row that came out a little different."""
+    since: int = 0
+    """Steps that were replayed since."""
+
+    takes: int = 0
+    """The graph takes over after so many steps of the shape."""
+    by_clock: bool = False
+    """It took over as it came."""
+    build: Build | None = None
+    """The graph that another process compiles."""
+    looks_like: str = ""
+    """The name of steps that look alike, known before they are recorded."""
+    waited: float = 0.0
+    """Seconds for which the training waited for it."""
+
+    everywhere: bool = False
+    """Whether the reason holds for all shapes."""
+    left: float | None = None
+    """Of the fit's steps, which were too few to repay compiling; None: that is not the reason."""
+
+    SAVED = (
+        *("mode", "everywhere", "left", "reason", "count", "checks", "changes", "eager", "graph", "seconds"),
+        *("takes", "by_clock"),
+    )
+
+    @property
+    def ratio(self) -> float | None:
+        """The graph's time to the eager step's; None if they were not timed."""
+        return statistics.median(self.graph) / statistics.median(self.eager) if self.graph and self.eager else None
+
+    @property
+    def short(self) -> str:
+        """The step's name in messages."""
+        phase, _, rest = self.name.partition(" ")
+        return f"the step of {phase!r} for {rest.rpartition(' (')[0]}"
+
+    def compiled(self, recording: Recording) -> None:
+        """Note that a recording has its graph."""
+        self.seconds += recording.seconds
+        if self.mode in ("counted", "building"):
+            self.mode, self.eager = "compared", []
