@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from loopkit_whole_step.worker import Build
 
 
+MISSES = 5
+"""So many steps in a row that come out a little different are too many."""
+
+
 def nothing() -> None:
     """A reference to nothing."""
 
@@ -82,3 +86,15 @@ class Shape:
         self.seconds += recording.seconds
         if self.mode in ("counted", "building"):
             self.mode, self.eager = "compared", []
+
+    def misses_again(self, gross: bool) -> bool:
+        """Count a difference; returns whether it matters: a large one, or many in a row."""
+        self.misses += 1
+        return gross or self.misses >= MISSES
+
+    def leave(self, goes_on: bool) -> None:
+        """Leave a graph that is compiled, since the fit has ended; a later fit may continue it."""
+        if self.mode == "building":
+            self.recording = self.build = None
+            if not goes_on:
+                self.mode, self.takes = "counted", 0

@@ -40,8 +40,6 @@ CHANGES = 4
 """So many times a shape is compiled anew, since a constant of it has changed."""
 CHECKS = 2
 """So many steps in a row are compared first."""
-MISSES = 5
-"""So many steps in a row that come out a little different are too many."""
 LOOKS, APART = 3, 1000
 """One more is compared when an epoch begins: the first times in any case, then so many steps after the last."""
 TURNS = 10
@@ -448,10 +446,7 @@ class WholeStep(Shown):
         """End the process that compiles."""
         self._compiling.worker.close()
         for shape in self.shapes.values():
-            if shape.mode == "building":
-                shape.recording = shape.build = None
-                if result.reason not in GOES_ON:
-                    shape.mode, shape.takes = "counted", 0
+            shape.leave(goes_on=result.reason in GOES_ON)
 
     def _take_over(self, shape: Shape, recording: Recording) -> None:
         """The compiled graph takes over, after it has been compared."""
@@ -486,7 +481,7 @@ class WholeStep(Shown):
             return  # a plugin had something to say: nothing to compare
         updated = learner.progress.updates != before
         if difference := comparison.difference(step, updated):
-            if self._misses(shape, comparison):
+            if shape.misses_again(comparison.gross):
                 self._refuse(shape, f"compared, it is not the same: {difference}")
             return
         shape.misses = 0
@@ -517,19 +512,13 @@ class WholeStep(Shown):
         if difference := comparison.difference_from_plain(epoch):
             if comparison.gross:
                 comparison.take_plain()
-            if self._misses(shape, comparison):
+            if shape.misses_again(comparison.gross):
                 self._refuse(shape, f"compared at the begin of an epoch, it is not the same any more: {difference}")
             else:
                 shape.epoch = nothing  # the next step is compared, too
         else:
             shape.misses = 0
         recording.hand_over(step, comparison.outputs, leaves)
-
-    @staticmethod
-    def _misses(shape: Shape, comparison: Comparison) -> bool:
-        """Whether a difference is one that counts: a large one, or many in a row."""
-        shape.misses += 1
-        return comparison.gross or shape.misses >= MISSES
 
     # Around it
 
