@@ -27,7 +27,8 @@ from loopkit.engine.step.step import Step
 from loopkit.hooks import Hook, hooks
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+GENERATED = ROOT / "docs" / "api"
+PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent != GENERATED)]
 READMES = sorted((ROOT / "plugins").glob("*/README.md"))
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 LONG = {

@@ -56,7 +56,10 @@ QUESTIONS = {
 def index(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, Any]]:
     """Sphinx's index of all pages, which takes some seconds: it reads a hundred pages, and writes none."""
     out = tmp_path_factory.mktemp("site")
-    options = {"extensions": ["myst_parser", "sphinx.ext.autodoc"], "exclude_patterns": ["docs/api.md"]}
+    options = {
+        "extensions": ["myst_parser", "sphinx.ext.autodoc"],
+        "exclude_patterns": ["docs/api.md", "docs/api/*", "docs/examples"],
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Sphinx and its extensions, about each other
         app = Sphinx(ROOT, ROOT / "docs", out, out / "doctrees", "dummy", options, status=None, warning=io.StringIO())

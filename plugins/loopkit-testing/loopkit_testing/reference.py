@@ -49,6 +49,14 @@ def public_modules() -> dict[str, ModuleType]:
     return {name: module for name, module in modules.items() if hasattr(module, "__all__")}
 
 
+def public_members(cls: type) -> list[str]:
+    """The methods and properties of a class that are public, inherited ones of loopkit's classes too."""
+    kinds = (staticmethod, classmethod, property, cached_property)
+    return [
+        name for name, (member, _) in _members(cls).items() if isinstance(member, kinds) or inspect.isfunction(member)
+    ]
+
+
 def items() -> list[Item]:
     """The whole public API, module by module, each followed by what it lists."""
     found: list[Item] = []
