@@ -75,7 +75,7 @@ def write_api(app: Sphinx) -> None:
 def own_document(app: Sphinx, doctree: nodes.document) -> None:
     """Let all nodes of a page be of its document.
 
-    MyST leaves those of ``eval-rst`` with an inner document, which holds the environment: 3 MB on the disk for each page.
+    MyST leaves those of ``eval-rst`` with an inner document, which holds the environment: 3 MB on the disk a page.
     """
     for node in doctree.findall():
         node.document = doctree
