@@ -6,6 +6,7 @@ before it reads the pages.
 
 from __future__ import annotations
 
+import fnmatch
 import inspect
 import re
 from collections.abc import Iterator
@@ -41,6 +42,8 @@ def names() -> dict[str, Any]:
     for path, module in modules().items():
         for name in module.__all__:
             value = getattr(module, name)
+            if inspect.ismodule(value):
+                continue
             callable_ = inspect.isclass(value) or inspect.isroutine(value)
             if not (callable_ and id(value) in seen):
                 found[f"{path}.{name}"] = value
@@ -49,10 +52,16 @@ def names() -> dict[str, Any]:
 
 
 def groups() -> dict[str, list[str]]:
-    """The names that the index lists, by heading."""
+    """The names that the index lists, by heading; ``loopkit.author.*`` stands for all of a module."""
     parts = re.split(r"(?m)^## (.+)$", INDEX.read_text())[1:]
     texts = zip(parts[::2], parts[1::2], strict=True)
-    return {head: "".join(GROUP.findall(text)).split() for head, text in texts}
+    return {head: listed("".join(GROUP.findall(text))) for head, text in texts}
+
+
+def listed(text: str) -> list[str]:
+    """The names of a list in the index."""
+    every = list(names())
+    return [name for word in text.split() for name in ([word] if word[-1] != "*" else fnmatch.filter(every, word))]
 
 
 def examples() -> dict[str, str]:
@@ -86,7 +95,7 @@ def table(paths: list[str], folder: str) -> str:
 
 def index(text: str) -> str:
     """The index page with a table in the place of each list of names."""
-    return GROUP.sub(lambda match: table(match[1].split(), "api/"), text)
+    return GROUP.sub(lambda match: table(listed(match[1]), "api/"), text)
 
 
 def page(path: str, value: Any, use: str, example: str) -> str:
@@ -115,16 +124,16 @@ def directive(path: str, value: Any) -> Iterator[str]:
 
 def module_page(path: str) -> str:
     """The page of a module: its docstring, and the names that it lists."""
-    listed = [name for name in names() if name.rpartition(".")[0] == path]
+    own = [name for name in names() if name.rpartition(".")[0] == path]
     return (
         f"# {path}\n\n[API reference](../api.md)\n\n"
-        f"```{{eval-rst}}\n.. automodule:: {path}\n   :no-members:\n```\n\n{table(listed, '')}"
+        f"```{{eval-rst}}\n.. automodule:: {path}\n   :no-members:\n```\n\n{table(own, '')}"
     )
 
 
 def pages() -> dict[str, str]:
     """The text of every page, by the name of its file."""
-    uses = {name: head for head, listed in groups().items() for name in listed}
+    uses = {name: head for head, group in groups().items() for name in group}
     shown = examples()
     made = {f"{path}.md": page(path, value, uses[path], shown.get(path, "")) for path, value in names().items()}
     return made | {f"{path}.md": module_page(path) for path in modules()}
