@@ -284,7 +284,7 @@ class Checkpoint(Shown):
     def _settle_measured(self, learner: Learner, phase: Phase) -> None:
         """Drop what was measured, if it is no other thing than the models' own weights."""
         measured = learner.models.measured
-        if phase.name in measured.saved():
+        if measured.holds(phase.name):
             differs = learner.world.highest(float(measured.differs(phase.name)))[0]
             if not differs:
                 measured.drop(phase.name)

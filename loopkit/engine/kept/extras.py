@@ -18,6 +18,7 @@ from loopkit.engine.kept.buffers import put_buffers, strange_buffers, unsaved_bu
 from loopkit.engine.kept.compiled import unwrapped
 from loopkit.engine.kept.differences import first, names
 from loopkit.engine.kept.looks import is_left, is_shut
+from loopkit.engine.kept.part import LearnerPart
 from loopkit.engine.kept.walk import Found, walk
 from loopkit.errors import StateError
 
@@ -39,7 +40,7 @@ class Owner(NamedTuple):
     """Whether only those count that an optimizer trains."""
 
 
-class Extras:
+class Extras(LearnerPart):
     """The modules that the loss function, phases and plugins hold, by their owners: saved as the models are.
 
     A module that belongs to a model is not one of them. Parameters that stand in an attribute are taken, too, and other
@@ -50,7 +51,8 @@ class Extras:
     """
 
     name = "extras"
-    version = 1
+    what = "the modules of the loss function, phases and plugins"
+    optional = True
 
     def __init__(self, models: Mapping[str, nn.Module]) -> None:
         self._models = models
@@ -107,23 +109,23 @@ class Extras:
             for name, part in module.named_children():
                 yield f"{owner}.{name}.", part
 
-    def collected(self, gather: Callable[[Any], Any] = sharded.whole) -> dict[str, Any]:
-        """Return what a state has of them: nothing if there are none."""
-        saved = self.saved(gather)
-        return {self.name: saved} if saved else {}
-
-    def saved(self, gather: Callable[[Any], Any] = sharded.whole) -> dict[str, Any]:
+    def saved(self, whole: bool = True) -> dict[str, Any] | None:
         """Return their tensors by owner."""
-        return {
-            **self._waiting,
-            **{
-                name: {
-                    "tensors": {key: _plain(value) for key, value in sharded.weights(module, gather).items()},
-                    "buffers": {key: buffer.detach() for key, buffer in unsaved_buffers(module).items()},
-                }
-                for name, module in self._kept.items()
-            },
+        gather = sharded.whole if whole else dict
+        found = {
+            name: {
+                "tensors": {key: _plain(value) for key, value in sharded.weights(module, gather).items()},
+                "buffers": {key: buffer.detach() for key, buffer in unsaved_buffers(module).items()},
+            }
+            for name, module in self._kept.items()
         }
+        return {**self._waiting, **found} or None
+
+    def malformed(self, saved: Any) -> list[str]:
+        """List what in a saved form no learner could have saved."""
+        if problems := wrong("", {"extras": saved}, {"extras": NAMED}):
+            return problems
+        return [problem for name, each in saved.items() for problem in wrong(f"extras.{name}", each, SAVED, more=False)]
 
     def problems(self, saved: Mapping[str, Any], allow: Collection[str] = ()) -> list[str]:
         """Compare a saved form with what is here.
@@ -176,13 +178,6 @@ class Extras:
         except Exception as error:
             locate(error, f"in load_state_dict of {in_words(name)}")
             raise
-
-
-def malformed(saved: Any) -> list[str]:
-    """List what in a saved form is not as `Extras.saved` makes it, whatever the learner."""
-    if problems := wrong("", {"extras": saved}, {"extras": NAMED}):
-        return problems
-    return [problem for name, each in saved.items() for problem in wrong(f"extras.{name}", each, SAVED, more=False)]
 
 
 def _parts(owner: Owner, known: Collection[int]) -> tuple[dict[str, Any], dict[str, Any]]:

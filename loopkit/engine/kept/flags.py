@@ -11,6 +11,7 @@ from torch import nn
 from loopkit.base.kinds import COUNT, FLAG, LIST, MAPPING, wrong
 from loopkit.base.notes import say, warn
 from loopkit.base.words import some
+from loopkit.engine.kept.part import LearnerPart
 from loopkit.groups import covers
 
 SAVED = {"frozen": LIST, "changed": MAPPING, "accumulate": LIST}
@@ -25,7 +26,7 @@ class Models(Protocol):
         """Yield every parameter with its name."""
 
 
-class Flags:
+class Flags(LearnerPart):
     """The ``requires_grad`` of parameters and ``learner.accumulate``, of which a state holds what a run has changed.
 
     Parameters whose training a plugin owns, such as those of `Freeze`, are left to the plugin.
@@ -38,7 +39,8 @@ class Flags:
     """
 
     name = "flags"
-    version = 1
+    what = "which parameters are trained"
+    optional = True
 
     def __init__(
         self, models: Models, get: Callable[[], int], put: Callable[[int], None], owned: Callable[[], Collection[str]]
@@ -93,20 +95,27 @@ class Flags:
                     f"all its groups when it is made, those that are not trained yet with requires_grad=False"
                 )
 
-    def collected(self) -> dict[str, Any]:
-        """Return the part of a state; nothing before the first fit."""
+    def saved(self, whole: bool = True) -> dict[str, Any] | None:
+        """Return its saved form; None before the first fit."""
         self.warn()
-        return {} if self._began is None else {self.name: self.saved()}
-
-    def saved(self) -> dict[str, Any]:
-        """Return its saved form."""
-        began = self._began or {}
+        began = self._began
+        if began is None:
+            return None
         changed = {name: flag for name, flag in self._now().items() if began.get(name, flag) is not flag}
         return {
             "frozen": [name for name, flag in began.items() if not flag],
             "changed": changed,
             "accumulate": [self._steps, self._get()],
         }
+
+    def malformed(self, saved: Any) -> list[str]:
+        """List what in a saved form no run could have saved."""
+        if problems := wrong("flags", saved, SAVED):
+            return problems
+        steps = saved["accumulate"]
+        right = len(steps) == 2 and all(COUNT[1](each) for each in steps)
+        right = right and all(FLAG[1](flag) for flag in saved["changed"].values())
+        return [] if right else ["flags are no flags and counts"]
 
     def load(self, saved: Mapping[str, Any]) -> Callable[[], None]:
         """Put back what the run has changed, and print where the script begins with another value; return the undo."""
@@ -138,16 +147,6 @@ class Flags:
         if last != then:
             self._put(last)
         return undo
-
-
-def malformed(saved: Any) -> list[str]:
-    """List what in a saved form is not as `Flags.saved` makes it."""
-    if problems := wrong("flags", saved, SAVED):
-        return problems
-    steps = saved["accumulate"]
-    right = len(steps) == 2 and all(COUNT[1](each) for each in steps)
-    right = right and all(FLAG[1](flag) for flag in saved["changed"].values())
-    return [] if right else ["flags are no flags and counts"]
 
 
 def _set(params: Mapping[str, nn.Parameter], flags: Mapping[str, bool]) -> None:

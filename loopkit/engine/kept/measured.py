@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from loopkit.base import sharded
+from loopkit.base.kinds import NAMED
+from loopkit.engine.kept.part import LearnerPart
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-class Measured:
+class Measured(LearnerPart):
     """The weights with which the metrics of a phase were measured, where these are not the models' own.
 
-    It has the form of a `loopkit.engine.kept.part.Part`: a state holds it as ``weights.<phase>``.
+    A state holds it as ``weights.<phase>``.
 
     Args:
         models: The learner's modules, by name.
     """
 
     name = "weights"
-    version = 1
+    what = "what was measured"
+    kind = NAMED
+    in_use = False
+    optional = True
 
     def __init__(self, models: Mapping[str, nn.Module]) -> None:
         self._models = models
@@ -41,6 +46,10 @@ class Measured:
         taken = self._taken.get(phase, {})
         return not all(_alike(values, self._models[name].state_dict()) for name, values in taken.items())
 
+    def holds(self, phase: str) -> bool:
+        """Whether something was taken for a phase."""
+        return phase in self._taken
+
     def drop(self, phase: str) -> None:
         """Forget what a phase has measured."""
         self._taken.pop(phase, None)
@@ -55,21 +64,10 @@ class Measured:
         """Forget what was measured."""
         self._taken = {}
 
-    def saved(self) -> dict[str, Any]:
-        """Return what was taken, by phase, model and tensor."""
-        return {phase: dict(models) for phase, models in self._taken.items()}
-
-    def problems(self, saved: Any) -> list[str]:
-        """A learner that loads the state measures anew, so nothing has to fit."""
-        return []
-
-    def load(self, saved: Any) -> Callable[[], None]:
-        """Take nothing over: `loopkit.checkpoint.load_best` and `load_weights` read it from the file."""
-        return lambda: None
-
-    def share(self, saved: list[Any], rank: int, size: int) -> Any:
-        """Return what the first process saved: it is the same in all."""
-        return saved[0]
+    def saved(self, whole: bool = True) -> dict[str, Any] | None:
+        """Return what was taken, by phase, model and tensor; `load_best` and `load_weights` read it from the file."""
+        taken = {phase: dict(models) for phase, models in self._taken.items()}
+        return (sharded.whole(taken) if whole else taken) or None
 
 
 def _copied(state: Mapping[str, Any]) -> dict[str, Any]:

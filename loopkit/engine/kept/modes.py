@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from loopkit.base import sharded
+from loopkit.base.kinds import NAMED
+from loopkit.engine.kept.part import LearnerPart
 from loopkit.engine.kept.swapped import MISSING, Swapped
 
 TRAIN, EVAL = "train", "eval"
@@ -23,7 +25,7 @@ PLAIN = (type(None), bool, int, float, str, Tensor)
 Replaced = Callable[[Callable[[], None], Callable[[], None], str], AbstractContextManager[None]]
 
 
-class Modes:
+class Modes(LearnerPart):
     """The optimizers of which ``train()`` and ``eval()`` are called around training and validation, and their modes.
 
     In an epoch that does not train, the evaluation form stands in the place of the weights, as an average does. What a
@@ -36,7 +38,9 @@ class Modes:
     """
 
     name = "modes"
-    version = 1
+    what = "the modes of optimizers"
+    kind = NAMED
+    optional = True
 
     def __init__(
         self, optimizers: Mapping[str, Any], wanted: bool = True, owner: Callable[[], str] = lambda: ""
@@ -141,14 +145,10 @@ class Modes:
 
     # As a part
 
-    def begin(self, saved: Any | None) -> None:
-        """Stay as they are: they are the learner's."""
-
-    def end(self, error: BaseException | None) -> None:
-        """Stay as they are: they are the learner's."""
-
-    def saved(self) -> dict[str, Any]:
+    def saved(self, whole: bool = True) -> dict[str, Any] | None:
         """Return the mode of each that was switched, with the attributes that a switch changes."""
+        if not self.optimizers:
+            return None
         return {
             name: {
                 "mode": mode,
@@ -158,7 +158,7 @@ class Modes:
             if (mode := self._now.get(name)) is not None
         }
 
-    def problems(self, saved: Any) -> list[str]:
+    def problems(self, saved: Any, allow: Collection[str] = ()) -> list[str]:
         """List what is not as `saved` makes it."""
         return [
             f"{self.name}.{name} is no mode of an optimizer"
@@ -183,10 +183,6 @@ class Modes:
                 vars(optimizer).update(attributes[name])
 
         return undo
-
-    def share(self, saved: list[Any], rank: int, size: int) -> Any:
-        """Return what the first process saved: it is the same in all."""
-        return saved[0]
 
 
 class _Form(Swapped):

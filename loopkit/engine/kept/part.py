@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
+
+from loopkit.base.kinds import MAPPING, Kind
 
 
 class Part(Protocol):
@@ -35,3 +37,60 @@ class Part(Protocol):
 
     def share(self, saved: list[Any], rank: int, size: int) -> Any:
         """Return the share of process `rank` of `size`, from the saved forms of all processes that saved."""
+
+
+class LearnerPart:
+    """A `Part` of what a learner has before and after its fits, as `Parts` lists them. This one holds nothing."""
+
+    name = ""
+    version = 1
+    what = ""
+    """What it is, in words, for an undo that fails."""
+    kind: Kind = MAPPING
+    """The kind of its saved form."""
+    in_use = True
+    """Whether its saved form holds tensors in use: it is copied if others stand in the place of the models' weights."""
+    optional = False
+    """Whether a state may lack it: there was nothing to save, or an earlier loopkit saved none."""
+
+    def begin(self, saved: Any | None) -> None:
+        """Stay as it is: it is the learner's."""
+
+    def end(self, error: BaseException | None) -> None:
+        """Stay as it is: it is the learner's."""
+
+    def saved(self, whole: bool = True) -> Any:
+        """Return its saved form; None if there is nothing to save.
+
+        Args:
+            whole: Tensors that are spread over processes are collected. Else each process saves its shards.
+        """
+        return None
+
+    def malformed(self, saved: Any) -> list[str]:
+        """List what in a saved form, which is of its kind, no learner could have saved."""
+        return []
+
+    def problems(self, saved: Any, allow: Collection[str] = ()) -> list[str]:
+        """Compare a saved form with what is here, and return the differences in words.
+
+        Args:
+            saved: The form, which is well-formed.
+            allow: Plugins whose part may be missing, here or there.
+        """
+        return []
+
+    def prepare(self, saved: Mapping[str, Any]) -> None:
+        """Get ready for a saved form, before any part is loaded."""
+
+    def load(self, saved: Mapping[str, Any]) -> Callable[[], None]:
+        """Put a saved form back, which is empty if the state has none; return the undo."""
+        return lambda: None
+
+    def apart(self, saved: Any) -> Any:
+        """Return what of its saved form differs from process to process; None if nothing does."""
+        return None
+
+    def share(self, saved: list[Any], rank: int, size: int) -> Any:
+        """Return the share of process `rank` of `size`, from what `apart` returned on the processes that saved."""
+        return saved[min(rank, len(saved) - 1)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,16 +10,22 @@ from torch import Tensor
 
 from loopkit.base.notes import locate
 from loopkit.base.words import STATE, half_a_state
+from loopkit.engine.kept.part import LearnerPart
+from loopkit.engine.kept.undo import all_of, undo_of, undone_by
 from loopkit.errors import PhaseError
 from loopkit.phases import Phase
 
 
-class PhaseStates:
+class PhaseStates(LearnerPart):
     """The states of a learner's phases, and of others that it has run.
 
     Args:
         phases: The learner's, by name.
     """
+
+    name = "phases"
+    what = "the phases"
+    optional = True
 
     def __init__(self, phases: Mapping[str, Phase]) -> None:
         for phase in phases.values():
@@ -59,8 +65,8 @@ class PhaseStates:
         if phase.name in self._waiting:
             self._load(phase, self._waiting.pop(phase.name))
 
-    def collect(self) -> dict[str, Any]:
-        """The states by name."""
+    def saved(self, whole: bool = True) -> dict[str, Any]:
+        """Return the states by name."""
         states = dict(self._waiting)
         for name, phase in self._phases.items():
             if phase.has_state:
@@ -71,12 +77,19 @@ class PhaseStates:
                     raise
         return states
 
-    def load(self, states: Mapping[str, Any]) -> None:
-        """Put states back; those of phases that are not known wait until these are run."""
-        self._waiting = {name: state for name, state in states.items() if name not in self._phases}
-        for name, state in states.items():
-            if name in self._phases and self._phases[name].has_state:
-                self._load(self._phases[name], state)
+    def load(self, saved: Mapping[str, Any]) -> Callable[[], None]:
+        """Put states back; those of phases that are not known wait until these are run. Return the undo."""
+        undos = [(f"phase {phase.name!r}", undo_of(phase)) for phase in self.known]
+        with undone_by(undos):
+            self._waiting = {name: state for name, state in saved.items() if name not in self._phases}
+            for name, state in saved.items():
+                if name in self._phases and self._phases[name].has_state:
+                    self._load(self._phases[name], state)
+        return all_of(undos)
+
+    def apart(self, saved: Any) -> Any:
+        """Return all: each process runs its own phases."""
+        return saved
 
     def _load(self, phase: Phase, state: Any) -> None:
         first = self._first.get(phase.name, {})

@@ -12,6 +12,7 @@ from loopkit.engine.compile.registry import Registry
 from loopkit.engine.kept.data_roots import is_looked_at, name_of_data
 from loopkit.engine.kept.extras import LOSS, Owner
 from loopkit.engine.kept.flags import Flags
+from loopkit.engine.kept.parts import Parts
 from loopkit.engine.kept.phase_states import PhaseStates
 from loopkit.engine.kept.resume import Resume
 from loopkit.engine.kept.roots import RootsOfLearner, has_state
@@ -62,6 +63,16 @@ class Core:
         self.phase_states = PhaseStates(phases)
         self.witness = Witness(self._roots)
         self.flags = Flags(models, lambda: self.accumulate, self.set_accumulate, self._owned_flags)
+        self.parts = Parts(
+            models,
+            models,
+            models.module_modes.in_training_form,
+            lambda: self.registry.plugins,
+            self.phase_states,
+            self.flags,
+            self.progress,
+            self.metrics,
+        )
         self.epochs: list[Epoch] = []
         """The epochs that are open, the outermost first."""
         self.fit: Fit | None = None

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from loopkit.base.notes import locate
 from loopkit.base.shield import Shield
 from loopkit.engine.compile.plan import Plan
+from loopkit.engine.kept.plugin_states import PHASE
 from loopkit.engine.kept.positions import indices_of, leave, set_epoch
 from loopkit.engine.kept.resume import Mark, restore_windows
-from loopkit.engine.kept.state import PHASE, mark
+from loopkit.engine.kept.state import mark
 from loopkit.engine.life.contexts import Contexts
 from loopkit.engine.life.sources import Source, named_if_endless
 from loopkit.engine.life.timeout import bounded_wait

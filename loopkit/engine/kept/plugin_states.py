@@ -1,0 +1,115 @@
+"""PluginStates: what a state holds of plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from loopkit.base import sharded
+from loopkit.base.notes import locate
+from loopkit.engine.kept.differences import names
+from loopkit.engine.kept.part import LearnerPart
+from loopkit.engine.kept.undo import Undos, all_of, undo_of, undone_by
+
+PHASE = ".phase"
+"""The owner of what a phase keeps for an epoch; no plugin can be called so."""
+
+
+class PluginStates(LearnerPart):
+    """The states of the plugins that have one.
+
+    Args:
+        plugins: Returns the learner's, by name.
+    """
+
+    name = "plugins"
+    what = "the plugins"
+
+    def __init__(self, plugins: Callable[[], Mapping[str, Any]]) -> None:
+        self.now = plugins
+
+    def stateful(self) -> dict[str, Any]:
+        """Return the plugins that have a state, by name."""
+        return {name: each for name, each in self.now().items() if callable(getattr(each, "state_dict", None))}
+
+    def saved(self, whole: bool = True, without: Collection[str] = ()) -> dict[str, Any]:
+        """Return the states by name.
+
+        Args:
+            whole: As of `LearnerPart.saved`.
+            without: Plugins that are left out.
+        """
+        states: dict[str, Any] = {}
+        for name, plugin in self.stateful().items():
+            if name in without:
+                continue
+            try:
+                states[name] = plugin.state_dict()
+            except Exception as error:
+                locate(error, f"in state_dict of plugin {name!r}")
+                raise
+        return sharded.whole(states) if whole else states
+
+    def problems(self, saved: Mapping[str, Any], allow: Collection[str] = ()) -> list[str]:
+        """List plugins that only the state has, or only the learner."""
+        there = [name for name in saved if name not in allow]
+        own = [name for name in self.stateful() if name not in allow]
+        problems = names("plugins", there, own)
+        if not problems:
+            return []
+        listed = ", ".join(repr(name) for name in sorted({*there} ^ {*own}))
+        hint = (
+            f"to load without, give Checkpoint(options=SaveOptions(allow=({listed},))), or load_state_dict(allow=...): "
+            f"what the state lacks begins anew"
+        )
+        return [*problems, hint]
+
+    def load(self, saved: Mapping[str, Any]) -> Callable[[], None]:
+        """Let each plugin take its state; return the undo."""
+        undos: Undos = []
+        with undone_by(undos):
+            for name, plugin in self.stateful().items():
+                if name not in saved:
+                    continue
+                undos.append((f"plugin {name!r}", undo_of(plugin)))
+                try:
+                    plugin.load_state_dict(saved[name])
+                except Exception as error:
+                    locate(error, f"in load_state_dict of plugin {name!r}, whose saved state may be of another version")
+                    raise
+        return all_of(undos)
+
+    def apart(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the states of plugins that divide theirs among processes."""
+        plugins = self.now()
+        return {name: state for name, state in saved.items() if hasattr(plugins.get(name), "reshard")}
+
+    def share(self, saved: list[Any], rank: int, size: int) -> dict[str, Any]:
+        """Return this process's own, or its share if the number of processes has changed."""
+        own = dict(saved[min(rank, len(saved) - 1)])
+        for name in saved[0]:
+            reshard = getattr(self.now().get(name), "reshard", None)
+            if reshard is not None and len(saved) != size:
+                own[name] = reshard([each[name] for each in saved], rank, size)
+        return own
+
+    def stores_apart(self, stores: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what differs from process to process of what was kept for an epoch, by owner."""
+        plugins = self.now()
+        return {
+            owner: store
+            for owner, store in stores.items()
+            if owner == PHASE or hasattr(plugins.get(owner), "reshard_store")
+        }
+
+    def share_stores(self, saved: list[Mapping[str, Any]], rank: int, size: int) -> dict[str, Any]:
+        """Return this process's share of what each process has kept for an epoch."""
+        plugins = self.now()
+        made: dict[str, Any] = {}
+        for owner in dict.fromkeys(owner for each in saved for owner in each):
+            reshard = None if len(saved) == size else getattr(plugins.get(owner), "reshard_store", None)
+            if reshard is None:
+                made[owner] = saved[min(rank, len(saved) - 1)].get(owner, {})
+            else:
+                made[owner] = reshard([each.get(owner, {}) for each in saved], rank, size)
+        return made

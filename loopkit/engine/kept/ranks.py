@@ -1,0 +1,55 @@
+"""ranks: what of a state differs from process to process, gathered at a save and shared out at a load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from loopkit.base import generators
+from loopkit.engine.kept.parts import Parts
+from loopkit.engine.kept.rounds import Round
+
+
+def gathered(
+    parts: Parts, state: Mapping[str, Any], gather: Callable[[Any], list[Any]], rank: int
+) -> list[dict[str, Any]]:
+    """Gather the parts that differ; this process's are the state's own objects, so that they are written once."""
+    own = _apart(parts, state)
+    ranks = gather(own)
+    ranks[rank] = own
+    return ranks
+
+
+def localized(parts: Parts, round: Round, given: Mapping[str, Any], rank: int, size: int) -> dict[str, Any]:
+    """The state with what is this process's own; with another number of processes than at the save, its share of it."""
+    state = dict(given)
+    ranks = state.get("ranks") or [_apart(parts, state)]
+    own = ranks[min(rank, len(ranks) - 1)]
+    # of a process that was not there, the generators are its own
+    state["generators"] = own["generators"] if rank < len(ranks) else generators.save()
+    if "round" in own:
+        state["round"] = round.share([each["round"] for each in ranks], rank, size)
+    for part in parts:
+        if part.name in own:
+            shared = part.share([each[part.name] for each in ranks], rank, size)
+            state[part.name] = {**state[part.name], **shared}
+    state["epochs"] = [
+        {**epoch, "stores": {**epoch["stores"], **_stores(parts, ranks, index, rank, size)}}
+        for index, epoch in enumerate(state["epochs"])
+    ]
+    return state
+
+
+def _stores(parts: Parts, ranks: list[dict[str, Any]], epoch: int, rank: int, size: int) -> dict[str, Any]:
+    return parts.plugins.share_stores([each["stores"][epoch] for each in ranks], rank, size)
+
+
+def _apart(parts: Parts, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what differs from process to process in a state that was collected in one of them."""
+    apart = {part.name: part.apart(state[part.name]) for part in parts if part.name in state}
+    return {
+        **({"round": state["round"]} if "round" in state else {}),
+        "generators": state["generators"],
+        **{name: each for name, each in apart.items() if each is not None},
+        "stores": [parts.plugins.stores_apart(epoch["stores"]) for epoch in state["epochs"]],
+    }
