@@ -16,10 +16,10 @@ from loopkit.base.generators import seed_everything
 from loopkit.base.notes import warn
 from loopkit.base.words import is_count, takes
 from loopkit.base.world import World
-from loopkit.engine.compile.roles import Roles
+from loopkit.engine.compile.phase_table import PhaseTable
 from loopkit.engine.kept.modes import Modes
 from loopkit.engine.kept.optimizers import is_optimizer
-from loopkit.engine.kept.resume import Mark
+from loopkit.engine.kept.resume import EpochStart
 from loopkit.engine.kept.state import apply, saved
 from loopkit.engine.life.core import Core
 from loopkit.engine.life.epoch import Epoch
@@ -122,7 +122,7 @@ class Learner:
         models = Models(model)
         _check_loss_fn(loss_fn)
         self.loss_fn: Callable[..., Any] = loss_fn if loss_fn is not None else no_loss_fn
-        self._core = Core(self, models, Roles(phases), order)
+        self._core = Core(self, models, PhaseTable(phases), order)
         self.accumulate = accumulate
         self._logbook = self._core.logbook
         self.model = models.as_given(model)
@@ -166,7 +166,7 @@ class Learner:
         return self._core.models.optimizers
 
     @property
-    def phases(self) -> Roles:
+    def phases(self) -> PhaseTable:
         """The phases by name."""
         return self._core.phases
 
@@ -558,7 +558,7 @@ class Learner:
         phase = self.phases.find(phase)
         return next_epoch(self._core, phase, None if data is None else Source(self._core.registry, phase, data), length)
 
-    def state_dict(self, at: Mark | None = None, *, positions: bool = True, whole: bool = True) -> dict[str, Any]:
+    def state_dict(self, at: EpochStart | None = None, *, positions: bool = True, whole: bool = True) -> dict[str, Any]:
         """Everything that decides how training continues from here, bit for bit.
 
         That is: the models' own weights (never averaged ones) and buffers, optimizers, open accumulation windows,

@@ -367,7 +367,7 @@ def test_stop_in_a_loop_of_your_own_survives_an_evaluation_at_its_end():
 # Contexts
 
 
-class Contexts:
+class EpochContexts:
     """Contexts that log, and try to swallow what is raised inside."""
 
     def __init__(self, swallow):
@@ -424,7 +424,7 @@ ENDINGS = {
 )
 @pytest.mark.parametrize("how", ["complete", "epoch", "fit", "error", "interrupt"])
 def test_contexts_are_left_in_every_ending(how, hook, swallow):
-    contexts = Contexts(swallow)
+    contexts = EpochContexts(swallow)
     plugins = [] if how == "complete" else [raising(hook, ENDINGS[how])]
     learner = make_learner(contexts, Nothing(), *plugins)
     if how in ("error", "interrupt"):
@@ -444,7 +444,7 @@ def test_context_cannot_swallow_what_the_phase_raises(how):
             raise ENDINGS[how]
 
     log = EventLog()
-    learner = make_learner(Contexts(swallow=True), log, phases=[Broken()])
+    learner = make_learner(EpochContexts(swallow=True), log, phases=[Broken()])
     if how == "error":
         with pytest.raises(RuntimeError):
             learner.fit(batches(2), epochs=1)
@@ -455,7 +455,7 @@ def test_context_cannot_swallow_what_the_phase_raises(how):
 
 
 def test_context_is_left_although_a_later_one_fails_to_enter():
-    contexts = Contexts(swallow=False)
+    contexts = EpochContexts(swallow=False)
     late = on("epoch_context", lambda **_: 1 / 0, "late")
     with pytest.raises(ZeroDivisionError):
         make_learner(contexts, late).fit(batches(1), epochs=1)
@@ -577,7 +577,7 @@ def test_backward_in_validation_is_refused():
 )
 @pytest.mark.parametrize("verb", ["evaluate", "predict"])
 def test_nested_pass_leaves_everything_as_it_was(hook, verb):
-    contexts = Contexts(swallow=False)
+    contexts = EpochContexts(swallow=False)
     model = mixed()
 
     def state(learner):

@@ -43,7 +43,7 @@ from loopkit.plugin import hook_states, provided, unwrapped
 
 if TYPE_CHECKING:
     from loopkit import Epoch
-    from loopkit.engine.kept.resume import Mark
+    from loopkit.engine.kept.resume import EpochStart
     from loopkit.learner import Learner
     from loopkit.phases import Phase
     from loopkit.result import FitResult
@@ -538,7 +538,7 @@ class Checkpoint(Shown):
         return {"measured": {"file": word, "by": self._stands_in}}
 
     def _save(
-        self, learner: Learner, reason: str, value: float | None = None, now: bool = False, at: Mark | None = None
+        self, learner: Learner, reason: str, value: float | None = None, now: bool = False, at: EpochStart | None = None
     ) -> None:
         if _is_lazy(learner):
             return

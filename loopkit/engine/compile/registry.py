@@ -25,8 +25,8 @@ from loopkit.logs.record import Packed
 from loopkit.plugin import declared, plugin_name, provided, unwrapped
 
 if TYPE_CHECKING:
+    from loopkit.engine.compile.phase_table import PhaseTable
     from loopkit.engine.compile.plan import Where
-    from loopkit.engine.compile.roles import Roles
     from loopkit.engine.life.logbook import Logbook
     from loopkit.learner import Learner
     from loopkit.phases import Phase
@@ -55,7 +55,9 @@ class Registry:
         where: Says in words where a step of a phase is.
     """
 
-    def __init__(self, learner: Learner, phases: Roles, order: Sequence[Any], logbook: Logbook, where: Where) -> None:
+    def __init__(
+        self, learner: Learner, phases: PhaseTable, order: Sequence[Any], logbook: Logbook, where: Where
+    ) -> None:
         self.chains = refusals.chains(order)
         self.owners = Owners()
         """Which of the plugins belong to this learner."""

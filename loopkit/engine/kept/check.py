@@ -27,7 +27,7 @@ from loopkit.base.kinds import (
 )
 from loopkit.engine.kept.counts import COUNTERS
 from loopkit.engine.kept.differences import names
-from loopkit.engine.kept.positions import malformed
+from loopkit.engine.kept.loader_positions import malformed
 from loopkit.engine.kept.resume import Position
 from loopkit.engine.kept.rounds import Round
 from loopkit.errors import StateError
@@ -51,7 +51,7 @@ def check(core: Core, state: Mapping[str, Any], allow: Collection[str]) -> None:
             f"the state is malformed, and nothing was loaded: {'; '.join(_few(problems))}. Take another copy of it"
         )
     allow = (*allow, *_left_out(core.registry.plugins, state))
-    problems = [problem for part in parts for problem in part.problems(state.get(part.name, {}), allow)]
+    problems = [problem for part in parts.told() for problem in part.problems(state.get(part.name, {}), allow)]
     problems += _windows(core.models.optimizers, state)
     if problems:
         raise StateError("the state does not fit this learner, and nothing was loaded: " + "; ".join(problems))
@@ -82,7 +82,7 @@ def _malformed(parts: Parts, state: Mapping[str, Any]) -> list[str]:
         return [f"{', '.join(newer)} were saved by a newer loopkit, in a form that this one does not know"]
     problems = [problem for part in parts if part.name in state for problem in part.malformed(state[part.name])]
     if set(state["buffers"]) != set(state["models"]):
-        problems.append(f"buffers are those of {list(state['buffers'])}, models are {list(state['models'])}")
+        problems.append(f"buffers belong to {list(state['buffers'])}, and models are {list(state['models'])}")
     for index, saved in enumerate(state["epochs"]):
         problems += _malformed_epoch(f"epochs[{index}]", saved)
     for name in ("data", "nested"):

@@ -22,6 +22,9 @@ from loopkit.progress import Progress
 POSITIONS = {"epochs": 1, "data": 1, "fit": 2, "generators": 1, "made": 1, "parts": 1, "round": 1}
 """The forms of what a state holds beside the parts: where the run is, its generators, and of what it was made."""
 
+FIRST = "models", "buffers", "optimizers", "progress", "metrics"
+"""What states and messages begin with: the first difference is to tell most."""
+
 
 class Models(Protocol):
     """The parts that belong to the models."""
@@ -68,6 +71,10 @@ class Parts:
         self._buffers = LeftOutBuffers(modules, in_training_form)
         self._counts = Counts(progress)
         self._metrics = LastMetrics(metrics)
+
+    def told(self) -> list[LearnerPart]:
+        """Return the parts in the order of states and messages."""
+        return sorted(self, key=lambda part: FIRST.index(part.name) if part.name in FIRST else len(FIRST))
 
     def versions(self) -> dict[str, int]:
         """Return the form of each part, and of what a state holds beside them."""

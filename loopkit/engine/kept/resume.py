@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from loopkit.base import generators, sharded
 from loopkit.base.notes import warn
+from loopkit.engine.kept.data_check import STOP, DataCheck
 from loopkit.engine.kept.data_parts import DataParts
 from loopkit.engine.kept.digest import content
-from loopkit.engine.kept.positions import (
+from loopkit.engine.kept.loader_positions import (
     batches_of,
     begin,
     epoch_length,
@@ -24,7 +25,6 @@ from loopkit.engine.kept.positions import (
     save_position,
     start_over,
 )
-from loopkit.engine.kept.proof import STOP, Proof
 from loopkit.engine.kept.torchdata_loaders import buffer_lost
 from loopkit.engine.kept.worker_draws import lost, lost_when_it_begins
 from loopkit.engine.life.requests import Stop
@@ -116,7 +116,7 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Mark:
+class EpochStart:
     """A record of the begin of an epoch that does not train, to make a state as of then later."""
 
     epoch: Epoch
@@ -393,7 +393,7 @@ class Resume:
             elif begun is not None:
                 generators.restore(begun["generators"])
             length = epoch_length(data, saved)
-            proof = Proof.of(epoch.saved or {}, facts(data), epoch.first_process)
+            proof = DataCheck.of(epoch.saved or {}, facts(data), epoch.first_process)
             shared = self._shared(epoch.phase.name)
             batches = resume(data, saved, passed, function=function, shared=shared, proof=proof)
             proof.judge(epoch.agree_on(proof.problem(epoch.phase.name, data, epoch.steps)), self._other_data)
@@ -448,7 +448,7 @@ class Resume:
 
     # What is saved
 
-    def parts(self, core: Core, mark: Mark | None = None) -> dict[str, Any]:
+    def parts(self, core: Core, mark: EpochStart | None = None) -> dict[str, Any]:
         """Collect the saved form of open epochs, loaders, generators and the fit."""
         if self._held is not None and core.fit is None:
             return copy.deepcopy(self._held)
@@ -479,7 +479,7 @@ class Resume:
             "generators": self.random_state() if mark is None else mark.generators,
         }
 
-    def _saved_round(self, core: Core, mark: Mark | None) -> Any:
+    def _saved_round(self, core: Core, mark: EpochStart | None) -> Any:
         """Return the saved form of the round of the user's loop; None without one."""
         if mark is not None:
             return mark.round

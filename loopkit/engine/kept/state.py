@@ -13,10 +13,10 @@ from loopkit.base import generators, sharded
 from loopkit.base.kinds import NAMED
 from loopkit.engine.kept.check import check
 from loopkit.engine.kept.compiled import plain_names
-from loopkit.engine.kept.positions import save_position
-from loopkit.engine.kept.proof import STOP
+from loopkit.engine.kept.data_check import STOP
+from loopkit.engine.kept.loader_positions import save_position
 from loopkit.engine.kept.ranks import gathered, localized
-from loopkit.engine.kept.resume import Mark, Position
+from loopkit.engine.kept.resume import EpochStart, Position
 from loopkit.engine.kept.undo import Undos, undone_by
 from loopkit.errors import ReentrancyError, StateError
 from loopkit.events import PhaseEnd
@@ -25,11 +25,8 @@ if TYPE_CHECKING:
     from loopkit.engine.life.core import Core
     from loopkit.engine.life.epoch import Epoch
 
-FIRST = ("versions", "models", "buffers", "optimizers", "progress", "metrics")
-"""What a state shows first: of two states, the first difference tells most."""
 
-
-def saved(core: Core, at: Mark | None = None, positions: bool = True, whole: bool = True) -> dict[str, Any]:
+def saved(core: Core, at: EpochStart | None = None, positions: bool = True, whole: bool = True) -> dict[str, Any]:
     """Return the result of ``Learner.state_dict``, if it can be made now."""
     if not positions:
         return collect(core, None, positions=False, whole=whole)
@@ -58,7 +55,7 @@ def saved(core: Core, at: Mark | None = None, positions: bool = True, whole: boo
     return state
 
 
-def collect(core: Core, mark: Mark | None, positions: bool = True, whole: bool = True) -> dict[str, Any]:
+def collect(core: Core, mark: EpochStart | None, positions: bool = True, whole: bool = True) -> dict[str, Any]:
     """The state; without positions there is nothing in it of open epochs and their data."""
     core.requests.settle()  # a plugin that puts a stop off keeps it in its state
     parts = core.parts
@@ -83,10 +80,14 @@ def collect(core: Core, mark: Mark | None, positions: bool = True, whole: bool =
         state["phases"].update(mark.phases)
     if whole:
         state["epochs"] = sharded.whole(state["epochs"])
-    return {**{name: state[name] for name in FIRST}, **state}
+    return {
+        "versions": state["versions"],
+        **{part.name: state[part.name] for part in parts.told() if part.name in state},
+        **state,
+    }
 
 
-def mark(core: Core, epoch: Epoch) -> Mark | None:
+def mark(core: Core, epoch: Epoch) -> EpochStart | None:
     """What `collect` needs for a state as of now, the begin of an epoch that does not train; None if there is none.
 
     It copies the states of plugins that the epoch's steps call, and states without tensors of plugins that only its
@@ -117,7 +118,7 @@ def mark(core: Core, epoch: Epoch) -> Mark | None:
     kept = copy.deepcopy((states, phases))
     random = resume.random_state() if epoch.made_with is None else epoch.made_with["generators"]
     numbers = replace(core.progress), dict(core.metrics)
-    return Mark(epoch, data, nested, random, *numbers, *kept, copy.deepcopy(core.round.saved()))
+    return EpochStart(epoch, data, nested, random, *numbers, *kept, copy.deepcopy(core.round.saved()))
 
 
 def _holds_tensors(state: Any) -> bool:

@@ -26,7 +26,7 @@ from loopkit.plugin import declared, unwrapped
 from loopkit.progress import Progress
 
 if TYPE_CHECKING:
-    from loopkit.engine.compile.roles import Roles
+    from loopkit.engine.compile.phase_table import PhaseTable
     from loopkit.engine.life.epoch import Epoch
     from loopkit.engine.life.fit import Fit
     from loopkit.engine.life.models import Models
@@ -46,7 +46,7 @@ class Core:
         order: The argument ``order`` of `Learner`.
     """
 
-    def __init__(self, learner: Learner, models: Models, phases: Roles, order: Sequence[Any]) -> None:
+    def __init__(self, learner: Learner, models: Models, phases: PhaseTable, order: Sequence[Any]) -> None:
         self.learner = learner
         self.models = models
         self.phases = phases

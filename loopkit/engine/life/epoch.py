@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from loopkit.base.notes import locate
 from loopkit.base.shield import Shield
 from loopkit.engine.compile.plan import Plan
+from loopkit.engine.kept.loader_positions import indices_of, leave, set_epoch
 from loopkit.engine.kept.plugin_states import PHASE
-from loopkit.engine.kept.positions import indices_of, leave, set_epoch
-from loopkit.engine.kept.resume import Mark, restore_windows
+from loopkit.engine.kept.resume import EpochStart, restore_windows
 from loopkit.engine.kept.state import mark
-from loopkit.engine.life.contexts import Contexts
+from loopkit.engine.life.epoch_contexts import EpochContexts
 from loopkit.engine.life.sources import Source, named_if_endless
 from loopkit.engine.life.timeout import bounded_wait
 from loopkit.engine.step.loop import Loop, stronger
@@ -82,7 +82,7 @@ class Epoch:
         """How many steps there will be, if that is known."""
         self.loop = Loop(core, self, phase, length)
         """Its steps, for the engine only."""
-        self.contexts = Contexts(core, phase)
+        self.contexts = EpochContexts(core, phase)
         """What it runs in, for the engine only."""
         self._stores: dict[str, dict[str, Any]] = {}
         self._kept: dict[int, tuple[Any, dict[str, Any]]] = {}
@@ -300,7 +300,7 @@ class Epoch:
         self._outer.turns[self.name] = turn + 1
         return f"{self._outer.name}/{self.name}/{turn}"
 
-    def mark(self) -> Mark | None:
+    def mark(self) -> EpochStart | None:
         """Record the state as of the epoch's begin, for ``learner.state_dict(at=...)`` when a step fails later.
 
         Call it in ``epoch_context``, when the epoch begins. Returns None if there is no such state to make: the epoch

@@ -17,12 +17,12 @@ from loopkit.base.words import is_count
 from loopkit.engine.kept.resume import Position
 from loopkit.engine.life.brackets import Brackets
 from loopkit.engine.life.epoch import Epoch
-from loopkit.engine.life.requests import Ending, Interrupted, Stop
+from loopkit.engine.life.requests import ExitRequest, Interrupted, Stop
 from loopkit.engine.life.signals import Signals
 from loopkit.engine.life.sources import Source
 from loopkit.engine.life.surroundings import Surroundings
 from loopkit.engine.life.validations import Validation
-from loopkit.engine.step.training import check_own
+from loopkit.engine.step.training_check import check_own
 from loopkit.errors import CancelFit, PhaseError, ReentrancyError
 from loopkit.logs.record import Packed
 from loopkit.result import FitResult, Planned
@@ -410,7 +410,7 @@ class Fit:
                 self._let_go()
         ending = error.ending if isinstance(error, Interrupted) else None
         if ending is None and signals is not None and signals.ending is not None:
-            ending = Ending(signals.ending)  # it came too late to be acted upon
+            ending = ExitRequest(signals.ending)  # it came too late to be acted upon
         try:
             self._warn_of_idle()
         finally:
@@ -504,7 +504,7 @@ def check_count(name: str, value: Any, endless: bool = False) -> None:
         raise ValueError(f"{name} is {value!r}: it counts from 1" + (", or is math.inf" if endless else ""))
 
 
-def _interruption(ending: Ending) -> BaseException:
+def _interruption(ending: ExitRequest) -> BaseException:
     """Return the exception that an interrupted process ends with."""
     if ending.signal == signal.SIGINT:
         return KeyboardInterrupt()

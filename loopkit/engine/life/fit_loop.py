@@ -10,7 +10,7 @@ from loopkit.engine.life.epoch import Epoch
 from loopkit.engine.life.fit import SKIPS, Fit, Limits
 from loopkit.engine.life.sources import Source
 from loopkit.engine.life.validations import Validation
-from loopkit.engine.step.loop import Until
+from loopkit.engine.step.loop import StepLimits
 from loopkit.errors import Cancel, PhaseError
 from loopkit.result import Planned
 
@@ -171,7 +171,7 @@ class FitLoop(Fit):
             if epoch.stopped or self._between(epoch):
                 return False
 
-    def _until(self) -> Until:
+    def _until(self) -> StepLimits:
         at = self.position
         limits = self.limits
         steps = math.inf if limits.max_steps is None else at.start.steps + limits.max_steps
@@ -184,7 +184,7 @@ class FitLoop(Fit):
                 late = min(late, self._time_of(each))
         if self._core.world.rank != 0:
             late = math.inf
-        return Until(steps, updates, self._started - at.seconds + late)
+        return StepLimits(steps, updates, self._started - at.seconds + late)
 
     def _between(self, epoch: Epoch) -> bool:
         """Between two steps: run the validations that are due; returns whether a limit is reached."""

@@ -23,8 +23,8 @@ from loopkit.engine.kept.measured import Measured
 from loopkit.engine.kept.modes import Modes
 from loopkit.engine.kept.optimizers import GENERATORS, OptimizerPart, is_of_torch, is_optimizer
 from loopkit.engine.life.module_modes import ModuleModes, has_own_train, turn, write
-from loopkit.engine.life.routing import Route
-from loopkit.engine.step.casts import Casts
+from loopkit.engine.life.routing import ForwardWrapper
+from loopkit.engine.step.autocast_cache import AutocastCache
 from loopkit.errors import PhaseError, PluginError
 from loopkit.groups import params_of
 
@@ -59,14 +59,14 @@ class Models(dict[str, nn.Module]):
         """With what the metrics of phases were measured, where a saver has taken that."""
         self.modes = Modes({})
         """The optimizers whose ``train()`` and ``eval()`` are called."""
-        self.casts = Casts()
+        self.casts = AutocastCache()
         self.aside = False
         """Whether a forward now is a plugin's own, in `Learner.aside`: hooks of modules leave it out."""
         self.extras = Extras(self)
         """The modules of the loss function, of phases and of plugins."""
         self._known: dict[nn.Parameter, str] = {}
         """The parameters when the optimizers came, or an epoch last began, with their names."""
-        self._routes: dict[str, Route] = {}
+        self._routes: dict[str, ForwardWrapper] = {}
         self._wrapped: set[str] = set()
 
     def as_given(self, given: nn.Module | Mapping[str, nn.Module]) -> nn.Module | Mapping[str, nn.Module]:
@@ -234,7 +234,7 @@ class Models(dict[str, nn.Module]):
                 if name in self._routes:
                     self._routes[name].wrapper = wrapper
                 else:
-                    self._routes[name] = Route(module, wrapper)
+                    self._routes[name] = ForwardWrapper(module, wrapper)
 
     # Optimizers
 
@@ -344,7 +344,7 @@ class Models(dict[str, nn.Module]):
         return made
 
 
-class StandIn(NamedTuple):
+class Replacement(NamedTuple):
     """Something that stands in the weights' place."""
 
     by: str
@@ -358,9 +358,9 @@ class Weights:
     """The stack of things in the place of the models' own weights, put away from the top by whoever saves."""
 
     def __init__(self) -> None:
-        self.stack: list[StandIn] = []
+        self.stack: list[Replacement] = []
         """The lowest first."""
-        self._away: list[list[StandIn]] = []
+        self._away: list[list[Replacement]] = []
         """What `own` has put away, to be put back."""
 
     @property
@@ -383,7 +383,7 @@ class Weights:
             by: The plugin whose weights these are; empty if the models' own weights stay, in another form.
             is_form: Whether it is the evaluation form of modules.
         """
-        entry = StandIn(by, put, away, is_form)
+        entry = Replacement(by, put, away, is_form)
         put()
         self.stack.append(entry)
         try:
@@ -394,7 +394,7 @@ class Weights:
             if any(each is entry for each in self.stack):
                 self._take_out(entry)
 
-    def _take_out(self, entry: StandIn) -> None:
+    def _take_out(self, entry: Replacement) -> None:
         at = next(i for i, each in enumerate(self.stack) if each is entry)
         above = self.stack[at + 1 :]  # of contexts that are left out of turn, such as those of a generator
         for each in reversed(above):
@@ -407,7 +407,7 @@ class Weights:
     @contextmanager
     def in_training_form(self) -> Iterator[None]:
         """Inside, what stands in the weights' place does so in the form in which modules are trained."""
-        forms: list[StandIn] = []
+        forms: list[Replacement] = []
         while self.stack and self.stack[-1].is_form:
             forms.append(self.stack.pop())
             forms[-1].away()

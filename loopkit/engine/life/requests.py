@@ -30,7 +30,7 @@ class Stop(NamedTuple):
     by: str
 
 
-class Ending(NamedTuple):
+class ExitRequest(NamedTuple):
     """A request to end this process before its run is over: a signal, or `Learner.pause`."""
 
     signal: int = 0
@@ -42,18 +42,18 @@ class Ending(NamedTuple):
 class Interrupted(BaseException):
     """Leaves a fit between two steps, after a signal or a pause."""
 
-    def __init__(self, ending: Ending) -> None:
+    def __init__(self, ending: ExitRequest) -> None:
         super().__init__(ending)
         self.ending = ending
 
 
 @dataclass(frozen=True)
-class Wishes:
+class RequestSet:
     """The requests of one process, or those that all have agreed on."""
 
     stop: Stop | None = None
     save: bool = False
-    ending: Ending | None = None
+    ending: ExitRequest | None = None
     validations: frozenset[str] = frozenset()
     """The phases of which rank 0's clock says that it is time; also the name that stands for the end of the fit."""
 
@@ -62,9 +62,9 @@ class Wishes:
         """Whether anything is asked for."""
         return self.save or self.stop is not None or self.ending is not None or bool(self.validations)
 
-    def __or__(self, later: Wishes) -> Wishes:
+    def __or__(self, later: RequestSet) -> RequestSet:
         """These, and what later ones add."""
-        return Wishes(
+        return RequestSet(
             self.stop or later.stop,
             self.save or later.save,
             self.ending or later.ending,
@@ -93,9 +93,9 @@ class Requests:
         """The phases of which all processes know that it is time to validate, by rank 0's clock."""
         self._world = World()
         self._signals: Signals | None = None
-        self._asked = Wishes()
+        self._asked = RequestSet()
         """What this process asks the others for."""
-        self._due: Wishes | None = None
+        self._due: RequestSet | None = None
         """What is to be acted upon at the next place."""
 
     @property
@@ -110,7 +110,7 @@ class Requests:
     def begin(self, signals: Signals | None) -> None:
         """A fit begins, and nothing is asked for."""
         self._signals = signals
-        self._asked = Wishes()
+        self._asked = RequestSet()
         self._due = None
         self._stopped = None
         self.signal = None
@@ -162,13 +162,13 @@ class Requests:
             if not request.answer(self._holds(request.reason, request.by)):
                 stop = Stop(request.reason, request.by)
                 if self.together:
-                    self._asked |= Wishes(stop=stop)
+                    self._asked |= RequestSet(stop=stop)
                 else:
                     self._stopped = self._stopped or stop
 
     def pause(self, reason: str, by: str) -> None:
         """Ask for the end of this process, at the next place where the state can be saved."""
-        self._ask(Ending(0, reason, by))
+        self._ask(ExitRequest(0, reason, by))
 
     def save(self) -> None:
         """Ask that the state is saved."""
@@ -176,20 +176,20 @@ class Requests:
 
     def validate(self, phase: str) -> None:
         """Let the others know, when they next agree, that it is time for a validation, or the end; rank 0 calls it."""
-        self._asked |= Wishes(validations=frozenset([phase]))
+        self._asked |= RequestSet(validations=frozenset([phase]))
 
     def begin_validation(self, phase: str) -> None:
         """A validation that all knew of begins."""
         self.validations -= {phase}
 
-    def _ask(self, ending: Ending | None) -> None:
-        wishes = Wishes(save=True, ending=ending)
+    def _ask(self, ending: ExitRequest | None) -> None:
+        wishes = RequestSet(save=True, ending=ending)
         if self.together:
             self._asked |= wishes
         else:
             self._owe(wishes)
 
-    def _owe(self, wishes: Wishes) -> None:
+    def _owe(self, wishes: RequestSet) -> None:
         """These are to be acted upon at the next place."""
         self._due = wishes if self._due is None else self._due | wishes
         self.waits = True
@@ -222,11 +222,11 @@ class Requests:
             core.resume.hold(core)
             raise Interrupted(wishes.ending)
 
-    def _take(self) -> Wishes:
+    def _take(self) -> RequestSet:
         self.waits = False  # first: a signal may come between any two lines
         if self.together and self._signals is not None and self._signals.caught is not None:
             self.waits = True  # until all agree on it
-        wishes = self._due or Wishes()
+        wishes = self._due or RequestSet()
         self._due = None
         self.signal = None
         if wishes.ending is not None and wishes.ending.signal:
@@ -236,13 +236,13 @@ class Requests:
             self.signal = caught[0]
         return wishes
 
-    def _caught(self) -> tuple[signal.Signals, Wishes] | None:
+    def _caught(self) -> tuple[signal.Signals, RequestSet] | None:
         """The signal that was caught and what it asks for, once."""
         signals = self._signals
         if signals is None or (caught := signals.take()) is None:
             return None
-        ending = None if signals.ending is None else Ending(signals.ending, signals.ending.name)
-        return caught, Wishes(save=True, ending=ending)
+        ending = None if signals.ending is None else ExitRequest(signals.ending, signals.ending.name)
+        return caught, RequestSet(save=True, ending=ending)
 
     def agree(
         self, rank: int, updates: int, cancel: Cancel | None, numbers: tuple[float, ...]
@@ -269,7 +269,7 @@ class Requests:
         if (caught := self._caught()) is not None:
             self._asked |= caught[1]
         asked = self._asked
-        self._asked = Wishes()  # what is asked for meanwhile is for the next time
+        self._asked = RequestSet()  # what is asked for meanwhile is for the next time
         wanted = float(asked.any or cancel is not None)
         wanted, most, least, *highest = world.agree(wanted, float(updates), -float(updates), *numbers)
         agreed = None
@@ -282,7 +282,7 @@ class Requests:
             self._stopped = self._stopped or (None if stop is None else Stop(*stop))
             self.validations = self.validations.union(*validations)
             agreed = _strongest([each for each in cancels if each is not None])
-            due = Wishes(save=any(saves), ending=None if ending is None else Ending(*ending))
+            due = RequestSet(save=any(saves), ending=None if ending is None else ExitRequest(*ending))
             if due.any:
                 self._owe(due)
             self.change()

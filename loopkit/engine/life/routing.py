@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 
-class Route:
+class ForwardWrapper:
     """From now on ``module(...)`` runs ``wrapper(...)``; when the wrapper calls ``module`` it reaches it directly.
 
     Names, parameters and state of ``module`` stay as they are. Its class becomes a subclass of the same name;

@@ -11,14 +11,14 @@ import torch
 
 from loopkit.base.batches import describe
 from loopkit.base.notes import locate, shown, warn
-from loopkit.engine.compile.awaited import Awaited
+from loopkit.engine.compile.expected_events import ExpectedEvents
 from loopkit.engine.compile.plan import Plan
-from loopkit.engine.kept.proof import Seen
-from loopkit.engine.step.casts import autocast_off
+from loopkit.engine.kept.data_check import Seen
+from loopkit.engine.step.autocast_cache import autocast_off
 from loopkit.engine.step.phase_step import PhaseStep, bad_result, explained
 from loopkit.engine.step.samples import Samples
-from loopkit.engine.step.step import Frame, Step
-from loopkit.engine.step.training import Proof, check_own, no_update
+from loopkit.engine.step.step import Step, StepContext
+from loopkit.engine.step.training_check import TrainingCheck, check_own, no_update
 from loopkit.engine.step.window import Window
 from loopkit.errors import Cancel, CancelFit, CancelStep, PhaseError, PhaseInputError, StepResultError
 from loopkit.events import BackwardEnd, StepBegin, StepCancelled, StepEnd, UpdateBegin, UpdateEnd, UpdateSkipped
@@ -41,7 +41,7 @@ GRAD_MODES: dict[str, Callable[[], Any]] = {
 }
 
 
-class Until(NamedTuple):
+class StepLimits(NamedTuple):
     """How far steps go: to the first of these."""
 
     steps: float
@@ -54,7 +54,7 @@ class Until(NamedTuple):
         return steps >= self.steps or updates >= self.updates or time.monotonic() >= self.time
 
 
-class Loop(Frame):
+class Loop(StepContext):
     """Runs the steps of an epoch, between their events and in their contexts."""
 
     def __init__(self, core: Core, epoch: Epoch, phase: Phase, length: int | None) -> None:
@@ -86,11 +86,11 @@ class Loop(Frame):
         self._wanted: Cancel | None = None
         """What this process wants to end the epoch, or the fit, by, where all have to agree."""
         self._agreed: Cancel | None = None
-        self._proof: Proof | None = None
+        self._proof: TrainingCheck | None = None
         """That the phase trains; None if that is known, or it is none that does."""
-        self._watch: Proof | None = None
+        self._watch: TrainingCheck | None = None
         """The same, while it watches optimizers of which the engine has not made a step."""
-        self.awaited: Awaited | None = None
+        self.awaited: ExpectedEvents | None = None
         """Watches, in the phase's first epoch, whether the events come that it lists; None if nobody waits for any."""
         self._around: PhaseStep | None = None
         """The phase's step, where plugins have a part in how it is run."""
@@ -110,7 +110,7 @@ class Loop(Frame):
             optimizers = self._core.models.optimizers.items()
             self.windows = tuple([Window(name, optimizer, size, mean) for name, optimizer in optimizers])
             if self.windows and self.phase not in self._core.proven:
-                self._proof = self._watch = Proof(self.phase, self.windows)
+                self._proof = self._watch = TrainingCheck(self.phase, self.windows)
         if self.phase.training:
             self._grad_mode = nullcontext if torch.is_grad_enabled() else torch.enable_grad
 
@@ -194,10 +194,10 @@ class Loop(Frame):
     def await_events(self) -> None:
         """See whether the events come that the phase lists, unless an epoch of it has told."""
         if self.phase not in self._core.complete:
-            self.awaited = Awaited(self.phase, self.plan)
+            self.awaited = ExpectedEvents(self.phase, self.plan)
             self.fire = self.awaited.watch(self.plan.fire)
 
-    def say_missed(self, awaited: Awaited) -> None:
+    def say_missed(self, awaited: ExpectedEvents) -> None:
         """At the end of the epoch: warn of the events that did not come."""
         if self.steps and not self.stopped:
             self._core.complete.append(self.phase)
@@ -215,7 +215,7 @@ class Loop(Frame):
         if self.seen != self._core.requests.version:
             self.replan()
 
-    def run(self, batches: Iterable[Any], until: Until | None = None) -> bool:
+    def run(self, batches: Iterable[Any], until: StepLimits | None = None) -> bool:
         """Run a step for each batch; returns whether they were all taken, else it resumes where it was left.
 
         Args:
@@ -246,7 +246,7 @@ class Loop(Frame):
             raise
         return True
 
-    def _run(self, batches: Iterable[Any], until: Until | None) -> bool:
+    def _run(self, batches: Iterable[Any], until: StepLimits | None) -> bool:
         """The loop itself; what it needs in every step is in local variables, which is what makes it fast."""
         core, phase = self._core, self.phase
         learner, logbook, requests, slot = core.learner, core.logbook, core.requests, core.world.slot
@@ -326,7 +326,7 @@ class Loop(Frame):
             agreed, self._agreed = self._agreed, None
             raise agreed
 
-    def _end_proof(self, proof: Proof) -> None:
+    def _end_proof(self, proof: TrainingCheck) -> None:
         """The phase has shown that it trains."""
         proof.rest()
         self._core.proven.append(self.phase)

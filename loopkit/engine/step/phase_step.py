@@ -11,7 +11,7 @@ from torch import nn
 
 from loopkit.base.batches import describe
 from loopkit.base.notes import locate
-from loopkit.engine.step.casts import autocast_is_on
+from loopkit.engine.step.autocast_cache import autocast_is_on
 from loopkit.engine.step.hints import hint
 from loopkit.errors import Cancel, StepResultError
 

@@ -14,7 +14,7 @@ from loopkit.base import devices
 from loopkit.base.batches import describe
 from loopkit.base.notes import line_with
 from loopkit.base.words import nearest
-from loopkit.engine.step.casts import Casts, autocast_is_on, autocast_off
+from loopkit.engine.step.autocast_cache import AutocastCache, autocast_is_on, autocast_off
 from loopkit.errors import EventError, LossError, PhaseError, StepStateError
 from loopkit.events import BackwardBegin, BackwardEnd, Event, UpdateBegin, UpdateEnd, UpdateSkipped
 from loopkit.phases import TRAINING_EVENTS
@@ -34,7 +34,7 @@ accumulate_grad)``. Its checks, made here once and more cheaply, are a tenth of 
 SET_BEFORE = {"inputs": "ForwardBegin", "targets": "ForwardBegin", "outputs": "LossBegin", "loss": "BackwardBegin"}
 
 
-class Frame:
+class StepContext:
     """The parts of an epoch that its steps use."""
 
     epoch: Epoch
@@ -58,7 +58,7 @@ class Frame:
     """The index of the last step, where the length of the data is known; else -1."""
     progress: Progress
     logbook: Logbook
-    casts: Casts
+    casts: AutocastCache
 
     def window(self, name: str) -> Window:
         """The window of an optimizer."""
@@ -151,7 +151,7 @@ class Step:
     skip_reason: str | None = None
     """Why the last update of this step was skipped; None if it was applied."""
 
-    def __init__(self, frame: Frame, index: int, batch: Any, samples: int) -> None:
+    def __init__(self, frame: StepContext, index: int, batch: Any, samples: int) -> None:
         self.frame = frame  # for the engine alone
         self.index = index
         self.batch = batch

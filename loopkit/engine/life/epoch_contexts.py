@@ -1,4 +1,4 @@
-"""Contexts: what an epoch runs in: the models' own weights, in its mode, and the contexts of plugins."""
+"""EpochContexts: what an epoch runs in: the models' own weights, in its mode, and the contexts of plugins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from loopkit.phases import Phase
 
 
-class Contexts:
+class EpochContexts:
     """The contexts of an epoch: the models' modes and the plugins' contexts, entered in order and left in reverse."""
 
     def __init__(self, core: Core, phase: Phase) -> None:

@@ -39,8 +39,8 @@ from loopkit.base.facts import fact
 from loopkit.base.kinds import ANY, COUNT, FLAG, MAPPING, Kind, is_plain, wrong
 from loopkit.base.notes import warn
 from loopkit.data import Loader, LoaderError, ResumableBatchSampler, ResumableSampler, Shares
+from loopkit.engine.kept.data_check import DataCheck, batch_of_loader, batch_of_sampler
 from loopkit.engine.kept.data_parts import DataParts, is_told_epochs, plain, same
-from loopkit.engine.kept.proof import Proof, batch_of_loader, batch_of_sampler
 from loopkit.engine.kept.torchdata_loaders import (
     buffer_lost,
     draw_order,
@@ -318,7 +318,7 @@ def resume(
     *,
     function: Any = None,
     shared: Collection[int] = (),
-    proof: Proof | None = None,
+    proof: DataCheck | None = None,
 ) -> Iterator[Any]:
     """An iterator over the rest of the epoch, after `load_position`.
 
@@ -336,7 +336,7 @@ def resume(
         StateError: The data ended before the position.
     """
     replayed = skip > 0
-    proof = Proof(None, True) if proof is None else proof
+    proof = DataCheck(None, True) if proof is None else proof
     if saved["running"]:
         _read_last(data, saved, skip, function, proof)
     if skip and _kind(data) == SEQUENCE:
@@ -366,7 +366,7 @@ def _put_begun(data: Any, begun: Mapping[str, Any], function: Any) -> None:
     _parts(data, function).load_generators(_held(begun))
 
 
-def _read_last(data: Any, saved: Mapping[str, Any], skip: int, function: Any, proof: Proof) -> None:
+def _read_last(data: Any, saved: Mapping[str, Any], skip: int, function: Any, proof: DataCheck) -> None:
     """Read the batch before a position that was reached at once, where that is quick."""
     kind = _kind(data)
     make: Any = None

@@ -1,4 +1,4 @@
-"""Awaited: the events that a phase lists and plugins wait for, until each has come."""
+"""ExpectedEvents: the events that a phase lists and plugins wait for, until each has come."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from loopkit.phases import Phase
 
 
-class Awaited:
+class ExpectedEvents:
     """The events that a phase lists and plugins wait for, watched in an epoch of it.
 
     Args:

@@ -60,7 +60,7 @@ def _versions(batch: Any) -> frozenset[int | None]:
     return frozenset(None if tensor.is_inference() else tensor._version for tensor in tensors)
 
 
-class Proof:
+class DataCheck:
     """Compares the batch before a position with the one that a state has a digest of.
 
     Args:
@@ -75,7 +75,7 @@ class Proof:
         self._after_first: Any = None
 
     @classmethod
-    def of(cls, saved: Mapping[str, Any], facts: Mapping[str, Any], known: bool) -> Proof:
+    def of(cls, saved: Mapping[str, Any], facts: Mapping[str, Any], known: bool) -> DataCheck:
         """Return a proof for an open epoch.
 
         Args:
@@ -128,7 +128,7 @@ class Proof:
 
     def look_again(self, batches: Iterator[Any], count: int) -> None:
         """Find out whether the data repeat, by reading the same batches a second time."""
-        second = Proof(self.expected, self.repeats)
+        second = DataCheck(self.expected, self.repeats)
         second.skip(batches, count)
         self.repeats = second._found == self._found
 

@@ -1,4 +1,4 @@
-"""Casts: the cast weights that autocast caches within a step, and when they are out of date."""
+"""AutocastCache: the cast weights that autocast caches within a step, and when they are out of date."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from loopkit.base import devices
 from loopkit.base.sharded import part
-from loopkit.engine.life.routing import Route
+from loopkit.engine.life.routing import ForwardWrapper
 from loopkit.errors import PhaseError
 
 autocast_is_on = torch._C._is_any_autocast_enabled  # one call for all device types
 version_of = attrgetter("_version")
 
 
-class Casts:
+class AutocastCache:
     """Clears autocast's cache before a forward, if a parameter has changed since the forward before it.
 
     The cache is no option to do without: with it a weight that is used twice is cast once, and its gradients are added
@@ -28,7 +28,7 @@ class Casts:
 
     def __init__(self) -> None:
         self._users = 0
-        self._routes: dict[nn.Module, Route] = {}
+        self._routes: dict[nn.Module, ForwardWrapper] = {}
         self._params: dict[str, Tensor] = {}
         self._versions = 0
         self._compares = False
@@ -42,7 +42,7 @@ class Casts:
         for name, module in modules.items():
             route = self._routes.get(module)
             if route is None or not route.redo(self.look):
-                self._routes[module] = Route(module, module, self.look)
+                self._routes[module] = ForwardWrapper(module, module, self.look)
             self._params.update((f"{name}.{path}", p) for path, p in module.named_parameters() if not p.is_inference())
 
     def end(self) -> None:

@@ -86,7 +86,7 @@ def _check_acts(core: Core, phase: Phase, name: str, hook: str, plugin: Any, els
     )
 
 
-class Proof:
+class TrainingCheck:
     """Watches the first steps of a phase, until it has shown that it trains, and through the engine.
 
     An optimizer is watched until the engine has made a step of it, or the epoch ends; the parameters are watched until

@@ -1,4 +1,4 @@
-"""Roles: the phases of a learner by name, and which of them trains, validates and predicts."""
+"""PhaseTable: the phases of a learner by name, and which of them trains, validates and predicts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FITS: dict[str, Callable[[Phase], bool]] = {"train": _trains, "val": _validates,
 """Which phases can play a role; the standard phase of each has its name."""
 
 
-class Roles(dict[str, Phase]):
+class PhaseTable(dict[str, Phase]):
     """The phases by name: the standard ones, and those of the user, which replace them.
 
     Args:
