@@ -76,7 +76,7 @@ class Event:
     hook: ClassVar[str]
     """The hook's name, made from the class's."""
     arguments: ClassVar[tuple[str, ...]] = ("learner", "phase", "epoch", "step")
-    """What the hook's implementations can take, by name."""
+    """The arguments that the hook's implementations can take, by name."""
     by_hook: ClassVar[dict[str, type[Event]]] = {}
     """Every event by its hook's name, in the order of definition."""
 

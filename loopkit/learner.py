@@ -134,7 +134,7 @@ class Learner:
         added = Learner._standard_set(plugins) if standard else []
         self._core.registry.change(add=[*plugins, *added])
         self.options = Options(added, [list(chain) for chain in self._core.registry.chains])
-        """What it was made with, beside what it holds."""
+        """Its options, beside its parts."""
         self._core.find_extras()
         models.set_up(self._core.registry, self._core.registry.plugins)
         owner = WeakMethod(self._core.registry.owner_of_weights)  # plugins may keep the models, not the learner

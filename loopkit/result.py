@@ -13,7 +13,7 @@ class Planned:
     epochs: int | None = None
     steps: int | None = None
     updates: int | None = None
-    """Of each optimizer, for a phase that updates each once per window; ``max_updates`` counts those of all."""
+    """The updates of each optimizer, if each is updated once per window; ``max_updates`` counts all of them."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class FitResult:
     """Counts of this fit, in training phases; what came before it was saved and resumed included."""
     seconds: float = 0.0
     seed: int = 0
-    """What torch's generator was last seeded with when the fit began."""
+    """The last seed of torch's generator when the fit began."""
     planned: Planned = field(default_factory=Planned)
     """How far the fit was meant to go."""
     metrics: dict[str, float] = field(default_factory=dict)

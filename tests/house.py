@@ -221,11 +221,16 @@ CLAUSE = re.compile(r"(What|Whose|Of|Those|It|That)\b")
 
 
 def docstrings_with_a_clause(paths: list[Path]) -> Iterator[str]:
-    """Docstrings of modules, classes and functions that begin with no noun and no verb."""
+    """Docstrings that begin with no noun and no verb: those of modules, classes, functions and attributes."""
     for path in paths:
         for node in ast.walk(tree(path)):
-            if isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS)) and CLAUSE.match(ast.get_docstring(node) or ""):
-                yield f"{short(path)}:{getattr(node, 'lineno', 1)}"
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+            ):
+                if CLAUSE.match(node.value.value.strip()):
+                    yield f"{short(path)}:{node.lineno}"
 
 
 # Private names

@@ -19,7 +19,7 @@ NAMES = ("cpu", "cuda", "mps", "xpu")
 SAVED = (*NAMES, "xla", "hpu", "mtia", "meta")
 """Types of which a state may hold a device."""
 ALIASES = {"gpu": "cuda"}
-"""What they also say."""
+"""Other names of devices."""
 LATE = {"cuda"}
 """Types of which an event says when a copy to the host has arrived; for those of others the host waits."""
 NARROW = {"mps"}
@@ -183,7 +183,7 @@ class Lane:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.stream = torch.Stream(device)
-        """What is queued ``with`` it takes the lane."""
+        """A stream: work that is queued ``with`` it takes the lane."""
 
     def follow(self) -> None:
         """Let what takes the lane from now on wait for what is queued on the current stream now."""

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 LINE = "loopkit: interrupted"
 CODE = 130
-"""What a shell says of a program that ended by SIGINT."""
+"""The exit code of a program that SIGINT ended."""
 
 
 def _end(*_: object) -> NoReturn:

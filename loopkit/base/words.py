@@ -54,7 +54,7 @@ def takes(**instead: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 STATE = "state_dict", "load_state_dict"
-"""What something with a state has."""
+"""The methods of an object with a state."""
 
 
 def half_a_state(has: Collection[str]) -> str:

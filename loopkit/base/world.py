@@ -51,7 +51,7 @@ class World:
         self.timeout = timeout
         """Seconds that a process waits for the others."""
         self.store = store
-        """What all can write to and read from, also while they wait for each other; None for a single process."""
+        """The store that all processes write and read, also while they wait; None for a single process."""
         self.broken = False
         """Whether a process is gone: nothing may be sent any more."""
         self.in_step = False

@@ -65,7 +65,7 @@ HEX_INT = re.compile(r"-?0x[1-9a-f][0-9a-f]*")
 IDENTIFIER = re.compile(r"[^\W\d]\w*")
 
 KEY_TAGS = ("$int", "$float", "$str", "$bytes", "$tuple")
-"""What a key of a dict, or a member of a set, may be beside plain values."""
+"""Types of dict keys and set members beside plain values."""
 
 Path = tuple[str | int, ...]
 

@@ -45,7 +45,7 @@ class Inspection:
     parameters: int
     """Numbers in the parameters of all models, tied ones once; of a file, or if that is not known, buffers included."""
     about: dict[str, Any] = field(default_factory=dict)
-    """What the manifest says: progress, metrics, versions, plugins, the hash of the structure; empty for a file."""
+    """The manifest: progress, metrics, versions, plugins, the hash of the structure; empty for a file."""
     number: int | None = None
     """The checkpoint's number; None for a file."""
     format: int | None = None

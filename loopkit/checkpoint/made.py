@@ -20,7 +20,7 @@ Record = dict[str, dict[str, str]]
 MOST = 10
 """How many differences are listed."""
 OPTIMIZER = "optimizer"
-"""What optimizers are called begins so: a state that is loaded brings their options along."""
+"""The first part of optimizers' names: a loaded state brings their options along."""
 
 
 def made(learner: Learner) -> Record:

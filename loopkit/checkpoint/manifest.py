@@ -131,7 +131,7 @@ class Listing(list[Manifest]):
     """The checkpoints of a directory whose manifests verify, newest first."""
 
     problems: dict[Path, CheckpointError]
-    """Those that do not verify, newest first, each with its error."""
+    """Checkpoints that do not verify, newest first, each with its error."""
 
     def __init__(self, manifests: Iterable[Manifest] = (), problems: Mapping[Path, CheckpointError] | None = None):
         super().__init__(manifests)

@@ -93,9 +93,9 @@ class Draft:
         self.path = path
         """Where its files are until it is whole."""
         self.at = path
-        """What is being made, for errors."""
+        """The path of the new checkpoint, for errors."""
         self.manifest = manifest
-        """What it will say of itself."""
+        """The manifest of the new checkpoint."""
 
     def write(self, name: str, chunks: Iterable[Buffer]) -> None:
         """Write one file."""
@@ -438,7 +438,7 @@ class Remover:
 
     def __init__(self) -> None:
         self._paths: _Paths = queue.SimpleQueue()
-        """Of the thread; each has one of its own."""
+        """The queue of the thread; each thread has its own."""
         self._thread: threading.Thread | None = None
         self._errors: list[Exception] = []
 

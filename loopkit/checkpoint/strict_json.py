@@ -15,7 +15,7 @@ STRETCH = 1 << 16
 
 STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 STEPS = np.zeros(256, np.int8)
-"""What each byte adds to the depth."""
+"""The change in depth by each byte."""
 STEPS[list(b"[{")] = 1
 STEPS[list(b"]}")] = -1
 ZEROS = bytes.maketrans(b"123456789", b"000000000")

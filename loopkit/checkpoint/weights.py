@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 SUFFIX = ".safetensors"
 TORCH_SUFFIXES = (".pt", ".pth", ".ckpt")
 WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""What compiling, distributing and checkpointing wrappers put between the parts of a name."""
+"""The parts of a name that wrappers add: compiled, distributed and checkpointed modules."""
 EXTRA = "_extra_state"
 
 Path_ = str | os.PathLike[str]
@@ -137,17 +137,17 @@ class LoadReport:
     loaded: list[str] = field(default_factory=list)
     """Names of the model whose values came from the file, tied ones included."""
     renamed: dict[str, str] = field(default_factory=dict)
-    """Those of them with another name in the file: the name here -> there."""
+    """Loaded tensors with another name in the file: the name here -> there."""
     positional: dict[str, str] = field(default_factory=dict)
-    """Those of them that were found by shape and dtype only."""
+    """Loaded tensors that were found by shape and dtype only."""
     casts: dict[str, str] = field(default_factory=dict)
-    """Of those, the ones that have another dtype in the file, such as ``"float32 -> float16"``."""
+    """Loaded tensors with another dtype in the file, such as ``"float32 -> float16"``."""
     frozen: list[str] = field(default_factory=list)
     """Parameters that ``freeze=True`` excluded from training."""
     non_finite: list[str] = field(default_factory=list)
-    """Those loaded that hold an infinite value or nan in the file."""
+    """Loaded tensors with an infinite value or nan in the file."""
     overflowed: list[str] = field(default_factory=list)
-    """Those loaded whose values are finite in the file, but not in the dtype here."""
+    """Loaded tensors with values that are finite in the file, but not in the dtype here."""
     missing: list[str] = field(default_factory=list)
     """Names of the model that are not in the file."""
     mismatched: dict[str, str] = field(default_factory=dict)
@@ -157,7 +157,7 @@ class LoadReport:
     skipped: list[str] = field(default_factory=list)
     """Names in the file outside of ``prefix``, and extra state of modules, which is not loaded."""
     warnings: list[str] = field(default_factory=list)
-    """What else is worth knowing, such as newer checkpoints that were passed over because they are corrupt."""
+    """Other warnings, such as newer checkpoints that were skipped because they are corrupt."""
 
     def __str__(self) -> str:
         lines = [f"{len(self.loaded):,} loaded from {self.source}"]

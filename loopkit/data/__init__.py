@@ -60,7 +60,7 @@ class LoaderError(LoopkitError, ValueError):
 
 
 Tail = Literal["uneven", "pad", "drop"]
-"""What becomes of the last global batch of an epoch if it is not full, see `Loader.shard`."""
+"""The treatment of an epoch's last global batch if it is not full, see `Loader.shard`."""
 TAILS: tuple[Tail, ...] = get_args(Tail)
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 LEAST = 2
 """Samples of a process in a training step: batch norm cannot do with one."""
 _made: WeakKeyDictionary[Any, tuple[tuple[Any, ...], Any, str]] = WeakKeyDictionary()
-"""What was made of data: the arguments, the part, and the line about it."""
+"""The parts made of data: the arguments, the part, and the line about it."""
 
 
 def shard(

@@ -86,20 +86,20 @@ class Member(Shown):
         self._timeout = timeout
         self._watch: Watch | None = None
         self._failure: Callable[[], BaseException | None] = lambda: None
-        """What the fit failed with."""
+        """A function that returns the error of the fit."""
         self._said: set[str] = set()
         self._seed = 0
-        """Of rank 0, for the order of the user's own loaders."""
+        """The seed of rank 0, for the order of the user's own loaders."""
         self._paces: dict[str, int] = {}
         """Steps between two agreements at the end of the last epoch of a phase, with which the next one begins."""
         self._epochs: list[Epoch] = []
-        """Those that are running, the outermost first."""
+        """The running epochs, the outermost first."""
         self._over = "", 0, False
         """The epoch that ended last, its steps, and whether its data ended."""
         self._cancelled = ""
         """Where a step was cancelled last."""
         self._data: dict[str, str] = {}
-        """What must be the same of the data that was shared out since the last fit began."""
+        """The options that must be equal of the data shared out since the last fit began."""
         self._vouched: int | None = None
         """At how many steps the checksum of what is to be equal was made."""
 

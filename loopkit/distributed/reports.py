@@ -27,7 +27,7 @@ REPORTER = 0
 FEW = 16
 """Up to so many processes, each reads every summary."""
 SELDOM = 8
-"""Of more, most read one after so many reports, and when their bells ring."""
+"""With more processes, most read one after so many reports, and when their bells ring."""
 UNHEARD = "{}"
 """In the place of a report until there is one."""
 UNRUNG = timedelta(days=20)
@@ -48,17 +48,17 @@ class Report:
     epoch: str = ""
     """The epoch that runs, or that ended last."""
     steps: int = 0
-    """Of that epoch, begun so far."""
+    """The steps of the epoch so far."""
     over: bool = False
     """Whether the data of that epoch ended."""
     error: str = ""
-    """What it failed with."""
+    """The error of the process."""
     peer: bool = False
     """Whether it failed because of another process."""
     count: int = 0
-    """Of its reports."""
+    """How many reports it has sent."""
     process: dict[str, Any] = field(default_factory=dict)
-    """What its machine calls it."""
+    """The names of the process on its machine."""
 
     @property
     def place(self) -> tuple[str, str]:
@@ -108,7 +108,7 @@ class Reports:
         self.rank = rank
         self.size = size
         self.heard: dict[int, Heard] = {}
-        """Of the others: all, in the reporter; elsewhere those that the summary tells of."""
+        """The reports of other processes: all in the reporter, elsewhere those in the summary."""
         self.unheard: list[int] = [] if rank == REPORTER else [REPORTER]
         """Some that have said nothing so far."""
         self.bell = False
@@ -126,7 +126,7 @@ class Reports:
         self._changed = 0.0
         """When it came, or was written."""
         self._rings: list[float] = []
-        """What the bell told since the last exchange."""
+        """The times of the bell since the last exchange."""
         self._rung: int | None = None
         """The process for whose failure this one rang last, as long as that comes first."""
         self._reads_all = not self.many or rank in (REPORTER, 1, size // 3, 2 * size // 3, size - 1)

@@ -47,7 +47,7 @@ SIGNS = (
     "NCCL operations have failed",
     "failed to pass monitoredBarrier",
 )
-"""What the messages of RuntimeErrors from collectives contain."""
+"""Parts of the messages of RuntimeErrors from collectives."""
 
 
 class Watch:
@@ -80,7 +80,7 @@ class Watch:
         self._thread: threading.Thread | None = None
         self._own = self._told = Report()
         self.reports: Reports
-        """What is known of the others, from `start` on."""
+        """The reports of the others, from `start` on."""
         self._read_at = self._since = time.monotonic()
         """When the store answered last, and since when this process has not moved."""
         self._lost = False

@@ -62,7 +62,7 @@ ELSEWHERE, SUBCOMMANDS = (
 )
 """Which distribution to install for a plugin, and for a subcommand, by its name."""
 LOGS = ("mlflow", "tensorboard", "wandb")
-"""Those of the plugins that write a log by themselves."""
+"""Plugins that write a log themselves."""
 DEEPEST = 3
 """How many imports are followed to the source of a plugin."""
 Options = Mapping[str, Any]

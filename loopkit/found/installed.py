@@ -95,7 +95,7 @@ class Installed:
 
     entry_points: tuple[EntryPoint, ...]
     problems: tuple[str, ...]
-    """What could not be read, for people."""
+    """Messages about unreadable metadata."""
     distributions: dict[str, str]
     """The folders of metadata, by the normalized name of the distribution."""
 

@@ -28,7 +28,7 @@ class Run:
     resumed: bool
     """Whether the state of this backend was loaded: the log resumes from there."""
     hyperparameters: Mapping[str, bool | int | float | str | None]
-    """What the run was made with, as far as it is known."""
+    """The known hyperparameters of the run."""
     config: str | None
     """The text of the file that the run was made from, if there is one, without passwords and tokens."""
     direction: Callable[[str], str | None] = _undeclared
@@ -54,9 +54,9 @@ class Backend(Shown):
     """
 
     name: str = ""
-    """What messages call it; by default its class in snake case."""
+    """The name in messages; by default its class in snake case."""
     kinds: ClassVar[tuple[type, ...]] = (Value,)
-    """What it can write. Of anything else there is one warning, and it is left out."""
+    """The kinds that it can write. Other kinds are left out with one warning."""
 
     def open(self, run: Run) -> None:
         """A fit begins; whatever was to be loaded has been."""

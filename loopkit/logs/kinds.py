@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Scalar = float | Tensor
 CHANNELS = (1, 3, 4)
 COLOR_TYPES = {1: 0, 3: 2, 4: 6}
-"""What PNG calls so many channels of a pixel."""
+"""The color types of PNG, by the number of channels."""
 _modes_are_on = torch._C._len_torch_function_stack
 
 
@@ -40,7 +40,7 @@ class Kind:
     """Base of the kinds."""
 
     kind: ClassVar[str] = ""
-    """What it is called in a log."""
+    """The name of the kind in a log."""
 
     def _refuse(self, problem: str) -> LogError:
         return LogError(f"{type(self).__name__}: {problem}")

@@ -53,7 +53,7 @@ class LogFile:
         self._behind = False
         """Something was written and not flushed."""
         self._at_end = False
-        """It stands at the position, with nothing after it."""
+        """Whether the file ends at the position."""
 
     def open(self) -> None:
         """Lock the file and find the position. If this object holds the file still, it lets it go first.

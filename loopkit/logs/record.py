@@ -32,7 +32,7 @@ class Record(NamedTuple):
 
 
 Packed = tuple[str | None, Any, Place, float]
-"""What was logged by one call: a name and a value, or None and several by their names; where; and when."""
+"""The values of one call: a name and a value, or None and several by their names; where; and when."""
 
 
 def unpacked(packed: Packed) -> Iterator[Record]:

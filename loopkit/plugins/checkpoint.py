@@ -49,15 +49,15 @@ if TYPE_CHECKING:
     from loopkit.result import FitResult
 
 LOGGED = re.compile(r"\.lock|media|log(-\d+)?\.(jsonl|csv)|events\.out\.tfevents\..*")
-"""What a run has beside its checkpoints: the lock, and logs."""
+"""Other files of a run beside its checkpoints: the lock and logs."""
 Chosen = tuple[Manifest, dict[str, Any]]
 """A checkpoint, and the state in it."""
 WORDS = ("stop", "warn")
-"""What a resume does over other data."""
+"""The reactions of a resume to other data."""
 EVERY_EPOCH, SAVE_OPTIONS = every(epochs=1), SaveOptions()
 """The defaults."""
 ELSEWHERE = {"save_weights_only": "give weights_only=True", "monitor": "give best='val/loss'"}
-"""What to write for arguments that people bring along."""
+"""Arguments of other libraries, each with the argument here."""
 
 
 class Checkpoint(Shown):
@@ -164,7 +164,7 @@ class Checkpoint(Shown):
         """When the next save is due."""
         self._saved_at: tuple[Any, ...] | None = None
         self._versions = 0
-        """What the versions of the models' tensors came to at the last save."""
+        """The sum of the versions of the models' tensors at the last save."""
         self._stands_in = ""
         """The plugin whose weights stood in the place of the models' own when the metric was measured last."""
         self._measured = False
@@ -176,16 +176,16 @@ class Checkpoint(Shown):
         self._failure: BaseException | None = None
         """The error that was seen last."""
         self._made: Record = {}
-        """What the run is made of."""
+        """The parts that the run is made of."""
         self._changed = ""
-        """What differs from what was saved, in words, until it is logged."""
+        """The differences from the saved run, in words, until they are logged."""
 
     def owns(self) -> tuple[str, ...]:
         """The directory, and the right to load a state."""
         return (f"checkpoints in {self.directory}", *(() if self.resume is None else ("checkpoint.resume",)))
 
     def options(self) -> dict[str, Any]:
-        """What it was made with."""
+        """Return the options that it was made with."""
         kept = {"directory": self.directory, "resume": self.resume, "name": self.name, "mode": self.mode}
         rules = {"save": self.save, "keep": self._keep, "best": self.monitor, "options": self._options}
         return {**kept, **rules, "overwrite": self._overwrite, "weights_only": self.weights_only, "data": self.data}
@@ -402,7 +402,7 @@ class Checkpoint(Shown):
             self.place.claim()
 
     def _read_together(self, learner: Learner, path: Path, read: Chosen | None) -> Chosen | None:
-        """What each process has read of a checkpoint; None if one of them found its part damaged."""
+        """Return each process's part of a checkpoint; None if one of them found its part damaged."""
         problem = None
         try:
             read = read or self._read(learner, path)
@@ -529,7 +529,7 @@ class Checkpoint(Shown):
         return Contents.weights(learner, state["models"], measured)
 
     def _where_measured(self, learner: Learner, state: dict[str, Any]) -> dict[str, Any]:
-        """What a manifest says of the weights with which the metric was measured, if they are not the models' own."""
+        """Return the manifest's entry for the weights of the measured metric, if they are not the models' own."""
         if not state.get("weights"):
             return {}
         word = f"weights.{next(iter(state['weights']))}"
@@ -644,7 +644,7 @@ class Checkpoint(Shown):
         return len(ranked) < count or self._key(value) < ranked[count - 1][0]
 
     def _ranked(self, found: Listing) -> list[tuple[float, Manifest]]:
-        """Those with a value of the metric, best first, the older first among equals."""
+        """Return the checkpoints with a value of the metric, best first, the older first among equals."""
         values = [(manifest, monitored(manifest)) for manifest in reversed(found)]
         ranked = [(self._key(value[2]), manifest) for manifest, value in values if value and value[0] == self.monitor]
         return sorted((item for item in ranked if not math.isnan(item[0])), key=lambda item: item[0])
@@ -682,7 +682,7 @@ def _resolved(resume: str | Path | bool | None) -> str | Path | bool | None:
 
 
 def _intervals(save: Any) -> tuple[Every, ...]:
-    """What says when to save."""
+    """Return the intervals between saves."""
     given = (save,) if isinstance(save, Every) else tuple(save) if isinstance(save, (list, tuple)) else ()
     if not given or not all(isinstance(each, Every) for each in given):
         raise PluginError(f"Checkpoint: save is {save!r}: give every(epochs=1), every(updates=100), or a list of such")

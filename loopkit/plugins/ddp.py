@@ -124,11 +124,11 @@ class DDP(Member):
         self._phases: dict[int, tuple[Phase, bool | None]] = {}
         """Whether the reducer serves a phase; None: its updates show whether their backward can send."""
         self._overlaps: dict[int, Overlap | None] = {}
-        """What sends in the backward of a phase; None: nothing does in this epoch."""
+        """The overlap that sends during a phase's backward, by phase; None: no overlap in this epoch."""
         self.overlap_now: Overlap | None = None
-        """What sends in the backward of this step, which ends with an update."""
+        """The overlap that sends during this step's backward, which ends with an update."""
         self._backwards = 0
-        """Of this step."""
+        """The backwards of this step."""
         self._told: set[int] = set()
         """Phases of which it was said why nothing is sent in their backward."""
         self._sets_weight: dict[str, bool] = {}

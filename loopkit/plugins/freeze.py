@@ -75,10 +75,10 @@ class Freeze(Shown):
             raise PluginError("Freeze: give patterns of what is not trained, such as Freeze('encoder')")
         self._models: dict[str, nn.Module] = {}
         self._own: dict[nn.Parameter, list[str]] = {}
-        """What it froze, thawed by now or not, with all names."""
+        """The parameters that it froze, also thawed ones, with all names."""
         self._thawed: list[str] = []
         self._evals: list[nn.Module] = []
-        """What it has put into eval mode for the epoch that is running."""
+        """The modules in eval mode for the running epoch."""
         self._state: dict[str, Any] | None = None
 
     @hookimpl(updates=("params",), before=("compile", "sync"))

@@ -29,7 +29,7 @@ class KeptValues:
     def __init__(self) -> None:
         self.own: dict[str, float] = {}
         self.left: dict[str, float] = {}
-        """What was read back after the last write; empty while there may be more writes."""
+        """The values read back after the last write; empty while there may be more writes."""
 
     def find(self, place: Place) -> float:
         """Return the own value of a place: what is there, at the first time."""

@@ -65,7 +65,7 @@ class LogHyperparameters(Shown):
                 )
         self._batch_size: int | None = None
         self._learner: weakref.ref[Learner] | None = None
-        """Of the fit that is running or was the last."""
+        """The learner of the running or last fit."""
         self._ended: int | None = None
         """At how many steps the end of the fit was logged."""
         self._loaded: dict[str, Any] | None = None

@@ -51,7 +51,7 @@ class LogMetrics(Shown):
         for hook in self.optional if every is None else ():
             vars(self)[hook] = None  # no listener: a hook that does nothing would cost its call
         self._rates: dict[str, Any] = {}
-        """Those with which the updates of the step are made, if it is to be logged."""
+        """The learning rates of the step's updates, if the step will be logged."""
 
     @hookimpl(phase="training", reads=("optimizer.lr", "progress"))
     def step_begin(self, learner: Learner) -> None:

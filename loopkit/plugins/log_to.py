@@ -95,22 +95,22 @@ class LogTo(Shown):
                 word = f"{plain}_{number}"
             self._sinks[word] = _Sink(word, backend)
         self._packed: list[Packed] = []
-        """What was logged and is not written yet."""
+        """The logged values that are not written yet."""
         self._sent: Transfer | None = None
-        """What is on its way from the device."""
+        """The transfer from the device."""
         self._result: FitResult | None = None
-        """Of the fit in which that was logged, if it was before the logs were opened."""
+        """The result of the fit whose values were logged before the logs were opened."""
         self._open = False
         self._again = False
         """The fit resumes from a checkpoint: what it begins with was logged when it began first."""
         self._ended = False
-        """It had ended when that was saved: what it ends with was logged, too, unless it does more now."""
+        """Whether the fit had ended at the save: then its end is in the log, unless it trains more now."""
         self._loaded: tuple[int | None, bool] = None, False
         """The number of the fit in which a loaded state was saved, and whether it had ended."""
         self.unsaved = False
         """Something was written that no state knows of: a checkpoint at the end of the fit is due."""
         self._learner: weakref.ref[Learner] | None = None
-        """Of the fit that is running or was the last."""
+        """The learner of the running or last fit."""
         self._late = False
         """There was a warning of records that came after the end."""
         self._next_time = 0.0

@@ -38,16 +38,16 @@ class _Running:
 
     metrics: dict[str, Any]
     means: list[tuple[str, Mean]] = field(init=False)
-    """Those that take an attribute of the step."""
+    """Metrics of an attribute of the step."""
     own: list[tuple[str, Any]] = field(init=False)
-    """Those of `loopkit.metrics` that take outputs and targets and need no care: they keep no graph."""
+    """Metrics of `loopkit.metrics` over outputs and targets, which keep no graph."""
     others: list[tuple[str, Any]] = field(init=False)
     fed: bool = False
     """Outputs and targets were taken in."""
     placed: bool = False
-    """What was loaded, or is a module, has been moved to the device."""
+    """Whether loaded states and modules are on the device."""
     told: bool = False
-    """It has warned of metrics without a state."""
+    """Whether it has warned about metrics without a state."""
 
     def __post_init__(self) -> None:
         items = self.metrics.items()
@@ -146,9 +146,9 @@ class Metrics(Shown):
                 raise PluginError(f"Metrics: two metrics are called {name!r}; name one: Metrics(other_{name}=...)")
             self._prototypes[name] = metric
         self._attributes = {each.attribute for each in self._prototypes.values() if isinstance(each, Mean)}
-        """What it takes of a step beside outputs and targets."""
+        """The step's attributes that it reads beside outputs and targets."""
         self._idle: dict[str, _Running] = {}
-        """Those of the last epoch of each phase, for the next one."""
+        """The running metrics of each phase's last epoch, for its next one."""
         self._open: dict[str, _Running] = {}
         """By phase: those of its epoch that began last and is open."""
 

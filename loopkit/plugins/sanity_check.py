@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 STANDARD = (TrainingPhase, ValidationPhase, PredictionPhase)
 """Phases, but not their subclasses, that hand outputs and targets to the loss as they are."""
 ROUNDING = 1e-2
-"""Of a sum of probabilities in bfloat16."""
+"""The rounding of a sum of probabilities in bfloat16."""
 
 
 class SanityCheck(Shown):

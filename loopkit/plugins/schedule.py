@@ -361,11 +361,11 @@ def _item_setter(group: dict[str, Any], key: str, index: int) -> Setter:
 
 
 NOTES = ("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum")
-"""What schedulers of torch note in an optimizer's groups for themselves."""
+"""Keys that torch's schedulers keep in an optimizer's groups."""
 KEYS = ("lr", "momentum")
 """The numbers that they set."""
 KEPT = "loopkit"
-"""What the state of a `TorchSchedule` holds beside the scheduler's."""
+"""The key of loopkit's own part in the state of a `TorchSchedule`."""
 
 
 def _scale_base(

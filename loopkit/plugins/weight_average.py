@@ -134,19 +134,19 @@ class WeightAverage(Shown):
         self._owners: dict[str, list[str]] = {}
         """The models that an optimizer updates; of the epoch that runs."""
         self._placed: list[tuple[Tensor, Tensor]] | None = None
-        """What was exchanged, while the average is in place."""
+        """The exchanged tensors, while the average is in place."""
         self._move_batch: Callable[[Any, int], Any] | None = None
         self._versions: dict[str, list[int]] | None = None
         """The versions of the parameters when the last fit ended, until the next update."""
 
     def changed(self) -> tuple[str, ...]:
-        """What it exchanges for an epoch."""
+        """The states that it exchanges for an epoch."""
         if self.phases == ():
             return ()
         return ("params",) if self.update_bn is None and not self.use_buffers else ("params", "buffers")
 
     def read(self) -> tuple[str, ...]:
-        """What it averages."""
+        """The states that it averages."""
         return ("params", "buffers") if self.use_buffers else ("params",)
 
     @hookimpl
@@ -373,7 +373,7 @@ class _Average:
     def __init__(self, name: str) -> None:
         self.name = name
         self.updates = 0
-        """Of the model, since the plugin saw the first one."""
+        """The updates of the model since the plugin saw the first one."""
         self.count = 0
         """How many are in the average."""
         self.fresh = False
@@ -470,7 +470,7 @@ def _live(model: nn.Module, use_buffers: bool) -> dict[str, Tensor]:
 
 
 def _versions(learner: Learner) -> dict[str, list[int]]:
-    """What an in-place change of any parameter changes."""
+    """Return the versions of all parameters, which every in-place change raises."""
     return {
         name: [0 if is_lazy(p) or p.is_inference() else p._version for p in model.parameters()]
         for name, model in learner.models.with_extras().items()

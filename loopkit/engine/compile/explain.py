@@ -31,13 +31,13 @@ class Row:
     """From 1."""
     plugin: str
     access: str
-    """What it reads and changes."""
+    """The states that it reads and changes."""
     changes: tuple[str, ...]
     """The states that it updates or writes."""
     reasons: tuple[str, ...]
     """Why it stands where it does; empty if only its name decides."""
     note: str = ""
-    """What the plugin's ``explain(phase, hook)`` says of it, and ``remark(phase, hook, plugin)`` of any plugin."""
+    """The texts of the plugin's ``explain(phase, hook)`` and of all plugins' ``remark(phase, hook, plugin)``."""
 
     @property
     def arguments(self) -> tuple[str, ...]:

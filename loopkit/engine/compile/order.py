@@ -21,7 +21,7 @@ from loopkit.hooks import STATES
 
 EVERYTHING = "*"
 SAVER = "checkpoint"
-"""What is provided by a plugin that saves the state: what others did after it would be lost."""
+"""The role of a plugin that saves the state: changes by plugins after it would be lost."""
 BY_USER = "the order given to the learner"
 WILDCARD = re.compile(r"[*?[\]]")
 

@@ -52,7 +52,7 @@ class Plan:
     heard: frozenset[type[Event]]
     """The events that have listeners."""
     awaited: frozenset[type[Event]]
-    """Those of them that the phase is to emit by itself, and a plugin cannot do without."""
+    """Events that the phase must emit itself because a plugin needs them."""
     epoch_contexts: tuple[Callable[[Epoch], Any], ...]
     step_contexts: tuple[Callable[[Step], Any], ...]
     setup_data: tuple[Implementation, ...]

@@ -40,7 +40,7 @@ OTHER_WORDS = {
     "evaluate": "val",
     "inference": "predict",
 }
-"""What people call a standard phase, and its name."""
+"""Other names of standard phases, each with the name here."""
 
 
 def check_names(

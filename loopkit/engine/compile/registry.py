@@ -74,7 +74,7 @@ class Registry:
         self.brackets: list[tuple[str, Implementation | None, Implementation | None]] = []
         """The plugins that set up or tear down a fit, in the order of ``fit_begin``, with what does so."""
         self.implemented: list[Implementation] = []
-        """What the plugins implement, of every hook."""
+        """The plugins' implementations of every hook."""
         self._names: dict[int, str] = {}
         self._packs: list[tuple[Any, list[Packed]]] = []
         self._checked: dict[int, tuple[Phase, int]] = {}

@@ -1,1 +1,1 @@
-"""What a run keeps: a part for each thing that is saved, and the search for what is not."""
+"""The saved parts of a run, and the search for state that is not saved."""

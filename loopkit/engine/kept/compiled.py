@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 WRAPPER = "_orig_mod"
-"""What torch calls the module in a wrapper, and so begins the names of its tensors with."""
+"""Torch's name of the module in a wrapper, the first part of the names of its tensors."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 

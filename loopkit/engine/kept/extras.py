@@ -59,11 +59,11 @@ class Extras(LearnerPart):
         self.modules: dict[str, nn.Module] = {}
         """All of them, by owner; each owner's stand in one module."""
         self._made: dict[str, tuple[list[int], nn.Module]] = {}
-        """What was made of the parts of an owner, as long as they are the same."""
+        """The modules made of the parts of an owner, while the parts stay the same."""
         self._kept: dict[str, nn.Module] = {}
-        """Those of them that no owner saves itself."""
+        """The modules that no owner saves itself."""
         self._waiting: dict[str, Any] = {}
-        """What a loaded state holds for phases that were not run yet."""
+        """The loaded states of phases that have not run yet."""
 
     def find(self, owners: Iterable[Owner], trained: Collection[int]) -> None:
         """Look for them anew; a phase whose part of a loaded state waits for it gets that now.
@@ -217,7 +217,7 @@ def _is_extra(value: Any, known: Collection[int]) -> bool:
 
 
 def _trained(parts: Mapping[str, Any], trained: Collection[int]) -> dict[str, Any]:
-    """Those of an owner's parts that an optimizer trains."""
+    """Return the parts of an owner that an optimizer trains."""
 
     def tensors(part: Any) -> Iterable[Tensor]:
         return part.parameters() if isinstance(part, nn.Module) else (part,)

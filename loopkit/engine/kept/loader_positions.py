@@ -124,7 +124,7 @@ def needs_replay(data: Any) -> bool:
 
 
 def facts(data: Any) -> dict[str, Any]:
-    """What identifies the data for a person and tells that it changed, as far as it can be told.
+    """Return facts that identify the data for a person and show changes, as far as they are known.
 
     ``kind`` and ``class`` (names), ``length`` (batches), ``batch_size``, ``samples`` (of the dataset), ``workers``,
     ``processes`` (if they share the samples), ``content`` (a fingerprint of some values of tensors).
@@ -146,7 +146,7 @@ def facts(data: Any) -> dict[str, Any]:
 
 
 def begin(data: Any, function: Any = None) -> dict[str, Any] | None:
-    """What a replay of the epoch that begins now will need, for ``save_position(..., begun=...)``.
+    """Return the states that a replay of the new epoch will need, for ``save_position(..., begun=...)``.
 
     Args:
         data: What ``iter()`` will be called on.
@@ -181,7 +181,7 @@ def batches_of(data: Any, begun: dict[str, Any] | None) -> Iterable[Any]:
 def save_position(
     data: Any, steps: int, *, running: bool, begun: Any = None, earlier_epochs: int = 0, function: Any = None
 ) -> dict[str, Any]:
-    """What there is to save about data after some batches of an epoch were consumed.
+    """Return the position in the data after some batches of an epoch.
 
     Args:
         data: What ``iter()`` is called on; between epochs, the function that makes such data.
@@ -439,7 +439,7 @@ def epoch_length(data: Any, saved: Mapping[str, Any]) -> int | None:
 
 
 def malformed(where: str, saved: Any) -> list[str]:
-    """What in a position at ``where`` is not as `save_position` makes it, whatever the data."""
+    """Return the differences from a position by `save_position`, whatever the data."""
     kinds = {"kind": KIND, "facts": FACTS, "running": FLAG, "steps": COUNT, "workers_running": FLAG}
     problems = wrong(where, saved, {**kinds, **_held_kinds(saved)})
     if problems:

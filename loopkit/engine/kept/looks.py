@@ -75,7 +75,7 @@ class Look(NamedTuple):
     """``"value"``, ``"tensor"``, ``"array"``, ``"generator"``, ``"values"`` for a container of plain ones, ``"holder"``
     for another container, ``"optimizer"`` or ``"object"``."""
     state: Any
-    """What two looks compare."""
+    """The state that two looks compare."""
     length: int = 0
     """How many items a container has."""
     parent: str = ""

@@ -48,7 +48,7 @@ class Modes(LearnerPart):
         self.wanted = wanted
         self.owner = owner
         self.optimizers = {name: each for name, each in optimizers.items() if has_modes(each)}
-        """Those that have modes, by name."""
+        """The optimizers that have modes, by name."""
         self._now: dict[str, str] = {}
         self._attributes: dict[str, set[str]] = {name: set() for name in self.optimizers}
         """The attributes of each that its switches change, which may be in none of its states."""
@@ -186,7 +186,7 @@ class Modes(LearnerPart):
 
 
 class _Form(Swapped):
-    """What a switch of an optimizer to evaluation has changed, and what was there before: `exchange` swaps them.
+    """The tensors that an optimizer's switch to evaluation changed, and those before: `exchange` swaps them.
 
     Args:
         optimizer: The optimizer, before the switch.

@@ -41,7 +41,7 @@ class Seen(NamedTuple):
     held: dict[str, Any]
     """Its attributes."""
     looks: Looks
-    """Those of them that are not plain values."""
+    """The attributes that are not plain values."""
     size: int
     """How many attributes it had; -1 if they do not count, since its class saves more than parameters and buffers."""
 

@@ -23,7 +23,7 @@ OWN_FORMS = (
     "__getnewargs__",
     "__getnewargs_ex__",
 )
-"""What a class defines whose objects are more than their attributes."""
+"""Methods of classes whose objects are more than their attributes."""
 DEEPEST = 100
 SEQUENCES = (list, tuple, deque)
 

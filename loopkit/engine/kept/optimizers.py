@@ -23,7 +23,7 @@ from loopkit.groups import params_of
 FLAGS = ("foreach", "fused", "capturable", "differentiable", "maximize")
 """Options of torch's optimizers that are true, false or None."""
 METHODS = ("step", "zero_grad", "state_dict", "load_state_dict")
-"""What a class defines whose objects are optimizers, as wrappers without torch's base class do."""
+"""The methods of an optimizer, also of wrappers without torch's base class."""
 GENERATORS = ".generators"
 """The key of the states of an optimizer's own random generators in its saved form, by where it holds them."""
 MISSING = object()
@@ -90,7 +90,7 @@ class OptimizerPart:
         return first(f"entries of optimizer {self.name!r} that do not fit", self._entries(saved))
 
     def _entries(self, saved: Mapping[str, Any]) -> list[str]:
-        """What in the groups and the state of an optimizer it could not go on with."""
+        """Return the problems in an optimizer's groups and state that it could not resume with."""
         problems = []
         for index, (own, group) in enumerate(zip(self._own_groups(), saved["param_groups"], strict=True)):
             problems += _group_entries(index, own, group)
@@ -171,7 +171,7 @@ class OptimizerPart:
             )
 
     def _undo(self) -> Callable[[], None]:
-        """What gives the optimizer the attributes and options that it has now."""
+        """Return a function that restores the optimizer's current attributes and options."""
         optimizer = self.optimizer
         drawn = {path: generators.state_of(each) for path, each in own_generators(optimizer)}
         attributes = dict(vars(optimizer))
@@ -262,7 +262,7 @@ def _group_entries(index: int, own: Mapping[str, Any], group: Mapping[str, Any])
 
 
 def _state_entries(index: int, values: Mapping[str, Any], param: Tensor, shaped: bool) -> list[str]:
-    """What torch's optimizers could not go on with, in the state of a parameter."""
+    """Return the problems in a parameter's state that torch's optimizers could not resume with."""
     if is_lazy(param):
         return []
     problems = []

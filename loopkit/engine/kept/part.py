@@ -45,7 +45,7 @@ class LearnerPart:
     name = ""
     version = 1
     what = ""
-    """What it is, in words, for an undo that fails."""
+    """A description, for an undo that fails."""
     kind: Kind = MAPPING
     """The kind of its saved form."""
     in_use = True

@@ -147,21 +147,21 @@ class Resume:
         self.left = False
         """Whether there is any, or random generators that are to be put back when there is none any more."""
         self._epochs: list[dict[str, Any]] = []
-        """What the state holds of the epochs of `waiting`."""
+        """The saved states of the epochs in `waiting`."""
         self._data: dict[str, Any] = {}
         """Positions of loaders without an open epoch, by phase."""
         self._nested: dict[str, Any] = {}
         """Positions of loaders of epochs that hooks run, by where they run."""
         self._generators: Any = None
         self._round: Any = None
-        """What the state holds of a round of the user's loop."""
+        """The saved round of the user's loop."""
         self._replay = True
         self._other_data = STOP
-        """What happens if the data of an open epoch are others than before."""
+        """The reaction to other data in an open epoch."""
         self.unproved: dict[str, str] = {}
         """By phase: why the last state has no digest of its data, in words."""
         self._loaders: dict[str, Any] = {}
-        """What the last epoch of each phase went over, in this fit; the function, if one makes its data."""
+        """The data of each phase's last epoch in this fit; the function, if one makes them."""
         self._met: dict[int, weakref.ref[Any]] = {}
         """The data that this learner has gone over, by ``id``."""
         self._named: set[str] = set()
@@ -178,9 +178,9 @@ class Resume:
         self._unclear: set[str] = set()
         """Where hooks run epochs over another loader each time."""
         self.unfinished = ""
-        """What the last fit left behind by failing, in words."""
+        """A text about the epoch that the last fit left unfinished when it failed."""
         self._held: dict[str, Any] | None = None
-        """What a fit of this process that was interrupted left open."""
+        """The open parts of an interrupted fit of this process."""
         self._lost = ""
         """Why nothing of it can be resumed."""
 

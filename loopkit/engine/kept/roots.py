@@ -101,7 +101,7 @@ class RootsOfLearner:
             yield from model.buffers()
 
     def _leave(self, root: Any = None, names: Iterable[str] = (), prefix: str = " ") -> Leave:
-        """What to leave out: other roots, and attributes of the root with these names, or that begin so."""
+        """Return the objects to leave out: other roots, and attributes of the root with these names or this prefix."""
         left = frozenset(names)
 
         def leave(found: Found) -> bool:

@@ -55,7 +55,7 @@ class Value:
     after: Moment
     """As of when it had been made."""
     digest: str | None = None
-    """Of a large value."""
+    """The digest of a large value."""
 
     def saved(self) -> dict[str, Any]:
         """Return what a state holds of it."""
@@ -73,7 +73,7 @@ class Replay:
 
     saved: Mapping[str, Any]
     now: Moment
-    """What is loaded, and put back when the loop has come to where it was."""
+    """The loaded moment, restored when the loop reaches the saved round."""
     put_back: Callable[[], None]
     """Undo what the user's code changes meanwhile in models, optimizers, phases and plugins."""
     opened: bool

@@ -24,7 +24,7 @@ Form = Callable[[], AbstractContextManager[Any]]
 
 
 class ModelWeights(LearnerPart):
-    """What the ``state_dict`` of each module returns.
+    """The weights: the ``state_dict`` of each module.
 
     Args:
         models: The learner's, by name.

@@ -23,7 +23,7 @@ class Root(NamedTuple):
     """Something that a run consists of."""
 
     name: str
-    """What it is, in words, such as ``"phase 'train'"``."""
+    """A description, such as ``"phase 'train'"``."""
     object: Any
     cure: str
     """How to save its attributes; ``{0}`` stands for their names, as a class writes them."""
@@ -36,7 +36,7 @@ class Root(NamedTuple):
 
 
 class Roots(Protocol):
-    """What a learner consists of now."""
+    """The current parts of a learner."""
 
     def __iter__(self) -> Iterator[Root]: ...
 
@@ -87,7 +87,7 @@ class Witness:
             self._records[root.name] = _Record(root)
 
     def missing(self) -> dict[str, str]:
-        """What has moved since the fit began and is in no state, in words, by the name of its root."""
+        """Return descriptions of unsaved values that changed since the fit began, by the name of their root."""
         found = {name: paths for name, paths in self._moved().items() if paths}
         return {name: _message(self._records[name].root, paths) for name, paths in found.items()}
 

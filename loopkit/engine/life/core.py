@@ -77,7 +77,7 @@ class Core:
         """The epochs that are open, the outermost first."""
         self.fit: Fit | None = None
         self.result: FitResult | None = None
-        """Of the fit that is running or was the last."""
+        """The result of the running or last fit."""
         self.hooks = 0
         """How many hooks run that belong to no open epoch; an epoch that begins then is one of theirs."""
         self.proven: list[Phase] = []

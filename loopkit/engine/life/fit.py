@@ -120,9 +120,9 @@ class Fit:
             raise ValueError(f"on_interrupt is {on_interrupt!r}: it is 'raise', 'return' or None")
         self.limits = limits
         self.result = FitResult(seed=torch.initial_seed(), planned=planned)
-        """What it comes to; complete in ``fit_end``."""
+        """The result; complete in ``fit_end``."""
         self.failure: BaseException | None = None
-        """What it failed with, during ``fit_end``."""
+        """The error, during ``fit_end``."""
         self.beginning = self.ending = False
         """Whether its ``fit_begin``, its ``fit_end`` is running."""
         self.resumed = False
@@ -131,7 +131,7 @@ class Fit:
         """How many epochs were open around it when it began."""
         self._around = Surroundings(core.hooks)
         self.cancelled: CancelFit | None = None
-        """What ends it before its next epoch."""
+        """The signal that ends it before its next epoch."""
         self.position = Position(replace(core.progress))
         """Where it is."""
         self.timeout = timeout

@@ -28,7 +28,7 @@ class Logbook:
 
     def __init__(self, progress: Progress) -> None:
         self.packed: list[Packed] | Listeners | None = None
-        """What takes what is logged to the plugins that listen to it; None if there are none."""
+        """The listeners of plugins to logged values; None without any."""
         self.place: Place | None = None
         """Where what is logged now is, if that was looked up since it has changed last."""
         self._progress = progress

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 ones_like = torch.ones_like
 run_backward = torch.autograd.Variable._execution_engine.run_backward
-"""What ``Tensor.backward`` comes to: ``(tensors, gradients, keep_graph, create_graph, inputs, allow_unreachable,
+"""The function below ``Tensor.backward``: ``(tensors, gradients, keep_graph, create_graph, inputs, allow_unreachable,
 accumulate_grad)``. Its checks, made here once and more cheaply, are a tenth of a small step's time."""
 SET_BEFORE = {"inputs": "ForwardBegin", "targets": "ForwardBegin", "outputs": "LossBegin", "loss": "BackwardBegin"}
 
@@ -121,7 +121,7 @@ class Step:
     outputs: Any
     loss: Tensor
     total_loss: Tensor
-    """What the last backward started from: the phase's loss, or what a plugin put in its place."""
+    """The loss that the last backward started from: the phase's, or a plugin's replacement."""
     backward_name: str | None = None
     """During a backward: the optimizer that the phase named for it; None: all of them."""
     index: int
@@ -138,7 +138,7 @@ class Step:
     optimizer: torch.optim.Optimizer
     params: Sequence[Tensor]
     closure: Callable[[], Any] | None = None
-    """What the optimizer evaluates the loss with, during an update that was given one."""
+    """The closure, during an update that has one."""
 
     _given: Tensor | None = None
     """The phase's loss in whose place a plugin put another one."""

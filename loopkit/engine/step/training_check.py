@@ -106,7 +106,7 @@ class TrainingCheck:
         self._stepped: set[str] = set()
         """The optimizers of which the engine has made a step."""
         self._closed: set[str] = set()
-        """Those whose window was found closed, be it that the phase has not opened it."""
+        """The optimizers whose window was closed, also if the phase never opened it."""
         self._handles: dict[str, list[RemovableHandle]] = {}
         self._params: list[RemovableHandle] = []
         for window in windows:

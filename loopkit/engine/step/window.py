@@ -28,7 +28,7 @@ class WindowState(NamedTuple):
     due: bool
     """Whether the update comes with this step."""
     seed: float | None
-    """What the step's backward starts from; None if the weights of the window's steps differ, or it stays short: then
+    """The seed of the step's backward; None if the weights of the window's steps differ, or it stays short: then
     gradients are rescaled."""
 
 

@@ -63,7 +63,7 @@ class MicroBatch(Shown):
         self._fits = size if isinstance(size, int) else None
         """Samples of a part; None: all."""
         self._share = 1.0
-        """Of the part in its step."""
+        """The share of the part in its step."""
         self._warned = False
 
     @hookimpl

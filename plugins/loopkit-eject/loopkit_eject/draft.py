@@ -66,7 +66,7 @@ class Draft:
     left_out: list[str] = field(default_factory=list)
     """Plugins that have no part in what is trained."""
     problems: dict[str, str] = field(default_factory=dict)
-    """What has no written form, and why."""
+    """Parts without a written form, each with the reason."""
     notes: list[str] = field(default_factory=list)
     written: list[str] = field(default_factory=list)
     names: set[str] = field(default_factory=lambda: {"train_loader", "val_loader", "train_samples", "val_samples"})

@@ -14,7 +14,7 @@ from loopkit_eject.code import NoWrittenForm, name_of, number
 __all__ = ["Formula", "formula"]
 
 Wrap = Callable[[str], str]
-"""What the parts around a schedule do to the expression of its value."""
+"""A function that wraps the expression of a schedule's value."""
 
 
 @dataclass(frozen=True)

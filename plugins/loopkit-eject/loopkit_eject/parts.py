@@ -49,7 +49,7 @@ __all__ = ["write"]
 Writer = Callable[[Any, Draft], None]
 WRITERS: dict[type, Writer] = {}
 NO_PART = {"checkpoint", "end_of_log", "history", "log", "observer", "progress", "sanity_check"}
-"""What plugins provide that change nothing of what is trained."""
+"""The ``provides`` of plugins that do not change the training."""
 NO_PART_CLASSES = (
     Checkpoint,
     History,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from loopkit.learner import Learner
 
 AVERAGE = "average"
-"""What plugins that keep averaged weights provide."""
+"""The ``provides`` of plugins that average weights."""
 
 
 def export(

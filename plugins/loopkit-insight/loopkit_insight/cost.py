@@ -25,7 +25,7 @@ __all__ = ["Cost"]
 
 COLUMNS = ("phase", "hook", "plugin", "calls", "seconds")
 DATA, STEP, DEVICE = "data", "step", "device"
-"""What stands under ``hook`` where no plugin is at work."""
+"""The entries of the column ``hook`` in rows without a plugin."""
 SMALL = 0.001
 """Rows of a smaller share are not printed."""
 LARGEST = 5
@@ -68,7 +68,7 @@ class Cost(Shown):
         self.name = name
         self._cells: dict[tuple[str, str, str], _Cell] = {}
         self._before: dict[tuple[str, str, str], tuple[int, float]] = {}
-        """What the cells held when the last fit ended."""
+        """The values of the cells at the end of the last fit."""
         self._all = _Cell()
         """The seconds that are in any cell by now."""
         self._epochs: list[_Epoch] = []

@@ -44,13 +44,13 @@ class Sync:
     hook: str
     """The hook in which it happens; ``"step"`` for the phase's own step."""
     plugin: str
-    """Whose hook that is; empty for the phase's own step."""
+    """The plugin of the hook; empty for the phase's own step."""
     line: str
     """``"file:line"`` of the code that reads."""
     origin: str
     """``"file:line"`` in the plugin's or the phase's file from which that was called; empty if it is the same file."""
     call: str
-    """What it does, such as ``"item() on a tensor"``."""
+    """The call that waits, such as ``"item() on a tensor"``."""
     deliberate: bool
     """Whether either line has a comment that begins with ``# host sync``."""
 

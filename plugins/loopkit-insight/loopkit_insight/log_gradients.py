@@ -68,7 +68,7 @@ class LogGradients(Shown):
         self._counts: dict[str, int] = {}
         """Updates by optimizer."""
         self._norms: dict[Part, Tensor] = {}
-        """Of the update that is under way."""
+        """The norms of the current update."""
         self._copies: list[Tensor] = []
         self._members: dict[str, tuple[Sequence[Tensor], Members]] = {}
         """By optimizer: its parameters, and their parts."""

@@ -66,7 +66,7 @@ class LogHistograms(Shown):
         self._found: dict[str, tuple[Any, dict[str, Tensor]]] = {}
         """By optimizer: its parameters, and those that are logged, by name."""
         self._of_gradients: dict[str, Histogram] = {}
-        """Of the update that is under way."""
+        """The histograms of the current update."""
         if not gradients:
             vars(self)["update_begin"] = None  # no listener: a hook that does nothing would cost its call
 

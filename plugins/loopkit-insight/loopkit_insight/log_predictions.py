@@ -33,7 +33,7 @@ LOSSES = ("torch.nn.functional", "torch.nn.modules.loss", "loopkit.losses")
 """Modules of losses that can be asked for one number a sample, by their ``reduction``."""
 INPUTS = ("image", "table")
 Columns = dict[str, Tensor]
-"""What is kept of some samples, by name, each ``(samples, ...)``."""
+"""The columns of some samples, by name, each ``(samples, ...)``."""
 
 
 class LogPredictions(Shown):

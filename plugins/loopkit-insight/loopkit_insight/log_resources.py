@@ -106,9 +106,9 @@ class _Sampler:
         self.news = False
         """Nobody has taken yet what is new in the following two."""
         self.latest: dict[str, float] = {}
-        """What was seen last."""
+        """The last values."""
         self.error: Exception | None = None
-        """What has ended the thread."""
+        """The error that ended the thread."""
         self._every = every
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="loopkit-resources", daemon=True)

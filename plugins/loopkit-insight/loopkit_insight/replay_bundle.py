@@ -68,7 +68,7 @@ class ReplayBundle(Shown):
         self.directory = disk.resolved(directory)
         self._tried = False
         self._begin: dict[str, Any] | None = None
-        """What is copied as a step begins; None between two steps."""
+        """The copies made as a step begins; None between two steps."""
         self._buffers = Buffers()
         self._seen = False
         """Whether this epoch has had its first batch."""

@@ -32,10 +32,10 @@ class ModuleRow:
     """The shapes that it returned in its last call, such as ``"(32, 10)"``; empty if it was not called."""
     calls: int
     parameters: int
-    """Of it and all in it; each parameter counts once in a row."""
+    """The parameters of the module and all modules in it; each parameter counts once in a row."""
     trainable: int
     bytes: int
-    """Of parameters and buffers."""
+    """The size of parameters and buffers."""
     same_as: str = ""
     """The name under which the same module came before, if it did."""
 
@@ -47,7 +47,7 @@ class DataRow:
     name: str
     """Its place in the batch, such as ``"batch[0]"``."""
     shape: tuple[int, ...]
-    """Of a list of numbers or texts, how many there are."""
+    """The shape of the tensor; the length of a list of numbers or texts."""
     dtype: str
     """Or the type of what is no array, such as ``"str"``."""
     device: str
@@ -61,10 +61,10 @@ class Summary:
     rows: tuple[ModuleRow, ...]
     data: tuple[DataRow, ...]
     parameters: int
-    """Of all models, each counted once."""
+    """The parameters of all models, each counted once."""
     trainable: int
     bytes: int
-    """Of all parameters and buffers."""
+    """The size of all parameters and buffers."""
 
     def __repr__(self) -> str:
         return str(self)

@@ -34,7 +34,7 @@ LEAVES = (Tensor, ModuleType, CodeType, str, bytes, int, float, NoneType)
 FOREIGN = ("builtins", "loopkit", "numpy", "random", "torch")
 """Packages whose classes use no generators but those that their attributes hold, and those of all."""
 KEPT = ("clip", "device", "eval_mode", "freeze", "memory_format", "mixed_precision", "noise")
-"""What the plugins provide that a copy trains with, too; the others watch, save, stop or schedule."""
+"""The ``provides`` of plugins that a copy keeps; the other plugins watch, save, stop or schedule."""
 
 
 def copied(

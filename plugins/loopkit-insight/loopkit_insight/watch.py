@@ -108,7 +108,7 @@ class Watch(Shown):
         self.reductions = dict(reductions)
         self._phases: dict[str, dict[str, Mean]] = {}
         self._epochs: list[Epoch] = []
-        """Those that are running, the outermost first."""
+        """The running epochs, the outermost first."""
         self._seen: dict[str, list[tuple[str, Tensor]]] = {}
 
     def names(self) -> tuple[str, ...]:

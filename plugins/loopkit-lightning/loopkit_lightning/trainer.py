@@ -55,7 +55,7 @@ class Facade:
     """Has what its class defines; any other attribute is an error that names the callback and the attribute."""
 
     _called = ""
-    """What Lightning calls it."""
+    """The name in Lightning."""
 
     def __init__(self, now: Now) -> None:
         vars(self)["_now"] = now

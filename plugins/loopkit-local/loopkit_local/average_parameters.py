@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["AverageParameters", "Collective", "ThroughHost"]
 
 SAMPLES, UPDATES, WALL, HELD, EXCHANGE, DIVERGENCE, WANTED = range(7)
-"""What the processes tell each other with each average; what they held and diverged is that of the one before."""
+"""The places of the numbers sent with each average; memory and divergence are from the average before."""
 
 
 def _check_delay(how: Any) -> None:
@@ -160,7 +160,7 @@ class AverageParameters(Member):
         self.how = how
         self.moments = moments
         self.controller: Controller | None = None
-        """What decides about rounds, and what it has measured; None with `EverySteps`, and for a single process."""
+        """The controller of the rounds, with its measurements; None with `EverySteps`, and for a single process."""
         self.outer = outer
         self._outer: torch.optim.Optimizer | None = None
         self._outer_params: list[Tensor] = []
@@ -174,7 +174,7 @@ class AverageParameters(Member):
         self._samples = 0
         self._rounds: dict[int, Rounds] = {}
         self._round: Rounds | None = None
-        """What the training epoch that runs takes its batches from."""
+        """The batches of the running training epoch."""
         self._mark: float | None = None
         """When the time that counts for this process's speed began."""
         self._wall = self._held = self._exchange = 0.0

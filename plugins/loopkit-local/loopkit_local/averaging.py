@@ -80,9 +80,9 @@ class Average:
         self.table: list[list[float]] = []
         """The numbers of each process."""
         self.exchange_ms = 0.0
-        """What the exchange of the numbers took, waiting for the slowest included."""
+        """The time of the exchange of the numbers, with the wait for the slowest process."""
         self.reduce_ms = 0.0
-        """What came after it took."""
+        """The time of the average itself, after the exchange."""
         self.divergence: float | None = None
         """``||parameters - average|| / ||average||`` of this process, if it was to be measured."""
         self._numbers = list(numbers)

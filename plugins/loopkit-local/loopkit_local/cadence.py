@@ -19,7 +19,7 @@ SLOWEST, QUICKEST = 0.1, 0.8
 GROWTH = 2
 """By how much the anchor grows at most per report, so that one hiccup of the network does not send it to its end."""
 LOWERED = 0.5
-"""What the guard multiplies the anchor by."""
+"""The factor by which the guard lowers the anchor."""
 RISES = 3
 
 
@@ -111,13 +111,13 @@ class Controller:
         self.anchor = cadence.anchor
         """Updates of the slowest process between two averages."""
         self.ceiling = cadence.max_anchor
-        """What the guard lets the anchor grow to."""
+        """The largest anchor that the guard allows."""
         self.counts = [cadence.anchor] * size
         """Updates of each process in a full round."""
         self.ms: list[float | None] = [None] * size
         """Milliseconds per update of each process, smoothed; None before its first."""
         self.overhead = 0.0
-        """What the last average cost, as a part of the time that the slowest process computed."""
+        """The cost of the last average, as a share of the slowest process's computing time."""
         self.divergences: list[float] = []
         """The last three, since the guard acted last."""
         self.lowered = 0

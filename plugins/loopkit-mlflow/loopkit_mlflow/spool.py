@@ -74,7 +74,7 @@ class Spool:
         self.header, self._begin = self._read_header()
         self._file: FileIO | None = None
         self._lock = Lock(directory / FILES)
-        """Of the run that writes; that of the directory is the sender's."""
+        """The lock of the writing run; the sender has the lock of the directory."""
         self._end = self._begin
         self.seq = 0
         """The number of the last batch; known after `open_for_writing`."""

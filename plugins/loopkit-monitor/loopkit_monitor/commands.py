@@ -20,7 +20,7 @@ __all__ = ["monitor", "report", "runs", "watch"]
 OTHER = re.compile(r"^(run|resources)/|/(step|running)$")
 """Names that are no metrics of an epoch."""
 MOST_METRICS = 4
-"""Of a run in a line."""
+"""The most metrics of a run in a line."""
 
 
 def monitor(words: Sequence[str]) -> int:

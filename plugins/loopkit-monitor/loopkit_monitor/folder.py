@@ -18,7 +18,7 @@ DEEPEST = 8
 MOST_ENTRIES = 200_000
 """Entries that are looked at in one search."""
 PARTS = 20
-"""Of them; of a folder, no more than one part is looked at before all the other folders."""
+"""The parts of these entries; a search reads one part of a folder, then the other folders."""
 SKIPPED = ("media", "__pycache__")
 FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 

@@ -30,7 +30,7 @@ HEADERS = {
 LONGEST_HEADERS = 16 << 10
 """Bytes of a request's target and headers."""
 MOST_FIELDS = 200
-"""Of a query."""
+"""The most fields of a query."""
 HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?", re.ASCII | re.IGNORECASE)
 READING = ("GET", "HEAD")
 WRITING = ("/api/note",)

@@ -22,7 +22,7 @@ DEEPEST = 50
 PHASES = {"train", "val", "test"}
 """A name that begins with one of these, or with the phase that logs it, says itself whose it is."""
 SHARED = {"lr", "resources", "run"}
-"""What begins so is of the whole run, whichever phase logs it."""
+"""First parts of names that belong to the whole run, whichever phase logs them."""
 
 MOST_VALUES = 1 << 20
 """More than a line can have."""
@@ -89,7 +89,7 @@ class Layout:
         self.lines: list[Values] = []
         self.rows: list[list[float | str]] = []
         self.numbers: list[int] = []
-        """Of the lines, in the whole."""
+        """The numbers of the lines in the whole log."""
 
     def columns(self) -> Iterator[tuple[str, Columns]]:
         """Each curve with its points, and the place of each in the whole."""

@@ -113,7 +113,7 @@ class Monitor(Shown):
         self._server: Background | None = None
         self._warnings: _Warnings | None = None
         self._learner: weakref.ref[Learner] | None = None
-        """Of the fit that is running or was the last."""
+        """The learner of the running or last fit."""
         self._loaded: dict[str, Any] | None = None
         self._plan: Table | None = None
         """As it was logged last; None if it is to be logged."""
@@ -124,7 +124,7 @@ class Monitor(Shown):
         self._logs_rates = False
         """Whether to log the learning rates: no other plugin does."""
         self._rates: dict[str, Any] = {}
-        """Those with which the updates of the step are made, if they are to be logged."""
+        """The learning rates of the step's updates, if they will be logged."""
         self._updated: set[str] = set()
         """The optimizers of the step's updates, if the step is one whose figures are logged."""
         self._norms: Any = None

@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 __all__ = ["collect", "write_csv", "write_html", "write_png"]
 
 POINTS = 2_000
-"""Of a curve."""
+"""The most points of a curve."""
 WEIGHTS = (0.6, 0.9, 0.97, 0.99, 0.999)
-"""Of the means that a page has of a curve of which it does not have all points."""
+"""The weights of the smoothed curves that a page holds for a curve with points left out."""
 SMOOTH_POINTS = 400
-"""Of such a mean."""
+"""The points of a smoothed curve."""
 MOST_POINTS = 1_000_000
-"""Of all curves together."""
+"""The most points of all curves together."""
 FEWEST_POINTS = 50
-"""Of a curve, however many there are."""
+"""The fewest points of a curve, however many curves there are."""
 ITEMS = 20
 """The latest pictures, texts and the like of each name."""
 MOST_BYTES = 50 << 20
-"""Of all files together."""
+"""The most bytes of all files together."""
 TYPES = {".png": "image/png", ".wav": "audio/wav"}
 """Files that a page shows; all others are saved by it."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -43,14 +43,14 @@ COLUMNS = ("run", "name", "value", "phase", "epoch", "step", "update", "time")
 ENDINGS = {"step": "each step", "running": "so far"}
 """The name of the values of a running epoch."""
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#b0508c", "#a87900", "#3a9bd6", "#6b5b95", "#55554f")
-"""Those of the page."""
+"""The colors of the page."""
 LINES = ("-", "--", ":", "-.")
 UNITS = (
     (re.compile(r"resources/(process|gpu\d+)_memory|(.*/)?peak_memory"), "MiB", 2.0**-20),
     (re.compile(r"resources/.*"), "%", 1.0),
     (re.compile(r"run/time_left"), "seconds", 1.0),
 )
-"""Of charts, and by what to multiply."""
+"""The units of charts, each with its factor."""
 
 
 def collect(store: Store) -> dict[str, Any]:

@@ -63,10 +63,10 @@ SAMPLED = 1_500
 SAMPLE = 2048
 """Bytes in which a line of a sample is looked for at first."""
 MOST_RUNS = 5_000
-"""Those that were written to last."""
+"""The most runs; the last written ones are kept."""
 MOST_NAMES = 10_000
 MOST_CHARACTERS = 4 << 20
-"""Of all names of a run."""
+"""The most characters of all names of a run."""
 GLANCED_NAMES, GLANCED_CHARACTERS = 200, 16 << 10
 """The same, for a run of which only the state is told."""
 MOST_SHOWN = 40
@@ -80,7 +80,7 @@ CHANGE_POINTS = 2_000
 RING_POINTS = 50_000
 """Points in the changes that are kept for clients that come back; names count as well, and each change as one more."""
 MOST_EPOCHS = 2_000
-"""Whose steps are remembered of a run."""
+"""The most epochs of a run whose steps are kept."""
 MOST_FILES = 50_000
 """Files that are remembered of a run."""
 FAILED_IN = re.compile(r"\bepoch (\d{1,9})\b")
@@ -110,7 +110,7 @@ class Change:
     id: int
     data: dict[str, Any]
     weight: int = 1
-    """What it counts for in the changes that are kept."""
+    """The weight of the change among the kept changes."""
     frame: bytes | None = None
     """As it is sent, once it was."""
 
@@ -121,7 +121,7 @@ class Run:
 
     id: str
     path: str
-    """Of the log, from the root."""
+    """The path of the log, from the root."""
     opened: bool = False
     """Its points are kept."""
     runs: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=16))
@@ -140,7 +140,7 @@ class Run:
     foreign: int = 0
     """Lines that are no records, or of more names than are kept."""
     characters: int = 0
-    """Of all names."""
+    """The characters of all names."""
     files: set[str] = field(default_factory=set)
     """Files beside the log that it names."""
     epochs: list[tuple[int, int]] = field(default_factory=list)
@@ -155,7 +155,7 @@ class Run:
     sampled: bool = False
     """Its points are a sample of its lines, until all are read."""
     notes: Notes = field(default_factory=Notes)
-    """What people wrote about it."""
+    """The notes and tags that people wrote."""
     changed: int = 0
     """The number of its last change."""
     read: float = 0.0
@@ -262,7 +262,7 @@ class Store:
         self.folder = Folder(path if self._only is None else path.resolve().parent)
         self.runs: dict[str, Run] = {}
         self.boot = secrets.token_hex(4)
-        """Of this store; ids of changes of another mean nothing here."""
+        """The id of this store; ids of changes are valid only in their store."""
         self.changes: deque[Change] = deque()
         """The latest; ``poll`` adds to them."""
         self.last_id = 0

@@ -28,14 +28,14 @@ LATEST = {"plan": "run/plan", "model": "run/model", "cost": "run/cost", "profile
 MOST_LISTED = 500
 """Checkpoints and warnings that are shown, the latest."""
 MOST_BYTES = 8 << 20
-"""Of the lines in one answer."""
+"""The most bytes of the lines in one answer."""
 DEFAULT_POINTS = 2_000
 MOST_MEANS = 4_000_000
 """Values of smoothed curves that are kept for the next question."""
 MOST_COLUMNS = 400
 """Names of which the table has a value of a run."""
 MOST_POINTS = 100_000
-"""Of all curves in one answer; if there are many, each has fewer."""
+"""The most points of all curves in one answer; with many curves each has fewer."""
 HELPER = "~"
 """With this begins the name of a plugin that another one has added for itself, as ``"~monitor"``."""
 ESCAPED = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})

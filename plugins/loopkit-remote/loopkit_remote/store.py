@@ -11,7 +11,7 @@ from loopkit.author import FileInfo, streams
 from loopkit.errors import LoopkitError, PluginError
 
 Verify = Literal["size", "digest"]
-"""What is compared after an upload: the sizes in the store's listing, or all bytes, which are read again."""
+"""The check after an upload: compare the sizes in the store's listing, or read all bytes again."""
 
 
 class RemoteError(LoopkitError, OSError):

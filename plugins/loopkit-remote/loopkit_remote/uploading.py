@@ -191,7 +191,7 @@ class _Thread(threading.Thread):
         self.directory = saver.directory
         self.wake = threading.Event()
         self.problem: Exception | None = None
-        """What the store said last, if it failed."""
+        """The store's last error."""
         self._ending, self._given_up = False, False
         self._seconds = plugin.seconds
         store = Store(plugin._url, plugin._storage_options, lambda: self._given_up)

@@ -52,7 +52,7 @@ class SAM(Shown):
         _check_positive(self, "rho", rho)
         self.rho = rho
         self._params: Sequence[Tensor] = ()
-        """What is moved, while it is."""
+        """The parameters while they are moved."""
         self._kept: Sequence[Tensor] = ()
         """The parameters' own values."""
         self._buffers: Sequence[tuple[Tensor, Tensor]] = ()

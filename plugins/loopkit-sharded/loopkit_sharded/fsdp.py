@@ -148,7 +148,7 @@ class FSDP(Member):
         self._unsummed = False
         """Whether there may be gradients that are not yet summed over the processes."""
         self._factor: float | Tensor | None = None
-        """What this step has multiplied the gradients of its window by, if it has begun to sum them."""
+        """The factor of the window's gradients in this step, once it has begun to sum them."""
         self._shown: list[tuple[Tensor, Tensor | None]] = []
         """Parameters with gradients that are not summed, while whoever saves sees them as if they were."""
 

@@ -23,11 +23,11 @@ __all__ = ["END", "START", "Scalars", "add", "joined", "session_end", "session_s
 START = "_hparams_/session_start_info"
 END = "_hparams_/session_end_info"
 WAV = bytes([2 << 3, 11])
-"""What the plugin for audio is told of its data: field 2, the encoding, is 11, of which tensorboardX has no message."""
+"""The metadata of the audio plugin: field 2, the encoding, is 11. tensorboardX has no message for it."""
 SUMMARY = bytes([5 << 3 | 2])
-"""What stands before the length of a summary in the message of an event: it is field 5."""
+"""The bytes before the length of a summary in the message of an event: its field is 5."""
 SUCCESS, FAILURE = 1, 2
-"""What TensorBoard calls the status of a run that has ended."""
+"""TensorBoard's names for the status of a finished run."""
 
 
 class Scalars:

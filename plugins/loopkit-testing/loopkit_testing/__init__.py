@@ -1,4 +1,4 @@
-"""What plugin authors test with: a tiny problem, a log of events, and the whole plugin contract.
+"""Tools to test plugins with: a tiny problem, a log of events, and the whole plugin contract.
 
 A suite for a plugin of your own, one test for each promise::
 

@@ -100,7 +100,7 @@ class AccessWatch:
                     self.change(*states)
 
     def view(self, value: Any) -> Any:
-        """What the plugin gets in place of a learner or a step."""
+        """Return the object that the plugin gets in place of a learner or a step."""
         if value is self.learner:
             self._learner_view = self._learner_view or _LearnerView(self)
             return self._learner_view
@@ -301,7 +301,7 @@ LOOKS = (
     *("new_full", "new_ones", "new_tensor", "requires_grad_", "register_hook", "zero_", "grad", "backward"),
     *("register_post_accumulate_grad_hook", "__len__", "__hash__", "__format__", "__repr__", "broadcast_tensors"),
 )
-"""What tells nothing of a tensor's values."""
+"""Operations and attributes that do not depend on a tensor's values."""
 VALUES = ("data", "T", "mT", "H", "mH", "real", "imag")
 """The attributes of a tensor that are its values."""
 
@@ -350,7 +350,7 @@ Key = tuple[tuple[str, ...], str]
 
 
 def _print(tensor: Tensor) -> Any:
-    """What changes when the tensor is changed, or replaced."""
+    """Return a value that changes when the tensor is changed or replaced."""
     version = 0 if tensor.is_inference() else tensor._version
     if tensor.layout is not torch.strided:
         return (id(tensor), version)

@@ -129,7 +129,7 @@ def _compared(expected: Sequence[Row], found: Sequence[Row]) -> list[str]:
 
 
 def every_row(case: BackendCase) -> list[str]:
-    """What was logged is in the log after the fit, once, in its order; infinite and undefined numbers, too."""
+    """After the fit, each logged value is in the log once and in order, infinite and undefined numbers included."""
     with _folder() as folder:
         rows: list[Row] = []
         _fit(_learner(case.make(folder), _Numbers(rows)))
@@ -137,7 +137,7 @@ def every_row(case: BackendCase) -> list[str]:
 
 
 def every_kind(case: BackendCase) -> list[str]:
-    """It writes one thing of each of its ``kinds``, and nothing fails."""
+    """The backend writes a value of each of its ``kinds`` without an error."""
     with _folder() as folder:
         backend = case.make(folder)
         made = {kind: _made(kind, folder) for kind in backend.kinds}

@@ -1,4 +1,4 @@
-"""What a check is given, and the quiet around it."""
+"""The arguments of a check, and the silence around it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a distribution says of a plugin, compared with the plugin."""
+"""The entry points of a distribution, compared with its plugins."""
 
 from __future__ import annotations
 

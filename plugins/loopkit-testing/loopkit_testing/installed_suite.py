@@ -1,4 +1,4 @@
-"""What ``--plugin-check`` runs."""
+"""The tests that ``--plugin-check`` runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loopkit_testing.declaration import declaration
 
 
 def test_installed_plugin(given: str, promise: str) -> None:
-    """It keeps the promise."""
+    """Check that an installed plugin keeps a promise."""
     __tracebackhide__ = True
     name, _, options = given.partition("=")
     make = functools.partial(_made, name, json.loads(options or "{}"))

@@ -1,4 +1,4 @@
-"""What a fit must put back: compared, named, and put back for it."""
+"""The state that a fit must put back: it is compared, named, and put back."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "warnings.showwarning": _attribute(warnings, "showwarning"),
     "the locale": (partial(locale.setlocale, locale.LC_ALL), partial(locale.setlocale, locale.LC_ALL)),
 }
-"""What belongs to the process: how it is read, and how it is put back."""
+"""Settings of the process: how to read each and how to put it back."""
 
 OWNERS: dict[str, tuple[Any, list[str]]] = {
     prefix: (
@@ -215,7 +215,7 @@ OWNERS: dict[str, tuple[Any, list[str]]] = {
 FUNCTIONS = {
     f"the function {prefix}{name}": (owner, name) for prefix, (owner, names) in OWNERS.items() for name in names
 }
-"""What a plugin might put a function of its own in place of."""
+"""Functions that a plugin might replace."""
 
 SIGNALS = {f"the handler of {getattr(number, 'name', number)}": number for number in signal.valid_signals()}
 
@@ -258,7 +258,7 @@ def _changed(before: Any, after: Any) -> bool:
 
 @dataclass(frozen=True)
 class Environment:
-    """What a fit must leave as it found it."""
+    """The surroundings that a fit must leave unchanged."""
 
     process: dict[str, Any]
     learner: dict[tuple[str, str], Any]
@@ -287,7 +287,7 @@ def _of(learner: Learner) -> dict[tuple[str, str], Any]:
 
 
 def _count_hooks(owner: Any) -> int:
-    """Of a module or an optimizer, of every kind."""
+    """Count the hooks of a module or an optimizer, of every kind."""
     return sum(len(hooks) for kind, hooks in vars(owner).items() if kind.endswith("_hooks"))
 
 
@@ -390,7 +390,7 @@ class Running:
 
 
 def _children() -> dict[int, str]:
-    """What the child processes that have not ended are called, by number.
+    """Return the names of the running child processes, by number.
 
     Where the system does not tell, these are those of ``multiprocessing`` alone.
     """
@@ -408,7 +408,7 @@ def _children() -> dict[int, str]:
 
 
 def open_files() -> dict[int, str]:
-    """What this process holds open, by descriptor: paths, pipes, sockets; nothing where the system does not tell."""
+    """Return the open paths, pipes and sockets of this process, by descriptor; empty where the system lacks a list."""
     found = {}
     with suppress(OSError):
         for number in os.listdir("/proc/self/fd"):

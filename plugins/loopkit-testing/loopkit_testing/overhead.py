@@ -1,4 +1,4 @@
-"""What a plugin costs."""
+"""The cost of a plugin."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from loopkit.learner import Learner
 
 @dataclass
 class Problem:
-    """What is needed to build a learner and to fit it."""
+    """A model, a loss, an optimizer and data: the arguments of a learner and its fit."""
 
     model: nn.Module | Mapping[str, nn.Module]
     loss_fn: Callable[..., Tensor] | None

@@ -25,7 +25,7 @@ START: Literal["spawn", "forkserver"] = (
     "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 )
 PRELOADED = ["pytest", "torch._dynamo", "loopkit_testing"]
-"""What the two processes would else import once each, which takes half of their time."""
+"""Modules to import once for both processes; the imports are half of their time."""
 
 
 def two_processes(make: Callable[[], Case]) -> list[str]:

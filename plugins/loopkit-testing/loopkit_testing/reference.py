@@ -30,7 +30,7 @@ class Item:
     depth: int
     """0 for a module, 1 for what it lists, 2 for the methods and properties of a class."""
     inherited: bool = False
-    """It is a method or property of another class of loopkit, which has it too."""
+    """Whether the method or property comes from another class of loopkit."""
 
     def __str__(self) -> str:
         name = self.path if self.depth == 0 else self.path.split(".")[-1]
@@ -88,7 +88,7 @@ def shown(name: str = "") -> str:
 
 
 def chosen(name: str = "") -> list[Item]:
-    """What `shown` shows: of all of it, or what a name stands for and what that lists.
+    """Return the items that `shown` prints: all, or the named one and its members.
 
     Raises:
         LoopkitError: Nothing public is called so.
@@ -129,7 +129,7 @@ def _described(path: str, value: Any) -> Iterator[Item]:
 
 
 def _members(cls: type) -> dict[str, tuple[Any, bool]]:
-    """What is public in a class and those of loopkit above it, and whether it is inherited; its own first."""
+    """Return the public members of a class and its bases in loopkit, and whether each is inherited; its own first."""
     found: dict[str, tuple[Any, bool]] = {}
     for each in cls.__mro__:
         if each is cls or each.__module__.partition(".")[0] == "loopkit":

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SPREAD = 3
 """How many steps are chosen to kill at, if none is given."""
 COMPARABLE = ("models", "buffers", "optimizers", "progress", "metrics", "plugins", "generators")
-"""What is the same before a state is saved and right after it is loaded; data begin anew only with their epoch."""
+"""Parts that must be equal before a save and right after the load; data restart with their epoch."""
 OUTPUT = 20_000
 """Characters shown of the output of a process that failed."""
 CHANGED = "saving the state changes the run: a state_dict() has side effects"
@@ -40,17 +40,17 @@ RECORDS = ("plugins.metrics", "plugins.history")
 """They write down what was trained; when that differs, too, they are not the cause."""
 SUSPECTS = "Look for what is kept from step to step and not saved, first in plugins that are not loopkit's own: "
 OTHER_DATA = "differ from the saved ones: batch"
-"""What the error of a run over other data says."""
+"""A part of the error message of a run over other data."""
 DATA = "the data are the cause, which give other batches in the resumed process than before: "
 UNSEEDED = "the script itself is not reproducible: seed it. Two runs that nothing interrupted differ"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one comparison found; print it."""
+    """The result of one comparison; print it."""
 
     what: str
-    """What was compared."""
+    """The name of the comparison."""
     problem: str = ""
     """Why it failed, in lines; empty if every bit is the same."""
 
@@ -62,7 +62,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Run:
-    """What a process is to do."""
+    """The task of a process."""
 
     target: str
     out: str
@@ -244,7 +244,7 @@ def fresh_process(run: Run, timeout: float) -> int:
 
 
 def child(argument: str) -> None:
-    """What a process does: the fit, and its final state."""
+    """Run the fit in a child process, and save its final state."""
     run = Run(**json.loads(argument))
     out = Path(run.out)
     try:

@@ -11,7 +11,7 @@ __all__ = ["BEGIN", "LogFile", "cut"]
 BLOCK = 32 * 1024
 """The file is in blocks of so many bytes; no chunk goes from one to the next."""
 HEAD = struct.Struct("<IHB")
-"""Of a chunk: its checksum, its length, and whether it is a whole record or the first, a middle or the last part."""
+"""The head of a chunk: checksum, length, and whether it is a whole record or its first, middle or last part."""
 BEGIN, WHOLE, LAST = 7, 1, 4
 """The bytes before the first block's records, and the types of chunks at which a record ends."""
 

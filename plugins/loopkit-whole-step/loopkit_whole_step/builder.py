@@ -20,7 +20,7 @@ LOOK = 0.5
 TRIES = 20
 ENDING = threading.Lock()
 NICE = 5
-"""It gives way to the training where no core is free."""
+"""The priority of the compiling process: training goes first where no core is free."""
 
 
 def build(folder: Path, answers: Path) -> dict[str, Any]:

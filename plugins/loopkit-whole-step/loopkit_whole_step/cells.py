@@ -22,7 +22,7 @@ SCALARS = (bool, int, float, complex, str, type(None))
 CONTAINERS = (dict, OrderedDict, list, set)
 """They are no constants of the graph: `PythonState` looks at them."""
 INPUTS = ("params", "lr")
-"""What of a parameter group is no constant of the graph."""
+"""The options of a parameter group that are inputs of the graph."""
 Slot = tuple[dict[Any, Any], Any]
 """A dict and a key of it."""
 
@@ -37,7 +37,7 @@ class Cells:
     """The attributes of modules, the phase, the loss and recorded plugins, and hyperparameters; the options of plugins
     that vote."""
     names: list[str]
-    """Of the scalars."""
+    """The names of the scalars."""
     parts: list[tuple[str, Any]]
     """By name the objects that a graph was recorded with: modules, functions, the phase, the loss, the optimizer."""
     hooks: list[dict[int, Any]]

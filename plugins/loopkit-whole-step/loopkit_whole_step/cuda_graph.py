@@ -119,7 +119,7 @@ class GraphedModule(nn.Module):
         self._name = name
         self._plugin = plugin
         self.graphs: dict[Any, Callable[..., Any]] = {}
-        """What was recorded, by `key`."""
+        """The recorded graphs, by `key`."""
         self.seen: dict[Any, int] = {}
         """How often each key came before it was recorded; -1 where that has failed."""
         self._busy: dict[Any, weakref.ref[_Pending]] = {}

@@ -33,9 +33,9 @@ class Written:
     """A graph in plain values."""
 
     nodes: list[tuple[str, str, str, Any, Any]]
-    """Of each operation its name, kind, target, arguments and options."""
+    """The name, kind, target, arguments and options of each operation."""
     kinds: list[Kind]
-    """Of the inputs."""
+    """The kinds of the inputs."""
 
     @classmethod
     def of(cls, module: fx.GraphModule, inputs: Sequence[Tensor]) -> tuple[Written, list[Tensor]]:

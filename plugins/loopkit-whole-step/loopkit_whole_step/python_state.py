@@ -18,7 +18,7 @@ TRUSTED = ("torch", "loopkit", "loopkit_whole_step", "builtins")
 ENGINE = ("loopkit.engine", "loopkit.learner")
 """Modules whose objects are not looked into."""
 OWN = {nn.Module: ("_parameters", "_buffers", "_modules"), torch.optim.Optimizer: ("state", "param_groups")}
-"""What is looked after elsewhere."""
+"""Attributes that are handled elsewhere."""
 DEPTH = 6
 
 

@@ -51,9 +51,9 @@ class Hook:
     function: Callable[..., Any]
     arguments: tuple[str, ...]
     traced: tuple[str, ...]
-    """What it sets of the plugin."""
+    """The attributes of the plugin that it sets."""
     vote: bool = False
-    """It is recorded as a vote, of what it would find."""
+    """Whether it is recorded as a vote, by the plugin's own check."""
 
 
 @dataclass(frozen=True)
@@ -180,12 +180,12 @@ class Recording:
     """The recorded graph and its inputs, until it is compiled."""
     constants: list[Any] = field(init=False)
     kinds: list[Any] = field(default_factory=list)
-    """Of the inputs, without the batch."""
+    """The kinds of the inputs, without the batch."""
     python: PythonState = field(init=False)
-    """What the step read when it was recorded."""
+    """The Python values that the step read while it was recorded."""
     values: dict[str, Places] = field(default_factory=dict)
     sets: dict[str, dict[tuple[str, str], Places]] = field(default_factory=dict)
-    """What hooks set of their plugins, by the optimizer before whose end of an update it is set; "": before all."""
+    """The attributes that hooks set, by the optimizer whose update ends next; "": before all of them."""
     grads: dict[str, list[int | None]] = field(default_factory=dict)
     """By optimizer, the outputs that are its parameters' gradients."""
     fed: dict[str, list[int]] = field(default_factory=dict)

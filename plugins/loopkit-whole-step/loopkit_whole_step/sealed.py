@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from loopkit import Epoch, Event, Learner
 
 LEARNER = ("model", "models", "loss_fn", "optimizer", "optimizers")
-"""What of a learner stays the same from step to step, or is recorded with it."""
+"""Attributes of a learner that stay the same from step to step, or are recorded with it."""
 LATER = {"inputs", "targets", "outputs", "loss", "seed", "optimizer_name", "optimizer", "params", "batch", "weight"}
-"""What a step has from some point on, as others may ask."""
+"""Attributes that a step has from some point on."""
 OF_STEP = {name for name in (*dir(Step), *Step.__annotations__) if not name.startswith("_")} - LATER
 
 

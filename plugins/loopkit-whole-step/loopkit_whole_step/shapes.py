@@ -36,7 +36,7 @@ class Shape:
     """Seconds of steps."""
     graph: list[float] = field(default_factory=list)
     seconds: float = 0.0
-    """Of compiling."""
+    """The time of compiling."""
     recording: Recording | None = None
     plan: Callable[[], Any] = nothing
     """The plan that it was recorded with."""
@@ -52,7 +52,7 @@ class Shape:
     takes: int = 0
     """The graph takes over after so many steps of the shape."""
     by_clock: bool = False
-    """It took over as it came."""
+    """Whether the graph took over as soon as it was ready."""
     build: Build | None = None
     """The graph that another process compiles."""
     looks_like: str = ""
@@ -63,7 +63,7 @@ class Shape:
     everywhere: bool = False
     """Whether the reason holds for all shapes."""
     left: float | None = None
-    """Of the fit's steps, which were too few to repay compiling; None: that is not the reason."""
+    """The steps left in the fit, if they were too few to repay compiling; else None."""
 
     SAVED = (
         *("mode", "everywhere", "left", "reason", "count", "checks", "changes", "eager", "graph", "seconds"),

@@ -55,7 +55,7 @@ class Comparison:
         self._parts = (len(tensors), len(tensors) + len(cells.state()))
         self._trained = [i for i, each in enumerate(tensors) if each.requires_grad]
         self._others = {*self._trained, *cells.voted}
-        """Of the tensors, those that are no buffers."""
+        """The tensors that are no buffers."""
         narrow = any(map(torch.is_autocast_enabled, devices.types()))
         self._least = TOLERANCES[torch.bfloat16] if narrow else 0.0
         self.outputs = recording.run(self._live if live else self._copies)

@@ -98,7 +98,7 @@ class WholeStep(Shown):
     provides = "whole_step"
     own_updates = "whole_step leaves its steps eager"
     syncs = ("take_step",)
-    """It reads votes, and while it compares, what is compared."""
+    """A step waits for votes, and for the compared tensors while it compares."""
     volatile = ("seconds", "eager", "graph")
 
     def __init__(
@@ -120,7 +120,7 @@ class WholeStep(Shown):
         self.eager_steps, self.wait = eager_steps, wait
         self._compiling = Compiling(self)
         self.shapes: dict[str, Shape] = {}
-        """What is known, by phase and shape."""
+        """The records, by phase and shape."""
         self._keys: dict[Any, Shape] = {}
         self._hooks: tuple[Any, Hooks, str] | None = None
         """The plan that they are of, what is recorded of it, and why nothing can be."""
@@ -132,7 +132,7 @@ class WholeStep(Shown):
         self._looked: Callable[[], Any] = nothing
         """The epoch in which it was last looked whether the rest of it stays eager."""
         self._rests: Callable[[], Any] = nothing
-        """That epoch, if it does."""
+        """The epoch whose remaining steps stay eager."""
 
     # The step
 

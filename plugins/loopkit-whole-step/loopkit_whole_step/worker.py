@@ -55,9 +55,9 @@ class Build:
         self.folder, self.digest, self.started = folder, digest, time.monotonic()
         self.call: Callable[..., Any] | None = None
         self.constants: list[Tensor] = []
-        """What it takes after the inputs."""
+        """The constants that it takes after the inputs."""
         self.seconds = 0.0
-        """Of the processor, for compiling."""
+        """The processor time of compiling."""
 
 
 class Worker:

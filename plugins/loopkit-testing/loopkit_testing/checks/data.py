@@ -49,7 +49,7 @@ class _LoaderWatch:
         self._tensors: list[Tensor] = []
 
     def given(self, batches: list[Any]) -> list[Any]:
-        """What the fit is given."""
+        """Return the data for the fit."""
         self._tensors += tensors_in(batches)
         return batches
 
@@ -119,7 +119,7 @@ class _NoUpdates:
 
 
 def _metrics(case: Case, phase: str, data: list[Any], first: bool) -> dict[str, Any]:
-    """What a plugin alone adds to the metrics of an epoch over the last batch."""
+    """Return the metrics that only the plugin adds in an epoch over the last batch."""
     batches = copy.deepcopy(data)
 
     def run(plugins: list[Any]) -> dict[str, Any]:

@@ -178,7 +178,7 @@ def _draw(kinds: Sequence[str], counts: Mapping[str, int]) -> list[int]:
 
 @dataclass
 class _Run:
-    """What a fit, in one piece or in several, came to."""
+    """The result of a fit, in one piece or in several."""
 
     places: list[str] = field(default_factory=list)
     """Where it could have been killed."""

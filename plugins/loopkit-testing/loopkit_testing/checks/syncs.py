@@ -90,7 +90,7 @@ class _SyncWatch(TensorReads):
         return watched
 
     def _see(self, learner: Learner, values: Iterable[Any]) -> None:
-        """What lies on the device: the learner's tensors, and those of the step or batch."""
+        """Note the tensors on the device: of the learner, and of the step or batch."""
         with torch._C.DisableTorchFunction():
             for model in learner.models.values():
                 for tensor in (*model.parameters(), *model.buffers()):
@@ -138,7 +138,7 @@ class Origin:
         self._put(tensors_in(tuple(values)), device=True)
 
     def note(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """What a function made lies where its arguments lie; what it made of none, on the host."""
+        """Note the results of a function: they lie with its arguments, and on the host without arguments."""
         made = list(tensors_in(result))
         if not made:
             return

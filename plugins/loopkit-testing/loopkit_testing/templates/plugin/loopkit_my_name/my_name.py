@@ -54,6 +54,6 @@ class MyName:
             learner.metrics[f"{phase.name}/{self.metric}"] = learner.world.highest(value)[0]
 
     def reshard_store(self, stores: Sequence[dict[str, Any]], rank: int, size: int) -> dict[str, Any]:
-        """What a process goes on from, made of what all have saved."""
+        """Return the state that a process resumes from, made of the states of all processes."""
         saved = [store["largest"] for store in stores if store]
         return {"largest": torch.stack(saved).amax()} if saved else {}
