@@ -1467,7 +1467,7 @@ def test_plugin_with_half_of_a_state_is_refused_before_it_is_saved(has, lacks):
     plugin = Half()
     setattr(plugin, has, lambda *given: {})
     with pytest.raises(
-        PluginError, match=rf"plugin 'half' \(Half\) has {has}, but no {lacks}: what is saved could not"
+        PluginError, match=rf"plugin 'half' \(Half\) has {has}, but no {lacks}: the saved state could not"
     ):
         Learner(nn.Linear(3, 1), plugins=[plugin])
     setattr(plugin, lacks, lambda *given: {})

@@ -76,7 +76,7 @@ def fresh(plugin: T) -> T:
     if lacking:
         raise PluginError(
             f"fresh: {cls.__name__} does not keep its {', '.join(map(repr, lacking))}: make a new one by hand, or give "
-            f"the class options(self), which returns a dict of what it was made with"
+            f"the class options(self), which returns a dict of its options"
         )
     options = {name: _anew(value, f"{cls.__name__}({name}=...)") for name, value in known.items()}
     positional: list[Any] = []

@@ -62,7 +62,7 @@ def half_a_state(has: Collection[str]) -> str:
     if len(has) != 1:
         return ""
     (there,), (lacks,) = has, {*STATE} - {*has}
-    return f"has {there}, but no {lacks}: what is saved could not be loaded. Add {lacks}, or remove {there}"
+    return f"has {there}, but no {lacks}: the saved state could not be loaded. Add {lacks}, or remove {there}"
 
 
 def is_count(value: Any) -> bool:

@@ -58,7 +58,7 @@ def changes(saved: Record, here: Record, left: Iterable[str] = ()) -> str:
         left: Plugins whose saved state no plugin here takes.
     """
     gone = [name for name in left if f"plugin {name!r}" not in saved]
-    found = [*_changes(saved, here), *(f"plugin {name!r} is none, what was saved of it is left out" for name in gone)]
+    found = [*_changes(saved, here), *(f"plugin {name!r} is none, its saved state is left out" for name in gone)]
     more = [f"and {len(found) - MOST} more"] if len(found) > MOST else []
     return "; ".join([plain(each, 300) for each in found[:MOST]] + more)
 

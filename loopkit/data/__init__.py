@@ -1396,7 +1396,7 @@ def _check_tensors(named: Mapping[str, Any], device: Any) -> int:
                 fix = "torch.as_tensor(...) makes one of numbers"
             raise LoaderError(f"tensor {name!r} is {describe(tensor)}, not a tensor: {fix}")
         if not tensor.ndim:
-            raise LoaderError(f"tensor {name!r} has no dimension: the first one must be that of the samples")
+            raise LoaderError(f"tensor {name!r} has no dimension: the first dimension must be the samples")
         if tensor.layout != torch.strided or tensor.is_nested:
             raise LoaderError(f"tensor {name!r} has layout {tensor.layout}: only dense tensors can be cut into batches")
         if tensor.requires_grad:

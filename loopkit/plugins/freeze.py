@@ -72,7 +72,7 @@ class Freeze(Shown):
                 self._thaws.update(given)
             self._patterns += [given] if isinstance(given, str) else given
         if not self._patterns:
-            raise PluginError("Freeze: give patterns of what is not trained, such as Freeze('encoder')")
+            raise PluginError("Freeze: give patterns of the parameters to freeze, such as Freeze('encoder')")
         self._models: dict[str, nn.Module] = {}
         self._own: dict[nn.Parameter, list[str]] = {}
         """The parameters that it froze, also thawed ones, with all names."""

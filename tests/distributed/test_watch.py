@@ -140,7 +140,7 @@ def test_what_rank_zero_raised_is_told_to_the_others():
 def test_a_hanging_process_is_named_within_the_timeout(tmp_path):
     waiting, _ = run(trained, 2, sleeping, 4, 5.0, env={"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/rank_"}, check=False)
     text = waiting.value
-    assert text.startswith("rank 0: rank 1 does not take part in what the others wait for: for ")
+    assert text.startswith("rank 0: rank 1 does not take part in the call that the others wait for: for ")
     assert re.search(r"rank 0: step 2, line \d+ of distributed_c10d.py, all_reduce; rank 1: step 2, line", text)
     assert re.search(r"of test_watch.py, sleeping\)", text)
     assert text.endswith(f". What rank 0 exchanged last is in {tmp_path}/rank_0.json")

@@ -132,7 +132,7 @@ def test_plugin_that_only_looked_on_may_be_taken_out(tmp_path, capsys):
     interrupt(tmp_path, Script(), LogTo(log))
     capsys.readouterr()
     Script().run(tmp_path)
-    said = f"changed since step {STEPS}: plugin 'log_to' is none, what was saved of it is left out"
+    said = f"changed since step {STEPS}: plugin 'log_to' is none, its saved state is left out"
     assert lines(capsys) == [f"loopkit: {said}"]
 
 

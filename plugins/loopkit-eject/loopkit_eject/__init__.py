@@ -252,7 +252,7 @@ def script(title: str, draft: Draft, functions: list[list[str]], more: list[str]
     if draft.written:
         paragraphs += [f"Plugins written out: {', '.join(draft.written)}."]
     if draft.left_out:
-        paragraphs += [f"Left out, since they change nothing of what is trained: {', '.join(draft.left_out)}."]
+        paragraphs += [f"Left out, since they do not change the training: {', '.join(draft.left_out)}."]
     paragraphs += ["Batches are pairs (inputs, targets) of tensors, the samples along the first axis.", *draft.notes]
     paragraphs = [text.replace("\\", "/").replace('"""', "'''") for text in paragraphs]
     head = [line for text in paragraphs for line in (textwrap.wrap(text, WIDTH) or [""])]

@@ -166,7 +166,7 @@ def test_a_learner_that_has_trained_is_refused() -> None:
 
 def test_what_changes_nothing_is_left_out_with_a_line(tmp_path: Path) -> None:
     source = eject(learner(Checkpoint(tmp_path / "run")), EPOCHS)
-    assert "Left out, since they change nothing of what is trained: checkpoint, history," in source
+    assert "Left out, since they do not change the training: checkpoint, history," in source
 
 
 class Looks:
@@ -186,7 +186,7 @@ def test_what_only_logs_is_left_out_and_named(tmp_path: Path) -> None:
         throttle(Looks(), every=2),
     ]
     source = eject(learner(*stack), EPOCHS)
-    named = source.partition("Left out, since they change nothing of what is trained: ")[2].partition(".")[0]
+    named = source.partition("Left out, since they do not change the training: ")[2].partition(".")[0]
     left_out = set(named.replace(",", " ").split())
     assert {"log_to", "log_hyperparameters", "log_metrics", "looks"} < left_out
 
@@ -262,7 +262,7 @@ def test_a_subclass_of_one_that_only_logs_can_say_that_it_does_so_too(tmp_path: 
 def test_plugins_of_the_monitor_are_left_out(tmp_path: Path) -> None:
     monitor = pytest.importorskip("loopkit_monitor")
     source = eject(learner(monitor.Monitor(tmp_path / "run"), monitor.Report(tmp_path / "report.html")), EPOCHS)
-    left_out = source.partition("Left out, since they change nothing of what is trained: ")[2].partition(".")[0]
+    left_out = source.partition("Left out, since they do not change the training: ")[2].partition(".")[0]
     assert {"monitor", "report"} <= set(left_out.replace(",", " ").split())
 
 
@@ -277,7 +277,7 @@ def test_plugins_of_loopkit_insight_are_left_out(tmp_path: Path) -> None:
         insight.ReplayBundle(tmp_path / "bundles"),
     ]
     source = eject(learner(*stack), EPOCHS)
-    left_out = source.partition("Left out, since they change nothing of what is trained: ")[2].partition(".")[0]
+    left_out = source.partition("Left out, since they do not change the training: ")[2].partition(".")[0]
     assert {"cost", "log_gradients", "log_histograms", "log_predictions", "profile", "replay_bundle"} <= set(
         left_out.replace(",", " ").split()
     )

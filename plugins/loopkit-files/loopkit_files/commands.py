@@ -23,7 +23,7 @@ SET = argument(
     dest="overrides",
     action="append",
     default=[],
-    help="a value over that of the file, as fit.epochs=3; text that is no TOML is a string (may be given again)",
+    help="replace a value of the file, as in fit.epochs=3; text that is no TOML is a string (may be repeated)",
 )
 
 

@@ -203,7 +203,7 @@ class SavePretrained(Shown):
                 _replace(target, new, old)
             except BaseException as error:
                 shutil.rmtree(new, ignore_errors=True)
-                error.add_note(f"plugin {self.name!r} was saving {target}; what was there before still is")
+                error.add_note(f"plugin {self.name!r} was saving {target}; the folder is unchanged")
                 raise
 
 

@@ -191,7 +191,7 @@ def test_a_save_that_fails_leaves_the_one_before(tmp_path):
     words = Failing(tokenizer_object=library_tokenizer(), pad_token="[PAD]")
     with pytest.raises(OSError, match="no space left") as caught:
         run(gpt2(), SavePretrained(tmp_path, words, monitor="val/loss"), scores)
-    assert f"plugin 'save_pretrained' was saving {tmp_path / 'best'}; what was there before still is" in (
+    assert f"plugin 'save_pretrained' was saving {tmp_path / 'best'}; the folder is unchanged" in (
         caught.value.__notes__
     )
     assert os.listdir(tmp_path) == ["best"]

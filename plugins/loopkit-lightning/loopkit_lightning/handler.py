@@ -209,7 +209,9 @@ class IgniteHandler(Shown):
             self.syncs = ("step_end",)
         unheard = [each.name for each in engine.attached if each.name not in EVENTS]
         if unheard:
-            raise PluginError(f"IgniteHandler: {unheard[0]} never comes here; what comes is {', '.join(EVENTS)}")
+            raise PluginError(
+                f"IgniteHandler: {unheard[0]} never comes here; the events that come are {', '.join(EVENTS)}"
+            )
 
     def _leave_out(self) -> None:
         """Take away the hooks that the handler does not need, so that they cost nothing."""
@@ -381,7 +383,7 @@ def _event(given: Any) -> Any:
     if isinstance(given, str):
         if given.upper() not in EVENTS:
             raise PluginError(
-                f"IgniteHandler: there is no event {given!r}{nearest(given, map(str.lower, EVENTS))}; what comes is "
+                f"IgniteHandler: there is no event {given!r}{nearest(given, map(str.lower, EVENTS))}; events are "
                 f"{', '.join(EVENTS).lower()}"
             )
         return Events[given.upper()]

@@ -270,7 +270,7 @@ def failing_write(case: BackendCase) -> list[str]:
             return [f"after a write that failed, closing it failed, too: {more[0]}"]
         found = case.rows(folder)
         lost = rows[0] not in found
-        return ["after a write that failed, what was written before is lost"] if lost else []
+        return ["after a write that failed, earlier values are lost"] if lost else []
 
 
 def close_twice(case: BackendCase) -> list[str]:

@@ -14,7 +14,7 @@ from loopkit.commands import JSON, argument, existing, say, say_json, standalone
     argument("target", metavar="SCRIPT.py:FUNCTION", help="a function that returns a learner's fit"),
     argument("--kill-at", metavar="STEP", type=int, nargs="+", default=[], help="steps to kill at (default: a few)"),
     argument("--signal", choices=("KILL", "TERM"), default="KILL", help="how to kill (default: KILL)"),
-    argument("--epochs", metavar="N", type=int, help="epochs of the fit, in place of those that the function gives"),
+    argument("--epochs", metavar="N", type=int, help="epochs of the fit, instead of the function's"),
     argument(
         "--ignore",
         metavar="KEY",

@@ -79,7 +79,7 @@ def train_together(case: Case) -> tuple[dict[str, Any], dict[str, Any], list[str
             learner.load_state_dict(state)
             learner.train(load=_load)
         except Exception as error:
-            return {}, {}, [f"going on in two processes from what two have saved {described(error)}"]
+            return {}, {}, [f"resuming in two processes from a save of two {described(error)}"]
         shared = not hasattr(plugin, "reshard") and hasattr(plugin, "state_dict")
         own = {} if not shared else learner.state_dict()["plugins"].get(plugin_name(plugin), {})
         ignored = case.ignored([plugin])

@@ -385,7 +385,7 @@ def _diagnose(
         if plugins:
             name = plugins[0].partition(".")[2]
             return _lines(f"The first plugin whose state differs is {name!r}, {when}", first, [also, *phases], found)
-        title = f"Before the state of any plugin, {differ[0]} differs, {when}: what decides that is in no state"
+        title = f"Before the state of any plugin, {differ[0]} differs, {when}: the cause is in no state"
         suspects = phases or [SUSPECTS + (", ".join(own) or "none is there")]
         return _lines(title, first or found, [also, *suspects], found)
     of_plugins = [difference for difference in found if difference.path[0] == "plugins"]

@@ -131,7 +131,7 @@ def library(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> tuple[str, list[
     if count != len(inputs) or about.num_mutated_inp_runtime_indices:
         raise NotHandedOver("its inputs are not those of its library")
     if any(each.output_type not in plain for each in about.output_info):
-        raise NotHandedOver("it returns a view of what it is given")
+        raise NotHandedOver("it returns a view of its argument")
     call = made.current_callable
     held = dict(zip(call.__code__.co_freevars, call.__closure__ or (), strict=True))
     if list(held) != ["f"] or "item" in call.__code__.co_names:

@@ -154,7 +154,7 @@ def test_graph_that_is_not_compiled_leaves_the_step_eager():
 
 def test_graph_that_cannot_be_handed_over_is_compiled_here(monkeypatch):
     monkeypatch.setattr("loopkit_whole_step.private.inductor", lambda graph, inputs: graph)
-    step = beside(error=NotHandedOver("it returns a view of what it is given"))
+    step = beside(error=NotHandedOver("it returns a view of its argument"))
     make(step).fit(batches(), epochs=2)
     assert modes(step) == ["graph"]
 
