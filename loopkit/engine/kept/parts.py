@@ -23,7 +23,7 @@ POSITIONS = {"epochs": 1, "data": 1, "fit": 2, "generators": 1, "made": 1, "part
 """The forms of what a state holds beside the parts: where the run is, its generators, and of what it was made."""
 
 FIRST = "models", "buffers", "optimizers", "progress", "metrics"
-"""What states and messages begin with: the first difference is to tell most."""
+"""The first parts of states and messages: the first difference explains most."""
 
 
 class Models(Protocol):

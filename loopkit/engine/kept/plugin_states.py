@@ -60,7 +60,7 @@ class PluginStates(LearnerPart):
         listed = ", ".join(repr(name) for name in sorted({*there} ^ {*own}))
         hint = (
             f"to load without, give Checkpoint(options=SaveOptions(allow=({listed},))), or load_state_dict(allow=...): "
-            f"what the state lacks begins anew"
+            f"parts that the state lacks start new"
         )
         return [*problems, hint]
 

@@ -88,7 +88,7 @@ def collect(core: Core, mark: EpochStart | None, positions: bool = True, whole: 
 
 
 def mark(core: Core, epoch: Epoch) -> EpochStart | None:
-    """What `collect` needs for a state as of now, the begin of an epoch that does not train; None if there is none.
+    """Return the data for a state as of now, the begin of an epoch that does not train; None without one.
 
     It copies the states of plugins that the epoch's steps call, and states without tensors of plugins that only its
     begin and end call. The others are taken to stay as they are: an average of the weights is too large to be copied.

@@ -54,7 +54,7 @@ class Epoch:
         self.function = source.given if source is not None and source.made else None
         """The function that makes it; None if the data was given."""
         self.data: Any = None
-        """What the engine iterates over; None in a loop of the user's own, and before a function has made it."""
+        """The data that the engine iterates over; None in the user's own loop, and before a function has made it."""
         self.made_with: dict[str, Any] | None = None
         """The random generators when a function made its data."""
         if source is not None and not source.made:
@@ -69,7 +69,7 @@ class Epoch:
         self.begun: Any = None
         """The random generators when the epoch began, if a replay of its data will need them."""
         self.saved: dict[str, Any] | None = None
-        """What a loaded state holds of this epoch, if it was open then."""
+        """The saved state of this epoch, if it was open then."""
         self.pending: Cancel | None = None
         """A cancel raised at ``epoch_begin``; the first step raises it."""
         self.goes_on = False
@@ -83,7 +83,7 @@ class Epoch:
         self.loop = Loop(core, self, phase, length)
         """Its steps, for the engine only."""
         self.contexts = EpochContexts(core, phase)
-        """What it runs in, for the engine only."""
+        """The contexts of the epoch, for the engine only."""
         self._stores: dict[str, dict[str, Any]] = {}
         self._kept: dict[int, tuple[Any, dict[str, Any]]] = {}
         self._source = source

@@ -361,7 +361,7 @@ class Weights:
         self.stack: list[Replacement] = []
         """The lowest first."""
         self._away: list[list[Replacement]] = []
-        """What `own` has put away, to be put back."""
+        """The stand-ins that `own` has removed, to be restored."""
 
     @property
     def by(self) -> str:

@@ -94,9 +94,9 @@ class Requests:
         self._world = World()
         self._signals: Signals | None = None
         self._asked = RequestSet()
-        """What this process asks the others for."""
+        """The requests of this process to the others."""
         self._due: RequestSet | None = None
-        """What is to be acted upon at the next place."""
+        """The requests to act upon at the next place."""
 
     @property
     def together(self) -> bool:

@@ -66,7 +66,7 @@ class Loop(StepContext):
         self.current: Step | None = None
         """The last step that was begun, while the epoch runs."""
         self.failure: BaseException | None = None
-        """What a step raised."""
+        """The error of a step."""
         self.closing = False
         """The last update, or the end, is under way, after the last step."""
         self.between = False
@@ -84,10 +84,10 @@ class Loop(StepContext):
         """The number of the last request that it has looked at."""
         self._stop_before: Stop | None = None
         self._wanted: Cancel | None = None
-        """What this process wants to end the epoch, or the fit, by, where all have to agree."""
+        """The signal by which this process would end the epoch or the fit, where all processes must agree."""
         self._agreed: Cancel | None = None
         self._proof: TrainingCheck | None = None
-        """That the phase trains; None if that is known, or it is none that does."""
+        """The check that the phase trains; None once it is known, or if the phase does not train."""
         self._watch: TrainingCheck | None = None
         """The same, while it watches optimizers of which the engine has not made a step."""
         self.awaited: ExpectedEvents | None = None
