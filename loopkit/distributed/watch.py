@@ -205,7 +205,8 @@ class Watch:
             other = max(apart, key=lambda each: places[each].stays)
             return (
                 f"rank {other} does not take part in the call that the others wait for: for "
-                f"{places[other].stays:.1f} s it has been elsewhere ({each}). It hangs, or takes other steps than the rest"
+                f"{places[other].stays:.1f} s it has been elsewhere ({each}). "
+                f"It hangs, or takes other steps than the rest"
             )
         return (
             f"the processes could not exchange data, though all live and are at the same place ({each}): {_text(error)}"
