@@ -58,6 +58,10 @@ class Backend(Shown):
     kinds: ClassVar[tuple[type, ...]] = (Value,)
     """The kinds that it can write. Other kinds are left out with one warning."""
 
+    any_names: ClassVar[bool] = False
+    """Whether it takes any names together. By default, a name beside names below it, such as ``train/loss`` and
+    ``train/loss/step``, is first written by itself. If that raises, it is written as ``train/loss.step``."""
+
     def open(self, run: Run) -> None:
         """A fit begins; whatever was to be loaded has been."""
 

@@ -42,6 +42,7 @@ class Csv(Backend):
     """
 
     kinds = (Value,)
+    any_names = True
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).absolute()

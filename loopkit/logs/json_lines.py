@@ -61,6 +61,7 @@ class JsonLines(Backend):
     """
 
     kinds = (Value, Text, Image, Figure, Histogram, Table, Audio, File, Hyperparameters, Graph)
+    any_names = True
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).absolute()

@@ -24,6 +24,7 @@ from loopkit.logs.csv_file import Csv
 from loopkit.logs.json_lines import JsonLines
 from loopkit.logs.kinds import Value
 from loopkit.logs.masking import masked_config, masked_values
+from loopkit.logs.names import Names
 from loopkit.logs.record import Records
 from loopkit.logs.transfer import Transfer
 from loopkit.plugins.log_hyperparameters import made_with
@@ -253,7 +254,9 @@ class LogTo(Shown):
         self.unsaved = False
         learner = None if self._learner is None else self._learner()
         at = None if learner is None or learner.current is None else learner.current.position
+        shown = {name: dict(sink.names.shown) for name, sink in self._sinks.items() if sink.names.shown}
         return {
+            **({"names": shown} if shown else {}),
             "backends": {name: dict(sink.state) for name, sink in self._sinks.items()},
             "fit": None if at is None else at.number,
             "ended": at is not None and (not self._open or (self._again and self._ended)),
@@ -263,7 +266,7 @@ class LogTo(Shown):
         """Let the next fit resume with the logs from there; one that is not in the state begins."""
         self._loaded = state["fit"], state["ended"]
         for name, sink in self._sinks.items():
-            sink.load(state["backends"].get(name, {}))
+            sink.load(state["backends"].get(name, {}), state.get("names", {}).get(name, {}))
 
 
 class _Sink:
@@ -280,12 +283,15 @@ class _Sink:
         self._kinds = tuple(float if kind is Value else kind for kind in backend.kinds)
         self._refused: set[type] = set()
         """The kinds that it cannot write, of which there was a warning."""
+        self.names = Names()
 
     def open(self, learner: Learner, hyperparameters: Mapping[str, Any]) -> None:
         config = learner.options.config
         known = masked_values(hyperparameters)
         text = None if config is None else masked_config(config)
         run = Run(learner, self.loaded, known, text, lambda name: declared(name, learner.plugins.values()))
+        if not self.loaded:
+            self.names = Names()
         self.loaded = False
         self._open = True
         try:
@@ -307,8 +313,28 @@ class _Sink:
                 shown = "a number" if kind is float else kind.__name__
                 warn(f"log {self.name!r} cannot write {shown} ({name!r:.100}), and leaves out all of this kind")
             chosen = [record for record in records if record.value.__class__ not in others]
-        if chosen:
-            self._call("write", self.backend.write, chosen)
+        if not chosen:
+            return
+        parts = [("", chosen)] if self.backend.any_names else self.names.parts(chosen)
+        for name, part in parts:
+            if name:
+                self._try(name, part[0])
+            elif self._open:
+                self._call("write", self.backend.write, part)
+
+    def _try(self, name: str, record: Record) -> None:
+        """Write the first record of a name beside names below it; under another name if that fails."""
+        if not self._open:
+            return
+        try:
+            self.backend.write([record])
+        except Exception as error:
+            other = self.names.rename(record)
+            warn(
+                f"log {self.name!r} cannot write {name!r:.100} beside the names above or below it "
+                f"({type(error).__name__}: {error}), and writes {other.name!r:.100}"
+            )
+            self._call("write", self.backend.write, [other])
 
     def save(self) -> None:
         """Flush it, and remember where it stands."""
@@ -320,9 +346,10 @@ class _Sink:
     def _remember(self) -> None:
         self.state = dict(self.backend.state_dict())
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any], names: Mapping[str, str]) -> None:
         self.state = dict(state)
         self.loaded = bool(state)
+        self.names = Names(names)
         self.backend.load_state_dict(self.state)
 
     def close(self, result: FitResult | None) -> None:

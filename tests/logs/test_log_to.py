@@ -40,6 +40,7 @@ class Memory(Backend):
     """Keeps what it is given, call by call."""
 
     kinds = (Value, Text)
+    any_names = True
 
     def __init__(self, fails: str = "", name: str = "") -> None:
         self.calls: list[str] = []

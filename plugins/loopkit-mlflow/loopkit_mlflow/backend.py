@@ -93,6 +93,7 @@ class MLflow(Backend):
 
     name = "mlflow"
     kinds = (Value, Hyperparameters, Text, Image, Figure, Table, Histogram, Audio, File, Graph)
+    any_names = True
 
     def __init__(
         self,

@@ -77,6 +77,7 @@ class TensorBoard(Backend):
 
     name = "tensorboard"
     kinds = (Value, Text, Image, Figure, Histogram, Table, Audio, Hyperparameters, Graph)
+    any_names = True
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory).absolute()

@@ -66,6 +66,7 @@ class Wandb(Backend):
 
     name = "wandb"
     kinds = (Value, Text, Image, Figure, Histogram, Table, Audio, File, Hyperparameters)
+    any_names = True
 
     def __init__(
         self,
