@@ -78,5 +78,35 @@ def test_resumed_epoch_of_the_same_length_is_not_named(second):
     assert resumed(first, second, at=8) == []
 
 
-def test_first_epoch_is_compared_with_none():
-    assert resumed(Stateful(6, 0), Stateful(6, 1), at=2) == []
+def test_first_epoch_is_compared_with_the_next_one():
+    assert resumed(Stateful(6, 0), Stateful(6, 4), at=2) == []
+    found = resumed(Stateful(6, 0), Stateful(6, 1), at=2)
+    assert [each.partition(" ended")[2][:48] for each in found] == [" after 6 steps, and the one before it had 3: Sta"]
+
+
+class Stuck(Stateful):
+    """A loader that begins each later epoch where it was resumed, as streams with a state do."""
+
+    def __init__(self, count, left):
+        super().__init__(count, left)
+        self.stuck = False
+
+    def __iter__(self):
+        yield from [(torch.ones(2, 3), torch.ones(2, 1)) for _ in range(self.left if self.stuck else self.count)]
+
+    def load_state_dict(self, state):
+        self.stuck = True
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "at", "steps"),
+    [
+        (Stuck(6, 0), Stuck(6, 4), 2, "ended after 4 steps, and the one before it had 6"),
+        (Stuck(6, 0), Stuck(6, 3), 9, "ended after 3 steps, and the one before it had 6"),
+        (Stuck(6, 0), Stuck(6, 5), 1, "ended after 5 steps, and the one before it had 6"),
+    ],
+)
+def test_an_epoch_after_a_resumed_one_of_another_length_is_named_once(first, second, at, steps):
+    found = resumed(first, second, at)
+    assert len(found) == 1
+    assert f"epoch of phase 'train' after the one that was resumed {steps}" in found[0]

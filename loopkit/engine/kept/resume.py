@@ -167,6 +167,8 @@ class Resume:
         self._named: set[str] = set()
         """The losses that were named."""
         self._earlier: dict[str, list[weakref.ref[Any]]] = {}
+        self._half: set[str] = set()
+        """The phases whose last epoch was resumed, and had no other length than the one before it."""
         self._whole: dict[str, int] = {}
         """Steps of the last whole epoch of each phase."""
         self._alternating: set[str] = set()
@@ -236,7 +238,15 @@ class Resume:
         Its loaders are not known yet.
         """
         self._named.clear()
-        for memory in (self._earlier, self._alternating, self._loaders, self._inner, self._unclear, self._whole):
+        for memory in (
+            self._earlier,
+            self._alternating,
+            self._loaders,
+            self._inner,
+            self._unclear,
+            self._whole,
+            self._half,
+        ):
             memory.clear()
         held = self._held
         self._held = None
@@ -414,15 +424,22 @@ class Resume:
         return self._whole.get(epoch.phase.name, before)
 
     def count(self, epoch: Epoch) -> None:
-        """Note the steps of a whole epoch; warn if it was resumed and has other ones than the one before the save."""
+        """Note the steps of a whole epoch; warn if it, or the one before it, was resumed, and the two differ."""
+        name = epoch.phase.name
         before = self.whole(epoch)
-        if epoch.resumed and before is not None and before != epoch.steps:
+        resumed = epoch.resumed
+        steps = epoch.steps
+        differs = (resumed or name in self._half) and before is not None and before != steps
+        if differs:
+            which = "that was resumed" if resumed else "after the one that was resumed"
             warn(
-                f"the epoch of phase {epoch.phase.name!r} that was resumed ended after {epoch.steps} steps, and the "
-                f"one before it had {before}: {type(epoch.data).__name__} did not resume where it was, or gives "
-                f"another number of batches each time"
+                f"the epoch of phase {name!r} {which} ended after {steps} steps, and the one before it had {before}: "
+                f"{type(epoch.data).__name__} did not resume where it was, or gives another number of batches each time"
             )
-        self._whole[epoch.phase.name] = epoch.steps
+        self._whole[name] = steps
+        self._half.discard(name)
+        if resumed and not differs:
+            self._half.add(name)
 
     def _remember(self, phase: str, data: Any) -> None:
         """Note what the epochs of a phase go over; with several loaders there is no saying which comes next."""
