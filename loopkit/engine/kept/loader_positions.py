@@ -352,7 +352,7 @@ def resume(
                 f"{_name(data)} ended after {used} batches, but {skip} of this epoch were used before: "
                 f"the data is not the same. Begin without its position, or restore the data"
             )
-        if proof.differs and replayed:
+        if proof.differs and proof.repeats and replayed:
             _put_begun(data, saved["begun"], function)
             proof.look_again(iter(batches_of(data, saved["begun"])), skip)
     if saved["running"]:

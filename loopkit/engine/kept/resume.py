@@ -25,6 +25,7 @@ from loopkit.engine.kept.loader_positions import (
     save_position,
     start_over,
 )
+from loopkit.engine.kept.self_seeded import self_seeded
 from loopkit.engine.kept.torchdata_loaders import buffer_lost
 from loopkit.engine.kept.worker_draws import lost, lost_when_it_begins
 from loopkit.engine.life.requests import Stop
@@ -477,9 +478,9 @@ class Resume:
                 f"phase: give each loader a phase of its own, TrainingPhase(name=...)"
             )
         for epoch in core.open_epochs:
-            self._name(lost(epoch.data, running=epoch.steps > 0))
+            self._name(lost(epoch.data, running=epoch.steps > 0) or self_seeded(epoch.data))
         for loader in self._loaders.values():
-            self._name(lost(loader, running=False))
+            self._name(lost(loader, running=False) or self_seeded(loader))
         epochs = [epoch for epoch in core.open_epochs if mark is None or epoch is not mark.epoch]
         records = [*(_record(core, epoch) for epoch in epochs), *self._epochs]
         if (fit := core.fit) is not None:
@@ -583,7 +584,7 @@ def _proof_of(epoch: Epoch, unproved: dict[str, str]) -> dict[str, Any]:
         unproved[name] = f"data of phase {name!r}: unproved at a resume, as {why}"
         return {}
     unproved.pop(name, None)
-    return {"proof": {"digest": found, "repeats": True}}
+    return {"proof": {"digest": found, "repeats": not self_seeded(epoch.data)}}
 
 
 def restore_windows(epoch: Epoch, saved: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers import on
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler, TensorDataset
 
 from engine.resumed import Make, X, Y, check_exact
 from loopkit import Learner, every, seed_everything
@@ -133,6 +133,104 @@ def test_data_that_do_not_repeat_only_warn_at_a_resume(tmp_path):
     run(tmp_path, DataLoader(SelfSeeded(), 4), at=9)
     found = run(tmp_path, DataLoader(SelfSeeded(), 4))
     assert any("these data yield other batches each time they are read" in each for each in found)
+
+
+class Seeded(IterableDataset[Any]):
+    """Shuffles in each epoch by a seed that it drew from the system as it was made."""
+
+    def __init__(self) -> None:
+        self.seed = os.urandom(8)
+
+    def __iter__(self) -> Iterator[Any]:
+        order = random.Random(self.seed).sample(range(24), 24)
+        return ((X[i], Y[i]) for i in order)
+
+
+class SeededSampler(Sampler[int]):
+    """The same in a sampler."""
+
+    def __init__(self) -> None:
+        self.seed = int.from_bytes(os.urandom(4))
+
+    def __len__(self) -> int:
+        return 24
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(24, generator=torch.Generator().manual_seed(self.seed)).tolist())
+
+
+SEEDED: dict[str, Callable[[], Any]] = {
+    "stream": lambda: DataLoader(Seeded(), 4),
+    "sampler": lambda: DataLoader(TensorDataset(X, Y), 4, sampler=SeededSampler()),
+    "iterable": lambda: Once(os.urandom(8)),
+}
+
+
+class Once:
+    """Batches in an order that a process draws once."""
+
+    def __init__(self, seed: bytes) -> None:
+        self.seed = seed
+
+    def __iter__(self) -> Iterator[Any]:
+        order = random.Random(self.seed).sample(range(24), 24)
+        return ((X[order[i : i + 4]], Y[order[i : i + 4]]) for i in range(0, 24, 4))
+
+
+@pytest.mark.parametrize("kind", SEEDED)
+def test_orders_that_a_process_seeds_itself_stop_a_resumed_run(kind, tmp_path):
+    run(tmp_path, SEEDED[kind](), at=9)
+    with pytest.raises(StateError, match="batch 2 of the open epoch is another one"):
+        run(tmp_path, SEEDED[kind]())
+
+
+class Step:
+    """A step of a pipeline, as webdataset has them: a function, and what it is called with."""
+
+    def __init__(self, f: Any, *args: Any, **kw: Any) -> None:
+        self.f, self.args, self.kw = f, args, kw
+
+    def __call__(self, data: Any) -> Any:
+        return self.f(data, *self.args, **self.kw)
+
+
+def _shuffle(data: Any, bufsize: int = 8, rng: Any = None, seed: Any = None) -> Iterator[Any]:
+    drawn = rng or random.Random(os.urandom(8) if seed is None else seed)
+    held = list(data)
+    yield from drawn.sample(held, len(held))
+
+
+_shuffle.__module__ = "webdataset.filters"
+
+
+class Pipeline(IterableDataset[Any]):
+    def __init__(self, *steps: Any) -> None:
+        self.pipeline = list(steps)
+
+    def __iter__(self) -> Iterator[Any]:
+        data: Any = range(24)
+        for step in self.pipeline:
+            data = step(data)
+        return ((X[i], Y[i]) for i in data)
+
+
+@pytest.mark.parametrize("step", [lambda: Step(_shuffle), lambda: Step(_shuffle, 8), lambda: Step(_shuffle, rng=None)])
+def test_a_shuffle_of_webdataset_that_seeds_itself_is_named_at_the_first_save(step, tmp_path):
+    found = run(tmp_path, DataLoader(Pipeline(step()), 4), at=9)
+    assert len(found) == 1
+    assert "shuffle in the data of DataLoader seeds itself from the clock" in found[0]
+    assert "Give shuffle(..., rng=random.Random(0))" in found[0]
+    named, differs = run(tmp_path, DataLoader(Pipeline(step()), 4))
+    assert "other batches each time they are read" in f"{named} {differs}"
+
+
+@pytest.mark.parametrize("place", ["in mid-epoch", "between epochs"])
+@pytest.mark.parametrize("given", [{"rng": random.Random}, {"seed": int}])
+def test_a_shuffle_of_webdataset_that_is_given_a_seed_is_exact(given, place):
+    ((name, kind),) = given.items()
+    check_exact(
+        lambda: (DataLoader(Pipeline(Step(_shuffle, **{name: kind(3)})), 4), DataLoader(TensorDataset(X, Y), 8)), place
+    )
 
 
 class Noisy(TensorDataset):
