@@ -18,9 +18,11 @@ import tempfile
 import time
 import traceback
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from datetime import date
+from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
@@ -51,6 +53,8 @@ class Program:
 
     known: ClassVar[dict[str, str]] = {}
     skipped: ClassVar[dict[str, str]] = {}
+    own_checks = False
+    """Whether only the checks of the subclass are run."""
     kills = True
     """False: the run is ended by an error in place of SIGKILL, for packages with threads that do not survive a fork."""
     switches = False
@@ -99,12 +103,19 @@ class Program:
         return len(batch[0])
 
     def to_train(self, model: nn.Module, optimizer: Any) -> None:
-        """Begin to train, by hand."""
+        """Begin to train, by hand; an optimizer with two forms of the weights is switched together with the model."""
         model.train()
+        if is_switched(optimizer):
+            optimizer.train()
 
     def to_eval(self, model: nn.Module, optimizer: Any) -> None:
         """Begin to validate, by hand."""
         model.eval()
+        if is_switched(optimizer):
+            optimizer.eval()
+
+    def begin_epoch(self, data: Any, epoch: int) -> None:
+        """Tell the training data of an epoch, by hand."""
 
     def plugins(self) -> list[Any]:
         """More plugins for the learner."""
@@ -161,7 +172,8 @@ class Program:
         for _ in range(2):
             learner.fit(train, epochs=1)
             losses.append(learner.evaluate(val)["val/loss"])
-        return compare(self.hand(epochs=2, aside=self.switches), Trained(model, optimizer, losses))
+        aside = self.switches or is_switched(optimizer)
+        return compare(self.hand(epochs=2, aside=aside), Trained(model, optimizer, losses))
 
     # How they are run
 
@@ -184,8 +196,9 @@ class Program:
         mean = Average(model) if average else None
         torch.manual_seed(3)
         losses = []
-        for _ in range(epochs):
+        for epoch in range(epochs):
             self.to_train(model, optimizer)
+            self.begin_epoch(train, epoch)
             weights: list[int] = []
             for batch, last in until_last(train):
                 if not weights:
@@ -212,12 +225,22 @@ class Program:
                 measured, its = copy.deepcopy((model, optimizer)) if aside else (model, optimizer)
                 self.to_eval(measured, its)
             else:
-                measured = mean.copy_of(model)
+                measured = mean.put_in(self.copy_of(model))
                 measured.eval()
             losses.append(self.measured(measured, val, cast))
         optimizer.zero_grad()
         self.to_train(model, optimizer)
         return Trained(model, optimizer, losses)
+
+    def copy_of(self, model: nn.Module) -> nn.Module:
+        """A copy of a model, in train mode."""
+        try:
+            return copy.deepcopy(model)
+        except RuntimeError:  # it holds tensors of a graph
+            with torch.random.fork_rng():
+                made = self.model()
+            made.load_state_dict(model.state_dict())
+            return made
 
     def step(self, optimizer: Any) -> None:
         """Update, by hand."""
@@ -237,6 +260,8 @@ class Program:
 
     def learner(self, model: nn.Module, optimizer: Any, *plugins: Any, **options: Any) -> Learner:
         """The learner of the program."""
+        if is_switched(optimizer) and any(isinstance(each, WeightAverage) for each in plugins):
+            optimizer.train()  # an average owns the weights: then nothing is switched
         stack = [Metrics(), *self.plugins(), *plugins]
         return Learner(model, None, optimizer, plugins=stack, phases=self.phases(), standard=False, **options)
 
@@ -254,9 +279,7 @@ class Program:
     def die(self, step: int, saving: Callable[[], Any]) -> None:
         """Run in a process that is killed in a step; of the steps of this process."""
         if not self.kills:
-            try:
-                self.here(saving(), Dies(step, stop))
-            except Died:
+            if stopped(lambda: self.here(saving(), Dies(step, stop))):
                 return
         elif not (process := os.fork()):
             try:
@@ -319,13 +342,12 @@ class Average:
         else:
             self.tensors = [each.clone() for each in now]
 
-    def copy_of(self, model: nn.Module) -> nn.Module:
-        """A copy of the model, in train mode, with the average."""
-        copied = copy.deepcopy(model)
+    def put_in(self, model: nn.Module) -> nn.Module:
+        """The model, with the average in the place of its parameters."""
         with torch.no_grad():
-            for parameter, average in zip(copied.parameters(), self.tensors, strict=True):
+            for parameter, average in zip(model.parameters(), self.tensors, strict=True):
                 parameter.copy_(average)
-        return copied
+        return model
 
 
 class Losses:
@@ -357,6 +379,15 @@ class Died(BaseException):
 def stop() -> None:
     """End the run by an error."""
     raise Died
+
+
+def stopped(run: Callable[[], Any]) -> bool:
+    """Whether a run was ended by `stop`."""
+    try:
+        run()
+    except Died:
+        return True
+    return False
 
 
 class Dies:
@@ -403,11 +434,20 @@ def autocast() -> AbstractContextManager[None]:
     return torch.autocast("cpu", torch.bfloat16)
 
 
+def is_switched(optimizer: Any) -> bool:
+    """Whether an optimizer has two forms of the weights, and ``train()`` and ``eval()`` to change between them."""
+    return all(callable(getattr(type(optimizer), name, None)) for name in ("train", "eval"))
+
+
 def until_last(batches: Any) -> Iterator[tuple[Any, bool]]:
     """Batches, and whether each is the last; nothing is fetched ahead if the length is known."""
-    if hasattr(batches, "__len__"):
+    try:
+        length = len(batches)
+    except TypeError:  # a stream has none
+        length = 0
+    if length:
         for index, batch in enumerate(batches):
-            yield batch, index == len(batches) - 1
+            yield batch, index == length - 1
         return
     iterator = iter(batches)
     batch = next(iterator)
@@ -460,13 +500,15 @@ def worst(one: Any, other: Any, where: str) -> float:
             raise Differs(f"{where} has {keys[0]} by hand, {keys[1]} here")
         both = zip(one.values(), other.values(), strict=True)
         return max((worst(*each, f"{where}.{key}") for key, each in zip(one, both, strict=True)), default=0.0)
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+    if isinstance(one, (list, tuple, deque)) and isinstance(other, (list, tuple, deque)):
         if len(one) != len(other):
             raise Differs(f"{where} has {len(one)} by hand, {len(other)} here")
         return max((worst(*each, f"{where}.{i}") for i, each in enumerate(zip(one, other, strict=True))), default=0.0)
     if isinstance(one, float) and isinstance(other, (int, float)):
         return tensors_differ(torch.tensor(one), torch.tensor(float(other)), where)
-    if hasattr(one, "__dict__") and not callable(one):
+    if type(one) is not type(other):
+        raise Differs(f"{where} is {one!r} by hand, {other!r} here"[:200])
+    if hasattr(one, "__dict__") and not callable(one) and not isinstance(one, Enum):
         return worst(vars(one), vars(other), where)
     if callable(one) or one == other:
         return 0.0
@@ -489,6 +531,8 @@ def tensors_differ(one: Tensor, other: Tensor, where: str) -> float:
         raise Differs(f"{where} is {kinds[0]} by hand, {kinds[1]} here")
     if one.layout != torch.strided:
         one, other = one.to_dense(), other.to_dense()
+    if type(one).__torch_dispatch__ is not Tensor.__torch_dispatch__:  # of fewer bits
+        one, other = one.dequantize(), other.dequantize()
     one, other = one.detach(), other.detach()
     if torch.equal(one, other) or (torch.equal(one.isnan(), other.isnan()) and torch.equal(*map(filled, (one, other)))):
         return 0.0
@@ -509,7 +553,9 @@ def filled(tensor: Tensor) -> Tensor:
 
 def checks_of(program: Program) -> list[str]:
     """The names of the checks of a program."""
-    return [name.removeprefix("check_") for name in dir(type(program)) if name.startswith("check_")]
+    names = [name for name in dir(type(program)) if name.startswith("check_")]
+    left = dir(Program) if program.own_checks else ()
+    return [name.removeprefix("check_") for name in names if name not in left]
 
 
 def quiet() -> AbstractContextManager[Any]:

@@ -23,6 +23,7 @@ ROOT = HERE.parent
 RESULTS = HERE / "results.json"
 LOOPKIT = [".", *(f"plugins/loopkit-{name}" for name in ("control", "data", "huggingface", "metrics", "optuna", "sam"))]
 """What is installed of this repository."""
+MEMORY = Path("/dev/shm")
 MINUTES = 20
 """The limit of one file."""
 
@@ -85,6 +86,8 @@ def run(cache: Path, file: Path, words: list[str]) -> dict[str, Any] | None:
     out = cache / f"{file.stem}.json"
     out.unlink(missing_ok=True)
     more = {"LOOPKIT_COMPAT_RESULTS": str(out), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    if MEMORY.is_dir():
+        more["TMPDIR"] = str(MEMORY)  # thousands of checkpoints need no disk
     try:
         command = [str(environment(cache, file)), str(file), *words]
         subprocess.run(command, check=False, cwd=cache, env={**os.environ, **more}, timeout=60 * MINUTES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
 from typing import Any, TypeGuard
 
 import torch
@@ -117,6 +118,9 @@ class OptimizerPart:
         undo = self._undo()
         apart = ("class", "state", GENERATORS)
         own = {key: self._made(value) for key, value in saved.items() if key not in apart}
+        if "param_groups" in own:
+            groups = zip(own["param_groups"], self.optimizer.param_groups, strict=True)
+            own["param_groups"] = [_with_members(*each) for each in groups]
         if isinstance(saved.get("state"), Mapping):
             own["state"] = {key: self._sharded(key, self._made(each, key)) for key, each in saved["state"].items()}
         elif "state" in saved:
@@ -289,6 +293,16 @@ def _alike(key: str, own: Any, saved: Any) -> bool:
     if own is None or saved is None:
         return not isinstance(saved, (Mapping, list))
     return is_number(saved) if is_number(own) else isinstance(saved, type(own))
+
+
+def _with_members(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved group, in which an option that is a member of an enum here is one again: it is saved as its value."""
+    made = dict(saved)
+    for key, value in saved.items():
+        now = own.get(key)
+        if isinstance(now, Enum) and isinstance(now, type(value)) and not isinstance(value, Enum):
+            made[key] = type(now)(value)
+    return made
 
 
 def _keys(value: Any, path: str) -> Iterable[tuple[str, Any]]:

@@ -3,6 +3,7 @@
 import copy
 import random
 from collections import defaultdict, deque
+from enum import IntEnum, IntFlag, StrEnum
 
 import numpy as np
 import pytest
@@ -299,6 +300,31 @@ def test_run_resumes_bitwise_with_hidden_options_and_own_generators(make, tmp_pa
 
     fit(1, tmp_path)
     assert alike(dict(fit(2)), dict(fit(2, tmp_path)))
+
+
+class Kind(IntEnum):
+    ROUND = 1
+    SQUARE = 2
+
+
+class Name(StrEnum):
+    ROUND = "round"
+
+
+class Flags(IntFlag):
+    ONE = 1
+    TWO = 2
+
+
+@pytest.mark.parametrize("option", [Kind.SQUARE, Name.ROUND, Flags.ONE | Flags.TWO])
+def test_option_that_is_a_member_of_an_enum_comes_back_as_one(option):
+    before, after = trained(torch.optim.SGD), trained(torch.optim.SGD)
+    before.param_groups[0]["kind"] = option
+    after.param_groups[0]["kind"] = type(option)(1) if isinstance(option, int) else option
+    saved = decode(*encode(copy.deepcopy(OptimizerPart("optimizer", before).saved())))
+    OptimizerPart("optimizer", after).load(saved)
+    assert type(after.param_groups[0]["kind"]) is type(option)
+    assert after.param_groups[0]["kind"] == option
 
 
 def test_failing_load_and_undo_leave_the_generator_where_it_was():
