@@ -82,10 +82,10 @@ class GPT(nn.Module):
         return self.last(self.norm(self.blocks(self.words(x) + self.places))).transpose(1, 2)
 
 
-class LSTM(nn.Module):
-    def __init__(self) -> None:
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
         super().__init__()
-        self.inner, self.last = nn.LSTM(16, 64, batch_first=True), nn.Linear(64, 10)
+        self.inner, self.last = kind(16, 64, batch_first=True), nn.Linear(64, 10)  # type: ignore[call-arg]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.inner(x)[0][:, -1])
@@ -137,7 +137,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], nn.Module, b
     "conv autoencoder": (autoencoder, images, nn.MSELoss(), False, 0.88),
     "GPT": (GPT, words, nn.CrossEntropyLoss(), True, 0.90),
     "LeNet": (lenet, lambda: classes(32, 1, 28, 28), nn.CrossEntropyLoss(), True, 0.92),
-    "LSTM": (LSTM, lambda: classes(32, 16, 16), nn.CrossEntropyLoss(), True, 1.02),
+    "GRU": (lambda: Recurrent(nn.GRU), lambda: classes(32, 24, 16), nn.CrossEntropyLoss(), True, 0.50),
+    "LSTM": (lambda: Recurrent(nn.LSTM), lambda: classes(32, 16, 16), nn.CrossEntropyLoss(), True, 1.02),
 }
 
 

@@ -64,8 +64,7 @@ class Cells:
         plain = ((name, owner) for name, owner in owners.items() if not isinstance(owner, nn.Module))
         dicts: list[tuple[str, dict[str, Any]]] = [(name, _vars(owner)) for name, owner in plain]
         for module, name in modules.items():
-            if isinstance(module, nn.RNNBase):
-                raise Refused(f"{name} is recurrent, and what compiles it gave wrong numbers around such modules")
+            _check_recurrent(name, module)
             if private.is_compiled(module):
                 raise Refused(f"{name} is compiled by itself already")
             dicts += [(name, vars(module)), (name, module._parameters), (name, module._buffers)]
@@ -218,6 +217,21 @@ class Cells:
             for slots, old in zip(self.slots, before, strict=True):
                 for holder, key in slots:
                     holder[key] = old
+            for _, part in self.parts:
+                if isinstance(part, nn.RNNBase):
+                    private.list_weights(part)
+
+
+def _check_recurrent(name: str, module: nn.Module) -> None:
+    """Raise for a recurrent module that is not unrolled."""
+    if not isinstance(module, nn.RNNBase):
+        return
+    if isinstance(module, nn.LSTM):
+        raise Refused(f"{name} is an LSTM, whose own kernel is faster than its unrolled cells")
+    if not isinstance(module, (nn.GRU, nn.RNN)):
+        raise Refused(f"{name} is recurrent, and neither nn.GRU nor nn.RNN")
+    if module.num_layers > 1 or module.bidirectional:
+        raise Refused(f"{name} is recurrent, with several layers or both directions")
 
 
 def _check_form(name: str, optimizer: Any) -> None:

@@ -36,6 +36,8 @@ GLOBAL_HOOKS = tuple(f"_global{name}" for name in HOOKS[:4])
 """Where torch keeps those on all modules."""
 RECURRENT = ("rnn", "lstm", "gru")
 """Words in the names of operations around which inductor gave wrong numbers."""
+UNROLLED = ("gru", "rnn_tanh", "rnn_relu")
+"""Recurrent functions of torch that are made of others, one for each step of a sequence."""
 aten = torch.ops.aten
 
 
@@ -45,6 +47,37 @@ def trace(function: Callable[..., Any], inputs: Sequence[Tensor]) -> fx.GraphMod
         from torch.fx.experimental.proxy_tensor import make_fx
 
         return make_fx(function, tracing_mode="fake")(*inputs)
+
+
+@contextmanager
+def short_sequences(most: int, refuse: Callable[[str], Exception]) -> Iterator[None]:
+    """Inside, recurrent functions, which unroll when they are recorded, take sequences of at most so many steps.
+
+    Args:
+        most: Steps of a sequence.
+        refuse: Makes the error of a reason.
+    """
+    from torch import _VF
+
+    plain: Any = _VF
+
+    def bounded(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(x: Tensor, *given: Any) -> Any:
+            length = x.shape[1] if x.ndim == 3 and given[-1] is True else x.shape[0]
+            if isinstance(given[-1], bool) and length > most:
+                raise refuse(f"a recurrent module has {length} steps to unroll, more than {most}")
+            return function(x, *given)
+
+        return call
+
+    own = {name: getattr(plain, name) for name in UNROLLED}
+    try:
+        for name, function in own.items():
+            setattr(plain, name, bounded(function))
+        yield
+    finally:
+        for name in own:
+            delattr(plain, name)
 
 
 @contextmanager
@@ -357,6 +390,12 @@ def _given(hooks: Iterable[Any]) -> list[Any]:
         for each in hooks
         if not getattr(getattr(each, "func", each), "__module__", "").startswith("loopkit.engine")
     ]
+
+
+def list_weights(module: torch.nn.RNNBase) -> None:
+    """Let a recurrent module make the list of its weights anew, as it does in a call in which they are others."""
+    with torch.no_grad():
+        module._init_flat_weights()
 
 
 def is_compiled(module: torch.nn.Module) -> bool:

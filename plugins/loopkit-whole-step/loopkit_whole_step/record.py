@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 Backend = Callable[[torch.fx.GraphModule, Sequence[Tensor]], Callable[..., Any]]
 REPLAYED = "replayed"
 """The attribute of a step that was replayed: the plugins whose hooks of ``step_end`` were."""
+SEQUENCE = 32
+"""So many steps of a recurrent module are unrolled at most; each costs the compiler some 50 operations."""
 ASKS = "it asks for the value of a tensor, by .item() or by a choice that depends on data"
 STRANGER = "it uses a tensor that is in no model, phase, loss or batch, such as the scale of the loss in float16"
 
@@ -302,7 +304,8 @@ class Recording:
         with self.restored(epoch, changes=True):
             inputs = [each.detach() for each in self.inputs(epoch, self.batch[0], tensors)]
             try:
-                graph = private.trace(lambda *flat: self.function(flat, changed), inputs)
+                with private.short_sequences(SEQUENCE, Refused):
+                    graph = private.trace(lambda *flat: self.function(flat, changed), inputs)
             except Refused:
                 raise
             except Exception as error:

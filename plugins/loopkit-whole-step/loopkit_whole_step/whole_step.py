@@ -85,9 +85,9 @@ class WholeStep(Shown):
         PluginError: An option is none of these.
 
     What it does not promise: the bits of eager steps. A run that resumes from a checkpoint is bitwise the one that was
-    not interrupted, once it is decided which steps are compiled: the decision is saved. Not compiled are: recurrent
-    modules, ``.item()`` and choices that depend on data, several backwards, closures, modules with hooks, windows of
-    uneven weights, several processes, optimizers that count in Python.
+    not interrupted, once it is decided which steps are compiled: the decision is saved. Not compiled are: most
+    recurrent modules, ``.item()`` and choices that depend on data, several backwards, closures, modules with hooks,
+    windows of uneven weights, several processes, optimizers that count in Python.
 
     Example::
 

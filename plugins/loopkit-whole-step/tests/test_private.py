@@ -99,6 +99,25 @@ def test_random_numbers_and_recurrent_operations_are_seen():
     assert private.recurrent(drawing.graph) == ""
 
 
+def test_recurrent_module_lists_its_weights_anew():
+    module = nn.GRU(2, 3)
+    before = list(module._flat_weights)
+    module._flat_weights = []
+    private.list_weights(module)
+    assert all(one is other for one, other in zip(before, module._flat_weights, strict=True))
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.RNN])
+@pytest.mark.parametrize(("batch_first", "shape"), [(False, (5, 1, 2)), (True, (1, 5, 2)), (False, (5, 2))])
+def test_length_of_a_sequence_is_seen(kind, batch_first, shape):
+    module = kind(2, 3, batch_first=batch_first)
+    with private.short_sequences(5, ValueError):
+        module(torch.ones(shape))
+    with pytest.raises(ValueError, match="5 steps to unroll, more than 4"), private.short_sequences(4, ValueError):
+        module(torch.ones(shape))
+    module(torch.ones(shape))
+
+
 @pytest.mark.parametrize(
     ("channels", "fills"), [((1, 16, 32), True), ((6, 8, 1), True), ((1, 6, 16), False), ((3, 8, 8), True)]
 )

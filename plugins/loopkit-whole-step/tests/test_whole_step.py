@@ -794,12 +794,15 @@ def test_phase_that_skips_steps_stays_eager():
 
 
 class Recurrent(nn.Module):
-    def __init__(self):
+    """Reads three steps of two numbers; with ``repeat`` as many times after each other."""
+
+    def __init__(self, kind=nn.LSTM, repeat=1, **options):
         super().__init__()
-        self.inner, self.last = nn.LSTM(2, 8, batch_first=True), nn.Linear(8, 3)
+        self.inner, self.repeat = kind(2, 8, batch_first=True, **options), repeat
+        self.last = nn.Linear(16 if options.get("bidirectional") else 8, 3)
 
     def forward(self, x):
-        return self.last(self.inner(x.view(-1, 3, 2))[0][:, -1])
+        return self.last(self.inner(x.view(-1, 3, 2).repeat(1, self.repeat, 1))[0][:, -1])
 
 
 def hooked():
@@ -826,8 +829,35 @@ def compiled_model():
     return model
 
 
-def test_recurrent_module_stays_eager():
-    stays_eager("model 'model', inner is recurrent", model=Recurrent)
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, "model 'model', inner is an LSTM, whose own kernel is faster"),
+        ({"kind": nn.GRU, "num_layers": 2}, "inner is recurrent, with several layers"),
+        ({"kind": nn.RNN, "bidirectional": True}, "inner is recurrent, with several layers or both directions"),
+        ({"kind": nn.GRU, "repeat": 11}, "a recurrent module has 33 steps to unroll, more than 32"),
+    ],
+    ids=["LSTM", "layers", "directions", "length"],
+)
+def test_recurrent_module_that_is_not_unrolled_stays_eager(options, reason):
+    stays_eager(reason, model=lambda: Recurrent(**options))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (nn.GRU, {}),
+        (nn.RNN, {}),
+        (nn.RNN, {"nonlinearity": "relu"}),
+        (nn.GRU, {"bias": False, "repeat": 3}),
+    ],
+    ids=["GRU", "tanh", "relu", "without bias"],
+)
+def test_recurrent_module_of_a_short_sequence_is_unrolled(kind, options):
+    eager, learner, step = pair(lambda: (ClipGradNorm(0.5),), model=lambda: Recurrent(kind, **options))
+    assert modes(step) == ["graph"]
+    assert apart(eager, learner) < 2e-6  # of numbers below 1, after 24 updates in float32
+    copy.deepcopy(learner.model)  # nothing of the recording is left in it
 
 
 def test_module_with_hooks_stays_eager():
