@@ -387,7 +387,7 @@ class WholeStep(Shown):
         except Refused as refused:
             self._refuse(shape, str(refused))
             return
-        shape.recording, shape.plan, shape.epoch = made, ref(epoch.plan), ref(epoch)
+        shape.recording, shape.plan = made, ref(epoch.plan)
         if shape.mode not in ("building", "compared"):
             self._say(f"{shape.short}: compiled again in {made.seconds:.1f} s")
         elif not has_graph and (more := shape.takes - shape.count) > 0:

@@ -73,8 +73,11 @@ class Worker:
         """Load a graph's library if it is kept; otherwise let it be compiled.
 
         Raises:
-            OSError: No process can be started.
+            NotHandedOver: This system, or this kind of program, starts no such process.
+            OSError: It cannot be started.
         """
+        if os.name != "posix" or not sys.executable or getattr(sys, "frozen", False):
+            raise NotHandedOver("no process of Python can be started here")
         settings = private.settings()
         digest = _digest(written, settings)
         build = Build(None, digest)
@@ -117,8 +120,9 @@ class Worker:
         if build.call is not None:
             return True
         assert build.folder is not None
-        assert self._process is not None
-        return (build.folder / "said.json").exists() or self._process.poll() is not None
+        if self._process is None or self._process.poll() is not None:
+            return True
+        return (build.folder / "said.json").exists()
 
     def take(self, build: Build) -> Callable[..., Any]:
         """Wait for a graph and load it.
@@ -135,7 +139,6 @@ class Worker:
         if build.call is not None:
             return build.call
         assert build.folder is not None
-        assert self._process is not None
         try:
             said = json.loads((build.folder / "said.json").read_text())
         except (OSError, ValueError):
@@ -154,12 +157,17 @@ class Worker:
         return build.call
 
     def _last_words(self) -> str:
-        assert self._process is not None
+        if self._process is None:
+            return "it was that of another learner"
         code = self._process.wait()
         if code < 0:
             return signal.Signals(-code).name
         lines = (self._folder / "errors").read_text(errors="replace").strip().splitlines()
         return lines[-1][:200] if lines else f"exit code {code}"
+
+    def __reduce__(self) -> tuple[type[Worker], tuple[()]]:
+        """A copy has no process."""
+        return Worker, ()
 
     def close(self) -> None:
         """End the process and remove its folder."""
@@ -185,6 +193,8 @@ def _end(process: subprocess.Popen[bytes], folder: Path, owner: int) -> None:
 
 def cache_folder() -> Path | None:
     """The folder of libraries, beside what inductor keeps; None if it is not this user's own, or cannot be written."""
+    if os.name != "posix":
+        return None
     try:
         given = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
         root = Path(given) if given else Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"

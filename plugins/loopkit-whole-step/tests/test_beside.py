@@ -238,6 +238,26 @@ def test_fit_that_was_paused_goes_on_in_the_same_process():
     assert apart(one, two) == 0.0
 
 
+def test_graph_that_was_decided_is_compared_once_more_after_a_resume(monkeypatch):
+    first, step = make(beside(eager_steps=0)), beside(eager_steps=0)
+    first.fit(batches(8), epochs=1)
+    second, compared = make(step), []
+    own = step._check
+    monkeypatch.setattr(step, "_check", lambda *given: compared.append(second.progress.steps) or own(*given))
+    second.load_state_dict(first.state_dict())
+    second.fit(batches(8), epochs=2)
+    assert (modes(step), compared[0]) == (["graph"], 8)
+
+
+def test_copy_of_a_worker_has_no_process(cache):
+    made = worker.Worker()
+    made.start(small())
+    other = copy.deepcopy(made)
+    other.close()
+    assert made._process.poll() is None
+    made.close()
+
+
 # What is written down
 
 
