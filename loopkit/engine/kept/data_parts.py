@@ -13,6 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 from loopkit.base import generators
 from loopkit.base.notes import locate, warn
 from loopkit.data import Loader, LoaderError, ResumableBatchSampler, ResumableSampler
+from loopkit.engine.kept.functions import held
 from loopkit.engine.kept.walk import MAPPINGS, SEQUENCES, SETS, Found, walk
 from loopkit.errors import StateError
 
@@ -228,25 +229,7 @@ def _is_open(found: Found) -> bool:
 
 def named_by(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield the objects that a function closes over or has as defaults, and the data that it looks up by name."""
-    code = function.__code__
-    known = function.__globals__
-    named = {name: known[name] for name in _names_in(code) if name in known and _is_of_data(known[name])}
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            named[name] = cell.cell_contents
-        except ValueError:  # it is not set yet
-            continue
-    defaults = function.__defaults__ or ()
-    names = code.co_varnames[: code.co_argcount]
-    named |= dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
-    named |= function.__kwdefaults__ or {}
-    yield from named.items()
-
-
-def _names_in(code: types.CodeType) -> list[str]:
-    """List the names that code looks up, with the functions that are defined in it."""
-    inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
-    return [*code.co_names, *(name for each in inner for name in _names_in(each))]
+    yield from held(function, _is_of_data)
 
 
 def _is_of_data(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -19,11 +20,13 @@ from loopkit.engine.kept.compiled import unwrapped
 from loopkit.engine.kept.differences import first, names
 from loopkit.engine.kept.looks import is_left, is_shut
 from loopkit.engine.kept.part import LearnerPart
-from loopkit.engine.kept.walk import Found, walk
+from loopkit.engine.kept.walk import HOLDERS, MAPPINGS, SEQUENCES, Found, HeldBy, walk
 from loopkit.errors import StateError
 
 SAVED = {"tensors": MAPPING, "buffers": MAPPING}
 LOSS = "loss function"
+CONTAINERS = (*MAPPINGS, *SEQUENCES, *HOLDERS)
+"""Kinds that are looked into, as attributes are; not sets, whose items have no names."""
 OF_METRICS = ("update", "compute", "reset")
 """Methods of modules that are metrics, which measure an epoch and begin anew."""
 
@@ -38,6 +41,8 @@ class Owner(NamedTuple):
     """The attributes that it saves itself; None: it has a state of its own, so all of them."""
     trained: bool = False
     """Whether only those count that an optimizer trains."""
+    held_by: HeldBy | None = None
+    """Yields what its functions hold; without it, functions are not looked into."""
 
 
 class Extras(LearnerPart):
@@ -189,7 +194,7 @@ def _parts(owner: Owner, known: Collection[int]) -> tuple[dict[str, Any], dict[s
     def enter(found: Found) -> bool:
         return id(found.value) not in left and not isinstance(found.value, nn.Module)
 
-    for found in walk(owner.object, enter=enter):
+    for found in walk(owner.object, enter=enter, held_by=owner.held_by):
         value = found.value
         top = found.path.partition(".")[0].partition("[")[0]
         if found.owner is not None and _is_shut(found):
@@ -227,9 +232,11 @@ def _trained(parts: Mapping[str, Any], trained: Collection[int]) -> dict[str, An
 
 def _is_shut(found: Found) -> bool:
     value = found.value
-    if isinstance(value, (nn.Module, Tensor)):
-        return is_left(found.owner, found.key)
-    return is_left(found.owner, found.key) or is_shut(type(value)) or isinstance(value, Optimizer)
+    if is_left(found.owner, found.key):
+        return True
+    if isinstance(value, (nn.Module, Tensor, types.FunctionType)) or type(value) in CONTAINERS:
+        return False
+    return is_shut(type(value)) or isinstance(value, Optimizer)
 
 
 def _may_be_trained(value: Any) -> bool:

@@ -10,7 +10,8 @@ from torch.optim import Optimizer
 
 from loopkit.engine.kept.data_roots import root_of_data
 from loopkit.engine.kept.extras import in_words
-from loopkit.engine.kept.looks import Leave
+from loopkit.engine.kept.functions import held_in_code
+from loopkit.engine.kept.looks import Leave, Scope
 from loopkit.engine.kept.optimizers import own_generators
 from loopkit.engine.kept.walk import Found
 from loopkit.engine.kept.witness import Root
@@ -28,6 +29,8 @@ OF_A_MODULE = (
 
 
 OF_A_LOSS = "Keep it in a buffer of a loss that is a module; for a cache, give its class volatile = ({0})"
+WITH_FUNCTIONS = Scope(held_by=held_in_code)
+"""How far a phase is looked into, and a loss that is no module."""
 
 
 class RootsOfLearner:
@@ -72,14 +75,17 @@ class RootsOfLearner:
             words = in_words(name)
             yield Root(words if extra is self._loss_fn else f"a module of {words}", extra, OF_A_MODULE, self._leave())
         if not isinstance(self._loss_fn, nn.Module):
-            yield Root("the loss function", self._loss_fn, OF_A_LOSS, self._leave())
+            yield Root(
+                "the loss function", self._loss_fn, OF_A_LOSS, _without_modules(self._leave()), scope=WITH_FUNCTIONS
+            )
         for name, optimizer in self._optimizers.items():
             if not _is_of_torch(optimizer) and type(optimizer).state_dict is Optimizer.state_dict:
                 saved = (*OF_TORCH, *self._switched(name), *[path for path, _ in own_generators(optimizer)])
                 yield Root(f"optimizer {name!r}", optimizer, OF_AN_OPTIMIZER, self._leave(optimizer, saved, "_"))
         for phase in self._phases:
             if phase.saves_names:
-                yield Root(f"phase {phase.name!r}", phase, OF_A_PHASE, self._leave(phase, phase.saved))
+                leave = _without_modules(self._leave(phase, phase.saved))
+                yield Root(f"phase {phase.name!r}", phase, OF_A_PHASE, leave, scope=WITH_FUNCTIONS)
         for name, plugin in self._plugins.items():
             if not has_state(plugin):
                 yield Root(f"plugin {name!r}", plugin, OF_A_PLUGIN, self._leave())
@@ -110,6 +116,11 @@ class RootsOfLearner:
             return found.owner is root and (found.key in left or str(found.key).startswith(prefix))
 
         return leave
+
+
+def _without_modules(leave: Leave) -> Leave:
+    """What to leave out where functions are looked into: modules, too, which are roots of their own."""
+    return lambda found: isinstance(found.value, nn.Module) or leave(found)
 
 
 def has_state(plugin: Any) -> bool:

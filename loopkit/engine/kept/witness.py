@@ -144,7 +144,7 @@ def _memory(tensor: Tensor) -> int:
 
 def _message(root: Root, paths: list[str]) -> str:
     listed = some([*map(repr, paths)], NAMED)
-    attributes = dict.fromkeys(_attribute(path, last=root.scope is not ATTRIBUTES) for path in paths)
+    attributes = dict.fromkeys(_attribute(path, last=root.scope.lazy) for path in paths)
     names = "".join(f"{name!r}, " for name in list(attributes)[:NAMED]).removesuffix(" ")
     return (
         f"{root.name} ({type(root.object).__name__}) has changed its {listed} since the fit began, and no "

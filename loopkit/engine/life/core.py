@@ -12,6 +12,7 @@ from loopkit.engine.compile.registry import Registry
 from loopkit.engine.kept.data_roots import is_looked_at, name_of_data
 from loopkit.engine.kept.extras import LOSS, Owner
 from loopkit.engine.kept.flags import Flags
+from loopkit.engine.kept.functions import held_in_code
 from loopkit.engine.kept.parts import Parts
 from loopkit.engine.kept.phase_states import PhaseStates
 from loopkit.engine.kept.resume import Resume
@@ -131,9 +132,12 @@ class Core:
         check_saved(self.models.optimizers, self.models, self.models.extras.modules, self._owners())
 
     def _owners(self) -> list[Owner]:
-        owners = [Owner(LOSS, self.learner.loss_fn, ())]
+        owners = [Owner(LOSS, self.learner.loss_fn, (), held_by=held_in_code)]
         phases = [phase for phase in self.phase_states.known if not is_standard(phase)]
-        owners += [Owner(f"phase {each.name}", each, each.saved if each.saves_names else None) for each in phases]
+        owners += [
+            Owner(f"phase {each.name}", each, each.saved if each.saves_names else None, held_by=held_in_code)
+            for each in phases
+        ]
         for name, plugin in self.registry.plugins.items():
             own = unwrapped(plugin)
             stateful = has_state(own)

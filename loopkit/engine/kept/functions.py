@@ -1,0 +1,60 @@
+"""functions: the objects that a function holds: in its closure, as defaults, and by names of its module."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from loopkit.base.generators import is_generator
+
+LONG = 1_000
+"""Items of a global container up to which it is looked into."""
+
+
+def held(function: types.FunctionType, counts: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
+    """Yield the objects that a function closes over, has as defaults, or looks up by name.
+
+    Args:
+        function: The function.
+        counts: Whether an object of its module counts that it looks up by name.
+    """
+    code = function.__code__
+    known = function.__globals__
+    found = {name: known[name] for name in _names_in(code) if name in known and counts(known[name])}
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # it is not set yet
+            continue
+    defaults = function.__defaults__ or ()
+    names = code.co_varnames[: code.co_argcount]
+    found |= dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+    found |= function.__kwdefaults__ or {}
+    yield from found.items()
+
+
+def held_in_code(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the objects that a function of a loss or a phase, or one that it calls, closes over or names."""
+
+    def counts(value: Any) -> bool:
+        if type(value) in (list, tuple, dict):
+            items = value.values() if type(value) is dict else value
+            return len(value) <= LONG and any(_may_train(each) for each in items)
+        return _may_train(value) or (
+            isinstance(value, types.FunctionType) and value.__globals__ is function.__globals__
+        )
+
+    yield from held(function, counts)
+
+
+def _may_train(value: Any) -> bool:
+    return isinstance(value, (nn.Module, Tensor)) or is_generator(value)
+
+
+def _names_in(code: types.CodeType) -> list[str]:
+    """List the names that code looks up, with the functions that are defined in it."""
+    inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    return [*code.co_names, *(name for each in inner for name in _names_in(each))]
