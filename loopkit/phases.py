@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import is_dataclass
+from copy import copy
+from dataclasses import fields, is_dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from loopkit.base.batches import count_samples, describe
+from loopkit.base.generators import is_generator, put_state, state_of
 from loopkit.base.sharded import like
 from loopkit.errors import PhaseError, PhaseInputError
 from loopkit.events import (
@@ -64,7 +67,8 @@ class Phase:
     """True: ``step.batch`` may be None, as data of only steps gives it; ``step`` makes its own."""
     saved: ClassVar[tuple[str, ...]] = ()
     """Attributes that are the phase's state, such as ``("hidden", "baseline")``: saved with every checkpoint, and put
-    back when the run resumes. Each is of a kind that a state can hold, or has ``state_dict`` and ``load_state_dict``.
+    back when the run resumes. Each is of a kind that a state can hold, a random generator, a dataclass, or has
+    ``state_dict`` and ``load_state_dict``; so are the items of lists, tuples and dicts.
     """
     volatile: ClassVar[tuple[str, ...]] = ()
     """Attributes that may change and need no saving, such as caches."""
@@ -139,13 +143,26 @@ class Phase:
 
 
 def _state_of(value: Any) -> Any:
+    if is_generator(value):
+        return state_of(value)
     if callable(getattr(value, "state_dict", None)):
         return value.state_dict()
     if isinstance(value, Tensor) and value.requires_grad and value.is_leaf:
         return value.detach()
+    if (names := _field_names(value)) is not None:
+        return {name: _state_of(getattr(value, name)) for name in names}
     if type(value) is dict:
         return {key: _state_of(each) for key, each in value.items()}
-    return [_state_of(each) for each in value] if type(value) is list else value
+    return type(value)(_state_of(each) for each in value) if type(value) in (list, tuple) else value
+
+
+def _field_names(value: Any) -> list[str] | None:
+    """The names of the fields of a dataclass, or of the attributes of a namespace; None of any other value."""
+    if isinstance(value, SimpleNamespace):
+        return list(vars(value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return [field.name for field in fields(value) if hasattr(value, field.name)]
+    return None
 
 
 def _put_back(now: Any, value: Any, own: bool) -> Any:
@@ -156,11 +173,16 @@ def _put_back(now: Any, value: Any, own: bool) -> Any:
         value: What was saved.
         own: Whether it is the phase's own, and not its class's, which others share.
     """
+    if is_generator(now):
+        put_state(now, value)
+        return now
     if callable(getattr(now, "load_state_dict", None)):
         now.load_state_dict(value)
         return now
     if isinstance(value, Tensor):
         return _put_tensor_back(now, value, own)
+    if _field_names(now) is not None and isinstance(value, Mapping):
+        return _put_fields_back(now, value, own)
     if own and type(now) is type(value) is dict:
         put = {key: _put_back(now.get(key), each, True) for key, each in value.items()}
         now.clear()
@@ -170,7 +192,18 @@ def _put_back(now: Any, value: Any, own: bool) -> Any:
         there = [*now, *[None] * len(value)]
         now[:] = [_put_back(*each, True) for each in zip(there, value, strict=False)]
         return now
+    if type(now) is type(value) is tuple and len(now) == len(value):
+        return tuple(_put_back(*each, own) for each in zip(now, value, strict=True))
     return value.to(now.device) if hasattr(value, "to") and hasattr(now, "device") else value
+
+
+def _put_fields_back(now: Any, value: Mapping[str, Any], own: bool) -> Any:
+    """Put values into the fields of an object, or of a copy of one that is frozen or not the phase's own."""
+    frozen = getattr(getattr(type(now), "__dataclass_params__", None), "frozen", False)
+    put = now if own and not frozen else copy(now)
+    for name, each in value.items():
+        object.__setattr__(put, name, _put_back(getattr(put, name, None), each, own))
+    return put
 
 
 def _put_tensor_back(now: Any, value: Tensor, own: bool) -> Any:
