@@ -67,6 +67,10 @@ class Extras(LearnerPart):
         """The modules made of the parts of an owner, while the parts stay the same."""
         self._kept: dict[str, nn.Module] = {}
         """The modules that no owner saves itself."""
+        self._found: list[tuple[Owner, dict[str, Any]]] = []
+        """Each owner with the parts of it that it does not save itself, by path."""
+        self._late: set[str] = set()
+        """Modules that were named, since they were made too late to be saved."""
         self._waiting: dict[str, Any] = {}
         """The loaded states of phases that have not run yet."""
 
@@ -77,15 +81,11 @@ class Extras(LearnerPart):
             owners: What may hold some.
             trained: The ids of the tensors that optimizers train.
         """
-        known = {id(each) for model in self._models.values() for each in _all(model)}
         self.modules = {}
         self._kept = {}
-        for owner in owners:
-            own, kept = _parts(owner, known)
-            if owner.trained:
-                own = _trained(own, trained)
-                kept = _trained(kept, trained)
-            known |= {id(part) for part in (*own.values(), *kept.values())}
+        self._found = []
+        for owner, own, kept in self._search(owners, trained):
+            self._found.append((owner, kept))
             whole = self._together(owner, {**own, **kept})
             if whole is not None:
                 self.modules[owner.name] = whole
@@ -94,6 +94,43 @@ class Extras(LearnerPart):
                 self._kept[owner.name] = saved
         for name in self._waiting.keys() & self._kept.keys():
             self._put(name, self._waiting.pop(name))
+
+    def _search(
+        self, owners: Iterable[Owner], trained: Collection[int] | None
+    ) -> Iterator[tuple[Owner, dict[str, Any], dict[str, Any]]]:
+        """Yield each owner with the parts that it saves itself and the others; a part belongs to its first owner."""
+        known = {id(each) for model in self._models.values() for each in _all(model)}
+        for owner in owners:
+            own, kept = _parts(owner, known)
+            if owner.trained and trained is not None:
+                own = _trained(own, trained)
+                kept = _trained(kept, trained)
+            known |= {id(part) for part in (*own.values(), *kept.values())}
+            yield owner, own, kept
+
+    def _renew(self) -> None:
+        """Take the modules that stand now where others stood; name those that were made where there was none."""
+        before = {owner.name: kept for owner, kept in self._found}
+        for owner, _, now in self._search([owner for owner, _ in self._found], None):
+            known = before[owner.name]
+            if not owner.trained:
+                self._name_late(owner, {path: part for path, part in now.items() if path not in known})
+            new = {path: now.get(path, part) for path, part in known.items()}
+            if owner.name in self._kept and any(new[path] is not part for path, part in known.items()):
+                known.update(new)
+                self._kept[owner.name] = self._together(owner, new, " ") or self._kept[owner.name]
+
+    def _name_late(self, owner: Owner, parts: Mapping[str, Any]) -> None:
+        for path, part in parts.items():
+            name = f"{owner.name}.{path}"
+            if name in self._late or not isinstance(part, nn.Module) or _is_empty(part):
+                continue
+            self._late.add(name)
+            warn(
+                f"{in_words(owner.name)} ({type(owner.object).__name__}) has made its {path!r} since the fit began, "
+                f"and no checkpoint holds that: a resumed run starts without it. Make the module in __init__; for a "
+                f"cache, volatile = ({path.partition('.')[0].partition('[')[0]!r},)"
+            )
 
     def _together(self, owner: Owner, parts: Mapping[str, Any], mark: str = "") -> nn.Module | None:
         """One module of an owner's parts, the same one as before if they are the same."""
@@ -116,6 +153,7 @@ class Extras(LearnerPart):
 
     def saved(self, whole: bool = True) -> dict[str, Any] | None:
         """Return their tensors by owner."""
+        self._renew()
         gather = sharded.whole if whole else dict
         found = {
             name: {
@@ -139,6 +177,7 @@ class Extras(LearnerPart):
             saved: The form.
             allow: Plugins whose part may be missing here.
         """
+        self._renew()
         allowed = {f"plugin {name}" for name in allow}
         gone = [n for n in saved if n not in self._kept and n not in allowed and not n.startswith("phase ")]
         found = [f"{name!r}{nearest(name, self._kept)}" for name in gone]

@@ -14,12 +14,14 @@ from decimal import Decimal
 from enum import Enum
 from fnmatch import fnmatchcase
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from loopkit.base.generators import is_generator, state_of
+from loopkit.engine.kept.class_values import class_values
 from loopkit.engine.kept.walk import HOLDERS, MAPPINGS, PLAIN, SEQUENCES, SETS, Found, HeldBy, walk
 
 NUMBERS = (bool, int, float, complex)
@@ -130,8 +132,12 @@ def look(root: Any, leave: Leave, scope: Scope = ATTRIBUTES) -> Looks:
             return False
         return id(value) not in left
 
-    for found in walk(root, deep=scope.deep, enter=enter, held_by=scope.held_by):
+    held = SimpleNamespace(**_class_values(root, leave, scope))
+    below = walk(held, deep=scope.deep, enter=enter, held_by=scope.held_by)
+    for found in itertools.chain(walk(root, deep=scope.deep, enter=enter, held_by=scope.held_by), below):
         value = found.value
+        if value is held:
+            continue
         if found.owner is not None and (is_left(found.owner, found.key) or leave(found)):
             left.add(id(value))
             continue
@@ -142,6 +148,18 @@ def look(root: Any, leave: Leave, scope: Scope = ATTRIBUTES) -> Looks:
             looks[found.path] = Look(seen.kind, seen.state, seen.length, paths.get(id(found.owner), ""))
             paths[id(value)] = found.path
     return looks
+
+
+def _class_values(root: Any, leave: Leave, scope: Scope) -> dict[str, Any]:
+    """What the root's class holds and counts, as its attributes do; in data only objects count."""
+    if scope.lazy:
+        return {}
+    values = class_values(root).items()
+    return {
+        name: value
+        for name, value in values
+        if "cache" not in name.lower() and not is_volatile(root, name) and not leave(Found(name, root, name, value))
+    }
 
 
 def _look_in(value: Any, scope: Scope) -> Look | None:

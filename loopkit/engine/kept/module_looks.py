@@ -75,7 +75,9 @@ class ModuleLooks:
         held = seen.held or dict(list(vars(module).items())[: seen.size])  # new attributes are the last ones
         before = {**_plain(module, held), **seen.looks}
         now = _see(module, self._leave)
-        names = moved(before, {**_plain(module, vars(module)), **now.looks}, since, is_saved)
+        after = {**_plain(module, vars(module)), **now.looks}
+        after[""] = before[""]  # what stands for the module itself
+        names = moved(before, after, since, is_saved)
         seen.looks.update({path: each for path, each in before.items() if path in now.looks})
         return names
 

@@ -216,6 +216,70 @@ def test_what_a_phase_does_not_save_is_named_beside_what_it_does(tmp_path):
     assert "has changed its 'b' since" in message
 
 
+def add_to_class(phase):
+    type(phase).count += 1
+
+
+def put_item(phase):
+    phase.table["count"] += 1
+
+
+def add_item(phase):
+    phase.items.append(1.0)
+
+
+def add_in_place(phase):
+    phase.mean.add_(1)
+
+
+def draw_number(phase):
+    phase.rng.random()
+
+
+IN_CLASSES = {
+    "count": (add_to_class, {"count": 0}),
+    "table": (put_item, {"table": {"count": 0}}),
+    "items": (add_item, {"items": []}),
+    "mean": (add_in_place, {"mean": torch.zeros(1)}),
+    "rng": (draw_number, {"rng": random.Random(0)}),
+}
+
+
+def phase_of_class(change, values):
+    class Own(TrainingPhase):
+        def step(self, learner, step):
+            change(self)
+            super().step(learner, step)
+
+    return type("Held", (Own,), {**values, "limits": (1, 2)})()
+
+
+@pytest.mark.parametrize("name", IN_CLASSES)
+def test_value_of_a_class_that_moves_is_named(name, tmp_path):
+    change, values = IN_CLASSES[name]
+    [message] = named_in(tmp_path, phases=[phase_of_class(change, values)])
+    assert f"has changed its '{name}" in message
+
+
+@pytest.mark.parametrize("name", ["saved", "volatile"])
+def test_value_of_a_class_that_is_declared_is_not_named(name, tmp_path):
+    change, _ = IN_CLASSES["table"]
+    assert named_in(tmp_path, phases=[phase_of_class(change, {"table": {"count": 0}, name: ("table",)})]) == []
+
+
+def test_plugin_that_counts_in_its_class_is_named(tmp_path):
+    class Counts:
+        name = "counts"
+        steps = 0
+
+        @hookimpl
+        def step_end(self):
+            type(self).steps += 1
+
+    [message] = named_in(tmp_path, plugins=[Counts()])
+    assert "has changed its 'steps' since" in message
+
+
 class Counting(nn.Module):
     """Counts in ``forward``, in an attribute that no state dict holds."""
 
@@ -243,6 +307,10 @@ def count(module):
 
 
 MODULES = {
+    "tensor where there was none": (
+        lambda: Counting(lambda module: setattr(module, "hidden", torch.ones(1)), hidden=None),
+        "hidden",
+    ),
     "number": (lambda: Counting(count, calls=0), "calls"),
     "tensor": (lambda: Counting(lambda module: module.mean.add_(1), mean=torch.zeros(1)), "mean"),
     "list": (lambda: Counting(lambda module: module.norms.append(1.0), norms=[]), "norms"),
