@@ -151,7 +151,7 @@ def look(root: Any, leave: Leave, scope: Scope = ATTRIBUTES) -> Looks:
 
 
 def _class_values(root: Any, leave: Leave, scope: Scope) -> dict[str, Any]:
-    """What the root's class holds and counts, as its attributes do; in data only objects count."""
+    """The values of the root's class that count, as attributes do; none in data."""
     if scope.lazy:
         return {}
     values = class_values(root).items()

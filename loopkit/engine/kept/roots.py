@@ -119,7 +119,7 @@ class RootsOfLearner:
 
 
 def _without_modules(leave: Leave) -> Leave:
-    """What to leave out where functions are looked into: modules, too, which are roots of their own."""
+    """Also leave out modules, which are roots of their own."""
     return lambda found: isinstance(found.value, nn.Module) or leave(found)
 
 
