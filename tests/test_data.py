@@ -805,7 +805,7 @@ def test_sampler_without_shuffle_keeps_the_order() -> None:
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_sampler_gives_every_index_once_across_blocks(shuffle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = list(ResumableSampler(10, shuffle=shuffle))
-    monkeypatch.setattr(loopkit.data, "BLOCK_INDICES", 3)
+    monkeypatch.setattr(loopkit.data.sampler, "BLOCK_INDICES", 3)
     for position in range(11):
         sampler = ResumableSampler(10, shuffle=shuffle)
         sampler.load_state_dict(sampler.state_dict(position))
@@ -1089,9 +1089,11 @@ def test_predict_keeps_the_order_of_the_samples() -> None:
 
 
 def test_examples_in_the_docstrings_run() -> None:
-    result = doctest.testmod(loopkit.data)
-    assert result.attempted > 10
-    assert result.failed == 0
+    data = loopkit.data
+    modules = [data.loader, data.place, data.prefetch, data.sampler, data.tensor_loader]
+    results = [doctest.testmod(module, extraglobs=vars(data)) for module in modules]
+    assert sum(result.attempted for result in results) > 10
+    assert sum(result.failed for result in results) == 0
 
 
 # The same batches in every epoch

@@ -18,7 +18,7 @@ from loopkit.base.facts import fact, hashed
 from loopkit.base.options import Shown, options_of
 from loopkit.base.world import World, join
 from loopkit.checkpoint.structure import structure
-from loopkit.data import TAILS
+from loopkit.data.place import TAILS
 from loopkit.data.shards import facts_of, shard
 from loopkit.distributed import places
 from loopkit.distributed.checksum import checksums, combined
