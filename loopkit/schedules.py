@@ -57,6 +57,7 @@ __all__ = [
     "polynomial",
     "scale",
     "shift",
+    "sine",
     "step",
     "warmup",
     "warmup_stable_decay",
@@ -559,6 +560,39 @@ def cyclic(
         return low + height * (done / up if done <= up else (size - done) / down) * gamma**update
 
     return _named({"triangular": triangular, "triangular2": triangular2, "exp_range": exp_range}[mode], name)
+
+
+def sine(period: int, *, low: float = 0.0, high: float = 1.0, halve: bool = False, gamma: float = 1.0) -> ScheduleFn:
+    """Go from ``low`` to ``high`` and back along half a sine, again and again.
+
+    ``low + (high - low) * sin(pi * k / period)``, k updates into a cycle.
+
+    Args:
+        period: Length of a cycle in updates, from 1.
+        low: The first value.
+        high: The value in the middle of the first cycle.
+        halve: Each cycle is half as high as the one before.
+        gamma: The height at each update is multiplied by ``gamma ** update``: above 0, up to 1.
+
+    Source: ``Sin``, ``SinDecay2`` (``halve=True``) and ``SinExp`` (``gamma``) of ParameterSchedulers.jl.
+
+    >>> [round(sine(4, halve=True)(k), 3) for k in range(8)]
+    [0.0, 0.707, 1.0, 0.707, 0.0, 0.354, 0.5, 0.354]
+    """
+    period = _whole("period", period, 1)
+    low = _number("low", low)
+    high = _number("high", high)
+    gamma = _positive("gamma", gamma, 1.0)
+    if low > high:
+        raise ValueError(f"low is {low} and high is {high}: low must be at most high")
+    height = high - low
+    base = 0.5 if halve else 1.0
+
+    def schedule(update: int) -> float:
+        cycle, done = divmod(update, period)
+        return low + height * math.sin(math.pi * done / period) * base**cycle * gamma**update
+
+    return _named(schedule, f"sine({period}, low={low}, high={high}, halve={halve}, gamma={gamma})")
 
 
 def warmup_stable_decay(

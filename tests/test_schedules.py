@@ -38,6 +38,7 @@ from loopkit.schedules import (
     resolve,
     scale,
     shift,
+    sine,
     step,
     warmup,
     warmup_stable_decay,
@@ -145,6 +146,15 @@ CLOSED_FORMS: list[tuple[ScheduleFn, Callable[[int], float]]] = [
     (
         one_cycle_momentum(100, base_momentum=0.7, max_momentum=0.8, pct_start=0.4, anneal="linear", three_phase=True),
         lambda k: one_cycle_by_hand(k, 100, 0.4, [0.8, 0.7, 0.8, 0.8], True),
+    ),
+    (sine(20), lambda k: math.sin(PI * (k % 20) / 20)),
+    (
+        sine(20, low=0.2, high=0.7, halve=True),
+        lambda k: 0.2 + (0.7 - 0.2) * math.sin(PI * (k % 20) / 20) * 0.5 ** (k // 20),
+    ),
+    (
+        sine(7, low=0.2, high=0.7, gamma=0.99),
+        lambda k: 0.2 + (0.7 - 0.2) * math.sin(PI * (k % 7) / 7) * 0.99**k,
     ),
     (cyclic(20), lambda k: triangle(k, 20, 20)),
     (cyclic(20, 33, low=0.2, high=0.7), lambda k: 0.2 + (0.7 - 0.2) * triangle(k, 20, 33)),
@@ -433,6 +443,7 @@ schedules = st.one_of(
     st.builds(cosine, st.integers(1, 60), start=st.floats(-2, 2), end=st.floats(-2, 2)),
     st.builds(linear, st.integers(1, 60), start=st.floats(-2, 2), end=st.floats(-2, 2)),
     st.builds(cyclic, st.integers(1, 9), st.integers(1, 9)),
+    st.builds(sine, st.integers(1, 9)),
     st.builds(interpolate, st.dictionaries(st.integers(0, 60), st.floats(-2, 2), min_size=1)),
 )
 N = 80
@@ -655,6 +666,7 @@ wrong_whole: list[tuple[Callable[[Any], object], str, int | None]] = [
     (lambda v: one_cycle(v), "updates", 1),
     (lambda v: one_cycle_momentum(v), "updates", 1),
     (lambda v: cyclic(v), "up", 1),
+    (lambda v: sine(v), "period", 1),
     (lambda v: cyclic(3, v), "down", 1),
     (lambda v: warmup_stable_decay(v, warmup=1, decay=1), "updates", 1),
     (lambda v: warmup_stable_decay(warmup=v, decay=1), "warmup", 0),
@@ -720,6 +732,9 @@ wrong_number: list[tuple[Callable[[Any], object], str, str, list[float]]] = [
     (lambda v: one_cycle_momentum(max_momentum=v), "max_momentum", "", ANY),
     (lambda v: one_cycle_momentum(pct_start=v), "pct_start", " from 0.0 to 1.0", [-0.1, 1.1]),
     (lambda v: cyclic(3, low=v), "low", "", ANY),
+    (lambda v: sine(3, low=v), "low", "", ANY),
+    (lambda v: sine(3, high=v), "high", "", ANY),
+    (lambda v: sine(3, gamma=v), "gamma", " above 0, up to 1.0", [*POSITIVE, 1.1]),
     (lambda v: cyclic(3, high=v), "high", "", ANY),
     (lambda v: cyclic(3, mode="exp_range", gamma=v), "gamma", " above 0, up to 1.0", [*POSITIVE, 1.1]),
     (lambda v: warmup_stable_decay(warmup=1, decay=1, peak=v), "peak", "", ANY),
