@@ -45,5 +45,23 @@ class Nodes(Shuffled):
         return Loader(Mapper(Batcher(node, 4, drop_last=False), stack))
 
 
+class Drawing(torch.utils.data.Sampler[int]):
+    """Draws its order from a generator of its own."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(5)
+
+    def __iter__(self) -> Any:
+        return iter(torch.randperm(27, generator=self.generator).tolist())
+
+    def __len__(self) -> int:
+        return 27
+
+
+class OwnSampler(Shuffled):
+    def train(self) -> Any:
+        return StatefulDataLoader(samples(27, 2), batch_size=4, sampler=Drawing())
+
+
 if __name__ == "__main__":
-    main(NEEDS, [Shuffled(), OwnGenerator(), Subset(), Nodes()])
+    main(NEEDS, [Shuffled(), OwnGenerator(), Subset(), Nodes(), OwnSampler()])
