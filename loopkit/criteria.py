@@ -1,6 +1,6 @@
 """Criteria: when to end a training, told from the values of one metric.
 
-A criterion takes the values one by one, as they are measured, and says in words why it is time to stop, or nothing.
+A criterion takes the values one by one, as they are measured, and returns the reason to stop, or an empty string.
 Criteria are put together with ``|`` (one of them is enough) and ``&`` (all at the same value)::
 
     EarlyStopping("val/loss", criterion=warmup(Patience(3), 10) | TimeLimit(3600))
@@ -86,7 +86,7 @@ def declared(metric: str, plugins: Iterable[Any]) -> Mode | None:
 
 
 def _makes(plugin: Any, metric: str) -> bool:
-    """Whether a plugin makes a metric, and can say which way it is better."""
+    """Whether a plugin makes a metric, and knows which way it is better."""
     if not callable(getattr(plugin, "higher_is_better", None)):
         return False
     if plugin.higher_is_better(metric) is not None:
@@ -99,7 +99,7 @@ def direction(plugin: Any, plugins: Iterable[Any]) -> Mode:
     """The ``mode`` of a plugin that goes by a metric, or, without one, which way its ``monitor`` is better.
 
     Raises:
-        PluginError: Nobody says.
+        PluginError: The direction is unknown.
     """
     mode: Mode | None = plugin.mode or better(plugin.monitor, plugins)
     if mode is None:
@@ -179,7 +179,7 @@ class Criterion(Shown):
 
 
 class Patience(Criterion):
-    """So many values in a row, each worse than the one before it.
+    """Stop after ``n`` values in a row, each worse than the one before it.
 
     Args:
         n: From 1.
@@ -206,7 +206,7 @@ class Patience(Criterion):
 
 
 class NumberSinceBest(Criterion):
-    """So many values since the best one.
+    """Stop when ``n`` values have passed since the best one.
 
     Args:
         n: From 1.
@@ -243,7 +243,7 @@ class NumberSinceBest(Criterion):
 
 
 class NumberLimit(Criterion):
-    """So many values, and every one after them.
+    """Stop after ``n`` values.
 
     Args:
         n: From 1.
@@ -262,7 +262,7 @@ class NumberLimit(Criterion):
 
 
 class TimeLimit(Criterion):
-    """So much time in fits, on a clock that is never set back; looked at when a value comes.
+    """Stop after this time in fits, by a monotonic clock; checked at each value.
 
     A loaded state resumes from the time that was used before. Without `start`, the clock runs from the first value on.
 
@@ -309,7 +309,7 @@ class TimeLimit(Criterion):
 
 
 class Threshold(Criterion):
-    """A value that is good enough: it reaches this one, or is better.
+    """Stop when the value reaches this one, or is better.
 
     Args:
         value: A number.
@@ -324,7 +324,7 @@ class Threshold(Criterion):
 
 
 class Divergence(Criterion):
-    """A value that is worse than this one, or no number.
+    """Stop when the value is worse than this one, or nan.
 
     Args:
         value: A number. With ``relative``, how much worse than the best value so far, as a share of its size: 0.5 is
@@ -410,7 +410,7 @@ class _Warmup(Criterion):
 
 
 class _Pair(Criterion):
-    """Two criteria that see the same values, whatever the other one says."""
+    """Two criteria that see the same values, whatever the other one returns."""
 
     def __init__(self, first: Criterion, second: Criterion) -> None:
         if first is second:

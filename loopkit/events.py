@@ -132,7 +132,7 @@ class BackwardEnd(Event):
 class UpdateBegin(Event):
     """An update is due and its gradients are final: sync, unscale, clip, inspect, or vote to skip it.
 
-    ``step.optimizer_name``, ``step.optimizer`` and ``step.params`` say whose update it is. With a closure
+    ``step.optimizer_name``, ``step.optimizer`` and ``step.params`` belong to the update. With a closure
     it fires after each evaluation of the closure.
     """
 

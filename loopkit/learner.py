@@ -69,7 +69,7 @@ ELSEWHERE = {
 
 
 class Learner:
-    """Everything that is trained together, and the loops.
+    """Models, optimizers, a loss and plugins, and the loops that train them.
 
     Args:
         model: A module, or a mapping of named modules.
@@ -352,7 +352,7 @@ class Learner:
 
         Args:
             train: An iterable of batches, or a function that returns one for each epoch. A mapping of a phase's name
-                to it, ``{"gan": loader}``, says which phase trains; by default it is the one in
+                to it, ``{"gan": loader}``, chooses the training phase; by default it is the one in
                 ``Learner(phases=...)``, else the standard one.
             val: The same for validation; None for no validation. A mapping may hold several, such as
                 ``{"val": a, "ood": b}``: they are run in this order, and their metrics are ``"val/loss"`` and
@@ -603,7 +603,7 @@ class Learner:
             data: ``"warn"``: resume an open epoch also if its data differ from the saved ones.
 
         Raises:
-            StateError: The state does not fit; says what differs.
+            StateError: The state does not fit; the message lists the differences.
             ReentrancyError: An epoch is running.
         """
         apply(self._core, state, allow=allow, replay=replay, own=own, data=data)
@@ -638,7 +638,7 @@ class Learner:
         """Ask that this process ends where it is, as SIGTERM does, and the run resumes when it is started again.
 
         It takes effect between two steps, where the state can be saved, without ``epoch_end``. With
-        ``on_interrupt="raise"`` the fit raises ``SystemExit(75)``; if no plugin saves the run, one warning says so.
+        ``on_interrupt="raise"`` the fit raises ``SystemExit(75)``; if no plugin saves the run, there is one warning.
 
         Raises:
             PhaseError: No fit is running.
@@ -675,7 +675,7 @@ class Learner:
                 ``Image(pixels)``.
 
         Raises:
-            LogError: It cannot be logged; says what to log instead.
+            LogError: It cannot be logged; the message shows an alternative.
 
         Example::
 

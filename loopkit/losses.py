@@ -1,4 +1,4 @@
-"""Loss functions that torch does not have, and what says that a loss is a sum."""
+"""Loss functions that torch does not have, and a mark for losses that are sums."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["focal_loss", "summed"]
 
 
 def summed(loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The same loss function, which is said to return a sum over the samples of a batch instead of their mean.
+    """Mark a loss function as returning the sum over a batch's samples instead of their mean.
 
     With ``Learner(loss_fn=summed(fn))`` the gradient of an accumulation window is the sum of its steps' gradients, and
     ``train/loss`` is the sum of the losses, divided by the samples. Losses that have ``reduction="sum"``, such as
@@ -47,7 +47,7 @@ class _Summed(nn.Module):
 
 
 def is_sum(loss_fn: Any) -> bool:
-    """Whether a loss function says that it returns a sum over the samples: its ``reduction`` is ``"sum"``."""
+    """Whether a loss function is marked as a sum over the samples: its ``reduction`` is ``"sum"``."""
     while isinstance(loss_fn, functools.partial):
         if "reduction" in loss_fn.keywords:
             return bool(loss_fn.keywords["reduction"] == "sum")
@@ -67,7 +67,7 @@ def focal_loss(
 ) -> Tensor:
     """Cross entropy in which well classified samples count less: ``-alpha_t * (1 - p_t) ** gamma * log(p_t)``.
 
-    The shape of the targets says which of two forms it is.
+    The shape of the targets decides between two forms.
 
     - Binary, targets of the same shape as outputs (so ``(batch, 1)`` goes with ``(batch, 1)``): each output is the
       logit of one yes-or-no question. A target y between 0 and 1 gives y times the loss of 1 plus ``1 - y`` times

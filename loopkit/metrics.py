@@ -76,7 +76,7 @@ class Metric(Shown):
     several = False
     """Whether it may be several numbers."""
     higher_is_better: bool | None = None
-    """Whether its higher values are the better ones; None: that is not said."""
+    """Whether higher values are better; None if it is unknown."""
 
     def __init__(self) -> None:
         options = set(vars(self))
@@ -314,7 +314,7 @@ class FunctionMetric(Metric):
         self.mean.add(number, count_samples(outputs) if weight is None else weight)
 
     def _check_size(self, value: Tensor, outputs: Any, targets: Any) -> None:
-        """Raise for several values for each sample, such as those of all classes: their mean says nothing."""
+        """Raise for several values for each sample, such as those of all classes: their mean is meaningless."""
         samples = count_samples(outputs)
         many = value.numel()
         if many in (1, samples) or any(isinstance(each, Tensor) and each.numel() == many for each in leaves(targets)):

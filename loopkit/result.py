@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Planned:
-    """How far a fit is meant to go, where that can be told: limits, and limits times the length of the data."""
+    """The planned length of a fit, where it is known: limits, and limits times the length of the data."""
 
     epochs: int | None = None
     steps: int | None = None

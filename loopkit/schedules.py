@@ -1,6 +1,6 @@
 """Schedules: pure functions from the number of the update, from 0, to a value.
 
-A schedule is any ``Callable[[int], float]``. Those made here start at 1.0 unless told otherwise, so that they can
+A schedule is any ``Callable[[int], float]``. Those made here start at 1.0 by default, so that they can
 multiply the learning rate that each parameter group was given; with ``start=``, ``end=`` or ``peak=`` they give the
 value itself. ``schedule(k)`` is the value in force during update k, so ``schedule(0)`` belongs to the first update.
 They keep no state: any update can be asked for, in any order.

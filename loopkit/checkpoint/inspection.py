@@ -85,7 +85,7 @@ def _table(tensors: Mapping[str, TensorInfo]) -> list[str]:
 
 
 def inspect(path: Path_) -> Inspection:
-    """Say what is in a checkpoint, in the newest one of a run, or in a ``.safetensors`` file. No tensor is read.
+    """Describe a checkpoint, in the newest one of a run, or in a ``.safetensors`` file. No tensor is read.
 
     The manifest is verified, and that the files have the sizes it says; what is in them is not (`verify` does).
 

@@ -47,7 +47,7 @@ class _Holder(NamedTuple):
 
 
 class Lock:
-    """Keeps a directory of checkpoints for one writer, by a file ``.lock`` that says who it is.
+    """Keeps a directory of checkpoints for one writer, by a file ``.lock`` with the writer's name.
 
     The file is created exclusively, which holds between hosts on every file system, and locked (``flock``), which the
     kernel undoes when the process ends, however it ends. The kernel's word counts for processes of the same boot of a
@@ -91,7 +91,7 @@ class Lock:
         """Take the lock.
 
         Raises:
-            CheckpointError: somebody else has it, and the message says who; or the operating system failed.
+            CheckpointError: another process has it, which the message names; or the operating system failed.
         """
         if self._file is not None:
             raise CheckpointError(f"{self.path} is already held by this very object. Release it first")

@@ -1,4 +1,4 @@
-"""SaveOptions: what `Checkpoint` is rarely told."""
+"""SaveOptions: rarely needed options of `Checkpoint`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SaveOptions:
         at_end: Save at the end of the fit what was trained since the last save.
         background: Write in a thread: the loop waits only for a copy of the state in main memory (`Checkpoint.memory`).
             At most one write is under way; an error of one is raised at the end of the next step. A save that is due
-            meanwhile waits for it; if the disk is slower than the interval, one warning says so.
+            meanwhile waits for it; if the disk is slower than the interval, there is one warning.
         keep_best: How many of the best to keep; more than one needs ``best``.
         replay: Let data without a position of its own be passed over up to where it was (`load_state_dict`).
         allow: Plugins that may be missing in the checkpoint or here.

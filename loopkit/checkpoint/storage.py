@@ -284,7 +284,7 @@ def open_file(manifest: Manifest, name: str, *, kept: bool = False) -> Iterator[
         kept: the buffers that are read into stay as they are until ``finish()``: hashing may end after reading.
 
     Raises:
-        CorruptCheckpointError: it is missing, no regular file, or not of the size that the manifest says.
+        CorruptCheckpointError: it is missing, no regular file, or differs in size from the manifest.
     """
     if name not in manifest.files:
         raise CheckpointError(
@@ -386,7 +386,7 @@ def keep(manifests: Listing, last: int, protected: Collection[Path] = ()) -> lis
     Those between which nothing was trained, such as the last update and the end of the fit, count as one: the newest
     stays, and the newest with a monitored value.
 
-    At least two stay, whatever ``last`` says: the one to resume from, and one to fall back to. Those that do not verify
+    At least two stay, whatever ``last`` is: the one to resume from, and one to fall back to. Those that do not verify
     neither count nor are removed: look at them, then remove them yourself.
     """
     if last < 1:

@@ -134,7 +134,7 @@ class Reader:
 
     def __init__(self, path: Path, info: FileInfo, file: int, hasher: Hasher, kept: bool) -> None:
         self.size = info.size
-        """Bytes in the file, as the manifest says and the file system confirms."""
+        """Bytes in the file, equal in the manifest and the file system."""
         self._path = path
         self._info = info
         self._file = file

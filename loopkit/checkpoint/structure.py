@@ -149,7 +149,7 @@ def tie_of(tensor: torch.Tensor) -> object:
 
 
 def differences(one: Structure, other: Structure) -> list[str]:
-    """Say what differs between two structures, a line each; empty if nothing does.
+    """Return the differences between two structures, a line each; empty if nothing does.
 
     Args:
         one: The saved one, ``in the checkpoint``.

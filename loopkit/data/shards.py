@@ -42,7 +42,7 @@ _made: WeakKeyDictionary[Any, tuple[tuple[Any, ...], Any, str]] = WeakKeyDiction
 def shard(
     data: Any, rank: int, size: int, tail: str = "uneven", *, seed: int = 0, epoch: int = 0, training: bool = True
 ) -> tuple[Any, str]:
-    """The part of one process, and one line that says what was done; it does not depend on the rank.
+    """The part of one process, and one line about it; it does not depend on the rank.
 
     The same object gives the same part every time, so that its position is kept from epoch to epoch. A part gives
     itself. So does all data if ``size`` is 1.
@@ -104,7 +104,7 @@ def set_epoch(data: Any, epoch: int) -> bool:
         epoch: From 0.
 
     Returns:
-        Whether there was one to be told.
+        Whether the loader has one.
     """
     sampler = _order_of(data)[0] if isinstance(data, DataLoader) else None
     if isinstance(sampler, DistributedSampler):

@@ -1,4 +1,4 @@
-"""Backend: what writes a log, and what it is told of the run."""
+"""Backend: the base of log writers, and the description of a run that they get."""
 
 from __future__ import annotations
 

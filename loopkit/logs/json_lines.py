@@ -224,7 +224,7 @@ class JsonLines(Backend):
         self._file.flush()
 
     def close(self, result: FitResult | None) -> None:
-        """Say how the fit ended, if it has logged anything, and let the file go."""
+        """Write how the fit ended, if it has logged anything, and let the file go."""
         try:
             if self._begun and result is not None and self._run is not None:
                 fit = self._run.learner.current

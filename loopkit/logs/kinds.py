@@ -75,7 +75,7 @@ class Text(Kind):
 
 @dataclass(frozen=True, eq=False)
 class Image(Kind):
-    """One picture.
+    """An image.
 
     Args:
         pixels: ``(H, W)``, ``(H, W, C)`` or ``(C, H, W)``, where C is 1 (grey), 3 (RGB) or 4 (RGBA); uint8, or floats
@@ -437,7 +437,7 @@ def loggable(name: str, value: Any) -> Any:
     """A value as a record holds it: a number or a scalar tensor of its own, or a kind.
 
     Raises:
-        LogError: It cannot be logged; says what to log instead.
+        LogError: It cannot be logged; the message shows an alternative.
     """
     if not isinstance(name, str) or not name:
         raise LogError(f"learner.log: the name is {name!r:.100}: give a string, learner.log('loss', loss)")

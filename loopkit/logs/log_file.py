@@ -128,7 +128,7 @@ class LogFile:
         self.position, self._check = state.get("position"), state.get("check")
 
     def renewed(self) -> bool:
-        """Begin another file, and say so, if this one was removed, renamed or cut off under the run; whether it was.
+        """Begin another file with a warning if this one was removed, renamed or cut off under the run; whether it was.
 
         Raises:
             LogError: Another one cannot be written there, or another run writes it.

@@ -66,7 +66,7 @@ class Log:
             phase: Only those of this phase, ``""`` for those outside of an epoch; by default, of all.
 
         Raises:
-            LogError: There is no such name, or not in that phase; says which is near.
+            LogError: There is no such name, or not in that phase; the message has the nearest name.
         """
         named = [record for record in self.records if record.name == name]
         if not named:

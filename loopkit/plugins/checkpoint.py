@@ -76,10 +76,10 @@ class Checkpoint(Shown):
             saves whenever one of them says so.
         keep: How many of the newest to keep; never fewer than two are. One that was saved at the end of an epoch, or of
             the fit, takes the place of one at the same step and update.
-        best: The metric that says which checkpoint is the best, such as ``"val/loss"``. One is saved whenever it is the
-            best so far, and the best is kept, too. Nan is never best.
-        mode: ``"min"`` or ``"max"``; by default as the metric says, else the fit is refused.
-        resume: ``"auto"``: go on from the newest valid checkpoint, or begin if there is none; True: there must be one;
+        best: The metric that decides which checkpoint is the best, such as ``"val/loss"``. A checkpoint is saved whenever
+            it is the best so far, and the best one is kept. Nan is never best.
+        mode: ``"min"`` or ``"max"``; by default the metric's direction, else the fit raises.
+        resume: ``"auto"``: resume from the newest valid checkpoint, or begin if there is none; True: there must be one;
             a path: from that checkpoint. By default the directory must not hold any.
         overwrite: Remove the checkpoints that are in the directory when the fit begins, and say which: for a cell or a
             script that is run again. Refused if anything but checkpoints and logs is there, and with ``resume``. Logs
@@ -465,7 +465,7 @@ class Checkpoint(Shown):
         say(f"removed {count} of an earlier run in {self.directory}: {', '.join(sorted(known))}")
 
     def _newest(self, learner: Learner, found: Listing) -> Chosen | None:
-        """The newest checkpoint that can be read, with what is wrong with newer ones said aloud."""
+        """The newest checkpoint that can be read, with a warning about damaged newer ones."""
         for path, error in found.problems.items():
             if isinstance(error, FormatVersionError):
                 raise error
@@ -605,7 +605,7 @@ class Checkpoint(Shown):
             self._rotate(partial(self._remover.remove, self._surplus(self._found())))
 
     def _surplus(self, found: Listing) -> list[Path]:
-        """Which checkpoints go; this alone says what is kept: the newest, the best, and the one that was resumed."""
+        """Which checkpoints go; only this decides what is kept: the newest, the best, and the one that was resumed."""
         best = [manifest.path for _, manifest in self._ranked(found)[: self._options.keep_best]]
         return storage.keep(found, self._keep, {*best, *filter(None, [self._source])})
 

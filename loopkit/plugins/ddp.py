@@ -130,7 +130,7 @@ class DDP(Member):
         self._backwards = 0
         """The backwards of this step."""
         self._told: set[int] = set()
-        """Phases of which it was said why nothing is sent in their backward."""
+        """Phases with a line on why their backward sends nothing."""
         self._sets_weight: dict[str, bool] = {}
         """Whether a phase sets ``step.weight``, in any process."""
         self.reducing = False

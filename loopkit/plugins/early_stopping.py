@@ -159,7 +159,7 @@ class EarlyStopping(Shown):
 
     @hookimpl(reads=lambda plugin: ("progress", *plugin.metrics()))
     def phase_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
-        """Look at the metric, and ask for the end of the fit if the criterion says so."""
+        """Look at the metric, and ask for the end of the fit if the criterion is met."""
         keep = epoch.keep(self)
         if keep.get("cut", False):
             return

@@ -52,7 +52,7 @@ class LateValues:
         self._since = time.monotonic()
 
     def arrived(self) -> dict[str, float]:
-        """The values if they are there, once; else nothing. Does not wait, but as said above."""
+        """The values if they are there, once; else nothing. Does not wait, except as above."""
         if self._sent is None or not self._arrival.here:
             return {}
         if self._sent.device.type != "cpu" and time.monotonic() < self._since + EVERY:

@@ -30,7 +30,7 @@ class LogHyperparameters(Shown):
     """Log the hyperparameters of a fit, and its last metrics when it ends.
 
     The hyperparameters are logged when it begins, as ``"hyperparameters"``. Logged are the values that are given, and
-    what the learner knows: the seed, accumulation, the number of processes, the batch size where the data tells it; of
+    what the learner knows: the seed, accumulation, the number of processes, the batch size where the data has it; of
     each model the class and the numbers of parameters; the loss; of each optimizer the class and its options, by
     parameter group if there are several; the names of the plugins and their options, as
     ``"plugins.clip_grad_norm.max_norm"``, where they are plain values. Options that are called like a password, a token
@@ -167,7 +167,7 @@ def _name_of(loss_fn: Any) -> str:
 
 
 def _batch_size(data: Any) -> int | None:
-    """Samples in a batch, if the loader says so, or the first batch lies ready."""
+    """Samples in a batch, if the loader has it, or the first batch lies ready."""
     for loader in (data, getattr(data, "batch_sampler", None)):
         size = getattr(loader, "batch_size", None)
         if type(size) is int:

@@ -16,7 +16,7 @@ from loopkit.metrics import Metric
 
 
 def can_merge(metric: Any) -> bool:
-    """Whether the metric, or torchmetrics, says how what it accumulates is merged."""
+    """Whether the metric, or torchmetrics, defines how its state is merged."""
     if not isinstance(metric, Metric):
         return _merges_itself(metric) or bool(_foreign(metric))
     classes = type(metric).__mro__

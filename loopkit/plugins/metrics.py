@@ -186,7 +186,7 @@ class Metrics(Shown):
         return tuple(f"metrics.{self.phase or '*'}/{name}" for name in found)
 
     def higher_is_better(self, metric: str) -> bool | None:
-        """Whether higher values of a metric, such as ``"val/f1"``, are better; None if its object does not say."""
+        """Whether higher values of a metric, such as ``"val/f1"``, are better; None if it is unknown."""
         phase, _, key = metric.partition("/")
         parts: dict[str, Any] = {}
         if self.phase in (None, phase):
@@ -372,7 +372,7 @@ def _unmergeable(name: str, metric: Any, processes: int) -> str:
 
 @contextmanager
 def _named(metric: str) -> Iterator[None]:
-    """Say on an error which metric raised it."""
+    """Note on an error which metric raised it."""
     try:
         yield
     except Exception as error:

@@ -42,7 +42,7 @@ class Progress(Shown):
     plugin monitors, else the validation's first. Rows have colors there, unless ``NO_COLOR`` is set.
 
     The row ends with the time that the epoch took, and the time left. A terminal that is too narrow for all columns
-    shows the losses first, and a line says which others are left out.
+    shows the losses first, and a line lists the others.
 
     Args:
         bar: Draw bars; by default if the output is a terminal or a notebook. Without bars there is one plain line
@@ -323,7 +323,7 @@ class _Output:
             return False
 
     def has_colors(self) -> bool:
-        """Whether it is a terminal that shows colors, and the user has not said NO_COLOR."""
+        """Whether it is a terminal that shows colors, and NO_COLOR is not set."""
         return self.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
     def columns(self) -> int | None:
@@ -410,7 +410,7 @@ def fitting(names: Iterable[str], columns: int | None) -> list[str]:
 
 
 def number(value: float) -> str:
-    """Four decimals, or three digits and a power of ten where these would say little."""
+    """Four decimals, or three digits and a power of ten where these show little."""
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.2e}"
 
 

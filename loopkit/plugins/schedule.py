@@ -660,7 +660,7 @@ class Plateau(Shown):
         monitor: The metric, such as ``"val/loss"``.
         optimizer: A pattern for the optimizers' names.
         name: The plugin's name.
-        mode: ``"min"`` or ``"max"``; by default as the metric says, else the fit raises.
+        mode: ``"min"`` or ``"max"``; by default the metric's direction, else the fit raises.
         options: Those of ``torch.optim.lr_scheduler.ReduceLROnPlateau``: ``factor``, ``patience``, ``threshold``,
             ``threshold_mode``, ``cooldown``, ``min_lr``, ``eps``.
 

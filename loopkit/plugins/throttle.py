@@ -20,13 +20,13 @@ def throttle(
 ) -> Any:
     """The plugin, called on some steps only; its name, order, access and state are those of the plugin.
 
-    What belongs to a step (its events and ``step_context``) is called on the first step and then on every ``every``-th,
+    Hooks of a step (its events and ``step_context``) are called on the first step and then on every ``every``-th,
     or once at least ``seconds`` have passed; all hooks of one step go together, and each phase has its own count. Steps
     in which the plugin has nothing to do, such as those without an update for a plugin of ``update_begin``, do not
-    count. Or a function says in which steps. What belongs to an epoch or a fit, replacements and transforms are always
+    count. Or a function decides in which steps. Hooks of epochs and fits, replacements and transforms are always
     called.
 
-    Several processes must all call a plugin in the same steps, which their clocks do not tell: give them ``every``.
+    Several processes must all call a plugin in the same steps, which clocks do not guarantee: give them ``every``.
 
     Args:
         plugin: Any plugin.
