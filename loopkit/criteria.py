@@ -155,7 +155,7 @@ class Criterion(Shown):
         """Restore the return value of `state_dict`.
 
         Raises:
-            PluginError: The state is that of another kind of criterion.
+            PluginError: Another kind of criterion made the state.
         """
         own = self.state_dict().keys()
         if state.keys() != own:

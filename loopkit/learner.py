@@ -50,7 +50,7 @@ class Options:
     """The options of a learner that it does not hold elsewhere."""
 
     standard: list[Any]
-    """The standard plugins that it added to the list itself; also those that were taken out since."""
+    """The standard plugins that it added to the list itself; also the ones removed since."""
     order: list[list[str]]
     """The orders of plugins that it was given, a list of names for each."""
     config: str | None = None
@@ -464,7 +464,7 @@ class Learner:
             data: An iterable of batches, or a function that returns one, as for `fit`.
             phase: The phase, or its name; the validation phase by default.
             weights: The plugin, by its name or what it provides, whose weights stand in the place of the models' own
-                meanwhile, such as ``"weight_average"``; by default those that this phase runs with.
+                meanwhile, such as ``"weight_average"``; by default the weights that this phase runs with.
 
         Raises:
             PluginError: No plugin has such weights.

@@ -148,7 +148,7 @@ def _without_measured(state: Mapping[str, Any]) -> dict[str, Any]:
 def weights_file(model: str, models: int, average: str = "") -> str:
     """The file that holds a model's weights: ``model.safetensors``, or with several ``model-<name>.safetensors``.
 
-    Those with the average of a plugin are in ``model.<plugin>.safetensors``.
+    Weights averaged by a plugin are in ``model.<plugin>.safetensors``.
     """
     words = f"-{model}" * (models != 1) + f".{average}" * bool(average)
     return f"model{quote(words, safe='').replace('~', '=7E').replace('%', '=')}.safetensors"
@@ -187,10 +187,10 @@ def number(value: Any) -> float | str:
 
 
 def read_state(manifest: Manifest, *, parts: bool = False) -> dict[str, Any]:
-    """Read and verify a whole state; with ``parts`` that of several processes, too, with nothing in sharded tensors.
+    """Read and verify a whole state; with ``parts`` also one by several processes, with nothing in sharded tensors.
 
     Raises:
-        CheckpointError: It is that of several processes.
+        CheckpointError: Several processes wrote it.
         CorruptCheckpointError: A file is not what was written.
     """
     if not parts:

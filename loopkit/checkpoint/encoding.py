@@ -53,7 +53,7 @@ TORCH_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*DTYPES.v
 INTS = "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"
 FLOATS = "float16", "float32", "float64", "complex64", "complex128"
 ARRAYS = {numpy.dtype(name): getattr(torch, name) for name in ("bool", *INTS, *FLOATS)}
-"""The dtypes of arrays that are saved, and those of their tensors."""
+"""The dtypes of saved arrays, and the dtypes of their tensors."""
 MEMORY_FORMATS = {
     str(kind).removeprefix("torch."): kind
     for kind in (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
@@ -103,7 +103,7 @@ def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
     Args:
         value: The plain value.
-        tensors: By name; those that ``value`` does not name are ignored.
+        tensors: By name; tensors that ``value`` does not name are ignored.
 
     Raises:
         StateError: ``value`` is no result of :func:`encode`, or names a tensor that is missing.

@@ -206,7 +206,7 @@ class Lock:
             disk.system.close(file)
 
     def _now(self) -> float:
-        """The file server's clock: that of a file which is touched there."""
+        """The file server's clock, by the time of a file that is touched there."""
         with disk.hidden(self.path.parent) as probe:
             file = disk.system.open(probe, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             try:

@@ -188,7 +188,7 @@ def decode_manifest(path: Path, data: bytes) -> Manifest:
     """The manifest of the checkpoint ``path`` from the bytes of its file; its other files are not looked at.
 
     Raises:
-        CorruptCheckpointError: they are not those that were written.
+        CorruptCheckpointError: they differ from the written ones.
         FormatVersionError: a newer loopkit wrote them.
     """
     file = path / MANIFEST

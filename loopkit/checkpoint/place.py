@@ -16,7 +16,7 @@ class Place:
 
     Args:
         directory: Links and a relative path are resolved now.
-        after: As that of `Lock`.
+        after: As for `Lock`.
     """
 
     def __init__(self, directory: Path | str, after: float) -> None:

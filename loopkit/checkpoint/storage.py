@@ -125,7 +125,7 @@ def drafted(
     """Inside, the files of a checkpoint are written; it is there at the end, as by `write`, or not at all.
 
     Args:
-        directory, about, label, there: as those of `write`.
+        directory, about, label, there: as for `write`.
 
 
     Raises:

@@ -63,7 +63,7 @@ class Structure:
     def hash(self) -> str:
         """The SHA-256 of the structure, in hex: equal for equal structures, in every process and version of Python.
 
-        The order of the parameters counts, as the state of an optimizer goes by it; that of the modules does not.
+        The order of the parameters counts, as the state of an optimizer goes by it; the order of the modules does not.
         """
         return sha256(strict_json.render(self.as_json(), sort=True)).hexdigest()
 

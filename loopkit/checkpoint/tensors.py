@@ -119,7 +119,7 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False):  # there can be hundred
     nbytes: int
     """Its bytes in the file; for an alias the size of the tensor that it is an alias of."""
     strides: tuple[int, ...] | None = None
-    """If they are not those of a contiguous tensor."""
+    """If they do not fit a contiguous tensor."""
     alias_of: str | None = None
 
 
@@ -399,7 +399,7 @@ def _aliases(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def _in_file(dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
-    """The format's name and shape for those of torch."""
+    """The format's name and shape for a dtype and shape of torch."""
     if dtype in PAIRS:
         return PAIRS[dtype], (*shape, 2)
     if dtype == PACKED:

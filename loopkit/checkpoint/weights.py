@@ -75,7 +75,7 @@ class Writable(Protocol):
 def save_weights(model: nn.Module, file: Path_ | Writable, *, metadata: Mapping[str, str] | None = None) -> None:
     """Save parameters and persistent buffers as a plain ``.safetensors`` file, which other tools read too.
 
-    The names are those of ``model.state_dict()``. Tied parameters are written once. A path is replaced at once, when
+    The names are the keys of ``model.state_dict()``. Tied parameters are written once. A path is replaced at once, when
     everything is on the disk, or stays as it was; its mode follows the umask.
 
     Args:
@@ -257,7 +257,7 @@ def load_best(learner: Learner, directory: str | Path) -> Manifest:
     as they are: to resume the training, `load` the checkpoint.
 
     Args:
-        learner: Its models have the names and tensors of those that were saved. It may not be in a fit.
+        learner: Its models have the names and tensors of the saved ones. It may not be in a fit.
         directory: The run's directory, as it was given to `Checkpoint`.
 
     Returns:
@@ -293,7 +293,7 @@ def load_best(learner: Learner, directory: str | Path) -> Manifest:
 
 
 def _saved_states(manifest: Manifest, averages: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The states of averages by name; those of new ones if only weights were saved."""
+    """The states of averages by name; new ones if only weights were saved."""
     if STATE not in manifest.files:
         return {name: _first_state(plugin) for name, plugin in averages.items()}
     states: Mapping[str, Any] = read_state(manifest)["plugins"] if averages else {}

@@ -51,8 +51,8 @@ def shard(
     - A ``DataLoader``, or torchdata's ``StatefulDataLoader``, in which a `loopkit.data.ResumableSampler` or torch's
       ``SequentialSampler`` or ``RandomSampler`` (without replacement, of all samples) decides about the order gives a
       loader that is the same but for its batch sampler: the part of a `ResumableSampler`. ``drop_last`` leaves out a
-      last global batch that is not full. Where the order was random, it is that of `ResumableSampler` with the seed of
-      the sampler's generator; without a generator, of ``seed``. It must be the same in every process.
+      last global batch that is not full. Where the order was random, it is the order of `ResumableSampler` with the
+      seed of the sampler's generator; without a generator, of ``seed``. It must be the same in every process.
     - One with a ``DistributedSampler`` of this rank and size is left as it is for training: see `set_epoch`. It repeats
       samples to fill up. So a `ResumableSampler` without shuffle takes its place where they are counted or predicted.
 

@@ -86,7 +86,7 @@ class Csv(Backend):
         return ends[own]
 
     def write(self, records: Sequence[Record]) -> None:
-        """Put values into rows, and append those that are complete."""
+        """Put values into rows, and append the complete ones."""
         done: list[dict[str, str]] = []
         for record in records:
             place = {"phase": _text(record.phase), "epoch": str(record.epoch), "step": str(record.step)}

@@ -63,7 +63,7 @@ class Log:
 
         Args:
             name: Any name that was logged.
-            phase: Only those of this phase, ``""`` for those outside of an epoch; by default, of all.
+            phase: Only records of this phase, ``""`` for records outside of an epoch; by default, of all.
 
         Raises:
             LogError: There is no such name, or not in that phase; the message has the nearest name.
@@ -82,7 +82,7 @@ class Log:
         return found
 
     def values(self, name: str, phase: str | None = None) -> list[Any]:
-        """The values of one name, in order; with a phase, only those that were logged in it."""
+        """The values of one name, in order; with a phase, only values that were logged in it."""
         return [record.value for record in self.of(name, phase)]
 
     def frame(self, phase: str | None = None) -> Any:

@@ -76,8 +76,8 @@ class Checkpoint(Shown):
             saves whenever one of them says so.
         keep: How many of the newest to keep; never fewer than two are. One that was saved at the end of an epoch, or of
             the fit, takes the place of one at the same step and update.
-        best: The metric that decides which checkpoint is the best, such as ``"val/loss"``. A checkpoint is saved whenever
-            it is the best so far, and the best one is kept. Nan is never best.
+        best: The metric that decides which checkpoint is the best, such as ``"val/loss"``. A checkpoint is saved
+            whenever it is the best so far, and the best one is kept. Nan is never best.
         mode: ``"min"`` or ``"max"``; by default the metric's direction, else the fit raises.
         resume: ``"auto"``: resume from the newest valid checkpoint, or begin if there is none; True: there must be one;
             a path: from that checkpoint. By default the directory must not hold any.
@@ -610,7 +610,7 @@ class Checkpoint(Shown):
         return storage.keep(found, self._keep, {*best, *filter(None, [self._source])})
 
     def _found(self) -> Listing:
-        """The checkpoints that are there, without those that were found damaged."""
+        """The checkpoints that are there, without the damaged ones."""
         found = storage.listing(self.directory)
         return Listing([manifest for manifest in found if manifest.path not in self._damaged], found.problems)
 

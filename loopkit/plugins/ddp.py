@@ -40,8 +40,8 @@ class DDP(Member):
     trains as if the plugin were not there.
 
     The average of the gradients is the gradient of the global batch, also if the processes have batches of unequal
-    weight. If the weights are equal, it is bitwise that of PyTorch's ``DistributedDataParallel``. Gradients are synced
-    once for an update and are final from ``update_begin`` on: clipping, say, sees the norm of the average.
+    weight. If the weights are equal, it is bitwise the average of PyTorch's ``DistributedDataParallel``. Gradients are
+    synced once for an update and are final from ``update_begin`` on: clipping, say, sees the norm of the average.
 
     Args:
         overlap: Send gradients while the last backward of an update makes them: by PyTorch's reducer in phases that
@@ -63,7 +63,7 @@ class DDP(Member):
             ends with the same bits, for a walk through the graph and one more reduction in each synced step. None: so
             it is with more than two processes and a plugin that provides ``"checkpoint"`` in the same list.
         sync_batch_norm: Batch norms compute their statistics over all processes (not on CPUs). Otherwise each uses its
-            own batch, and the running statistics are those of rank 0.
+            own batch, and the running statistics come from rank 0.
         broadcast_buffers: Copy the buffers of rank 0 to the others before each synced forward pass.
         shard, tail, backend, timeout: As in `Member`.
 
@@ -296,7 +296,7 @@ class DDP(Member):
 
     @contextmanager
     def unsynced(self) -> Iterator[None]:
-        """For a forward of a plugin's own beside that of the step: its gradients stay those of this process."""
+        """For a plugin's own forward beside the step's: its gradients stay in this process."""
         outer = self.reducing
         self.reducing = False
         listening = [each for each in (self.overlap_now,) if each is not None and each.listening]
@@ -350,7 +350,7 @@ class DDP(Member):
 
     @hookimpl(writes=("grads",))
     def update_begin(self, learner: Learner, phase: Phase, step: Step) -> None:
-        """From here on the gradients are those of all processes."""
+        """From here on the gradients are averaged over all processes."""
         if self.world.size == 1:
             return
         if step.closure is not None:

@@ -169,7 +169,7 @@ class Freeze(Shown):
         """Train no longer what a pattern covers of the parameters that were thawed; batch norm from the next epoch on.
 
         Raises:
-            PluginError: The pattern covers none of those that the plugin's patterns cover.
+            PluginError: The pattern covers no parameter that the plugin freezes.
         """
         found = [p for p, paths in self._own.items() if any(covers(pattern, path) for path in paths)]
         if not found:
@@ -223,7 +223,7 @@ class Freeze(Shown):
         """Freeze and thaw so that what is frozen is what was.
 
         Raises:
-            PluginError: A parameter of the state is not among those that the plugin freezes.
+            PluginError: The plugin does not freeze a parameter of the state.
         """
         if not self._models:
             self._state = state

@@ -205,7 +205,7 @@ class History(Shown):
         }
 
     def _reshard(self, states: Sequence[dict[str, Any]], rank: int, size: int) -> dict[str, Any]:
-        """The state of one of ``size`` processes: its own steps, and those of processes that are no more."""
+        """The state of one of ``size`` processes: its own steps, and the steps of processes that are gone."""
         own = {**states[0], "step_rows": [row for s in states[rank::size] for row in _rows(s, "step_rows", [])]}
         return {**own, "packed": {**own["packed"], "step_rows": []}} if "packed" in own else own
 

@@ -1,4 +1,4 @@
-"""Log metrics: those of each epoch, and the running values of training steps."""
+"""Log the metrics of each epoch, and the running values of training steps."""
 
 from __future__ import annotations
 

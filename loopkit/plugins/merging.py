@@ -94,7 +94,7 @@ def _nobody() -> bool:
 
 
 def to_host(value: Any) -> Any:
-    """A copy of nested data whose tensors are in the host's memory; those of one device come in one transfer."""
+    """A copy of nested data whose tensors are in the host's memory; all tensors of a device come in one transfer."""
     found: dict[torch.device, list[Tensor]] = {}
 
     def note(tensor: Tensor) -> Tensor:

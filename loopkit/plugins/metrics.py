@@ -73,7 +73,7 @@ class _Running:
                     metric.load_state_dict(state) if hasattr(metric, "load_state_dict") else metric.merge([state])
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of the metrics; those without ``state_dict`` are left out, with one warning."""
+        """The states of the metrics; metrics without ``state_dict`` are left out, with one warning."""
         self._tell_of_rest()
         having = {name: metric for name, metric in self.metrics.items() if hasattr(metric, "state_dict")}
         states = {name: map_tensors(dict(metric.state_dict()), plain) for name, metric in having.items()}
@@ -150,7 +150,7 @@ class Metrics(Shown):
         self._idle: dict[str, _Running] = {}
         """The running metrics of each phase's last epoch, for its next one."""
         self._open: dict[str, _Running] = {}
-        """By phase: those of its epoch that began last and is open."""
+        """By phase: the metrics of its open epoch that began last."""
 
     @staticmethod
     def _checked(metric: Any, name: str | None) -> tuple[str, Any]:

@@ -147,7 +147,7 @@ class Progress(Shown):
 
     @hookimpl(reads=("metrics", "progress"))
     def phase_end(self, learner: Learner, phase: Phase, epoch: Epoch) -> None:
-        """Keep the metrics for the epoch's row; write those of a validation inside of a training epoch."""
+        """Keep the metrics for the epoch's row; write a validation's metrics inside a training epoch."""
         if learner.current is not None:
             prefix = f"{phase.name}/"
             own = {n: v for n, v in learner.metrics.items() if n.startswith(prefix)}

@@ -47,7 +47,7 @@ class Schedule(Shown):
     at the next update.
 
     Args:
-        schedule: A function ``k -> factor``, such as those of `loopkit.schedules`. One without a length, such as
+        schedule: A function ``k -> factor``, such as the ones in `loopkit.schedules`. One without a length, such as
             ``cosine()``, spans the whole fit (each fit anew), which then needs a length: ``epochs`` and data with
             ``len()``, or ``max_updates``. The length is counted for phases that update each optimizer once per window;
             a warning says so where there are more updates.
@@ -661,7 +661,7 @@ class Plateau(Shown):
         optimizer: A pattern for the optimizers' names.
         name: The plugin's name.
         mode: ``"min"`` or ``"max"``; by default the metric's direction, else the fit raises.
-        options: Those of ``torch.optim.lr_scheduler.ReduceLROnPlateau``: ``factor``, ``patience``, ``threshold``,
+        options: Options of ``torch.optim.lr_scheduler.ReduceLROnPlateau``: ``factor``, ``patience``, ``threshold``,
             ``threshold_mode``, ``cooldown``, ``min_lr``, ``eps``.
 
     Raises:

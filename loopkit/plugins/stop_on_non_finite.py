@@ -398,7 +398,7 @@ def _closure(step: Step) -> str:
 
 
 def _largest(tensors: list[Tensor]) -> Tensor:
-    """The largest absolute value: finite if all numbers are, those that other processes hold included."""
+    """The largest absolute value: finite if all numbers are, also in other processes."""
     if any(map(sharded.is_sharded, tensors)):
         return sharded.total_norm(tensors, math.inf)
     norms = torch._foreach_norm(sharded.with_values(tensors), math.inf)

@@ -18,11 +18,11 @@ from loopkit.plugin import plugin_name, unwrapped
 def throttle(
     plugin: Any, *, every: int | None = None, seconds: float | None = None, when: Callable[..., bool] | None = None
 ) -> Any:
-    """The plugin, called on some steps only; its name, order, access and state are those of the plugin.
+    """The plugin, called on some steps only; it has the name, order, access and state of the plugin.
 
     Hooks of a step (its events and ``step_context``) are called on the first step and then on every ``every``-th,
     or once at least ``seconds`` have passed; all hooks of one step go together, and each phase has its own count. Steps
-    in which the plugin has nothing to do, such as those without an update for a plugin of ``update_begin``, do not
+    in which the plugin has nothing to do, such as steps without an update for a plugin of ``update_begin``, do not
     count. Or a function decides in which steps. Hooks of epochs and fits, replacements and transforms are always
     called.
 
@@ -32,8 +32,8 @@ def throttle(
         plugin: Any plugin.
         every: Steps, from 1.
         seconds: Seconds, from 0.
-        when: Asked once a step, with those of ``learner``, ``phase``, ``epoch`` and ``step`` that it takes by name. It
-            has no state, and must answer the same in all processes.
+        when: Asked once a step, with the ones of ``learner``, ``phase``, ``epoch`` and ``step`` that it takes by name.
+            It has no state, and must answer the same in all processes.
 
     Raises:
         PluginError: Not exactly one of ``every``, ``seconds`` and ``when`` is given, or it is out of

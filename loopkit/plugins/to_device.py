@@ -50,7 +50,7 @@ class ToDevice(Shown):
 
     @hookimpl(updates=("model",))
     def setup_model(self, learner: Learner, model: nn.Module) -> nn.Module:
-        """Move the module, and those of the loss, phases and plugins."""
+        """Move the module, and the modules of the loss, phases and plugins."""
         self.device = devices.indexed(self.device)
         if not any(p.is_meta for p in model.parameters()):  # else what shards it fills it, where it belongs
             model.to(self.device)

@@ -33,7 +33,7 @@ class WeightAverage(Shown):
     """Average the parameters over updates; validations use the average.
 
     Predictions use it, too. After an applied update of an optimizer that owns a parameter of a model, the whole model
-    is averaged, by one foreach call for each device and dtype. The average is bitwise that of torch's
+    is averaged, by one foreach call for each device and dtype. The average is bitwise equal to torch's
     ``AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))``, or with ``decay=None`` of
     ``multi_avg_fn=get_swa_multi_avg_fn()``, from ``torch.optim.swa_utils``. ``AveragedModel(model)`` alone computes
     otherwise on the CPU, and differs by rounding. A skipped update moves nothing. With two optimizers over one model
@@ -44,8 +44,8 @@ class WeightAverage(Shown):
             average of all (stochastic weight averaging).
         warmup: Use ``min(decay, (1 + n) / (10 + n))`` after n averaged updates, so that the early average follows the
             parameters closely.
-        start_update: Updates of the model before those that are averaged.
-        start_epoch: Training epochs before those that are averaged, counted by ``learner.progress.epochs``.
+        start_update: Updates of the model before averaging starts.
+        start_epoch: Training epochs before averaging starts, counted by ``learner.progress.epochs``.
         every: Average after every so many updates, or ``"epoch"``: at the end of each training epoch with an update.
         use_buffers: Average the floating buffers too, and keep copies of the others (counts). Without it the model's
             own buffers are used.
@@ -76,7 +76,7 @@ class WeightAverage(Shown):
     Memory: one copy of the parameters, in their dtype; under float16 or bfloat16 a slow average is rounded away.
 
     Raises:
-        PluginError: An option is out of range; the model's parameters are not those that were averaged.
+        PluginError: An option is out of range; the model's parameters are not the averaged ones.
         EmptyDataError: ``update_bn`` holds no batch.
 
     Source: Polyak and Juditsky, "Acceleration of Stochastic Approximation by Averaging" (1992); Izmailov et al.,

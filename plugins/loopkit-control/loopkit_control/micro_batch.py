@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class MicroBatch(Shown):
-    """Take each training step in parts of at most so many samples; the update is that of the whole batch.
+    """Take each training step in parts of at most so many samples; the update is the same as for the whole batch.
 
     The gradients of the parts are added up, each with its share of the samples, for a loss that is a mean over the
     samples, or a sum. ``forward_begin`` to ``backward_end`` come once for each part. From then on ``step.outputs`` and
-    ``step.loss`` are those of the whole batch, without their graph.
+    ``step.loss`` belong to the whole batch, without their graph.
 
     Args:
         size: Samples of a part. ``"auto"``: as many as fit. After an out-of-memory error in forward or backward the

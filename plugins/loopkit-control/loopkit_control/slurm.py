@@ -1,6 +1,6 @@
 """Start under SLURM: ``srun python -m loopkit_control.slurm train.py``, one task for each process.
 
-It sets torchrun's variables from those of srun, and starts Python with the arguments that it got.
+It sets torchrun's variables from srun's, and starts Python with the arguments that it got.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
             ``--distribution`` says otherwise.
 
     Raises:
-        WorldError: The environment is not that of a task of srun.
+        WorldError: The environment is not from a task of srun.
     """
     if missing := [name for name in NEEDED if name not in environ]:
         raise WorldError(

@@ -29,7 +29,7 @@ class StopOn(Shown):
         mode: ``"min"`` or ``"max"``; by default ``"min"`` for a loss, and asked for otherwise.
         name: The plugin's name.
 
-    Of several processes the mean is that of all; they have to train in step, as with ``DDP``. Saved and resumed
+    Of several processes the mean is over all; they have to train in step, as with ``DDP``. Saved and resumed
     exactly, also between two questions. After it has ended a fit, it starts from nothing in the next one.
 
     Raises:

@@ -110,7 +110,7 @@ def stalled(values: Values, window: int, *, tolerance: float, name: str | None =
 def converged(values: Values, window: int, *, tolerance: float, name: str | None = None) -> bool | None:
     """Whether the last values are all near each other: their standard deviation is at most ``tolerance``.
 
-    The standard deviation is that of these values as a population, ``sqrt(mean((y - mean(y)) ** 2))``, in the metric's
+    The standard deviation is of these values as a population, ``sqrt(mean((y - mean(y)) ** 2))``, in the metric's
     own unit. A metric that swings around a level has stalled, but not converged.
 
     Args:

@@ -23,7 +23,7 @@ Collate = Callable[[list[Any]], Any]
 class DatasetLoader(Loader):
     """Batches of a dataset with samples by index, such as ``datasets.Dataset``, made in this process.
 
-    Order, position, state, ``map`` and ``shard`` are those of `loopkit.data.TensorLoader`: with the same samples, seed
+    Order, position, state, ``map`` and ``shard`` are as in `loopkit.data.TensorLoader`: with the same samples, seed
     and batch size the same samples come in the same order, and a run resumes in mid-epoch with the batch that is next.
     A dataset made by `loopkit.data.seeded` draws the same numbers for a sample wherever the epoch was resumed.
 

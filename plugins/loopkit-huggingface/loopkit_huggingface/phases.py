@@ -1,4 +1,4 @@
-"""Phases for models that compute their loss themselves, as those of transformers do."""
+"""Phases for models that compute their loss themselves, as models of transformers do."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class ModelLoss(loopkit.Phase):
 class TrainingPhase(ModelLoss, loopkit.TrainingPhase):
     """Training with the loss that the model returns: ``model(**batch)``, of whose output loss and logits are taken.
 
-    Events of a step: those of `loopkit.TrainingPhase`.
+    Events of a step: as in `loopkit.TrainingPhase`.
 
     A batch is a mapping (a dict, a ``BatchEncoding``) of the model's keyword arguments. A step then has:
 
@@ -125,8 +125,8 @@ class TrainingPhase(ModelLoss, loopkit.TrainingPhase):
       with ``return_dict=False``, the first is the loss and the only other tensor the logits;
     - ``model_output``: all that the model returned;
     - ``weight``: how many labels are not ``ignore_index``, if they are whole numbers. So metrics are means over these
-      labels, and accumulated gradients are those of one big batch. It stays on the device. Where it is 0, so are the
-      loss, which would be nan, and the gradients.
+      labels, and accumulated gradients equal the gradients of one big batch. It stays on the device. Where it is 0, so
+      are the loss, which would be nan, and the gradients.
 
     A causal language model compares the logits of each token with the label of the next one. There, outputs are without
     the last token and targets without the first, so that they stand side by side as metrics need it.

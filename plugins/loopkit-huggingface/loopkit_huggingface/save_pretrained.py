@@ -35,7 +35,7 @@ class SavePretrained(Shown):
     process is killed, the one before stays; killed between the two renames, it is put back when the next fit begins.
 
     Args:
-        directory: Where the folders are; those of an earlier run are replaced. A relative one is resolved now.
+        directory: Where the folders are; folders of an earlier run are replaced. A relative one is resolved now.
         tokenizer: The tokenizer or processor to save along, or None if there is none.
         monitor: The metric that says which is the best, such as ``"val/loss"``. A value that is not finite never is.
         mode: ``"min"`` or ``"max"``; by default as the metric says, else the fit raises.

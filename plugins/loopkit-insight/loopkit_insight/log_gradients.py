@@ -31,7 +31,7 @@ class LogGradients(Shown):
     A part is a parameter group of the optimizer, ``"grad_norm/group0"`` or, if it has a name, ``"grad_norm/<name>"``,
     where there are several; or, with a depth, a module: ``"grad_norm/encoder.layer1"`` with ``depth=2``. Of several
     optimizers each has its own: ``"grad_norm/critic"``, ``"grad_norm/critic/encoder"``. Norms are computed on the
-    device, at once over all gradients, and no step waits for them. Those of half precision are in float32.
+    device, at once over all gradients, and no step waits for them. Norms of half-precision gradients are in float32.
 
     Args:
         every: Log every so many updates of an optimizer; skipped ones do not count.
@@ -147,7 +147,7 @@ def norms(tensors: Sequence[Tensor | None], parts: Members) -> dict[Part, Tensor
     """The 2-norm of all tensors together, and of each part, as scalars on the device.
 
     Args:
-        tensors: Gradients or parameters; those that are None are passed over, and so are parts without any.
+        tensors: Gradients or parameters; None is skipped, and so are parts without any.
         parts: Positions in ``tensors``.
     """
     there = {i: tensor for i, tensor in enumerate(tensors) if tensor is not None}

@@ -31,7 +31,7 @@ class LogHistograms(Shown):
     Args:
         every: Updates of an optimizer between two histograms of its parameters; skipped ones do not count.
         parameters: A pattern of parameter names, as in `loopkit.groups`: ``"encoder.*|*.bias"``.
-        gradients: Also those of the gradients that the optimizer got, as ``"gradients/encoder.weight"``.
+        gradients: Also histograms of the gradients that the optimizer got, as ``"gradients/encoder.weight"``.
         bins: How many bins a histogram has, equally wide, between the least and the largest number.
         name: The plugin's name.
 
@@ -64,7 +64,7 @@ class LogHistograms(Shown):
         self._counts: dict[str, int] = {}
         """Updates by optimizer."""
         self._found: dict[str, tuple[Any, dict[str, Tensor]]] = {}
-        """By optimizer: its parameters, and those that are logged, by name."""
+        """By optimizer: its parameters, and the logged ones by name."""
         self._of_gradients: dict[str, Histogram] = {}
         """The histograms of the current update."""
         if not gradients:

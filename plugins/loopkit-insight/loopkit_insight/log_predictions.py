@@ -57,7 +57,8 @@ class LogPredictions(Shown):
         every: Log every so many epochs of a phase, the first one included.
         count: How many samples.
         labels: Names of the classes, from class 0.
-        worst: Those with the highest loss; where there are no targets, and with False, the first ones of the epoch.
+        worst: The samples with the highest loss; where there are no targets, and with False, the first ones of the
+            epoch.
         loss: ``loss(outputs, targets)``, one number for each sample, for ``worst`` and the table. By default that is
             the learner's loss if it is one of torch or loopkit; else cross entropy for classes, and the mean squared
             error where targets are as outputs.
@@ -115,7 +116,7 @@ class LogPredictions(Shown):
 
     @hookimpl(reads=("inputs", "outputs", "targets"))
     def step_end(self, learner: Learner, phase: Phase, step: Step) -> None:
-        """Keep the samples of a step that belong to those that are shown."""
+        """Keep the samples of a step that will be shown."""
         if phase.training or (kept := step.epoch.keep(self).get("kept")) is None:
             return
         outputs = getattr(step, "outputs", None)
@@ -249,7 +250,7 @@ class _Kept:
     seen: int = 0
 
     def add(self, new: Columns, plugin: LogPredictions) -> None:
-        """Take in the samples of a step, and let go of those that are not shown."""
+        """Take in the samples of a step, and drop samples that will not be shown."""
         size, kept = len(new["sample"]), len(self.columns.get("sample", ()))
         by_loss = plugin.worst and "loss" in new
         self.seen += size

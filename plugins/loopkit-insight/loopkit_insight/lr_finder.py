@@ -43,7 +43,7 @@ class LRFinderResult:
         """Draw the losses over the rates, with the suggestion as a vertical line, and return the axes.
 
         Args:
-            ax: Axes to draw in; None for those of a new figure.
+            ax: Axes to draw in; None for new ones.
 
         Raises:
             ImportError: matplotlib is not installed.
@@ -77,7 +77,7 @@ class LRFinder:
     generators of its samplers. Models, optimizers, loss function and phases are deep copies, which need as much memory
     again; what a function holds by its closure cannot be copied.
 
-    It is for a single process: what several would find is that of the batches of one of them.
+    It is for a single process: several would find the rate for the batches of one of them.
 
     Args:
         start: The first rate, above 0.
@@ -136,7 +136,7 @@ class LRFinder:
         Args:
             learner: What to copy; it must not be running.
             data: Training data as for ``fit``, which can be passed over more than once.
-            phase: The training phase; by default that of ``fit``.
+            phase: The training phase; by default ``fit``'s.
 
         Raises:
             ReentrancyError: The learner is running.
@@ -172,7 +172,7 @@ class LRFinder:
         return sweep.result()
 
     def _copy(self, learner: Learner, phase: str | Phase | None, sweep: _Sweep) -> tuple[Learner, str | None]:
-        """A learner of copies, and the name of the phase that it trains with; None for that of ``fit``."""
+        """A learner of copies, and the name of the phase that it trains with; None for ``fit``'s."""
         known = {*learner.plugins, *(getattr(plugin, "provides", "") for plugin in learner.plugins.values())}
         for word in self.plugins:
             if word not in known:

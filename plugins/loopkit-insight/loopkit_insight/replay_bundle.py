@@ -174,7 +174,7 @@ class ReplayBundle(Shown):
 
 
 class _Again:
-    """Puts the batch and the generators in the place of those that the replay has begun with."""
+    """Puts the batch and the generators in the place of the ones that the replay began with."""
 
     name = "!replay"
     volatile = ("*",)

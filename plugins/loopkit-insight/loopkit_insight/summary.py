@@ -230,7 +230,7 @@ def _tree(
 
 
 def _made(module: nn.Module) -> list[Tensor]:
-    """The parameters and buffers, each once, without those that have no shape yet."""
+    """The parameters and buffers, each once, without the ones that have no shape yet."""
     tensors = (*module.parameters(), *module.buffers())
     return [t for t in tensors if not is_lazy(t)]
 

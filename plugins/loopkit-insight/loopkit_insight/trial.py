@@ -32,7 +32,7 @@ LOCKS = {type(make()): make for make in (threading.Lock, threading.RLock)}
 """A copy of what holds a lock holds a new one."""
 LEAVES = (Tensor, ModuleType, CodeType, str, bytes, int, float, NoneType)
 FOREIGN = ("builtins", "loopkit", "numpy", "random", "torch")
-"""Packages whose classes use no generators but those that their attributes hold, and those of all."""
+"""Packages whose classes use only generators in their attributes, and the global ones."""
 KEPT = ("clip", "device", "eval_mode", "freeze", "memory_format", "mixed_precision", "noise")
 """The ``provides`` of plugins that a copy keeps; the other plugins watch, save, stop or schedule."""
 
@@ -151,5 +151,5 @@ def reached(data: Any) -> list[Any]:
 
 
 def _is_foreign(value: Any) -> bool:
-    """Whether it is a class or a function that uses no generators but those of all."""
+    """Whether it is a class or a function that uses only the global generators."""
     return isinstance(value, (type, FunctionType)) and str(value.__module__).partition(".")[0] in FOREIGN

@@ -219,7 +219,7 @@ class Watch(Shown):
                     means[path].load_state_dict(value)
 
     def reshard(self, states: Sequence[dict[str, Any]], rank: int, size: int) -> dict[str, Any]:
-        """The state of one of ``size`` processes, made of those that another number of processes saved.
+        """The state of one of ``size`` processes, made of the states that another number of processes saved.
 
         Rank 0 resumes from all of them merged, the others empty.
         """

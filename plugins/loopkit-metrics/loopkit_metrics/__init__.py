@@ -1,4 +1,4 @@
-"""Metrics beyond those of `loopkit.metrics`. Each is exact over uneven batches, processes and resumed epochs."""
+"""More metrics than in `loopkit.metrics`. Each is exact over uneven batches, processes and resumed epochs."""
 
 from loopkit_metrics import _core as _core
 from loopkit_metrics.classification import AUROC as AUROC

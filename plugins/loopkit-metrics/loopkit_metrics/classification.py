@@ -129,7 +129,7 @@ class IoU(ClassCounts):
 
     For segmentation each pixel counts: outputs ``(batch, classes, height, width)``, targets ``(batch, height, width)``.
     With ``from_logits`` there is one output for each of several masks, ``(batch, masks, height, width)`` like targets.
-    Options and shapes are those of `loopkit.metrics.F1`.
+    Options and shapes are as in `loopkit.metrics.F1`.
 
     Source: ``sklearn.metrics.jaccard_score``.
 

@@ -64,7 +64,7 @@ class ExponentialMean(Mean):
 class SamplesPerSecond(Metric):
     """Samples of the epoch, of all processes, by the seconds since it began.
 
-    The time of a resumed epoch is that of its parts. It goes by the clock: no two runs have the same.
+    The time of a resumed epoch is the sum of its parts. It goes by the clock: no two runs have the same.
     """
 
     name = "samples_per_second"

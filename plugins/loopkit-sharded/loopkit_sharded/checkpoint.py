@@ -40,7 +40,7 @@ class ShardedCheckpoint(Checkpoint):
     Processes speak of a save in a group of their own, so that it can run beside steps
     (``options=SaveOptions(background=True)``), from copies in main memory.
 
-    Args: As those of `Checkpoint`.
+    Args: As for `Checkpoint`.
 
     Example::
 
