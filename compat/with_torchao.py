@@ -12,7 +12,7 @@ from torchao.optim import AdamW4bit, AdamW8bit, AdamWFp8
 NEEDS = ["torchao==0.18.0"]
 
 
-REASON = "its states are tensors of its own class, each with several tensors within; save with `weights_only=True`"
+REASON = "its states have a tensor class from torchao, each with several tensors within; save with `weights_only=True`"
 
 
 class Wide(Program):
