@@ -199,7 +199,7 @@ def cache_folder() -> Path | None:
         given = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
         root = Path(given) if given else Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
         folder = root / "loopkit_whole_step"
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         about = folder.stat()
         if about.st_uid != os.getuid() or about.st_mode & 0o022 or not os.access(folder, os.W_OK):
             return None

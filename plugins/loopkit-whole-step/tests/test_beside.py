@@ -249,6 +249,13 @@ def test_graph_that_was_decided_is_compared_once_more_after_a_resume(monkeypatch
     assert (modes(step), compared[0]) == (["graph"], 8)
 
 
+def test_folder_of_libraries_that_others_can_write_is_not_used(cache):
+    assert worker.cache_folder() == cache
+    assert cache.stat().st_mode & 0o077 == 0
+    cache.chmod(0o775)
+    assert worker.cache_folder() is None
+
+
 def test_copy_of_a_worker_has_no_process(cache):
     made = worker.Worker()
     made.start(small())
