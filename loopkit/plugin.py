@@ -132,6 +132,9 @@ class Plugin(Protocol):
         ``learner.stop``."""
         ...
 
+    leaves_out: Declaration
+    """Patterns of parameters, as in `loopkit.groups`, that checkpoints leave out while they are frozen. A checkpoint
+    holds a fingerprint of each, and loads only into a model that has the same values. Without it, all are saved."""
     unsaved: bool
     """Whether its state has changed without training. A saver looks for it at the end of the fit, and saves
     once more. Without it, False."""

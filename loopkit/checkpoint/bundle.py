@@ -9,8 +9,9 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from loopkit.base import sharded
+from loopkit.base.fingerprint import without_same
 from loopkit.base.notes import add_note, warn
 from loopkit.base.version import DISTRIBUTION, __version__
 from loopkit.checkpoint import disk, storage
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 STATE = "state.json"
 TENSORS = "state.safetensors"
 STRUCTURE = "structure.json"
+LEFT_OUT = "left_out"
+"""The part of a state, and of a manifest, with the fingerprints of weights that are in no file."""
 PARTS = "parts.json"
 """The file that lists where the parts of sharded tensors are, in a checkpoint by several processes."""
 ONCE = "once-"
@@ -55,6 +59,8 @@ class Contents:
     """Tensors by file and name."""
     structures: dict[str, Structure]
     """By model."""
+    left_out: Mapping[str, Mapping[str, str]] = field(default_factory=dict, kw_only=True)
+    """Fingerprints of the frozen weights that are not in the files, by model and name."""
 
     @classmethod
     def of(cls, learner: Learner, state: Mapping[str, Any]) -> Contents:
@@ -78,14 +84,20 @@ class Contents:
         weights.update(measured_files(state))
         value, tensors = encode({**_without_measured(state), "models": rest}, where="")
         values = _large_values(state, tensors)
-        contents = Contents(value, {**weights, TENSORS: tensors, **values}, structures)
+        contents = Contents(
+            value, {**weights, TENSORS: tensors, **values}, structures, left_out=state.get(LEFT_OUT, {})
+        )
         for file, named in contents.tensors.items():
             check(named, file)
         return contents
 
     @classmethod
     def weights(
-        cls, learner: Learner, own: Mapping[str, Mapping[str, Tensor]], measured: Mapping[str, Any] | None = None
+        cls,
+        learner: Learner,
+        own: Mapping[str, Mapping[str, Tensor]],
+        measured: Mapping[str, Any] | None = None,
+        left_out: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     ) -> Contents:
         """The models' ``own`` weights, and in files beside them those with each average; all processes call it.
 
@@ -93,6 +105,7 @@ class Contents:
             learner: The learner.
             own: Its models' weights, by model.
             measured: What a state holds under ``"weights"``, of which no average has a file.
+            left_out: What a state holds under ``"left_out"``: weights that no file needs to have.
 
         Raises:
             StateError: Something in them is no tensor, or cannot be saved; names it.
@@ -103,10 +116,11 @@ class Contents:
         for average, plugin in learner.plugins.items():
             if provided(plugin) == "average":
                 with unwrapped(plugin).averaged(learner):
-                    for name, model in learner.models.items():
-                        made[weights_file(name, len(own), average)] = deepcopy(sharded.weights(model))
+                    averaged = {name: sharded.weights(model) for name, model in learner.models.items()}
+                    for name, values in without_same(averaged, left_out).items():
+                        made[weights_file(name, len(own), average)] = deepcopy(values)
         made.update(measured_files({"models": own, "weights": measured or {}}))
-        return cls(None, made, {name: structure(model) for name, model in learner.models.items()})
+        return cls(None, made, {name: structure(model) for name, model in learner.models.items()}, left_out=left_out)
 
     def files(self) -> dict[str, Iterable[Buffer]]:
         """The bytes of each file, made when they are asked for."""
@@ -173,6 +187,7 @@ def describe(
         "plugin_versions": plugin_versions(learner.plugins),
         "structure": {name: found.hash for name, found in contents.structures.items()},
         "threads": torch.get_num_threads(),
+        **({LEFT_OUT: contents.left_out} if contents.left_out else {}),
         **more,
     }
 

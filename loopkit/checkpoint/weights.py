@@ -20,11 +20,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from loopkit.base import sharded
+from loopkit.base.fingerprint import fingerprint, told
 from loopkit.base.options import fresh
 from loopkit.base.raw import raw
 from loopkit.base.words import nearest
 from loopkit.checkpoint import storage
 from loopkit.checkpoint.bundle import (
+    LEFT_OUT,
     STATE,
     STRUCTURE,
     best,
@@ -421,6 +423,8 @@ class _Found:
     warnings: list[str] = field(default_factory=list)
     saved: Structure | None = None
     """The structure of the model in a checkpoint."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Fingerprints of the weights that a checkpoint leaves out, by name."""
 
     def class_differences(self, model: nn.Module) -> list[str]:
         return [] if self.saved is None else class_differences(self.saved.modules, structure(model).modules)
@@ -432,6 +436,9 @@ class _Plan:
     def __init__(self, targets: dict[str, Tensor], found: _Found, into: str, prefix: str) -> None:
         self.targets = targets
         self.tensors = found.tensors
+        self.left_out = found.left_out
+        self.others: list[str] = []
+        """Names of weights that the checkpoint leaves out, and that are others here."""
         self.into = into
         self.prefix = prefix.rstrip(".")
         self.report = LoadReport(found.source, warnings=found.warnings)
@@ -481,6 +488,17 @@ class _Plan:
             else:
                 report.unexpected.append(old)
         self._settle_ties()
+        self._settle_left_out()
+
+    def _settle_left_out(self) -> None:
+        """Take weights that the checkpoint leaves out as they are here, if they have not changed since."""
+        start = f"{self.prefix}." if self.prefix else ""
+        digests = {self.full(key.removeprefix(start)): made for key, made in self.left_out.items()}
+        lacking = {self.full(name): tensor for name, tensor in self.targets.items()}
+        lacking = {name: lacking[name] for name in self.report.missing if name in digests}
+        self.others = [name for name, tensor in lacking.items() if fingerprint(tensor) != digests[name]]
+        same = lacking.keys() - set(self.others)
+        self.report.missing = [name for name in self.report.missing if name not in same]
 
     def _settle_ties(self) -> None:
         """Require one of several tied names, and that all that are there agree."""
@@ -556,7 +574,8 @@ class _Plan:
             return plain(old) + near(self.full(self.own[old]), free)
 
         parts = report._line("missing", report.missing, wanted) + report._line("unexpected", report.unexpected, left)
-        return parts + report._line("that does not fit", [*report.mismatched], report._mismatch)
+        parts += report._line("that does not fit", [*report.mismatched], report._mismatch)
+        return parts + ([told(self.others)] if self.others else [])
 
     def hint(self) -> str:
         """Which argument would make more names fit."""
@@ -795,7 +814,8 @@ def _from_checkpoint(manifest: Manifest, which: str | None, average: str = "") -
             raise
         reader.finish()
     structures = read_structures(manifest) if STRUCTURE in manifest.files else {}
-    return _Found(where, tensors, saved=structures.get(name))
+    left: Any = manifest.about.get(LEFT_OUT, {})
+    return _Found(where, tensors, saved=structures.get(name), left_out=left.get(name, {}))
 
 
 def measured_by(manifest: Manifest) -> tuple[str, str]:

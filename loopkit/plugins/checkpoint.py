@@ -20,7 +20,7 @@ from loopkit.base.options import Shown
 from loopkit.base.words import nearest, takes
 from loopkit.checkpoint import disk, storage
 from loopkit.checkpoint.background import Snapshot, Writer
-from loopkit.checkpoint.bundle import ONCE, Contents, describe, monitored, number, read_state, restore
+from loopkit.checkpoint.bundle import LEFT_OUT, ONCE, Contents, describe, monitored, number, read_state, restore
 from loopkit.checkpoint.failures import Failures
 from loopkit.checkpoint.made import OPTIMIZER, Record, changes, made
 from loopkit.checkpoint.manifest import Listing, Manifest
@@ -526,7 +526,7 @@ class Checkpoint(Shown):
         if not self.weights_only:
             return self.contents(learner, state)
         measured = None if self._stands_in in _averages(learner) else state.get("weights")
-        return Contents.weights(learner, state["models"], measured)
+        return Contents.weights(learner, state["models"], measured, state.get(LEFT_OUT, {}))
 
     def _where_measured(self, learner: Learner, state: dict[str, Any]) -> dict[str, Any]:
         """Return the manifest's entry for the weights of the measured metric, if they are not the models' own."""

@@ -38,6 +38,8 @@ class Freeze(Shown):
             ``{"encoder.layer3": 2}`` is frozen in the first two training epochs that ``learner.progress`` counts.
         thaw_at: The epoch in which patterns without one are thawed; None for never.
         norms: Keep frozen batch norm in eval mode.
+        saved: False: checkpoints leave out what is frozen, and hold a fingerprint of it. They load only into models
+            with the same frozen weights, such as the pretrained ones.
         name: The plugin's name.
 
     Raises:
@@ -54,9 +56,15 @@ class Freeze(Shown):
     provides = "freeze"
 
     def __init__(
-        self, *patterns: str | Mapping[str, int], thaw_at: int | None = None, norms: bool = True, name: str = "freeze"
+        self,
+        *patterns: str | Mapping[str, int],
+        thaw_at: int | None = None,
+        norms: bool = True,
+        saved: bool = True,
+        name: str = "freeze",
     ) -> None:
         self.name = name
+        self.saved = saved
         self.thaw_at = thaw_at
         self.patterns = patterns
         self._norms = norms
@@ -112,6 +120,10 @@ class Freeze(Shown):
     def owns(self) -> tuple[str, ...]:
         """Whether the parameters that its patterns cover are trained."""
         return tuple(f"trainable.{pattern}" for pattern in self._patterns)
+
+    def leaves_out(self) -> tuple[str, ...]:
+        """The patterns of what checkpoints leave out while it is frozen."""
+        return () if self.saved else tuple(self._patterns)
 
     def _check(self, pattern: str, names: list[str]) -> None:
         if not any(covers(pattern, path) for path in names):

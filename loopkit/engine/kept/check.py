@@ -27,6 +27,8 @@ from loopkit.base.kinds import (
 )
 from loopkit.engine.kept.counts import COUNTERS
 from loopkit.engine.kept.differences import names
+from loopkit.engine.kept.left_out import LeftOut
+from loopkit.engine.kept.left_out import malformed as malformed_left_out
 from loopkit.engine.kept.loader_positions import malformed
 from loopkit.engine.kept.resume import Position
 from loopkit.engine.kept.rounds import Round
@@ -52,6 +54,7 @@ def check(core: Core, state: Mapping[str, Any], allow: Collection[str]) -> None:
         )
     allow = (*allow, *_left_out(core.registry.plugins, state))
     problems = [problem for part in parts.told() for problem in part.problems(state.get(part.name, {}), allow)]
+    problems += core.left_out.problems(state)
     problems += _windows(core.models.optimizers, state)
     if problems:
         raise StateError("the state does not fit this learner, and nothing was loaded: " + "; ".join(problems))
@@ -81,6 +84,7 @@ def _malformed(parts: Parts, state: Mapping[str, Any]) -> list[str]:
     if newer:
         return [f"{', '.join(newer)} were saved by a newer loopkit, in a form that this one does not know"]
     problems = [problem for part in parts if part.name in state for problem in part.malformed(state[part.name])]
+    problems += malformed_left_out(state.get(LeftOut.name, {}))
     if set(state["buffers"]) != set(state["models"]):
         problems.append(f"buffers belong to {list(state['buffers'])}, and models are {list(state['models'])}")
     for index, saved in enumerate(state["epochs"]):

@@ -19,7 +19,7 @@ from loopkit.engine.kept.plugin_states import PluginStates
 from loopkit.engine.kept.weights import Form, LeftOutBuffers, ModelWeights
 from loopkit.progress import Progress
 
-POSITIONS = {"epochs": 1, "data": 1, "fit": 2, "generators": 1, "made": 1, "parts": 1, "round": 1}
+POSITIONS = {"epochs": 1, "data": 1, "fit": 2, "generators": 1, "left_out": 1, "made": 1, "parts": 1, "round": 1}
 """The forms of what a state holds beside the parts: where the run is, its generators, and of what it was made."""
 
 FIRST = "models", "buffers", "optimizers", "progress", "metrics"

@@ -80,11 +80,13 @@ def collect(core: Core, mark: EpochStart | None, positions: bool = True, whole: 
         state["phases"].update(mark.phases)
     if whole:
         state["epochs"] = sharded.whole(state["epochs"])
-    return {
-        "versions": state["versions"],
-        **{part.name: state[part.name] for part in parts.told() if part.name in state},
-        **state,
-    }
+    return core.left_out.taken(
+        {
+            "versions": state["versions"],
+            **{part.name: state[part.name] for part in parts.told() if part.name in state},
+            **state,
+        }
+    )
 
 
 def mark(core: Core, epoch: Epoch) -> EpochStart | None:
@@ -140,11 +142,11 @@ def apply(
     if core.epochs:
         raise ReentrancyError("load_state_dict: an epoch is running; load before it begins")
     state = {**state, **{part: plain_names(state[part]) for part in ("models", "buffers") if _is_named(state, part)}}
-    check(core, state, allow)
+    check(core, core.left_out.filled(state), allow)
     state = localized(
         core.parts, core.round, state if own else copy.deepcopy(dict(state)), core.world.rank, core.world.size
     )
-    _load(core, state)
+    _load(core, core.left_out.filled(state))
     core.logbook.move_to(core.logbook.epoch)
     position = None if state["fit"] is None else Position.of(state["fit"])
     core.resume.load(state, position, replay, data)

@@ -13,6 +13,7 @@ from loopkit.engine.kept.data_roots import is_looked_at, name_of_data
 from loopkit.engine.kept.extras import LOSS, Owner
 from loopkit.engine.kept.flags import Flags
 from loopkit.engine.kept.functions import held_in_code
+from loopkit.engine.kept.left_out import LeftOut
 from loopkit.engine.kept.parts import Parts
 from loopkit.engine.kept.phase_states import PhaseStates
 from loopkit.engine.kept.resume import Resume
@@ -64,6 +65,7 @@ class Core:
         self.phase_states = PhaseStates(phases)
         self.witness = Witness(self._roots)
         self.flags = Flags(models, lambda: self.accumulate, self.set_accumulate, self._owned_flags)
+        self.left_out = LeftOut(models, self._left_out)
         self.parts = Parts(
             models,
             models,
@@ -157,6 +159,11 @@ class Core:
         plugins = [unwrapped(plugin) for plugin in self.registry.plugins.values()]
         owned = [name for each in plugins for name in declared(each, "owns", getattr(each, "owns", ()))]
         return [name.removeprefix("trainable.") for name in owned if name.startswith("trainable.")]
+
+    def _left_out(self) -> list[str]:
+        """The patterns of the parameters that plugins leave out of checkpoints."""
+        plugins = [unwrapped(plugin) for plugin in self.registry.plugins.values()]
+        return [name for each in plugins for name in declared(each, "leaves_out", getattr(each, "leaves_out", ()))]
 
     def join(self, world: World) -> None:
         """Train together with these processes."""

@@ -57,7 +57,7 @@ class PartContents(bundle.Contents):
                     f"{name}: this process holds {tuple(part.shape)} of it, and torch says {tuple(_chunk(item).sizes)}"
                 )
             parts.setdefault(file_of(rank, found[name]), {})[name] = part
-        return cls(contents.value, parts, contents.structures, rank, found, plan)
+        return cls(contents.value, parts, contents.structures, rank, found, plan, left_out=contents.left_out)
 
     def part(self, name: str) -> Tensor:
         """This process's part of a tensor."""

@@ -18,8 +18,8 @@ from torch import nn
 from loopkit import Learner, ValidationPhase, checkpoint, every, hookimpl
 from loopkit.checkpoint import disk
 from loopkit.checkpoint.storage import listing, verify
-from loopkit.errors import CheckpointError, CorruptCheckpointError, PluginError
-from loopkit.plugins import DDP, Checkpoint, SaveOptions, WeightAverage
+from loopkit.errors import CheckpointError, CorruptCheckpointError, PluginError, StateError
+from loopkit.plugins import DDP, Checkpoint, Freeze, SaveOptions, WeightAverage
 from loopkit_sharded import FSDP, ShardedCheckpoint, load, save, writer
 
 BACKGROUND = SaveOptions(background=True)
@@ -375,3 +375,18 @@ def sees_another_disk(rank, directory):
 @pytest.mark.slow
 def test_directory_that_not_all_processes_see_is_refused_before_the_first_step(tmp_path):
     run(sees_another_disk, 2, tmp_path, timeout=LIMIT)
+
+
+def test_frozen_weights_that_are_left_out_are_known_by_their_fingerprints(tmp_path):
+    def frozen(seed=1):
+        plugins = [Freeze("0", saved=False)]
+        return Learner(net(seed), nn.MSELoss(), sgd, plugins=plugins, standard=False)
+
+    learner = frozen()
+    learner.fit(loader(), epochs=1)
+    assert save(learner, tmp_path).about["left_out"]["model"].keys() == {"0.weight", "0.bias"}
+    again = frozen()
+    load(again, tmp_path)
+    assert all(map(torch.equal, learner.model.parameters(), again.model.parameters()))
+    with pytest.raises(StateError, match=r"the frozen weights of 0\.weight"):
+        load(frozen(seed=2), tmp_path)

@@ -43,7 +43,7 @@ def validated_within(case: Case) -> list[str]:
     """A validation in the middle of a training epoch leaves that epoch as it is.
 
     Everything is put back as in ``fit_twice``. If no hook of the plugin reads metrics or changes training, its metrics
-    of training epochs, and the weights, are those of a fit that is validated between the epochs.
+    of training epochs, and the weights, are the same as in a fit that is validated between the epochs.
     """
     if case.problem().val is None:
         return []

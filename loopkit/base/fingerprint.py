@@ -1,0 +1,63 @@
+"""fingerprint: a short name of a tensor's values, for weights that checkpoints leave out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loopkit.base.raw import raw
+from loopkit.base.words import some
+
+DIGITS = 32
+
+
+def fingerprint(tensor: Tensor) -> str | None:
+    """Return 32 hexadecimal digits that stand for dtype, shape and bits of a tensor; None if it has none.
+
+    Dense tensors have one, and classes of tensors that are made of several, such as quantized weights.
+    """
+    held = tensor.detach()
+    if hasattr(held, "__tensor_flatten__"):
+        parts = [fingerprint(getattr(held, name)) for name in held.__tensor_flatten__()[0]]
+        if None in parts:
+            return None
+        return hashlib.sha256(f"{type(held).__name__} {parts}".encode()).hexdigest()[:DIGITS]
+    if type(held) is not Tensor or held.layout is not torch.strided or held.is_meta or held.is_quantized:
+        return None
+    flat = held.resolve_conj().resolve_neg().cpu()  # host sync: for a save, once for each tensor
+    hasher = hashlib.sha256(f"{held.dtype} {tuple(held.shape)};".encode())
+    if flat.numel():
+        hasher.update(raw(flat).numpy().data)
+    return hasher.hexdigest()[:DIGITS]
+
+
+def told(names: Collection[str]) -> str:
+    """A sentence on weights that were left out and that are others here."""
+    return (
+        f"the frozen weights of {some(list(names), 3)} are not in the checkpoint, which left them out, and have "
+        f"changed since the save: give the model the weights that it was made with then, such as pretrained ones"
+    )
+
+
+def without_same(models: Mapping[str, Mapping[str, Any]], left: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """The weights of models without those that are the ones that were left out."""
+    same = {
+        name: {
+            key: made for key, made in keys.items() if key in models[name] and fingerprint(models[name][key]) == made
+        }
+        for name, keys in left.items()
+        if name in models
+    }
+    return without(models, same)
+
+
+def without(models: Mapping[str, Mapping[str, Any]], left: Mapping[str, Collection[str]]) -> dict[str, Any]:
+    """The values of models without some names."""
+    return {
+        name: {key: value for key, value in values.items() if key not in left.get(name, ())}
+        for name, values in models.items()
+    }
